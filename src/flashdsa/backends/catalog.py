@@ -75,7 +75,8 @@ _INDEXER = Features(
     sorted=True,
 )
 _INDEXER_POSITIONS = replace(_INDEXER, num_heads=OneOf((32, 64)), positions=True)
-"""Of the variants that write positions: the sizes of the models that are served with them."""
+"""Features of the variants that write positions: the sizes of the models that are served with
+them."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
@@ -87,7 +88,7 @@ _SM90_FORWARD = Features(
     deterministic=True,
     packed_kv=True,
 )
-"""Of any form of rows; `_SM90_MAX_LOGITS` is of bf16 rows only."""
+"""Features with any form of rows; `_SM90_MAX_LOGITS` has bf16 rows only."""
 _SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
 _SM90_BACKWARD = replace(_SM90_FORWARD, packed_kv=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
@@ -195,13 +196,13 @@ _LAUNCH_CONFIGS = {
 
 
 def _prepare(backend: str, operation: Operation) -> str:
-    """What prepares the operation's calls on fixed tensors, if anything does."""
+    """Entry point that prepares the operation's calls on fixed tensors, or ""."""
     function = _PREPARE.get(operation)
     return f"flashdsa.backends.{backend}.{function}" if function else ""
 
 
 def _bind(backend: str, operation: Operation) -> str:
-    """What serves the operation's later calls of the same sizes, if anything does."""
+    """Entry point that serves the operation's later calls of the same sizes, or ""."""
     function = _BINDS[backend].get(operation)
     return f"flashdsa.backends.{backend}.{function}" if function else ""
 

@@ -1,4 +1,4 @@
-"""FLASHDSA_MAX_CLUSTER: which of the clusters that a device runs a launch may have."""
+"""FLASHDSA_MAX_CLUSTER: the limit on a launch's clusters, among those that a device runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from flashdsa.settings import Settings
 
 
 def allowed_clusters(capacity: Mapping[int, int], usual: int) -> dict[int, int]:
-    """Of `capacity`, clusters of each size, those that are not too large.
+    """Return the entries of `capacity`, clusters of each size, that are not too large.
 
     Args:
-        usual: the most CTAs of a cluster where FLASHDSA_MAX_CLUSTER does not say.
+        usual: the most CTAs of a cluster if FLASHDSA_MAX_CLUSTER is not set.
     """
     most = Settings.from_environment().max_cluster or usual
     return {size: number for size, number in capacity.items() if size <= most}

@@ -8,7 +8,7 @@ from flashdsa.problem import E4M3_MAX, MIN_AMAX
 
 
 def scale_of(x: Tensor) -> Tensor:
-    """``max(amax, 1e-4) / 448`` over the last dimension of fp32 `x`, which it no longer has.
+    """``max(amax, 1e-4) / 448`` over the last dimension of fp32 `x`, which the result lacks.
 
     Divided as IEEE 754 says: torch on a GPU multiplies by the reciprocal of a divisor that is a
     number or lies on the CPU, and the last bit differs.

@@ -1,4 +1,4 @@
-"""What an implementation can do, as data: integer sets and flags to hold a Problem against."""
+"""Features of an implementation, as data: integer sets and flags to hold a Problem against."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _FLAGS = (
     "positions",
     "packed_kv",
 )
-"""Of a `Problem` and of `Features`: what a call may need."""
+"""Flags of a `Problem` and of `Features`: what a call may need."""
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from flashdsa.hw import BULK_ALIGNMENT
 
 
 def readable(x: Tensor) -> Tensor:
-    """`x`, or a copy where it has gaps or an address that a kernel cannot read 16 bytes from."""
+    """Return `x`, or a copy if it has gaps or an address that a kernel cannot read 16 bytes
+    from."""
     return aligned(x.contiguous())
 
 
 def aligned(x: Tensor) -> Tensor:
-    """`x`, which has no gaps, or a copy where a kernel cannot read 16 bytes from its address."""
+    """Return `x`, which has no gaps, or a copy if a kernel cannot read 16 bytes from its
+    address."""
     return x.clone() if x.data_ptr() % BULK_ALIGNMENT else x
 
 
@@ -26,10 +28,10 @@ def lie_densely(operands: Iterable[Tensor | None]) -> bool:
 
 
 def require_writable(name: str, x: Tensor) -> None:
-    """`x`, which has no gaps, has an address that a kernel can write 16 bytes to.
+    """Require that a kernel can write 16 bytes to the address of `x`, which has no gaps.
 
     Raises:
-        ArgumentValueError: says so.
+        ArgumentValueError: it cannot.
     """
     if x.data_ptr() % BULK_ALIGNMENT:
         raise ArgumentValueError(

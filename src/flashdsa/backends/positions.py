@@ -1,4 +1,4 @@
-"""Rows of selected positions, put in order."""
+"""Order of rows of selected positions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 _BEHIND = torch.iinfo(torch.int32).max
-"""Orders what is negative behind every position."""
+"""Key that orders negative entries after every position."""
 
 
 def ascending(positions: Tensor) -> Tensor:

@@ -22,22 +22,22 @@ class Implementation:
     """One operation on one backend: where its code is and what it can do.
 
     `entry` is "module:function"; the module is imported at the first call, so that listing the
-    table never imports a compiler. Of the implementations that can serve, `auto` takes the one
-    with the highest `priority`, never one that is not `automatic`.
+    table never imports a compiler. `auto` takes the implementation with the highest `priority` of
+    those that can serve, never one that is not `automatic`.
 
-    `runner`, where there is one, is "module:function": for a device it gives the `Runner` that the
-    entry takes as its first argument.
+    `runner`, if not empty, is "module:function": for a device it gives the `Runner` that the entry
+    takes as its first argument.
 
-    `launch_config`, where there is one, is "module:function": for a runner and the sizes of a call
-    it gives a function and two numbers. Called with the tensors and these it launches, or raises if
+    `launch_config`, if not empty, is "module:function": for a runner and the sizes of a call it
+    gives a function and two numbers. Called with the tensors and these it launches, or raises if
     they are not what it was compiled for.
 
-    `prepare`, where there is one, is "module:function": it takes what the entry takes, and gives a
+    `prepare`, if not empty, is "module:function": it takes what the entry takes, and gives a
     function without arguments that serves the call on these very tensors as often as it is called.
 
-    `bind`, where there is one, is "module:function": it takes what the entry takes, and gives a
-    function of such operands, or of a plain tuple of them, that serves calls with the same sizes,
-    layouts and parameters.
+    `bind`, if not empty, is "module:function": it takes what the entry takes, and gives a function
+    of such operands, or of a plain tuple of them, that serves calls with the same sizes, layouts
+    and parameters.
     """
 
     operation: Operation
@@ -204,7 +204,7 @@ class Registry:
 
 
 def resolve_backend(backend: str) -> str:
-    """`backend`, or where it is "auto" what FLASHDSA_BACKEND says.
+    """`backend`, or FLASHDSA_BACKEND if it is "auto".
 
     Raises:
         ArgumentValueError: no such backend.

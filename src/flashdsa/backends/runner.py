@@ -1,4 +1,4 @@
-"""What a backend's code runs on: a GPU, or the emulator in its place.
+"""Device that a backend's code runs on: a GPU, or the emulator.
 
 A backend is written once. Its functions are `f(runner, operands, **parameters)`; the runner gives
 them kernels, memory and the facts of the device that decide how a launch is made.
@@ -44,7 +44,7 @@ class Runner(Protocol):
         it was compiled for, and launches on the current stream; called inside `launching()`."""
 
     def launching(self) -> AbstractContextManager[Any]:
-        """Around calls of functions: the device is the current one."""
+        """Context of calls of functions: the device is the current one."""
 
     def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
         """`serve`, which launches functions, as a function that calls it inside `launching()`."""
@@ -56,8 +56,8 @@ class Runner(Protocol):
         """`empty` of these arguments as a function; called in what `on_device` was given."""
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
-        """So many Int32 counters, if any, and what `allocate` gives for this runner, in the form
-        that costs a function the least.
+        """Return `counters` Int32 counters, if any, and what `allocate` gives for this runner, in
+        the form that costs a function the least.
 
         Launches of one stream share it by its key, as they follow each other, and so do those that
         one CUDA graph captures on a stream: its replays cannot meet another launch. Counters are 0

@@ -1,4 +1,5 @@
-"""The forward of sparse MLA on GPUs: what calls alike share, results, parts of the queries."""
+"""The forward of sparse MLA on GPUs: common work of similar calls, results, parts of the
+queries."""
 
 from __future__ import annotations
 
@@ -16,33 +17,33 @@ from flashdsa.kernels.sparse_mla.operands import Operands
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 
 UNION_BYTES = 5
-"""Of a slot in the groups' lists: a row number and the queries that name it."""
+"""Bytes of a slot in the groups' lists: a row number and the queries that name it."""
 MOST_UNION_BYTES = 256 << 20
-"""Of the lists of one launch; queries that need more are launched in parts."""
+"""Most bytes of the lists of one launch; queries that need more are launched in parts."""
 OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
-"""Of `Operands`, those with a row for each query."""
+"""Fields of `Operands` with a row for each query."""
 
 Results = tuple[Tensor, Tensor, Tensor]
-"""O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element where
-it is not asked for."""
+"""O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element if it
+is not asked for."""
 Launch = Callable[[], None]
 """Writes the results of fixed tensors, on torch's current stream."""
 Write = Callable[[SparseMlaOutOperands], None]
 """Writes the results of tensors like those that it was bound to, inside `runner.launching()`."""
 Arguments = Callable[[SparseMlaOutOperands], list[tuple[Any, ...]]]
-"""Of a function's launches, one behind the other; some operands are copied for them."""
+"""Arguments of a function's launches, one after the other; some operands are copied for them."""
 
 
 class Kernel(NamedTuple):
-    """What serves calls alike: a compiled function and what it takes."""
+    """Server of similar calls: a compiled function and its arguments."""
 
     function: Callable[..., Any]
     arguments: Arguments
 
 
 Choose = Callable[[Runner, SparseMlaOperands, float, bool], Kernel]
-"""(runner, operands of which there are queries and keys, sm_scale, whether max_logits are asked
-for): what serves operands that differ from these in what they hold alone."""
+"""Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
+asked for); it serves operands that differ from these only in their values."""
 
 
 def forward(
@@ -54,7 +55,7 @@ def forward(
     sm_scale: float,
     max_logits: bool,
 ) -> Results:
-    """Of one call."""
+    """Results of one call."""
     bound = bind(choose, runner, operands, d_v=d_v, sm_scale=sm_scale, max_logits=max_logits)
     return bound(operands)
 
@@ -68,7 +69,7 @@ def bind(
     sm_scale: float,
     max_logits: bool,
 ) -> Callable[[Sequence[Any]], Results]:
-    """`forward` of operands that differ from these in what they hold alone."""
+    """`forward` of operands that differ from these only in their values."""
     write = _bind_write(choose, runner, operands, sm_scale, max_logits)
 
     def serve(operands: Sequence[Any]) -> Results:
@@ -82,7 +83,7 @@ def bind(
 def with_results(
     runner: Runner, operands: Sequence[Any], d_v: int, max_logits: bool
 ) -> tuple[SparseMlaOutOperands, Results]:
-    """The operands, those of `SparseMlaOperands`, with new buffers, and those."""
+    """The operands, those of `SparseMlaOperands`, with new buffers, and these buffers."""
     q, kv, indices, topk_length, attn_sink = operands
     rows = q.shape[:2]
     out = runner.empty(*rows, d_v, dtype=q.dtype)
@@ -103,10 +104,10 @@ def forward_out(
 def bind_out(
     choose: Choose, runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float
 ) -> Callable[[Sequence[Any]], None]:
-    """`forward_out` of operands that differ from these in what they hold alone.
+    """`forward_out` of operands that differ from these only in their values.
 
-    What it gives raises ArgumentValueError where `out` has an address that the kernels cannot write
-    16 bytes to.
+    The function that it returns raises ArgumentValueError if the kernels cannot write 16 bytes to
+    the address of `out`.
     """
     asked = operands.max_logits is not None
     write = _bind_write(choose, runner, operands.inputs, sm_scale, asked)
@@ -145,7 +146,7 @@ def prepare_plan(
     """`prepare` with the compiled function of any plan.
 
     Args:
-        arguments_for: of an architecture: what gives those of a plan's function.
+        arguments_for: an architecture's function that gives those of a plan's function.
     """
     arguments = arguments_for(runner, plan, operands.inputs, sm_scale)
     return prepared(runner, Kernel(function, arguments), operands)
@@ -184,7 +185,7 @@ def _has_keys(operands: SparseMlaOperands) -> bool:
 def bind_operands(
     runner: Runner, operands: SparseMlaOperands, sm_scale: float
 ) -> Callable[[SparseMlaOutOperands], Operands]:
-    """What every launch begins with, of operands that differ from these in what they hold alone;
+    """First arguments of every launch, of operands that differ from these only in their values;
     some are copied for it. Results have no gaps."""
     every = runner.empty(0, dtype=torch.int32)
     no_sink = runner.empty(0, dtype=torch.float32)
@@ -213,13 +214,13 @@ def bind_arguments(
     sm_scale: float,
     last: Callable[[int], tuple[Any, ...]],
 ) -> Arguments:
-    """Of a forward's launches on operands that differ from these in what they hold alone.
+    """Arguments of a forward's launches on operands that differ from these only in their values.
 
     Launches of a stream follow each other, so all have the same groups' lists.
 
     Args:
         group: queries of a group; without lists for 1.
-        last: what a kernel takes behind max_logits, for so many queries.
+        last: a kernel's arguments after max_logits, by the number of queries.
     """
     num_queries, topk = operands.indices.shape
     launch_operands = bind_operands(runner, operands, sm_scale)

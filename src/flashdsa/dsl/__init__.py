@@ -1,1 +1,1 @@
-"""Vocabulary of the kernels: the only place that knows CuTe DSL internals. Never imports torch."""
+"""Vocabulary of the kernels: the only folder that knows CuTe DSL internals. Never imports torch."""

@@ -12,9 +12,9 @@ from flashdsa.hw import MBARRIER_BYTES, WARP_SIZE
 from flashdsa.plan import Barrier
 
 ALIGNMENT = 1024
-"""Bytes, of the block: what swizzled tiles need."""
+"""Alignment of the block in bytes: what swizzled tiles need."""
 BARRIERS_REGION = "barriers"
-"""The region that holds all barriers where each has none of its own name."""
+"""The region that holds all barriers, if they have no regions of their own names."""
 
 
 class Arena(NamedTuple):
@@ -25,7 +25,7 @@ class Arena(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """What says where things lie."""
+        """The plan, which has the offsets."""
         return self.static.value
 
     def bytes(self, name: str) -> Any:
@@ -60,7 +60,7 @@ class Arena(NamedTuple):
 
 
 def allocate(plan: Any) -> Arena:
-    """All of a kernel's dynamic shared memory; call it once."""
+    """Allocate all of a kernel's dynamic shared memory; call it once."""
     return Arena(SmemAllocator().allocate(plan.smem.total, ALIGNMENT), Static(plan))
 
 
@@ -75,7 +75,7 @@ def barrier_offset(plan: Any, barrier: Barrier) -> int:
 
 @cute.jit
 def initialise_barriers(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> None:
-    """Every barrier of the plan; all threads call, and sync before anyone uses one.
+    """Initialise every barrier of the plan; all threads call, and sync before anyone uses one.
 
     One initialisation follows the other in some ten clocks, so `warps` warps share them: each of
     the first ones takes one barrier, the last one the rest.

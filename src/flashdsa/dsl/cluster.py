@@ -10,7 +10,7 @@ from flashdsa.dsl.arena import Arena, initialise_barriers
 
 
 def peer_address(address: Any, peer: Any) -> Any:
-    """The shared::cluster address of what lies at `address` in another CTA of the cluster.
+    """The shared::cluster address that corresponds to `address` in another CTA of the cluster.
 
     Args:
         address: of this CTA's shared memory: a pointer, or an Int32. peer: the CTA's rank.
@@ -25,10 +25,10 @@ def peer_address(address: Any, peer: Any) -> Any:
 
 
 def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
-    """1, 2 or 4 words to another CTA, whose barrier counts their bytes.
+    """Store 1, 2 or 4 words in another CTA, whose barrier counts their bytes.
 
-    PTX ISA, "st.async": the completion has release semantics at cluster scope, so whoever waits
-    for the barrier sees the words; neither a fence nor a barrier of the cluster is needed.
+    PTX ISA, "st.async": the completion has release semantics at cluster scope, so whoever waits for
+    the barrier sees the words; neither a fence nor a barrier of the cluster is needed.
 
     Args:
         address, barrier: shared::cluster, of the same CTA; see `peer_address`. The address is a
@@ -47,8 +47,9 @@ def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
 
 
 def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
-    """One thread: neighbouring bytes of this CTA's shared memory to another CTA's, whose barrier
-    counts them. The source may change, and this CTA may end, only behind that barrier's phase.
+    """One thread: copy neighbouring bytes of this CTA's shared memory to another CTA's, whose
+    barrier counts them. The source may change, and this CTA may end, only after that barrier's
+    phase.
 
     Args:
         address, barrier: shared::cluster, of the same CTA; see `peer_address`. source: an Int32.
@@ -62,15 +63,17 @@ def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
 
 
 def send(address: Any, words: Sequence[Any], barrier: Any, peer: Any) -> None:
-    """`store_async` to the same place of another CTA; pointers to this CTA's shared memory."""
+    """Call `store_async` for the same offset in another CTA; pointers to this CTA's shared
+    memory."""
     store_async(peer_address(address, peer), words, peer_address(barrier, peer))
 
 
 @cute.jit
 def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> None:
-    """All threads of a CTA: its barriers, and the word to the other CTAs that they are there.
+    """All threads of a CTA: initialise its barriers, and tell the other CTAs that they are ready.
 
-    They need not be as far: `cute.arch.cluster_wait` comes before the first message to them.
+    The other CTAs need not be ready yet: `cute.arch.cluster_wait` comes before the first message to
+    them.
     """
     initialise_barriers(arena, thread, warps)
     cute.arch.sync_threads()
@@ -78,10 +81,10 @@ def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> 
 
 
 def leave_cluster(relaxed: bool = False) -> None:
-    """All threads: no CTA ends before all have come here, so that messages find its memory.
+    """All threads: wait until all CTAs have called, so that messages find their memory.
 
     Args:
-        relaxed: what the threads wrote is not released: nobody reads it behind this.
+        relaxed: what the threads wrote is not released: nobody reads it afterwards.
     """
     if relaxed:
         cute.arch.cluster_arrive_relaxed()

@@ -11,13 +11,13 @@ COPY_BYTES = 16
 def copy_units(
     to: Any, source: Any, row: Any, places: Sequence[tuple[int, int]], ahead: int = 256
 ) -> None:
-    """16 bytes for each of `places`.
+    """Copy 16 bytes for each of `places`.
 
     Args:
         to: shared memory address. source: pointer to device memory.
-        row: where it is negative zeros come, and `source` is not accessed.
+        row: if it is negative zeros come, and `source` is not accessed.
         places: offsets in bytes from `to` and from `source`.
-        ahead: 64, 128 or 256 bytes of a row that the second-level cache gets at once.
+        ahead: 64, 128 or 256 bytes of a row that the second-level cache prefetches.
     """
     copies = "".join(
         f"cp.async.cg.shared.global.L2::{ahead}B [{{$r0}} + {target}], [{{$r1}} + {offset}], "
@@ -31,7 +31,8 @@ def copy_units(
 
 
 def copy_word(to: Any, source: Any, row: Any, target: int, offset: int) -> None:
-    """4 bytes from `offset` behind `source` to `target` behind `to`; as in `copy_units`."""
+    """Copy 4 bytes from `offset` bytes after `source` to `target` bytes after `to`; see
+    `copy_units`."""
     cute.arch.inline_ptx(
         "{ .reg .pred none; setp.lt.s32 none, {$r2}, 0; "
         f"cp.async.ca.shared.global.L2::128B [{{$r0}} + {target}], [{{$r1}} + {offset}], 4, none; "
@@ -41,10 +42,10 @@ def copy_word(to: Any, source: Any, row: Any, target: int, offset: int) -> None:
 
 
 def arrive_when_copied(barrier: Any) -> None:
-    """An arrival of this thread as soon as all its copies so far have come; does not wait.
+    """Arrive for this thread as soon as all its copies so far have come; do not wait.
 
-    The copies are writes of the generic proxy, of which the arrival tells: who reads them through
-    the asynchronous proxy (wgmma) fences it behind the wait.
+    The copies are writes of the generic proxy, which the arrival announces: who reads them through
+    the asynchronous proxy (wgmma) fences it after the wait.
     """
     cute.arch.inline_ptx(
         "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [{$r0}];", read_only_args=[barrier]

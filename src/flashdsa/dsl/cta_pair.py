@@ -14,10 +14,10 @@ from flashdsa.dsl.cluster import leave_cluster
 def enter_pair(
     plan: cutlass.Constexpr, thread: Int32, warp: Int32, cta_group: cutlass.Constexpr[int]
 ) -> tuple[Arena, Any]:
-    """Shared memory with its barriers, and where the address of this CTA's tensor memory is kept.
+    """Return shared memory with its barriers, and the holder of this CTA's tensor memory address.
 
-    Behind it both CTAs have initialised their barriers, so that either may arrive at the other's,
-    and every thread sees the address of the allocation.
+    Both CTAs have initialised their barriers when it returns, so that either may arrive at the
+    other's, and every thread sees the address of the allocation.
 
     Args:
         plan: an `Sm100Plan`. warp: of the CTA, uniform. cta_group: of all tcgen05 instructions.
@@ -42,11 +42,11 @@ def leave_pair(
     cta_group: cutlass.Constexpr[int],
     relaxed: cutlass.Constexpr[bool] = False,
 ) -> None:
-    """Neither CTA ends before both are done: stores, arrivals, commits and MMAs of the one come to
-    the other's memory. Then tensor memory is given back.
+    """Wait until both CTAs are done, as stores, arrivals, commits and MMAs of the one come to the
+    other's memory. Then give tensor memory back.
 
     Args:
-        plan, warp, cta_group: as of `enter_pair`. hold: from there. relaxed: as of `leave_cluster`.
+        plan, warp, cta_group: as of `enter_pair`. hold: its result. relaxed: as of `leave_cluster`.
     """
     tmem.before_sync()
     leave_cluster(relaxed)

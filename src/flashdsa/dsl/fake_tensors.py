@@ -12,6 +12,7 @@ WORD_ALIGNMENT = 4
 
 
 def fake_tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
-    """Without gaps, the last dimension innermost; its address is a multiple of `align` bytes."""
+    """A fake tensor without gaps, the last dimension innermost; its address is a multiple of
+    `align` bytes."""
     order = tuple(reversed(range(len(shape))))
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)

@@ -6,7 +6,8 @@ from typing import Any
 from cutlass import Int32, cute
 
 FIRST_OF_PAIR = ~(1 << 24)
-"""Of a shared::cluster address: the same place in the CTA of the pair whose rank is even."""
+"""Mask of a shared::cluster address: gives the same offset in the CTA of the pair whose rank is
+even."""
 
 
 def gather4(
@@ -17,7 +18,7 @@ def gather4(
     barrier: Any,
     of_pair: bool = False,
 ) -> None:
-    """Four rows of a box, one behind the other; rows outside of the tensor come as zeros.
+    """Copy four rows of a box, one after the other; rows outside of the tensor come as zeros.
 
     PTX ISA, "cp.async.bulk.tensor", .tile::gather4.
 

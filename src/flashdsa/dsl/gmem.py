@@ -6,7 +6,7 @@ from cutlass import Float32, Int32, cute
 
 
 def prefetch(pointer: Any) -> None:
-    """A cache line of device memory into the second-level cache."""
+    """Prefetch a cache line of device memory into the second-level cache."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
 
 
@@ -19,7 +19,7 @@ def store2(pointer: Any, first: Int32, second: Int32) -> None:
 
 
 def store4(pointer: Any, words: Any) -> None:
-    """Four neighbouring words at a multiple of 16 bytes."""
+    """Store four neighbouring words at a multiple of 16 bytes."""
     cute.arch.inline_ptx(
         "st.global.v4.b32 [{$r0}], { {$r1}, {$r2}, {$r3}, {$r4} };",
         read_only_args=[pointer, *words],
@@ -28,7 +28,7 @@ def store4(pointer: Any, words: Any) -> None:
 
 @cute.jit
 def store8(pointer: Any, words: Any) -> None:
-    """Eight neighbouring words at a multiple of 32 bytes; Blackwell and later."""
+    """Store eight neighbouring words at a multiple of 32 bytes; Blackwell and later."""
     operands = ", ".join(f"{{$r{i + 1}}}" for i in range(8))
     cute.arch.inline_ptx(
         f"st.global.v8.b32 [{{$r0}}], {{{operands}}};", read_only_args=[pointer, *words]
@@ -44,7 +44,7 @@ def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
 
 
 def load_if(taken: Int32, pointer: Any) -> Int32:
-    """A word if `taken` is not 0, else 0; by a predicate and no branch."""
+    """Load a word if `taken` is not 0, else return 0; by a predicate and no branch."""
     return cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
         "@p ld.global.b32 {$w0}, [{$r1}]; }",
@@ -55,7 +55,7 @@ def load_if(taken: Int32, pointer: Any) -> Int32:
 
 @cute.jit
 def load2(pointer: Any) -> tuple[Int32, Int32]:
-    """Two neighbouring words, past the first-level cache: what other SMs wrote."""
+    """Load two neighbouring words that other SMs wrote, past the first-level cache."""
     return cute.arch.inline_ptx(
         "ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
         write_only_types=[Int32, Int32],
@@ -73,7 +73,7 @@ def add_relaxed(pointer: Any, value: Int32) -> None:
 
 @cute.jit
 def load_relaxed(pointer: Any) -> Int32:
-    """A counter that other SMs add to, as far as they have; orders nothing else."""
+    """Load a counter that other SMs add to, as far as they have; orders nothing else."""
     return cute.arch.inline_ptx(
         "ld.relaxed.gpu.global.b32 {$w0}, [{$r0}];",
         write_only_types=[Int32],
@@ -91,7 +91,7 @@ def add_release(pointer: Any, value: Int32) -> None:
 
 @cute.jit
 def load_acquire(pointer: Any) -> Int32:
-    """A counter that other SMs add to: an acquire of what they released."""
+    """Load a counter that other SMs add to: an acquire of what they released."""
     return cute.arch.inline_ptx(
         "ld.acquire.gpu.global.b32 {$w0}, [{$r0}];",
         write_only_types=[Int32],
@@ -101,7 +101,7 @@ def load_acquire(pointer: Any) -> Int32:
 
 @cute.jit
 def store_release(pointer: Any, value: Int32) -> None:
-    """For `load_acquire` on other SMs: a release of what the caller did or has seen."""
+    """Store for `load_acquire` on other SMs: a release of what the caller did or has seen."""
     cute.arch.inline_ptx(
         "st.release.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[pointer, value]
     )

@@ -1,13 +1,13 @@
-"""Waits and arrivals by the plan's names; the only place with stage and phase arithmetic.
+"""Waits and arrivals by the plan's names; the only module with stage and phase arithmetic.
 
-A `plan.Barrier` is one or more mbarriers, one a stage, at which one role arrives and for which
-another one waits. Two of them make a ring of buffers: at `full` the producer says that a stage is
-filled, at `empty` the consumers say that it has been read. The uses of a ring have running numbers:
-use n is of stage n % stages, and completes phase n // stages of both barriers there. A wait takes
-the parity of the phase, which is enough as long as nobody is a whole round behind.
+A `plan.Barrier` is one or more mbarriers, one a stage, for one role to arrive at and another one to
+wait for. Two of them make a ring of buffers: at `full` the producer says that a stage is filled, at
+`empty` the consumers say that it has been read. The uses of a ring have running numbers: use n is
+of stage n % stages, and completes phase n // stages of both barriers of that stage. A wait takes
+the parity of the phase, which is enough as long as nobody is a whole round late.
 
-Nothing here has a state that changes: a role keeps a running number, or the `PipelineState` that
-it stands for, and rebinds it. A function that advances one returns it.
+Nothing here has a state that changes: a role keeps a running number, or the `PipelineState` that it
+stands for, and rebinds it. A function that advances one returns it.
 """
 
 from typing import Any, NamedTuple
@@ -22,26 +22,26 @@ from flashdsa.plan import Arrives, Barrier
 
 
 class PipelineState(NamedTuple):
-    """Where a running number falls in a ring."""
+    """A running number's stage and phase in a ring."""
 
     stage: Int32
     phase: Int32  # parity bit of the barriers' phases that this use completes
 
 
 class Barriers(NamedTuple):
-    """The mbarriers of one `plan.Barrier`. With one stage it is an event."""
+    """The mbarriers of one `plan.Barrier`. It is an event if it has one stage."""
 
     first: Any  # pointer to the mbarrier of stage 0, shared memory
     static: Static  # the plan.Barrier
 
     @property
     def planned(self) -> Barrier:
-        """What the plan says of them."""
+        """Their `plan.Barrier`."""
         return self.static.value
 
     @property
     def stages(self) -> int:
-        """How many there are."""
+        """Number of mbarriers."""
         return self.planned.stages
 
     def at(self, stage: Any = 0) -> Any:
@@ -49,8 +49,8 @@ class Barriers(NamedTuple):
         return self.first if isinstance(stage, int) and stage == 0 else self.first + stage
 
     def behind(self, number: Any) -> "Barriers":
-        """Those so many mbarriers behind these: of a `plan.Barrier` like this one, where code says
-        at run time which of several it means."""
+        """The mbarriers `number` further on: those of a `plan.Barrier` like this one, where code
+        says at run time which of several it means."""
         return Barriers(self.first + number, self.static)
 
     def state(self, number: Any) -> PipelineState:
@@ -60,39 +60,42 @@ class Barriers(NamedTuple):
         return PipelineState(number % self.stages, (number // self.stages) & 1)
 
     def initialise(self) -> None:
-        """One thread: every stage, with the arrivals that the plan derives from who arrives."""
+        """One thread: initialise every stage, with the arrivals that the plan derives from who
+        arrives."""
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.first + stage, self.planned.arrivals)
 
     def arrive(self, stage: Any = 0) -> None:
-        """One arrival: what this thread did before is done for whoever waits."""
+        """Arrive: whoever waits sees what this thread did before."""
         cute.arch.mbarrier_arrive(self.at(stage))
 
     def arrive_and_expect_tx(self, transaction_bytes: Any = None, stage: Any = 0) -> None:
-        """One arrival, and bytes that asynchronous copies bring; the plan's where not given."""
+        """Arrive, and announce bytes that asynchronous copies bring; the plan's if not given."""
         if transaction_bytes is None:
             transaction_bytes = self.planned.transaction_bytes
         cute.arch.mbarrier_arrive_and_expect_tx(self.at(stage), transaction_bytes)
 
     def expect_tx(self, transaction_bytes: Any, stage: Any = 0) -> None:
-        """Bytes that asynchronous copies bring in the current phase, without an arrival."""
+        """Announce bytes that asynchronous copies bring in the current phase, without an
+        arrival."""
         cute.arch.mbarrier_expect_tx(self.at(stage), transaction_bytes)
 
     def arrive_at_peer(self, peer: Any, stage: Any = 0) -> None:
-        """One arrival at the same barrier of another CTA of the cluster; `peer`: its rank."""
+        """Arrive at the same barrier of another CTA of the cluster; `peer`: its rank."""
         arrive_at_peer(self.at(stage), peer)
 
     def arrive_at_peer_for_shared(self, peer: Any, stage: Any = 0) -> None:
-        """The same, of what this thread did to the shared memory of its own CTA only."""
+        """Same as `arrive_at_peer`, for what this thread did to the shared memory of its own CTA
+        only."""
         arrive_at_peer_for_shared(self.at(stage), peer)
 
     def arrive_at_peer_for_tmem(self, peer: Any, stage: Any = 0) -> None:
-        """The same, of what this thread did to tensor memory only."""
+        """Same as `arrive_at_peer`, for what this thread did to tensor memory only."""
         arrive_at_peer_for_tmem(self.at(stage), peer)
 
     def wait(self, phase: Any, stage: Any = 0) -> None:
-        """Wait until the phase of that parity is complete: an acquire, at cluster scope where the
-        plan has arrivals or bytes from other CTAs."""
+        """Wait until the phase of that parity is complete: an acquire, at cluster scope if the plan
+        has arrivals or bytes from other CTAs."""
         planned = self.planned
         others = planned.from_peer or planned.bytes_from_peer or planned.ctas > 1
         if others or planned.arrives is Arrives.EVERY_CTA:
@@ -103,7 +106,7 @@ class Barriers(NamedTuple):
     def wait_round(self, number: Any, stage: Any = 0) -> None:
         """Wait until one stage is complete for the time of that number, the first being 0.
 
-        For stages that are events of their own and not a ring. Number -1 lets pass.
+        The stages are events of their own and not a ring. Number -1 lets pass.
         """
         self.wait(number & 1, stage)
 
@@ -136,7 +139,7 @@ def arrive_at_peer_for_shared(barrier: Any, peer: Any) -> None:
 
 @cute.jit
 def arrive_at_peer_for_tmem(barrier: Any, peer: Any) -> None:
-    """Arrive at the same barrier of another CTA of the cluster, behind a tcgen05.fence which orders
+    """Arrive at the same barrier of another CTA of the cluster, after a tcgen05.fence that orders
     this thread's loads and stores of tensor memory; the arrival itself orders nothing.
 
     PTX ISA, "tcgen05 memory consistency model", patterns with tcgen05.fence.
@@ -152,11 +155,11 @@ def arrive_at_peer_for_tmem(barrier: Any, peer: Any) -> None:
 def wait_at_cluster_scope(
     barrier: Any, phase: Int32, order: cutlass.Constexpr[str] = "acquire"
 ) -> None:
-    """Wait for a phase in which other CTAs take part: an acquire at cluster scope, or "relaxed"
-    where a tcgen05.fence behind it orders all that is waited for."""
+    """Wait for a phase in which other CTAs take part: an acquire at cluster scope, or "relaxed" if
+    a tcgen05.fence after it orders all that is waited for."""
     done = Int32(0)
     while done == 0:
-        # Without a time limit: with one, ptxas makes two loops of it, one of them with a sleep.
+        # No time limit: with one, ptxas makes two loops of it, one of them with a sleep.
         done = cute.arch.inline_ptx(
             f"{{ .reg .pred p; mbarrier.try_wait.parity.{order}.cluster.shared::cta.b64 p, "
             "[{$r0}], {$r1}; selp.b32 {$w0}, 1, 0, p; }",
@@ -173,16 +176,16 @@ class RingProducer(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Of the ring."""
+        """Stages of the ring."""
         return self.full.stages
 
     def state(self, number: Any) -> PipelineState:
-        """Where use `number` falls."""
+        """State of use `number`."""
         return self.full.state(number)
 
     def acquire(self, state: PipelineState) -> None:
         """Wait for `empty`: the consumers have read what the stage held before. Then it may be
-        written. In the first round nothing was there: a fresh barrier lets pass."""
+        written. The first round has nothing to wait for: a fresh barrier lets pass."""
         self.empty.wait(state.phase ^ 1, state.stage)
 
     def wait_until_read(self, number: Any) -> None:
@@ -190,14 +193,14 @@ class RingProducer(NamedTuple):
         self.empty.wait_for(number)
 
     def commit(self, stage: Any) -> None:
-        """Arrive at `full`: what this thread wrote to the stage is there."""
+        """Arrive at `full`: this thread's writes to the stage are done."""
         self.full.arrive(stage)
 
     def expect(self, stage: Any, transaction_bytes: Any = None) -> Any:
         """Arrive at `full` and announce bytes; returns the mbarrier that the copies name.
 
         Args:
-            transaction_bytes: the plan's where not given.
+            transaction_bytes: the plan's if not given.
         """
         self.full.arrive_and_expect_tx(transaction_bytes, stage)
         return self.full.at(stage)
@@ -220,11 +223,11 @@ class RingConsumer(NamedTuple):
 
     @property
     def stages(self) -> int:
-        """Of the ring."""
+        """Stages of the ring."""
         return self.full.stages
 
     def state(self, number: Any) -> PipelineState:
-        """Where use `number` falls."""
+        """State of use `number`."""
         return self.full.state(number)
 
     def wait(self, state: PipelineState) -> None:
@@ -232,13 +235,13 @@ class RingConsumer(NamedTuple):
         self.full.wait(state.phase, state.stage)
 
     def release(self, stage: Any) -> None:
-        """Arrive at `empty`: this thread, and whom it speaks for, have read the stage."""
+        """Arrive at `empty`: this thread, and those for whom it arrives, have read the stage."""
         self.empty.arrive(stage)
 
 
 @cute.jit
 def next_stage(stage: Int32, stages: cutlass.Constexpr) -> Int32:
-    """The stage behind `stage`, for a ring whose phases are bulk groups and not mbarriers."""
+    """The stage after `stage`, for a ring whose phases are bulk groups and not mbarriers."""
     stage += 1
     if stage == stages:
         stage = Int32(0)
@@ -259,20 +262,20 @@ def advanced(
 
 
 def masked_state(number: Any, stages: int) -> PipelineState:
-    """Where use `number`, not negative, of a ring falls that has a power of two of stages: by
-    shifts and masks, which stay in uniform registers."""
+    """State of use `number`, not negative, in a ring with a power of two of stages: by shifts and
+    masks, which stay in uniform registers."""
     # Opaque, or each multiple of the stage would be shifted and masked for itself.
     return PipelineState(opaque(number & (stages - 1)), number >> (stages.bit_length() - 1) & 1)
 
 
 def rotated_state(number: Any, first: int, stages: int) -> PipelineState:
-    """Where use `number` of a ring falls whose use 0 is of stage `first`, and each round the last
-    of the stage before it."""
+    """State of use `number` in a ring whose use 0 has stage `first`; the last use of each round has
+    the stage before it."""
     return PipelineState((number + first) % stages, (number // stages) & 1)
 
 
 def state_of_part(number: Any, part: Any, stages: int) -> PipelineState:
-    """Where use `number` of a ring falls that is one of several equal parts of a barrier's stages.
+    """State of use `number` in a ring that is one of several equal parts of a barrier's stages.
 
     Args:
         part: number of the ring. stages: of each.
@@ -281,7 +284,7 @@ def state_of_part(number: Any, part: Any, stages: int) -> PipelineState:
 
 
 def state_in_turn(state: PipelineState, place: int, turn: int, stages: int) -> PipelineState:
-    """The state `place` uses behind `state`, with no more than an addition at run time.
+    """The state `place` uses after `state`, with no more than an addition at run time.
 
     Args:
         state: of a number that is a multiple of `turn`. place: below `turn`.
@@ -299,11 +302,11 @@ class PackedPhases(NamedTuple):
     static: Static  # names of the events, whose phases start with 0
 
     def phase(self, event: str) -> Int32:
-        """To wait with for the event's next completion."""
+        """Parity with which to wait for the event's next completion."""
         return (self.bits >> self.static.value.index(event)) & 1
 
     def passed(self, event: str) -> "PackedPhases":
-        """After that completion."""
+        """The phases after that completion."""
         return self._replace(bits=self.bits ^ (1 << self.static.value.index(event)))
 
     @property
@@ -312,5 +315,5 @@ class PackedPhases(NamedTuple):
         return self.bits >> len(self.static.value)
 
     def next_number(self) -> "PackedPhases":
-        """With the next running number."""
+        """The phases with the next running number."""
         return self._replace(bits=self.bits + (1 << len(self.static.value)))

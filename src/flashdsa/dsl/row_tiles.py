@@ -1,7 +1,7 @@
 """Tiles of rows that slots name, copied from device memory by a warpgroup through a ring.
 
-A tile is 64 rows in chunks [64 rows][64 bf16] with the 128-byte swizzle, one behind the other: what
-wgmma takes along K. A row of a chunk is eight units of 16 bytes, each copied by a lane: a warpgroup
+A tile is 64 rows in chunks [64 rows][64 bf16] with the 128-byte swizzle, one after the other: what
+wgmma takes along K. A row of a chunk is eight times 16 bytes, each copied by a lane: a warpgroup
 copies 16 rows at once.
 """
 
@@ -18,11 +18,11 @@ from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS
 UNITS = ROW_BYTES // COPY_BYTES
 ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
 TURNS = TILE_ROWS // ROWS_AT_ONCE
-"""Rows of a tile that a thread copies units of."""
+"""Rows of a tile of which a thread copies parts."""
 
 
 def row_sources(keys: cute.Tensor, rows: list[Int32], unit: Int32) -> list[Any]:
-    """Pointers to this thread's unit of the first chunk of each row.
+    """Pointers to this thread's 16 bytes, number `unit`, of the first chunk of each row.
 
     Args:
         keys: (any, width) of two bytes. rows: any numbers; negative ones are not accessed.
@@ -40,12 +40,12 @@ def copy_piece(
     rows: list[Int32],
     chunks: cutlass.Constexpr,
 ) -> PipelineState:
-    """This thread's copies of neighbouring chunks of a tile into the slot `at`; returns the next.
+    """Copy this thread's part of neighbouring chunks of a tile into the slot `at`; return the next.
 
     Args:
-        to: shared memory address of this thread's unit of the ring's first row.
-        sources: see `row_sources`. rows: `TURNS` of them; where negative zeros come.
-        chunks: their numbers, a range; a slot has room for so many.
+        to: shared memory address of this thread's 16 bytes of the ring's first row.
+        sources: see `row_sources`. rows: `TURNS` of them; negative ones give zeros.
+        chunks: their numbers, a range; a slot has room for that many.
     """
     # The slot's readers are done with what it held before.
     ring.acquire(at)

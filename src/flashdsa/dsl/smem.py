@@ -15,12 +15,12 @@ VECTOR_BYTES = 16
 
 
 def load4(array: cute.Tensor, index: Any) -> Any:
-    """Elements 4 index to 4 index + 3 of a vector of 32-bit words, in one load."""
+    """Load elements 4 index to 4 index + 3 of a vector of 32-bit words, in one load."""
     return _four(array, index).load()
 
 
 def store4(array: cute.Tensor, index: Any, values: Any) -> None:
-    """Elements 4 index to 4 index + 3, in one store."""
+    """Store elements 4 index to 4 index + 3, in one store."""
     _four(array, index).store(values)
 
 
@@ -35,28 +35,28 @@ def shared_pointer(address: Any) -> Any:
 
 
 def load_words(address: Any, dtype: Any) -> Any:
-    """16 bytes of shared memory as a Vector of four words; `dtype`: Int32 or Float32."""
+    """Load 16 bytes of shared memory as a Vector of four words; `dtype`: Int32 or Float32."""
     return prims.load_ext(shared_pointer(address), dtype=dtype, count=VECTOR)
 
 
 def store_words(address: Any, words: Sequence[Any]) -> None:
-    """Four 32-bit words to 16 bytes of shared memory."""
+    """Store four 32-bit words to 16 bytes of shared memory."""
     values = [Int32(word) for word in words]
     prims.store_ext(Vector.from_elements(values, Int32), shared_pointer(address))
 
 
 def store_float(address: Any, value: Any) -> None:
-    """One fp32 to shared memory."""
+    """Store one fp32 to shared memory."""
     prims.store_ext(Float32(value), shared_pointer(address))
 
 
 def load_float(address: Any) -> Any:
-    """One fp32 of shared memory."""
+    """Load one fp32 from shared memory."""
     return prims.load_ext(shared_pointer(address), dtype=Float32)
 
 
 def load_half(address: Int32) -> Int32:
-    """16 bits of shared memory."""
+    """Load 16 bits from shared memory."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 half; ld.shared.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }",
         write_only_types=[Int32],
@@ -65,7 +65,7 @@ def load_half(address: Int32) -> Int32:
 
 
 def store_half_if(taken: Int32, address: Int32, value: Int32) -> None:
-    """The low 16 bits of a word to shared memory if `taken` is not 0, by a predicate."""
+    """Store the low 16 bits of a word to shared memory if `taken` is not 0, by a predicate."""
     cute.arch.inline_ptx(
         "{ .reg .pred p; .reg .b16 half; setp.ne.s32 p, {$r0}, 0; cvt.u16.u32 half, {$r2}; "
         "@p st.shared.b16 [{$r1}], half; }",

@@ -9,7 +9,7 @@ from typing import Any
 class Static:
     """A Python value that CuTe DSL carries through loops and branches as it is.
 
-    As a plain field the DSL would take a dataclass apart and make its integers run-time values.
+    The DSL would take a dataclass in a plain field apart and make its integers run-time values.
     """
 
     def __init__(self, value: Any) -> None:

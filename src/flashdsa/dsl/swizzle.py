@@ -1,10 +1,10 @@
-"""Where the 16-byte units of a row lie in swizzled tiles of shared memory."""
+"""Offsets of a row's 16-byte pieces in swizzled tiles of shared memory."""
 
 from typing import Any
 
 
 def swizzled_128(row: Any, unit: Any) -> Any:
-    """Byte offset of 16-byte `unit` (0-7) of a row of 128 bytes, from a multiple of 1024."""
+    """Byte offset of 16-byte piece `unit` (0-7) of a row of 128 bytes, from a multiple of 1024."""
     return row * 128 + ((unit ^ (row & 7)) << 4)
 
 

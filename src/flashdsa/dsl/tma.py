@@ -7,7 +7,7 @@ from cutlass import Int64
 from cutlass.experimental import primitives as prims
 
 EVICT_FIRST = 0x12F0000000000000
-"""Second-level cache policies as CUTLASS encodes them (TMA::CacheHintSm90)."""
+"""Policies of the second-level cache as CUTLASS encodes them (TMA::CacheHintSm90)."""
 EVICT_LAST = 0x14F0000000000000
 
 
@@ -18,7 +18,7 @@ def load_box(
     barrier: Any,
     policy: int | None = None,
 ) -> None:
-    """One thread: a box of a tensor.
+    """One thread: copy a box of a tensor.
 
     Args:
         target: pointer to shared memory. tensor_map: pointer to it.
@@ -32,7 +32,8 @@ def load_box(
 
 
 def load_bytes(target: Any, source: Any, count: Any, barrier: Any) -> None:
-    """One thread: `count` neighbouring bytes; both pointers and the count are multiples of 16."""
+    """One thread: copy `count` neighbouring bytes; both pointers and the count are multiples of
+    16."""
     prims.cp_async_bulk_shared_cluster_global(
         target.to_llvm_ptr(), source.to_llvm_ptr(), barrier.to_llvm_ptr(), count
     )

@@ -14,7 +14,8 @@ WARP_LANES_SHIFT = LANE_SHIFT + WARP_SIZE.bit_length() - 1
 
 
 def allocate(hold: Any, columns: int, cta_group: int = 1) -> None:
-    """One warp: columns for this CTA; their address goes to `hold`, pointer to shared memory.
+    """One warp: allocate columns for this CTA; their address goes to `hold`, pointer to shared
+    memory.
 
     Args:
         cta_group: 2: a warp of either CTA of the pair calls, and both get the same columns.
@@ -24,17 +25,17 @@ def allocate(hold: Any, columns: int, cta_group: int = 1) -> None:
 
 
 def free(address: Any, columns: int, cta_group: int = 1) -> None:
-    """The warp that allocated them: what `allocate` gave, back."""
+    """The warp that allocated them: free the columns of `allocate`."""
     prims.tcgen05_dealloc(prims.make_tmem_ptr(address, Int32), columns, group=f"cta_{cta_group}")
 
 
 def before_sync() -> None:
-    """Before a synchronisation behind which other threads use tensor memory."""
+    """Fence before a synchronisation after which other threads use tensor memory."""
     prims.tcgen05_fence("before_thread_sync")
 
 
 def after_sync() -> None:
-    """After a synchronisation with threads that used tensor memory."""
+    """Fence after a synchronisation with threads that used tensor memory."""
     prims.tcgen05_fence("after_thread_sync")
 
 
@@ -48,7 +49,7 @@ def lanes_at(tmem: Int32, column: Any, thread: Int32, dtype: Any) -> Any:
 
 
 def load_lane(tmem: Int32, column: Any, thread: Int32, columns: int) -> Any:
-    """This thread's lane of `columns` columns, a Vector of fp32; waits for it."""
+    """Load this thread's lane of `columns` columns, a Vector of fp32, and wait for it."""
     values = prims.tcgen05_ld("32x32b", lanes_at(tmem, column, thread, Float32), num=columns)
     prims.tcgen05_wait("load")
     return values
@@ -57,7 +58,8 @@ def load_lane(tmem: Int32, column: Any, thread: Int32, columns: int) -> Any:
 def load_lane_twice(
     tmem: Int32, first: Any, second: Any, thread: Int32, columns: int
 ) -> tuple[Any, Any]:
-    """This thread's lane of `columns` columns from `first` and from `second` on; waits for both."""
+    """Load this thread's lane of `columns` columns from `first` and from `second` on, and wait for
+    both."""
     pointers = [lanes_at(tmem, column, thread, Float32) for column in (first, second)]
     values = [prims.tcgen05_ld("32x32b", pointer, num=columns) for pointer in pointers]
     prims.tcgen05_wait("load")
@@ -74,7 +76,7 @@ def load_half_lanes(tmem: Int32, column: Any, thread: Int32, columns: int, secon
 
 
 def store_lane(tmem: Int32, column: Any, thread: Int32, words: Any) -> None:
-    """A Vector of 32-bit words to this thread's lane, one a column; `wait_stored` waits."""
+    """Store a Vector of 32-bit words to this thread's lane, one a column; `wait_stored` waits."""
     prims.tcgen05_st("32x32b", lanes_at(tmem, column, thread, Int32), words)
 
 
@@ -108,6 +110,6 @@ def wait_for_tmem(barriers: Barriers, number: Any) -> None:
 
 
 def arrive_after_tcgen05(barriers: Barriers, stage: Any = 0) -> None:
-    """Arrive behind this thread's loads and stores of tensor memory, which it has waited for."""
+    """Arrive after this thread's loads and stores of tensor memory, which it has waited for."""
     before_sync()
     cute.arch.mbarrier_arrive(barriers.at(stage))

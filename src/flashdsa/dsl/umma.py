@@ -1,9 +1,9 @@
 """Matrix products by tcgen05.mma as data: tiles in shared memory, columns in TMEM, descriptors.
 
-Nothing here imports CuTe DSL; `umma_issue.py` issues what stands here. Operands are bf16 or e4m3,
+Nothing here imports CuTe DSL; `umma_issue.py` issues these products. Operands are bf16 or e4m3,
 accumulators fp32. A tile lies in shared memory as TMA writes it: boxes as wide as the swizzle span,
-one behind the other, each with all rows of the tile. The descriptors are derived from the tile, so
-a form is right only if they find again what the tile holds.
+one after the other, each with all rows of the tile. The descriptors are derived from the tile, so a
+form is right only if they find again what the tile holds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TMEM = 'PTX ISA, "Tensor Memory"'
 SHARED = 'PTX ISA, "tcgen05.mma", "Canonical layouts"'
 
 STEP_BYTES = 32
-"""Of a row of A, or a column of B, that one instruction takes."""
+"""Bytes of a row of A, or a column of B, that one instruction takes."""
 TMEM_CELL_BYTES = 4
 STEP_COLUMNS = STEP_BYTES // TMEM_CELL_BYTES
 """TMEM columns of one K step of A."""
@@ -106,12 +106,12 @@ class SharedTile:
 
     @property
     def box_bytes(self) -> int:
-        """From one box to the next."""
+        """Bytes from one box to the next."""
         return self.rows * self.swizzle
 
     @property
     def bytes(self) -> int:
-        """Of the whole tile."""
+        """Bytes of the whole tile."""
         return self.rows * self.columns * self.element.bytes
 
     def offset(self, row: int, column: int) -> int:
@@ -171,7 +171,8 @@ class SharedOperand:
         raise IndexError(f"k is beyond the operand's {self.k}")
 
     def descriptors(self) -> tuple[int, ...]:
-        """One for each K step; the arena's address has to be added to their start address."""
+        """Descriptors, one for each K step; the arena's address has to be added to their start
+        address."""
         found = []
         for first in range(0, self.k, self.element.step_k):
             tile, row, column = self.place(0, first)
@@ -269,7 +270,7 @@ class UmmaProduct:
 
     @property
     def k(self) -> int:
-        """Of the whole product."""
+        """K of the whole product."""
         return self.b.k
 
     @property
@@ -306,7 +307,7 @@ class UmmaProduct:
         return isinstance(self.a, TmemOperand)
 
     def cell(self, lane: int, column: int) -> tuple[int, int] | None:
-        """Row in this CTA and column of D in a cell of TMEM; None where there is no element."""
+        """Row in this CTA and column of D in a cell of TMEM; None if the cell has no element."""
         offset = column - self.column
         if not 0 <= offset < self.columns:
             return None
@@ -323,7 +324,7 @@ class UmmaProduct:
         return instruction_descriptor(self.m, self.n, a_major, self.b.major, self.element)
 
     def steps(self) -> tuple[tuple[int, int], ...]:
-        """For every instruction A (descriptor or TMEM column) and B (descriptor)."""
+        """A (descriptor or TMEM column) and B (descriptor) of every instruction."""
         count = self.k // self.element.step_k
         if isinstance(self.a, SharedOperand):
             left = self.a.descriptors()

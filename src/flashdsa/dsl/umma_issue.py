@@ -1,4 +1,4 @@
-"""Issues the instructions of a `UmmaProduct`: one thread, descriptors relative to an address."""
+"""Issue of the instructions of a `UmmaProduct`: one thread, descriptors relative to an address."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.umma import UmmaProduct
 
 ADDRESS_BITS = (1 << 18) - 1
-"""Of shared memory, in a descriptor (PTX ISA, "Shared memory descriptor")."""
+"""Address bits of shared memory in a descriptor (PTX ISA, "Shared memory descriptor")."""
 LOW_BITS = (1 << 32) - 1
 BOTH_CTAS = 0b11
 """Ranks in a cluster of two, a bit each."""
@@ -28,11 +28,11 @@ def issue(
     a_offset: Any,
     b_offset: Any,
 ) -> None:
-    """The instructions of a product, by one thread; nothing is committed.
+    """Issue the instructions of a product, by one thread; nothing is committed.
 
     Args:
-        arena: what the product's tiles are relative to, in shared memory.
-        tmem: what its columns are relative to, a TMEM address.
+        arena: base of the product's tiles in shared memory.
+        tmem: base of its columns, a TMEM address.
         clear: whether the first instruction overwrites the accumulator.
         a_offset, b_offset: bytes from where the product has A and B in shared memory.
     """
@@ -58,7 +58,7 @@ def issue(
 
 
 def descriptor(base: Any, relative: int) -> Any:
-    """A descriptor `base` 16-byte units behind one that is relative to address 0.
+    """A descriptor 16 * `base` bytes after one that is relative to address 0.
 
     No start address is beyond the 14 bits of its field, so nothing is carried out of it.
     """

@@ -1,4 +1,4 @@
-"""What the lanes of a warp do together: sums, searches and slots of their own."""
+"""Common work of the lanes of a warp: sums, searches and slots of their own."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from flashdsa.hw import WARP_SIZE
 
 LAST_LANE = WARP_SIZE - 1
 COUNT_BITS = 16
-"""Two counts share a word, so that one prefix sum makes both."""
+"""Bits of a count: two counts share a word, so that one prefix sum sums both."""
 COUNT_MASK = (1 << COUNT_BITS) - 1
 
 
@@ -20,8 +20,8 @@ def uniform(value: Int32) -> Int32:
 
 
 def kept(value: Int32, lane: Int32) -> Int32:
-    """The same value, which ptxas keeps in a register: what it can compute, it computes again in
-    every turn of a long loop, and a shuffle it cannot. All lanes call."""
+    """The same value, which ptxas keeps in a register: it recomputes values that it can compute in
+    every iteration of a long loop, and it cannot compute a shuffle. All lanes call."""
     return Int32(cute.arch.shuffle_sync(value, lane))
 
 
@@ -38,7 +38,7 @@ def prefix_sum(value: Int32, lane: Int32) -> Int32:
 
 @cute.jit
 def prefix_sums(counts: list[Int32], lane: Int32) -> list[Int32]:
-    """Of each of an even number of counts, at most 32 a lane, the sum up to this lane; all call."""
+    """The sum up to this lane of each of an even number of counts, at most 32 a lane; all call."""
     totals = []
     for pair in cutlass.range_constexpr(len(counts) // 2):
         totals.append(counts[2 * pair] | counts[2 * pair + 1] << COUNT_BITS)
@@ -69,14 +69,14 @@ def first_lane_where(condition: cutlass.Boolean) -> Int32:
 
 
 def lowest_bit(mask: Any) -> Int32:
-    """Number of the lowest 1 of 32 bits; -1 if there is none."""
+    """Number of the lowest 1 of 32 bits; -1 if no bit is 1."""
     return Int32(LAST_LANE) - Int32(cute.arch.clz(mask & (Int32(0) - mask)))
 
 
 @cute.jit
 def reserve(counter: Any, count: Int32) -> Int32:
-    """The first of `count` slots, the same for all lanes, with one atomic if there are any; 0 if
-    there are none.
+    """The first of `count` slots, the same for all lanes, with one atomic; 0, without one, if
+    `count` is 0.
 
     Args:
         counter: as in `alloc_slot`.
@@ -93,7 +93,7 @@ def reserve(counter: Any, count: Int32) -> Int32:
 def alloc_slots(
     counter: Any, wanted: cute.Tensor, slots: cute.Tensor, count: cutlass.Constexpr
 ) -> None:
-    """As `alloc_slot`, several a lane, with one atomic a warp for all of them.
+    """Same as `alloc_slot`, several a lane, with one atomic a warp for all of them.
 
     Args:
         wanted: (count,) Int32 registers, not 0 where the lane wants one.

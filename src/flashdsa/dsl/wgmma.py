@@ -27,7 +27,7 @@ def matrix_descriptor(address: Any, leading: int, stride: int, swizzle: str) -> 
 ATOM_BYTES = 1024
 """Eight rows of 128 bytes: the stride between the atoms of the 128-byte swizzle."""
 CHUNK_BYTES = 8 * ATOM_BYTES
-"""64 rows: the stride from their columns to those that follow."""
+"""Bytes of 64 rows: the stride from their columns to the next columns."""
 
 
 def along_k(address: Any) -> Any:
@@ -37,12 +37,13 @@ def along_k(address: Any) -> Any:
 
 
 def along_n(address: Any) -> Any:
-    """The same of chunks of 64 rows; a row's columns are along N, or M, and the rows along K."""
+    """Same as `along_k`, for chunks of 64 rows; a row's columns are along N, or M, and the rows
+    along K."""
     return Int32(matrix_descriptor(address, CHUNK_BYTES, ATOM_BYTES, "SW128"))
 
 
 def descriptor_behind(low: Any, offset: int) -> Any:
-    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
+    """The descriptor `offset` bytes after that of `low`. Only low words differ."""
     high = (ATOM_BYTES >> 4 | 1 << 30) << 32
     return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 

@@ -1,4 +1,4 @@
-"""What one streaming multiprocessor and one CTA of an architecture have."""
+"""Resources of one streaming multiprocessor and one CTA of an architecture."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ WARP_SIZE = 32
 WARPGROUP_SIZE = 128
 """Threads of a warpgroup: four warps that follow each other (PTX ISA, "Warpgroup")."""
 SM_PARTITIONS = 4
-"""Of a streaming multiprocessor, each with its own warps and registers."""
+"""Partitions of a streaming multiprocessor, each with its own warps and registers."""
 REGISTER_STEP = 8
-"""Registers are allocated in steps of this many a thread."""
+"""Step in which registers of a thread are allocated."""
 MAX_REGISTERS = 255
-"""Of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability")."""
+"""Registers of a thread (CUDA C++ Programming Guide, "Technical Specifications per Compute
+Capability")."""
 MAX_CLUSTER_SIZE = 16
-"""CTAs; more than 8 need the launch to allow non-portable sizes."""
+"""CTAs of the largest cluster; more than 8 need the launch to allow non-portable sizes."""
 MAX_MBARRIER_COUNT = 2**20 - 1
-"""Arrivals, and bytes in flight, of a phase (PTX ISA, "mbarrier object", contents)."""
+"""Most arrivals, and bytes in flight, of a phase (PTX ISA, "mbarrier object", contents)."""
 MBARRIER_BYTES = 8
 BULK_ALIGNMENT = 16
-"""Bytes, of every address that a bulk copy, a tensor map or a 16-byte move takes (PTX ISA,
+"""Alignment in bytes of every address of a bulk copy, a tensor map or a 16-byte move (PTX ISA,
 "cp.async.bulk")."""
 SECTOR_BYTES = 32
-"""What the second-level cache moves at once."""
+"""Bytes that the second-level cache moves at once."""
 TMEM_LANES = 128
-"""Rows of tensor memory, a warp of a warpgroup reaching 32 of them (PTX ISA, "Tensor Memory")."""
+"""Rows of tensor memory; a warp of a warpgroup reaches 32 of them (PTX ISA, "Tensor Memory")."""
 TMEM_LEAST_ALLOCATION = 32
 """Columns of the smallest allocation; all are powers of two (PTX ISA, "tcgen05.alloc")."""
 _SMEM_BYTES = 232_448

@@ -1,1 +1,1 @@
-"""From kernels to callables: ahead of time into one shared object, or in this process."""
+"""Kernels to callables: compiled in advance into one shared object, or in this process."""

@@ -14,7 +14,7 @@ RUNTIMES = ("libcudart.so.13", "libcudart.so.12")
 DRIVER = "libcuda.so.1"
 OLDEST = "12.8"
 NEEDED = "cudaKernelSetAttributeForDevice"
-"""A function that runtimes before `OLDEST` have not."""
+"""A function that runtimes before `OLDEST` lack."""
 FUNCTIONS = (
     "cudaLibraryLoadData",
     "cudaLibraryGetKernel",
@@ -28,7 +28,7 @@ FUNCTIONS = (
     "cuKernelGetAttribute",
     "cuTensorMapEncodeTiled",
 )
-"""Those of runtime_shim.c."""
+"""Functions of runtime_shim.c."""
 
 
 def bind_functions(path: Path, functions: Mapping[str, int]) -> None:

@@ -10,8 +10,8 @@ _VERSION_OF_NONE = ("VER_NDX_LOCAL", "VER_NDX_GLOBAL")
 
 
 def undefined_symbols(path: Path) -> list[str]:
-    """What the object expects of others and no library it needs is known to have: global symbols,
-    without a version (libc's have one), that are not weak."""
+    """Symbols that the object expects of others and that no library it needs is known to have:
+    global symbols, without a version (libc's have one), that are not weak."""
     return sorted(
         name
         for name, symbol, version in _symbols(path)
@@ -22,7 +22,7 @@ def undefined_symbols(path: Path) -> list[str]:
 
 
 def exported_symbols(path: Path) -> list[str]:
-    """What others can call of the object."""
+    """Symbols of the object that others can call."""
     return sorted(
         name
         for name, symbol, _ in _symbols(path)

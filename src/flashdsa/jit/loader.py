@@ -30,7 +30,7 @@ _loaded: list[Variant] = []
 
 @cache
 def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
-    """The plan's function; compiles it if need be, once a user and version.
+    """The plan's function; it is compiled if necessary, once for each user and version.
 
     Processes that want it at the same time wait for the first one, which compiles it.
 
@@ -49,12 +49,12 @@ def load(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
 
 
 def loaded_variants() -> tuple[Variant, ...]:
-    """Of all kernels that this process has asked for, in the order of their first use."""
+    """Variants of all kernels that this process has asked for, in the order of their first use."""
     return tuple(_loaded)
 
 
 def _found(variant: Variant) -> Callable[..., Any]:
-    """From the installed object, the cache, or the compiler."""
+    """The function from the installed object, the cache, or the compiler."""
     spec = variant.spec
     installed = _installed(spec.backend, installed_object(spec.backend))
     if installed is not None:
@@ -85,7 +85,7 @@ def _found(variant: Variant) -> Callable[..., Any]:
 
 
 def _compile_and_keep(variant: Variant, cached: Path, sources: str) -> Callable[..., Any]:
-    """The function, from a file that is there afterwards; what holds the file's lock calls this."""
+    """The function, from a file that exists afterwards; the caller holds the file's lock."""
     if not is_from(cached, sources):
         logger.info("compiling %s, once; it will be in %s", variant.name, cached.parent)
         compiled = _compile(variant)
@@ -117,7 +117,7 @@ def compile_plan(spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
 
 
 def require_compiler() -> None:
-    """Raise UnsupportedError where CuTe DSL is not installed."""
+    """Raise UnsupportedError if CuTe DSL is not installed."""
     if find_spec("cutlass") is None:
         raise UnsupportedError(
             "compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'; "
@@ -126,21 +126,21 @@ def require_compiler() -> None:
 
 
 def installed_object(backend: str) -> Path:
-    """Where the backend's compiled kernels are installed."""
+    """Path of the backend's installed object of compiled kernels."""
     return INSTALLED / f"{backend}.so"
 
 
 def installed_hash(backend: str) -> str:
-    """Of what the installed object must be made from."""
+    """Hash of the sources that the installed object must be made from."""
     known = described(installed_object(backend))
-    if known.get("package") == package_hash():  # 16 ms in place of 300
+    if known.get("package") == package_hash():  # 16 ms, not 300
         return str(known["sources"])
     return source_hash(list(variants_of(backend).values()))
 
 
 @lru_cache
 def _installed(backend: str, path: Path) -> Callable[[str], Any] | None:
-    """The functions of the installed object; None where there is none of these sources."""
+    """The functions of the installed object; None if it does not exist or has other sources."""
     if not path.exists():
         return None
     if not is_from(path, installed_hash(backend)):
@@ -155,6 +155,6 @@ def _function(module: Callable[[str], Any], name: str) -> Callable[..., Any]:
 
 
 def cache_folder() -> Path:
-    """Where compiled kernels are kept between processes."""
+    """Folder that keeps compiled kernels between processes."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "flashdsa"

@@ -1,4 +1,4 @@
-"""What `make kernels` made, beside the objects: which functions, from what, with what."""
+"""Manifest of the objects that `make kernels` made: which functions, from what, with what."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flashdsa.kernels.catalog import BACKENDS, variants_of
 
 NAME = "manifest.json"
 EXPORT = "__tvm_ffi_"
-"""In front of a function's name, in its object."""
+"""Prefix of a function's name in its object."""
 CUDART = "12.8"
 """The oldest CUDA runtime whose functions the objects call."""
 TOOLS = ("nvidia-cutlass-dsl", "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13")
 
 
 def write_manifest(folder: Path) -> Path:
-    """Describe every object in `folder` as it is there."""
+    """Describe every object in `folder` as it is."""
     path = folder / NAME
     content = {
         "host": f"{platform.machine()}-linux",
@@ -39,7 +39,7 @@ def write_manifest(folder: Path) -> Path:
 
 
 def read_manifest(folder: Path) -> Mapping[str, Any] | None:
-    """What `write_manifest` wrote there; None where it did not."""
+    """The folder's manifest, as `write_manifest` wrote it; None if it has none."""
     try:
         content: Mapping[str, Any] = json.loads((folder / NAME).read_text())
     except OSError:
@@ -48,7 +48,7 @@ def read_manifest(folder: Path) -> Mapping[str, Any] | None:
 
 
 def described(path: Path) -> Mapping[str, Any]:
-    """What the manifest beside an object says of it; nothing where it says nothing."""
+    """The manifest's entry for an object beside it; empty if it has none."""
     said: Mapping[str, Any] = (read_manifest(path.parent) or {}).get("objects", {})
     return dict(said.get(path.name, {}))
 

@@ -1,4 +1,4 @@
-"""Where each compiled kernel of this machine comes from."""
+"""Origin of each compiled kernel of this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _origins_of(backend: str) -> dict[str, Any]:
 
 
 def compiler_version() -> str | None:
-    """CuTe DSL's version; None where it is not installed."""
+    """CuTe DSL's version; None if it is not installed."""
     try:
         return version("nvidia-cutlass-dsl")
     except PackageNotFoundError:

@@ -17,7 +17,8 @@ from flashdsa.jit.cuda_library import bind_functions, cuda_functions
 from flashdsa.jit.elf import undefined_symbols
 
 _EXPORTS = "{ global: __tvm_ffi_*; flashdsa_*; local: *; };"
-"""Of an object, for the linker: two objects, or another library's, never share a function."""
+"""Exports of an object, for the linker: two objects, or another library's, never share a
+function."""
 SHIM = Path(__file__).with_name("runtime_shim.c")
 """Linked into every object."""
 _MARK = "flashdsa kernels of sources "
@@ -32,7 +33,7 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
         sources: hash of what they were compiled from, which `is_from` finds in the file.
 
     Raises:
-        UnsupportedError: there is no C compiler.
+        UnsupportedError: no C compiler is found.
         RuntimeError: it failed, and its messages are in the error; or the kernels call a function
             that the shim does not have.
         OSError: the target's folder cannot be written.
@@ -64,7 +65,7 @@ def build_shared_object(target: Path, compiled: Mapping[str, Any], sources: str)
 
 
 def is_from(path: Path, sources: str) -> bool:
-    """Whether `path` exists and was built from `sources`; looks without loading it."""
+    """Whether `path` exists and was built from `sources`; does not load it."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
             return text.find(f"{_MARK}{sources};".encode()) >= 0
@@ -81,7 +82,7 @@ def sources_of(path: Path) -> str:
 def load_shared_object(path: Path) -> Callable[[str], Any]:
     """A lookup of the functions in `path` by name; hands the object the process's CUDA.
 
-    Without CUDA the functions are there too, check their arguments, and raise when they would
+    The functions exist without CUDA, too: they check their arguments, and raise when they would
     launch.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a compiled kernel is made from, as one hash: an object of other sources is never loaded.
+"""Sources of a compiled kernel, as one hash: an object of other sources is never loaded.
 
 The sources are found, not listed: the module that builds a kernel, and whatever of the package it
 imports, read from the text without importing anything.
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def source_hash(variants: Sequence[Variant], package: Path = PACKAGE) -> str:
-    """Changes with what any of these functions is compiled from: its plan and all its sources."""
+    """Hash of the sources of these functions: their plans and all their source files."""
     digest = hashlib.sha256()
     for spec, plan in variants:
         module = spec.build.partition(":")[0]
@@ -35,13 +35,13 @@ def _files_hash(module: str, package: Path) -> str:
 
 @lru_cache
 def package_hash(package: Path = PACKAGE) -> str:
-    """Of every source file in the package, which takes 16 ms: as long as it is the same, so is
+    """Hash of every source file in the package, which takes 16 ms: while it is the same, so is
     every `source_hash`."""
     return _hash_of(sorted(package.rglob("*.py")), package)[:16]
 
 
 def _hash_of(files: Sequence[Path], package: Path) -> str:
-    """Of the files' names and contents, and of what is linked into every object."""
+    """Hash of the files' names and contents, and of what is linked into every object."""
     digest = hashlib.sha256()
     for path in [*files, package / SHIM.relative_to(PACKAGE)]:
         digest.update(f"{path.relative_to(package).as_posix()}\n".encode())
@@ -52,7 +52,7 @@ def _hash_of(files: Sequence[Path], package: Path) -> str:
 def source_files(module: str, package: Path = PACKAGE) -> list[Path]:
     """The files of the package that importing `module` runs, in the order of their names.
 
-    The package's own `__init__.py` is left out: it is the way in for users and imports late.
+    The package's own `__init__.py` is left out: it is the users' entry and imports late.
     """
     found: dict[str, Path] = {}
     waiting = [module]
@@ -81,7 +81,8 @@ def _file_of(name: str, package: Path) -> Path | None:
 
 @cache
 def _imports_of(path: Path, package: str) -> tuple[str, ...]:
-    """What `_imported` finds: kernels share most of their files, and reading one takes 1 ms."""
+    """Result of `_imported`, kept: kernels share most of their files, and reading one takes 1
+    ms."""
     return tuple(_imported(path, package))
 
 

@@ -43,7 +43,7 @@ _SELECT_FILES = (
 """Not row_schedule.py: rows are put in order before the warps part into roles."""
 _FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _OTHER_STAGES = (1, 4)
-"""Pages of a stage, of variants beside the ones with two: one of each kernel, to compare."""
+"""Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
 
 INDEXER = KernelSpec(
@@ -376,10 +376,10 @@ KERNELS = (
 """All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's
 dq.py say, are in none of them."""
 BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
-"""Those that run compiled kernels, each from a shared object of its name."""
+"""Backends that run compiled kernels, each from a shared object of its name."""
 
 
 def variants_of(backend: str) -> dict[str, Variant]:
-    """Exported name -> what the backend's shared object has under it."""
+    """Variants of the backend's shared object, by exported name."""
     rows = [spec for spec in KERNELS if spec.backend == backend]
     return {variant.name: variant for spec in rows for variant in spec.variants}

@@ -1,4 +1,4 @@
-"""Budgets as data: what kernels allocate from, what `flashdsa plan` prints, what tests check."""
+"""Budgets as data: kernels allocate from them, `flashdsa plan` prints them, tests check them."""
 
 from flashdsa.plan.arrivals import check_arrivals, check_barriers
 from flashdsa.plan.budgets import CtaPlan, Sm90Plan, Sm100Plan

@@ -1,4 +1,4 @@
-"""Barriers held against the roles: whoever arrives exists, and so often as the count says."""
+"""Check of barriers against roles: whoever arrives exists, and as often as the count says."""
 
 from __future__ import annotations
 

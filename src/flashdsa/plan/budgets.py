@@ -1,4 +1,4 @@
-"""What follows from a plan's roles, barriers and regions, for the plans of one CTA an SM."""
+"""Budgets that follow from a plan's roles, barriers and regions, for plans of one CTA an SM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 
 
 class CtaPlan(ABC):
-    """Base of frozen dataclasses, which say what their kernel's CTA consists of.
+    """Base of frozen dataclasses, which describe their kernel's CTA.
 
     Attributes:
         arch: whose budgets it has.
@@ -25,25 +25,25 @@ class CtaPlan(ABC):
     @property
     @abstractmethod
     def roles(self) -> tuple[Role, ...]:
-        """The warps by what they do, in the order of their threads."""
+        """The roles, in thread order."""
 
     @property
     @abstractmethod
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
 
     @property
     @abstractmethod
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
 
     @property
     def behind_barriers(self) -> list[SmemRegion]:
-        """What it holds behind them."""
+        """Shared memory regions after the mbarriers, in order."""
         return []
 
     def check(self, registers: int | None = None) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Args:
             registers: that all threads of the CTA together may have; None: all.
@@ -57,13 +57,13 @@ class CtaPlan(ABC):
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return sum(role.threads for role in self.roles)
 
     @property
     @cache  # noqa: B019 - plans are few
     def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
+        """Shared memory layout."""
         bytes_of_barriers = sum(barrier.stages for barrier in self.barriers) * MBARRIER_BYTES
         barriers = SmemRegion("barriers", bytes_of_barriers, MBARRIER_BYTES, "mbarriers")
         regions = [*self.buffers, barriers, *self.behind_barriers]
@@ -76,34 +76,34 @@ class CtaPlan(ABC):
 
 
 class Sm90Plan(CtaPlan):
-    """Of a Hopper kernel."""
+    """Plan of a Hopper kernel."""
 
     arch = SM90
 
 
 class Sm100Plan(CtaPlan):
-    """Of a Blackwell kernel, which has tensor memory."""
+    """Plan of a Blackwell kernel, which has tensor memory."""
 
     arch = SM100
 
     @property
     @abstractmethod
     def columns(self) -> list[TmemRegion]:
-        """What tensor memory holds."""
+        """Tensor memory regions."""
 
     @property
     def behind_barriers(self) -> list[SmemRegion]:
-        """Where the allocation of tensor memory is noted."""
+        """The region that holds the address of the tensor memory allocation."""
         return [SmemRegion("tmem_start", 4, 4, "address of the TMEM allocation")]
 
     @property
     @cache  # noqa: B019 - plans are few
     def tmem(self) -> TmemPlan:
-        """Tensor memory, the only truth about it."""
+        """Tensor memory layout."""
         return plan_tmem(self.columns, self.arch.tmem_columns)
 
     def check(self, registers: int | None = None) -> None:
-        """As of any CTA, and tensor memory.
+        """Hold the choices against the architecture, as for any CTA, and against tensor memory.
 
         Raises:
             BudgetError: names the region or role that does not fit.

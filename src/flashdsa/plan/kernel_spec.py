@@ -1,4 +1,4 @@
-"""A kernel as a row of data: what it is called, compiled from and made of."""
+"""A kernel as a row of data: its name, its sources and its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KernelPlan(Hashable, Protocol):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps by what they do; empty where all of them do the same."""
+        """The warps by what they do; empty if all of them do the same."""
 
     @property
     def smem_bytes(self) -> int:
@@ -30,17 +30,17 @@ class KernelPlan(Hashable, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class KernelSpec:
-    """One kernel. Rows are compared by identity: each is there once.
+    """One kernel. Rows are compared by identity: each exists once.
 
     Attributes:
         name: for people. arch: what it is compiled for, as PTX calls it. operations: it serves.
-        plans: `KernelPlan`s that are compiled ahead of time; the first stands for all in tables.
+        plans: `KernelPlan`s that are compiled in advance; the first stands for all in tables.
         build: "module:function" that compiles a plan with CuTe DSL.
         entry: in the name of the kernel's PTX function; others beside it are its helpers.
         sources: name of a role -> what only this role's warps run: "load.py", or
             "kernel.py:produce" for a function.
         timeline: "module:TIMELINE": rows of a step, its short name, and what each role does in it;
-            "": there is none.
+            "": none.
     """
 
     name: str
@@ -58,7 +58,7 @@ class KernelSpec:
         return self.arch.removesuffix("a").replace("_", "")
 
     def load_timeline(self) -> tuple[Any, ...]:
-        """The timeline's rows; none where there is none."""
+        """The timeline's rows; empty if the kernel has none."""
         module, _, name = self.timeline.partition(":")
         return getattr(import_module(module), name) if module else ()
 
@@ -76,7 +76,7 @@ class RoleSources(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A compiled function of a kernel: the kernel's row, and what is compiled of it."""
+    """A compiled function of a kernel: the kernel's row and the plan."""
 
     spec: KernelSpec
     plan: Any
@@ -99,7 +99,7 @@ def find_kernel(kernels: Sequence[KernelSpec], name: str, arch: str | None = Non
         arch: None: the only architecture that it is written for.
 
     Raises:
-        ArgumentValueError: there is none; says which there are.
+        ArgumentValueError: no kernel has the name; lists the kernels.
     """
     found = [spec.variants[0] for spec in kernels if spec.name == name] or [
         variant for spec in kernels for variant in spec.variants if variant.name == name

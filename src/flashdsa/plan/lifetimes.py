@@ -1,4 +1,5 @@
-"""When a region holds what: ranges of a kernel's steps that may share memory if they never meet."""
+"""Live ranges of a region's contents: steps of a kernel; ranges that never meet may share
+memory."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class LiveRange:
     """Steps in which a region, or one of its stages, holds one thing.
 
     Attributes:
-        first, last: steps of the kernel's period; with last before first the range runs on into
+        first, last: steps of the kernel's period; if last is before first the range runs on into
             the next period. holds: for people. stage: which one; None: all.
     """
 
@@ -34,7 +35,7 @@ class LiveRange:
 
 @dataclass(frozen=True)
 class Extent:
-    """What a region, or a stage of it, occupies in one of its live ranges; None: always."""
+    """Memory that a region, or a stage of it, occupies in one of its live ranges; None: always."""
 
     name: str
     start: int

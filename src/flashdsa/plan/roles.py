@@ -1,4 +1,4 @@
-"""Warps by what they do, and the barriers between them: arrival counts follow from who arrives."""
+"""Roles, and the barriers between them: arrival counts follow from who arrives."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class Barrier:
     Attributes:
         name: of its region in shared memory. stages: how many.
         producer: the role that arrives. arrives: who of it. consumer: the role that waits.
-        transaction_bytes: that asynchronous copies bring in a phase besides.
+        transaction_bytes: that asynchronous copies bring in a phase, too.
         completed: what a completed phase says.
         also_produced_by: another role that arrives. also_arrives: who of it; None: as of the first.
-        also_awaited_by: who waits besides.
+        also_awaited_by: another role that waits.
         from_peer: the producer is the role of the cluster's other CTA. bytes_from_peer: the
             producer arrives in its own CTA, and the other one writes the bytes.
         ctas: of the cluster in which the producers arrive, all at the barrier of the first one.

@@ -13,7 +13,7 @@ class SmemRegion:
     """A named piece of a CTA's shared memory.
 
     Attributes:
-        bytes: size. align: of its start, a power of two. holds: what lies there, for people.
+        bytes: size. align: of its start, a power of two. holds: its contents, for people.
         overlays: the region at whose start it lies; it may reach over those that follow.
         live: the steps of the kernel in which it holds something; none: always.
         stages: equal parts, which live ranges may name.

@@ -14,7 +14,7 @@ class TmemRegion:
     """Columns of 128 lanes.
 
     Attributes:
-        column: the first one. columns: how many. holds: what lies there, for people.
+        column: the first one. columns: how many. holds: its contents, for people.
         live: the steps of the kernel in which it holds something; none: always.
     """
 
@@ -49,7 +49,7 @@ def plan_tmem(regions: Sequence[TmemRegion], capacity: int) -> TmemPlan:
     """Check the regions.
 
     Raises:
-        BudgetError: one ends behind `capacity`, or two share columns while both are live.
+        BudgetError: one ends after `capacity`, or two share columns while both are live.
     """
     for region in regions:
         if region.column + region.columns > capacity:

@@ -1,4 +1,4 @@
-"""Gathers the kv rows that a tile of queries names, and says which slots are valid."""
+"""Gather of the kv rows that a tile of queries names, and of the mask of valid slots."""
 
 from __future__ import annotations
 

@@ -71,9 +71,8 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq_index in q_index's dtype, dk_index in `dk_dtype`, d_weights in weights' dtype.
 
-    With z = q_index . k_index and g the gradient of the scores: d_weights = sum_i g relu(z),
-    A = g weights [z > 0], dq_index = A K, dk_index = A^T Q. Always deterministic: tiles run in
-    order.
+    Let z = q_index . k_index and g the gradient of the scores: d_weights = sum_i g relu(z), A = g
+    weights [z > 0], dq_index = A K, dk_index = A^T Q. Always deterministic: tiles run in order.
     """
     del deterministic
     q, k, weights, indices, grad_scores, topk_length = operands

@@ -14,7 +14,7 @@ from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
 from flashdsa.operands import MlaBwdOperands, SparseMlaOperands, SparseMlaOutOperands
 
 LARGE_LOGIT = 64.0
-"""From here on the rounding of an fp32 dot product, some 1e-6 of it, would show in exp(s)."""
+"""Logit above which the rounding of an fp32 dot product, some 1e-6 of it, would show in exp(s)."""
 
 
 def forward(
@@ -79,7 +79,7 @@ def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
 
 
 def write_without_keys(operands: SparseMlaOutOperands) -> None:
-    """The results where no query has a valid slot."""
+    """Write the results of a call in which no query has a valid slot."""
     operands.out.zero_()
     operands.lse.fill_(math.inf)
     if operands.max_logits is not None:
@@ -130,9 +130,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink like the sink or empty.
 
-    With P = exp(s - lse'), lse' = logaddexp(lse, sink), delta = sum_d O dO:
-    dS = P (dP - delta) sm_scale, dQ = dS K, dKV = dS^T Q + [P^T dO, 0]  (FlashAttention-2,
-    section 3.2, with V the first columns of K). Always deterministic: tiles run in order.
+    Let P = exp(s - lse'), lse' = logaddexp(lse, sink), delta = sum_d O dO: dS = P (dP - delta)
+    sm_scale, dQ = dS K, dKV = dS^T Q + [P^T dO, 0] (FlashAttention-2, section 3.2, with V the first
+    columns of K). Always deterministic: tiles run in order.
     """
     del deterministic
     q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
@@ -231,7 +231,7 @@ def sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor
     """lse' = logaddexp(lse, sink) (queries, H), and the tile's d_sink (H,).
 
     The sink's share exp(sink - lse') is inf - inf for a sink of +inf and for rows without a valid
-    key (lse = +inf); there delta is 0, hence the contribution too.
+    key (lse = +inf); delta is 0 in these cases, hence the contribution too.
     """
     sink = attn_sink.to(lse.dtype)
     with_sink = torch.logaddexp(lse, sink.expand_as(lse))

@@ -1,4 +1,4 @@
-"""How much of a problem the CPU backend works on at once, so that its workspace stays bounded."""
+"""Tiling of a problem on the CPU backend, so that its workspace stays bounded."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from flashdsa.operands import TopkOperands
 
 _INT32_MAX = 2**31 - 1
 _NAN_KEY = -(2**31)
-"""Below the key of -inf: NaN ranks last."""
+"""Key of NaN, below that of -inf: NaN ranks last."""
 _POSITION_MASK = 2**32 - 1
 _NEVER = torch.iinfo(torch.int64).min
 """Key of positions that must not be selected; below every key of a score."""

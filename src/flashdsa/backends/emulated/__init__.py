@@ -1,1 +1,1 @@
-"""ptxemu in a GPU's place: the only part of the backends that knows the emulator."""
+"""ptxemu as a GPU: the only part of the backends that knows the emulator."""

@@ -1,4 +1,4 @@
-"""Devices that the emulator stands in for, as data: what decides how a launch is made there."""
+"""Devices that the emulator simulates, as data: the facts that decide how a launch is made."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Device:
 H200 = Device(
     132, MappingProxyType(dict(enumerate((132, 66, 39, 30, 22, 17, 15, 15, 9, *(7,) * 7), 1)))
 )
-"""As the driver of one says."""
+"""An H200, as its driver describes it."""
 _B200_GPCS = (18, 18, 18, 18, 18, 18, 20, 20)
-"""SMs of its graphics processing clusters, beyond which no cluster of CTAs reaches: assumed, pairs
+"""SMs of a B200's graphics processing clusters, which no cluster of CTAs exceeds: assumed, pairs
 that add up to 148 SMs. workbench/probes/first_hour_b200.py asks the driver of one."""
 B200 = Device(
     sum(_B200_GPCS),
     MappingProxyType({size: sum(sms // size for sms in _B200_GPCS) for size in range(1, 17)}),
 )
-"""As its SMs allow."""
+"""A B200, as its SMs allow."""
 SMALL = Device(4, MappingProxyType({1: 4, 2: 2}))
-"""No GPU, but quick to wait for: two clusters of two share rows out, and a row too."""
+"""A small device, which is no GPU, but quick: two clusters of two share rows out, and a row too."""

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from flashdsa.errors import UnsupportedError
 
 PACKAGES = ("ptxemu", "cutlass", "llvmlite", "tvm_ffi")
-"""The emulator, what compiles the kernels, and what catches their launches."""
+"""The emulator, the kernels' compiler, and the package that catches their launches."""
 
 
 def missing_packages() -> list[str]:
-    """Those of `PACKAGES` that cannot be imported.
+    """Return the `PACKAGES` that cannot be imported.
 
     A folder without `__init__.py` is no package: in a checkout `ptxemu/` is one.
     """
@@ -20,7 +20,7 @@ def missing_packages() -> list[str]:
 
 
 def require_packages() -> None:
-    """Do nothing where the emulator can run.
+    """Do nothing if the emulator can run.
 
     Raises:
         UnsupportedError: a package is missing.

@@ -1,4 +1,4 @@
-"""The runner that stands in for a GPU: the same compiled kernels, on CPU tensors, checked."""
+"""The runner that simulates a GPU: the same compiled kernels, on CPU tensors, checked."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from ptxemu.launch_setup import LaunchSetup
 
 POISON = 0x7F
-"""Every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
+"""Value of every byte of memory that is not initialised: large numbers, and NaN in e4m3."""
 
 
 class EmulatedProgress(NamedTuple):
-    """How far an emulator's launches are: the number of the last one, from 1, and its clusters.
+    """Progress of an emulator's launches: the number of the last one, from 1, and its clusters.
 
     `warp_instructions` are those of all launches so far.
     """
@@ -40,7 +40,7 @@ class EmulatedProgress(NamedTuple):
 
 
 class Emulator:
-    """A `flashdsa.backends.runner.Runner`: one device, and what its launches said.
+    """A `flashdsa.backends.runner.Runner`: one device, and the records of its launches.
 
     Attributes:
         findings: of the check. setups: of all launches, in their order. workspaces: by key.
@@ -58,7 +58,7 @@ class Emulator:
         """Launch nothing yet.
 
         Args:
-            policy: in which order warps and asynchronous work take turns.
+            policy: the order of warps and asynchronous work.
             on_finding: "raise": ptxemu.HazardError after a launch in which the check found an
                 error; "collect": only in `findings`.
             on_progress: called now and then during a launch.
@@ -79,21 +79,21 @@ class Emulator:
         self.setups: list[LaunchSetup] = []
         self.workspaces: dict[int, tuple[Tensor, ...]] = {}
         self._instructions_before = 0
-        """Of the launches before the one that runs."""
+        """Instructions of the launches before the one that runs."""
         self._no_progress = self._progress = LaunchProgress(0, 0, 0)
         """The last report of the launch that runs."""
 
     @property
     def num_sms(self) -> int:
-        """Of the device."""
+        """Streaming multiprocessors of the device."""
         return self._device.num_sms
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
-        """The device's, whatever the CTA."""
+        """Clusters of the device, whatever the CTA."""
         return self._device.clusters
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
-        """Of any plan, compiled in this process."""
+        """The function of any plan, compiled in this process."""
         return compiled(spec, plan)
 
     @contextmanager
@@ -112,7 +112,7 @@ class Emulator:
         self.findings += emulation.findings
 
     def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        """With the emulator for the device."""
+        """Return `serve`, which launches functions, as a function that runs it on the emulator."""
 
         def run(operands: Any) -> Any:
             with self.launching():
@@ -135,17 +135,17 @@ class Emulator:
             self._on_progress(EmulatedProgress(len(self.setups), done, clusters, instructions))
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Of poison: what a kernel must write shows."""
+        """A tensor of poison: bytes that a kernel leaves unwritten show."""
         tensor = torch.empty(shape, dtype=dtype)
         tensor.view(torch.uint8).fill_(POISON)
         return tensor
 
     def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """Of poison too."""
+        """`empty` of these arguments as a function; poison too."""
         return partial(self.empty, *shape, dtype=dtype)
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Tensor, ...]:
-        """There is one stream."""
+        """The workspace of that key; the emulator has one stream."""
         if key not in self.workspaces:
             zeros = (torch.zeros(counters, dtype=torch.int32),) if counters else ()
             self.workspaces[key] = (*zeros, *allocate(self))

@@ -1,1 +1,1 @@
-"""A CUDA device as what backends run on: loaded kernels, streams, what the driver says."""
+"""A CUDA device for backends: loaded kernels, streams, the driver's answers."""

@@ -1,7 +1,7 @@
 """A thread's CUDA context: compiled functions launch by the driver, which has none for a new one.
 
 CUDA's runtime, through which torch launches, makes a device's primary context the current one of a
-thread with the thread's first call. The driver refuses a launch without (error 201).
+thread with the thread's first call. The driver refuses a launch without a context (error 201).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 
 
 class _Thread(threading.local):
-    """Of each thread: whether it is known to have a context."""
+    """State of each thread: whether it is known to have a context."""
 
     has_context = False
 
@@ -23,7 +23,7 @@ def make_current(device: int) -> None:
     """Make the device's primary context this thread's, unless it has one; once a thread."""
     THREAD.has_context = True
     context, handle = ctypes.c_void_p(), ctypes.c_int()
-    # Nothing is raised and no call's result looked at: without a context the launch says so.
+    # Errors and results of calls are ignored: a launch without a context reports the error.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,7 +1,7 @@
 """A kernel `k` that does nothing, to ask the driver about launches.
 
-As PTX, which later GPUs take, it costs the first call 80 ms: the driver loads its compiler. For
-Hopper it is here as what ptxas 13.5 -arch=sm_90 makes of that.
+Its PTX, which later GPUs take, costs the first call 80 ms: the driver loads its compiler. Hopper
+gets the cubin that ptxas 13.5 -arch=sm_90 makes of that PTX.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PTX = b""".version 8.0
 .address_size 64
 .visible .entry k() { ret; }
 \0"""
-"""For any GPU from Hopper on."""
+"""PTX for any GPU from Hopper on."""
 _CUBIN = (
     "c-rk%L2J}N6n@!c+jP6Iv0fJRP(fh@iAxJwJS}4N;zH3|FClfaP3dm3Bynk|U{=9j;K8H#8$5WD9{dIV1W)2Y`~l"
     "TCN#3NB$z;V+FVYVt-^`o$&6{~U`{w!P!}~Q!T3>_=HTVcKIDytcMu+YCHuPWv>g3x52|)L4Kkx!`hx90iV}=dib"

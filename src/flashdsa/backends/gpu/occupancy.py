@@ -1,4 +1,4 @@
-"""How many clusters of CTAs run at once on a Hopper GPU, as the driver says."""
+"""Number of clusters of CTAs that run at once on a Hopper GPU, as the driver says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def clusters_at_once(device: int, threads: int, smem_bytes: int) -> dict[int, in
     Asked about a kernel of these threads and bytes of dynamic shared memory that does nothing.
 
     Raises:
-        OSError, AttributeError: there is no driver, or an old one.
+        OSError, AttributeError: the driver is missing, or an old one.
         DriverError: it refuses to say.
     """
     driver = ctypes.CDLL("libcuda.so.1")

@@ -24,10 +24,11 @@ logger = logging.getLogger("flashdsa.gpu")
 
 _NOTHING = nullcontext()
 _empty_strided: Any = None
-"""On the current device, past torch's dispatcher, as Inductor's code allocates: behind a pause of
-the process `torch.empty` takes 60 us. None where torch has no such function, or no CUDA."""
+"""Allocation on the current device, past torch's dispatcher, as Inductor's code allocates: after a
+pause of the process `torch.empty` takes 60 us. None if torch has no such function, or no CUDA."""
 _current_device: Callable[[], int] = torch.cuda.current_device
-"""Of a process whose CUDA has begun, as it has where there is a tensor: without the question."""
+"""Current device of a process whose CUDA has begun, as it has once a tensor exists: without the
+check."""
 if hasattr(torch._C, "_cuda_getDevice"):
     _current_device = torch._C._cuda_getDevice
     _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
@@ -37,7 +38,7 @@ class Gpu:
     """A `flashdsa.backends.runner.Runner`; `gpu` gives the one of a device."""
 
     def __init__(self, index: int) -> None:
-        """Asks the device nothing yet."""
+        """Start without asking the device."""
         self.index = index
         self.device = torch.device("cuda", index)
         self.launches: dict[tuple[Any, ...], Any] = {}
@@ -50,8 +51,8 @@ class Gpu:
         return int(torch.cuda.get_device_properties(self.index).multi_processor_count)
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
-        """As the driver says, asked once. Where it does not, with a warning: one CTA an SM, and
-        pairs of them."""
+        """Clusters by size as the driver says, asked once. If it does not say: a warning, and one
+        CTA an SM, and pairs of them."""
         key = threads, smem_bytes
         if key not in self._capacities:
             try:
@@ -75,7 +76,7 @@ class Gpu:
         return torch.cuda.device(self.index)
 
     def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
-        """Without a context where the device is the current one."""
+        """Same as `Runner.on_device`; no context manager if the device is the current one."""
         index = self.index
 
         def run(operands: Any) -> Any:
@@ -96,13 +97,13 @@ class Gpu:
         return made
 
     def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """Past torch's dispatcher where that is possible."""
+        """`empty` as a function; past torch's dispatcher if that is possible."""
         if _empty_strided is None:
             return partial(torch.empty, shape, dtype=dtype, device=self.device)
         return partial(_empty_strided, shape, _strides(shape), dtype)
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
-        """Of the device's current stream, or of what is captured there."""
+        """Workspace of the device's current stream, or of the capture on it."""
         if _current_device() != self.index:
             with self.launching():
                 return self.workspace(key, allocate, counters)
@@ -120,7 +121,7 @@ class Gpu:
         return kept
 
     def _make(self, allocate: Allocate, counters: int, cleared: Tensor | None) -> tuple[Any, ...]:
-        """A new workspace, its counters `cleared` if there are any."""
+        """Make a new workspace; its counters, if any, are `cleared` if given."""
         import tvm_ffi
 
         first: tuple[Tensor, ...] = ()
@@ -134,7 +135,7 @@ class Gpu:
 
 @lru_cache(maxsize=1024)
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of a tensor without gaps."""
+    """Strides of a tensor without gaps."""
     return tuple(prod(shape[i + 1 :]) for i in range(len(shape)))
 
 

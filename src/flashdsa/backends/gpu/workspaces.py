@@ -1,4 +1,4 @@
-"""Device memory that launches share: those of a stream, and those that a graph captures there."""
+"""Device memory that launches share: those of a stream, and those that a graph captures on one."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class _Captured(NamedTuple):
 
 
 class Workspaces:
-    """Those of one device and one key. Launches of a workspace follow each other, and each leaves
-    its counters at 0.
+    """Workspaces of one device and one key. Launches of a workspace follow each other, and each
+    leaves its counters at 0.
 
     So launches of a stream share one, and so do those that one graph captures on a stream. Nobody
     knows when a graph ends: counters that it got are never given to another one.
     """
 
     def __init__(self) -> None:
-        """None so far."""
+        """Start without a workspace."""
         self.of_stream: dict[int, Workspace] = {}
         self.spare: list[Tensor] = []
         """Counters for graphs; 0."""
         self._given: list[Tensor] = []
-        """Those that graphs have: a graph does not keep memory alive that was there before it."""
+        """Counters that graphs have: a graph does not keep memory alive that existed before it."""
         self._captured: _Captured | None = None
 
     def of_capture(self, stream: int, make: Make) -> Workspace:
-        """Of the launches that are captured on this stream now."""
+        """Workspace of the launches that are captured on this stream now."""
         capture, kept = capture_id(stream), self._captured
         if kept is not None and capture and kept[:2] == (capture, stream):
             return kept.workspace
@@ -57,7 +57,7 @@ class Workspaces:
 
 
 def capture_id(stream: int) -> int:
-    """The driver's number of what is captured on this stream; 0 if it does not say."""
+    """The driver's number of the capture on this stream; 0 if it does not say."""
     status, number = ctypes.c_int(), ctypes.c_uint64()
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuStreamGetCaptureInfo_v2

@@ -1,7 +1,8 @@
-"""How many CTAs share a row: the largest clusters of which one for every row runs at once.
+"""Number of CTAs that share a row: the largest clusters of which one for every row runs at once.
 
-A long row is split among several of them if there are enough for all rows. With more rows than
-clusters the kernel looks at the lengths and may halve the clusters (see its row_schedule.py).
+A long row is split among several of them if they are enough for all rows. The kernel looks at the
+lengths if the rows are more than the clusters, and may halve the clusters (see its
+row_schedule.py).
 """
 
 from __future__ import annotations
@@ -14,42 +15,43 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
 
 SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
-"""Clusters to choose from, largest first; of two that run equally often the larger one is better.
-Not 9: eight rows of 16K tokens take as long with 9 CTAs each as with 8, or 0.6 us longer."""
+"""Clusters to choose from, largest first; of two that run equally often the larger one is better. 9
+is missing: eight rows of 16K tokens take as long with 9 CTAs each as with 8, or 0.6 us longer."""
 USUAL_CLUSTER = 13
 """The most CTAs without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs.
 132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
 SPLITS_BY_SIZE = 2
-"""Splits of a row, at most, by the CTAs of each: what they publish has room in one's lists."""
+"""Splits of a row, at most, by the CTAs of each: one CTA's lists have room for what they
+publish."""
 NARROW_PAGES = 64
-"""Pages of a block table's row up to which more than NARROW_CLUSTER CTAs gain a row nothing."""
+"""Pages of a block table's row up to which more than NARROW_CLUSTER CTAs do not help a row."""
 NARROW_CLUSTER = 8
 
 
 class Clusters(NamedTuple):
-    """Of a launch."""
+    """Clusters of a launch."""
 
     number: int
     size: int  # CTAs of each
     num_splits: int  # clusters of a long row
 
     def without_splits(self) -> Clusters:
-        """For kernels that split no row."""
+        """Clusters for kernels that split no row."""
         return Clusters(self.number // self.num_splits, self.size, 1)
 
 
 def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
-    """What a launch of `rows` rows is to have, by the plan's threads and shared memory."""
+    """Choose the clusters of a launch of `rows` rows, by the plan's threads and shared memory."""
     return choose_clusters(clusters_at_once(runner, plan), rows)
 
 
 def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
-    """By size, as the device is without other work."""
+    """Clusters that run at once, by size, on the device without other work."""
     return runner.cluster_capacity(plan.threads, plan.smem_bytes)
 
 
 def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:
-    """As `clusters_for`, by the number of clusters of each size that run at once."""
+    """Same as `clusters_for`, by the number of clusters of each size that run at once."""
     capacity = allowed_clusters(capacity, USUAL_CLUSTER)
     for size in SIZES:
         if size == 2 and rows <= 2 * capacity.get(4, 0):

@@ -48,7 +48,7 @@ def logits(spec: KernelSpec, runner: Runner, operands: IndexerOperands, *, max_l
 
 
 def _check_if_asked(operands: IndexerOperands, max_len: int) -> None:
-    """With FLASHDSA_CHECK=1, raise ArgumentValueError for a bad length or page id."""
+    """Raise ArgumentValueError for a bad length or page id, if FLASHDSA_CHECK=1."""
     if not values_are_checked():
         return
     seq_lens = operands.seq_lens.cpu()

@@ -16,7 +16,8 @@ from flashdsa.plan.kernel_spec import KernelSpec
 
 
 class RowSplits:
-    """Who shares a row tells the others its best through a workspace: see the runner's."""
+    """Launches whose CTAs share rows and exchange their best entries in a workspace: see the
+    runner's."""
 
     def __init__(
         self,
@@ -26,7 +27,7 @@ class RowSplits:
         unsplit: SelectPlan | None,
         least_pages: int,
     ) -> None:
-        """Load `unsplit`, if there is one, and the other kernel at its first use; else that one.
+        """Load `unsplit`, if it is given, and the other kernel at its first use; else that one.
 
         Args:
             plan: has splits. unsplit: for tables with fewer pages a row than `least_pages`.
@@ -52,8 +53,8 @@ class RowSplits:
         num_clusters: int,
         cluster_size: int,
     ) -> None:
-        """As `LaunchConfig.function`. No row is longer than the table is wide: of narrow ones each
-        row gets one cluster, and of the narrowest ones a small one."""
+        """Launch as `LaunchConfig.function`. No row is longer than the table is wide: each row of a
+        narrow table gets one cluster, and of the narrowest ones a small one."""
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         rows = seq_lens.numel()
         if self._unsplit is not None and block_table.shape[1] < self._least_pages:
@@ -67,5 +68,5 @@ class RowSplits:
         self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows or 1)
 
     def _allocate(self, runner: Runner) -> tuple[Tensor]:
-        """Slots behind the counters."""
+        """Slots, which follow the counters."""
         return (runner.empty(*self._sizes.slots, dtype=torch.int32),)

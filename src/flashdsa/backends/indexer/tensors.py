@@ -1,4 +1,4 @@
-"""What the indexer's kernels take of tensors beyond the operations' own checks."""
+"""Requirements of the indexer's kernels on tensors beyond the operations' own checks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flashdsa.settings import Settings
 
 _NAMES = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
 _NUM_COPIED = 3
-"""Of the operands, the first ones: TMA and bulk copies read them."""
+"""First operands, which TMA and bulk copies read."""
 
 
 def require_layout(*tensors: Tensor) -> None:
-    """Aligned addresses, and no gaps but between the rows of `block_table`.
+    """Require aligned addresses, and no gaps but between the rows of `block_table`.
 
     Args:
         tensors: the indexer's operands, in order, and what is written.
@@ -47,6 +47,6 @@ def _takes(tensor: Tensor, rows_apart: bool) -> bool:
 
 
 def values_are_checked() -> bool:
-    """Whether the values of device tensors are to be read: asked for, and no graph is captured."""
+    """Whether the values of device tensors are read: asked for, and no graph is captured."""
     captures = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     return Settings.from_environment().check and not captures

@@ -19,10 +19,11 @@ from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
 
 UNEVEN_PAGES = 88
-"""Of the longest row that a table has room for, pages of each CTA of a cluster, from which on it
-may pay that the lengths decide who gets which row."""
+"""Pages of the longest row that a table has room for, divided by the CTAs of a cluster, from which
+it may pay that the lengths decide who gets which row."""
 MOST_CTAS_OF_A_PAIR = 2
-"""Of a cluster of two rows that are scored together; with more, rows on their own are faster."""
+"""Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
+faster."""
 
 
 def topk_indexer(
@@ -57,7 +58,7 @@ def bind(
     positions: bool,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
-    """`topk_indexer` of operands that differ from these in what they hold alone."""
+    """`topk_indexer` of operands that differ from these only in their values."""
     require_layout(*operands)
     q_index_fp8, cache, _, seq_lens, block_table, topk_indices = operands
     rows, signed = seq_lens.numel(), cache.dtype is torch.int8
@@ -86,11 +87,11 @@ def bind(
 
 
 class LaunchConfig(NamedTuple):
-    """How so many rows are launched: `function` takes the operation's tensors and the numbers.
+    """Launch of a number of rows: `function` takes the operation's tensors and the numbers.
 
-    It launches on the tensors' device and torch's current stream there. Before, it holds them
-    against what the kernel was compiled for (see ops/indexer.py) and raises. A cache without pages
-    is not for it.
+    It launches on the tensors' device and torch's current stream of that device. It first holds
+    them against what the kernel was compiled for (see ops/indexer.py) and raises. It does not take
+    a cache without pages.
     """
 
     function: Callable[..., Any]
@@ -108,11 +109,11 @@ def launch_config(
     rows: int,
     requests: int = 0,
 ) -> LaunchConfig:
-    """How calls of these sizes are launched, at least one row; compiles or loads the kernel.
+    """Choose the launch of calls of these sizes, at least one row; compile or load the kernel.
 
     Args:
         topk: at most what the widest of the spec's kernels writes.
-        requests: that the rows are of, 1 to 4 neighbouring ones each; 0: as many as rows.
+        requests: of the rows, each 1 to 4 neighbouring ones; 0: as many as rows.
     """
     key = spec, num_heads, topk, sorted, positions, rows, requests
     found: LaunchConfig | None = runner.launches.get(key)
@@ -150,7 +151,7 @@ def _launch_wide(
     width: int,
     *arguments: Any,
 ) -> None:
-    """The best `topk` by a kernel that writes the best `width`, in the order of their scores.
+    """Write the best `topk` by a kernel that writes the best `width`, in the order of their scores.
 
     Args:
         arguments: of `LaunchConfig.function`.
@@ -169,8 +170,8 @@ def _launch_wide(
 def _choose_pairs(
     spec: KernelSpec, runner: Runner, plan: SelectPlan, requests: int
 ) -> LaunchConfig | None:
-    """How two rows of each request are scored together; None: they are not, as there is no such
-    kernel or so few requests that more than two CTAs share one."""
+    """Choose the launch that scores two rows of each request together; None: they are not, as no
+    kernel does it or the requests are so few that more than two CTAs share one."""
     choices = plan.num_heads, plan.topk, plan.sorted, plan.positions
     for pairs in spec.plans:
         if pairs.pairs and choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions):

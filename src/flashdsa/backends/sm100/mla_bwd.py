@@ -24,7 +24,7 @@ PLANS = {
     for plan in MLA_BWD.plans
     if not plan.from_registers
 }
-"""By heads of a query and whether it is deterministic."""
+"""Plans by heads of a query and whether they are deterministic."""
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
@@ -62,7 +62,7 @@ def run(
     dkv_dtype: torch.dtype,
     pairs: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The operation by a compiled function, on the operands' device.
+    """Run the operation by a compiled function, on the operands' device.
 
     Args:
         launch: compiled for q's heads and what `deterministic` says.
@@ -120,10 +120,11 @@ def launch_in_parts(
     launch: Launch,
     *operands_and_scalars: Any,
 ) -> None:
-    """The deterministic kernels, on as many queries at a time as have room for their slots' rows.
+    """Launch the deterministic kernels, on as many queries at a time as have room for their slots'
+    rows.
 
     Args:
-        operands_and_scalars: as for `launch_checked`, without what it takes behind dkv.
+        operands_and_scalars: as for `launch_checked`, without what it takes after dkv.
     """
     *operands, sm_scale, pairs = operands_and_scalars
     _, kv, *_, indices, topk_length, _, _, _ = operands
@@ -148,10 +149,10 @@ def launch_groups(
     launch: Launch,
     *operands_and_scalars: Any,
 ) -> None:
-    """The kernels of groups of queries, on as many at a time as their unions have room for.
+    """Launch the kernels of groups of queries, on as many at a time as their unions have room for.
 
     Args:
-        operands_and_scalars: as for `launch_checked`, without what it takes behind dkv.
+        operands_and_scalars: as for `launch_checked`, without what it takes after dkv.
     """
     *operands, sm_scale, pairs = operands_and_scalars
     q, *_, indices, _, _, _, _ = operands
@@ -177,7 +178,7 @@ def launch_groups(
 
 
 def launch_raw(launch: Launch, *operands_and_scalars: Any) -> None:
-    """The kernel of an item a query on tensors without gaps, topk a multiple of B_TOPK.
+    """Launch the kernel with one query an item on tensors without gaps, topk a multiple of B_TOPK.
 
     Args:
         operands_and_scalars: as for `launch_checked`.
@@ -204,11 +205,11 @@ def launch_checked(
     topk_length: Tensor,
     *outputs_and_scalars: Any,
 ) -> None:
-    """What TMA and bulk reduce-adds need of the tensors, then the kernel.
+    """Check what TMA and bulk reduce-adds need of the tensors, then launch the kernel.
 
     Args:
-        outputs_and_scalars: delta (S, H) and dq, written; dkv, added to; where the kernel is
-            deterministic its slots, their order and starts, where it is of a group the lists of
+        outputs_and_scalars: delta (S, H) and dq, written; dkv, added to; if the kernel is
+            deterministic its slots, their order and starts, if it is of a group the lists of
             its unions; sm_scale; pairs of CTAs, at most.
 
     Raises:

@@ -1,7 +1,8 @@
-"""The deterministic backward's slots: which key's dKV each belongs to, and how many at a time.
+"""The deterministic backward's slots: the key to whose dKV each belongs, and their number at a
+time.
 
-Each slot of `indices` gets a row of its own; then every key adds the rows of its slots in the
-order of the slots (docs/decisions/0012).
+Each slot of `indices` gets a row of its own; then every key adds the rows of its slots in the order
+of the slots (docs/decisions/0012).
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from flashdsa.hw import SM100
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import CLUSTER, D_QK, FP32
 
 WORKSPACE_BYTES = 1 << 30
-"""Of the slots' rows; more only where a single query needs more. The gradients' bits do not depend
-on it: a key adds in the order of all slots, however many of them there are at a time."""
+"""Bytes of the slots' rows; more only if a single query needs more. The gradients' bits do not
+depend on it: a key adds in the order of all slots, however many of them are taken at a time."""
 
 
 def queries_at_a_time(num_queries: int, topk: int) -> int:
-    """As many queries as have room, in whole waves of the GPU where that is possible."""
+    """Number of queries that have room, in whole waves of the GPU if that is possible."""
     room = max(1, WORKSPACE_BYTES // (topk * D_QK * FP32))
     wave = SM100.num_sms // CLUSTER
     whole_waves = room - room % wave if room >= wave else room
@@ -32,7 +33,7 @@ def slot_order(indices: Tensor, topk_length: Tensor, num_keys: int) -> tuple[Ten
         indices: (S, topk) int32. topk_length: (S,) int32.
 
     Returns:
-        order: (S * topk,), the invalid slots behind all others. starts: (num_keys + 1,).
+        order: (S * topk,), the invalid slots after all others. starts: (num_keys + 1,).
     """
     position = torch.arange(indices.shape[1], device=indices.device)
     valid = (indices >= 0) & (indices < num_keys) & (position < topk_length[:, None])

@@ -15,7 +15,7 @@ from flashdsa.operands import SparseMlaOperands
 def choose(
     runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
 ) -> Kernel:
-    """As `sparse_mla_launches.Choose`; one plan serves calls with max_logits and without."""
+    """Same as `sparse_mla_launches.Choose`; one plan serves calls with max_logits and without."""
     plan = _plan(PAIR_ROWS // operands.q.shape[1])
     arguments = arguments_for(runner, plan, operands, sm_scale)
     return Kernel(runner.function(SPARSE_MLA_FWD_SM100, plan), arguments)
@@ -37,7 +37,7 @@ def _plan(group: int) -> FwdPlan:
 def arguments_for(
     runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
 ) -> Arguments:
-    """Of the compiled function of `plan`."""
+    """Arguments of the compiled function of `plan`."""
     return bind_arguments(runner, plan.group, operands, sm_scale, lambda queries: ())
 
 

@@ -1,1 +1,1 @@
-"""Tensors to Hopper kernels: choice of the compiled plan and of the clusters, launch."""
+"""Launches of Hopper kernels on tensors: choice of the compiled plan and of the clusters."""

@@ -22,14 +22,14 @@ from flashdsa.plan.row_tiles import TILE_ROWS
 
 @cache
 def plan_for(num_heads: int) -> TargetPlan:
-    """The plan with the fewest columns that so many heads fit in."""
+    """The plan with the fewest columns for `num_heads` heads."""
     return target_plan(next(size for size in TARGET_HEADS if size >= num_heads))
 
 
 def bind(
     runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
 ) -> Callable[[AttentionTargetOperands], Tensor]:
-    """`attention_target` of operands that differ from these in what they hold alone."""
+    """`attention_target` of operands that differ from these only in their values."""
     num_queries, topk = operands.indices.shape
     if not operands.kv.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).zero_()

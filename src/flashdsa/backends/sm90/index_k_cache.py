@@ -21,9 +21,9 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 def write(runner: Runner, operands: CacheWriteOperands) -> None:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
-    Slots of -1 are padding and are skipped, as is any slot outside the cache; of a slot that is
-    named twice the bytes are those of either key or a mixture. With FLASHDSA_CHECK=1 both are
-    errors, which waits for the device.
+    Slots of -1 are padding and are skipped, as is any slot outside the cache; a slot that is named
+    twice gets the bytes of either key or a mixture. Both are errors if FLASHDSA_CHECK=1, which
+    waits for the device.
 
     Raises:
         UnsupportedError: pages begin at addresses that are no multiples of 16.

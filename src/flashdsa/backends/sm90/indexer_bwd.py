@@ -23,13 +23,14 @@ from flashdsa.operands import IndexerBwdOperands
 from flashdsa.problem import INDEX_HEAD_DIM
 
 MOST_LIST_BYTES = 1 << 28
-"""Of the lists of one launch; queries that need more are launched in parts."""
+"""Most bytes of the lists of one launch; queries that need more are launched in parts."""
 MOST_ROW_BYTES = 1 << 30
-"""Of the deterministic backward's rows of dK, one for each place of the lists."""
+"""Most bytes of the deterministic backward's rows of dK, one for each entry of the lists."""
 RATIO = 1.7
-"""How much longer than a query's list that of a larger group may be, on average."""
+"""Longest list of a larger group, as a multiple of a query's list, on average."""
 SPREAD = 5
-"""Tiles by which CTAs begin one behind the other, so that they do not add to the same rows."""
+"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
+rows."""
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -47,7 +48,7 @@ class Outputs(NamedTuple):
 def bind(
     runner: Runner, operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
 ) -> Callable[[IndexerBwdOperands], Gradients]:
-    """`backward` of operands that differ from these in what they hold alone."""
+    """`backward` of operands that differ from these only in their values."""
     q, k, weights = operands[:3]
     if not q.shape[0] or not k.shape[0]:
         return partial(without_keys, dk_dtype=dk_dtype)
@@ -85,19 +86,19 @@ def backward(
 
 
 def without_keys(operands: IndexerBwdOperands, dk_dtype: torch.dtype) -> Gradients:
-    """Zeros: there is no key, or no query."""
+    """Zero gradients of a call without keys or without queries."""
     q, k, weights = operands[:3]
     return torch.zeros_like(q), torch.zeros_like(k, dtype=dk_dtype), torch.zeros_like(weights)
 
 
 Launch = Callable[[IndexerBwdOperands, Outputs], None]
-"""Of operands without gaps, on the current device; topk_length (0,): every slot counts."""
+"""Launch on operands without gaps, on the current device; topk_length (0,): every slot counts."""
 
 
 @cache
 def plan_for(num_heads: int, num_queries: int, num_sms: int) -> BwdPlan:
-    """Of the larger groups, which the device may choose, or of the smaller ones, where there are
-    few heads or queries."""
+    """Plan of the larger groups, which the device may choose, or of the smaller ones if heads or
+    queries are few."""
     if num_heads >= LARGE_HEADS:
         chosen = BwdPlan(num_heads)
         if -(-num_queries // chosen.queries) >= num_sms:
@@ -106,7 +107,7 @@ def plan_for(num_heads: int, num_queries: int, num_sms: int) -> BwdPlan:
 
 
 def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
-    """The larger groups or the smaller ones, as the device chooses."""
+    """Bind the larger groups or the smaller ones, as the device chooses."""
     num_queries, num_heads, _ = operands.q_index.shape
     topk = operands.indices.shape[1]
     plan = plan_for(num_heads, num_queries, runner.num_sms)
@@ -129,9 +130,11 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
 
 
 def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
-    """The same bits every time: a row of dK for each place of the lists, added in their order.
+    """Bind a backward that gives the same bits every time: a row of dK for each entry of the lists,
+    added in their order.
 
-    On as many queries at a time as have room for those rows. The bits do not depend on how many.
+    It takes as many queries at a time as have room for those rows. The bits do not depend on how
+    many.
     """
     num_queries, num_heads, _ = operands.q_index.shape
     num_keys, topk = operands.k_index.shape[0], operands.indices.shape[1]
@@ -157,17 +160,17 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
 
 
 def parts(num_queries: int, at_a_time: int) -> Iterator[slice]:
-    """All queries, so many at a time."""
+    """All queries, `at_a_time` at a time."""
     return (slice(first, first + at_a_time) for first in range(0, num_queries, at_a_time))
 
 
 def place_order(
     plan: BwdPlan, scratch: Tensor, groups: int, topk: int, num_keys: int
 ) -> tuple[Tensor, Tensor]:
-    """(order, starts) int32: key k has the places order[starts[k]:starts[k + 1]], ascending.
+    """(order, starts) int32: key k has the entries order[starts[k]:starts[k + 1]], ascending.
 
     Args:
-        scratch: of a launch for so many groups.
+        scratch: of a launch for `groups` groups.
     """
     capacity = plan.capacity(topk)
     listed, counts = plan.places_in(scratch, groups, topk)

@@ -15,7 +15,7 @@ from flashdsa.operands import IndexerKlBwdOperands, IndexerKlOperands
 
 
 def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOperands], Tensor]:
-    """`kl` of operands that differ from these in what they hold alone."""
+    """`kl` of operands that differ from these only in their values."""
     rows = operands.scores.shape[0]
     if not operands.scores.numel():
         return lambda _: runner.empty(rows, dtype=torch.float32).zero_()
@@ -42,7 +42,7 @@ def kl(runner: Runner, operands: IndexerKlOperands) -> Tensor:
 def bind_backward(
     runner: Runner, operands: IndexerKlBwdOperands
 ) -> Callable[[IndexerKlBwdOperands], Tensor]:
-    """`kl_backward` of operands that differ from these in what they hold alone."""
+    """`kl_backward` of operands that differ from these only in their values."""
     shape = tuple(operands.scores.shape)
     if not operands.scores.numel():
         return lambda _: runner.empty(*shape, dtype=torch.float32)

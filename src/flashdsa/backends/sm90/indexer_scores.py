@@ -17,20 +17,20 @@ from flashdsa.operands import IndexerScoresOperands
 
 @cache
 def plan_for(num_heads: int) -> ScoresPlan:
-    """The plan with the fewest columns that so many heads fit in."""
+    """The plan with the fewest columns for `num_heads` heads."""
     return ScoresPlan(next(size for size in NUM_HEADS if size >= num_heads))
 
 
 def bind(
     runner: Runner, operands: IndexerScoresOperands
 ) -> Callable[[IndexerScoresOperands], Tensor]:
-    """`indexer_scores` of operands that differ from these in what they hold alone."""
+    """`indexer_scores` of operands that differ from these only in their values."""
     num_queries, topk = operands.indices.shape
     if not operands.k_index.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).fill_(-torch.inf)
     plan = plan_for(operands.q_index.shape[1])
     function = runner.function(INDEXER_SCORES, plan)
-    # A query for each CTA; of few queries each has several.
+    # Each CTA has a query; a query has several CTAs if queries are few.
     parts = max(1, min(plan.ctas * runner.num_sms // num_queries, -(-topk // TILE_KEYS)))
     every = runner.empty(0, dtype=torch.int32)
     empty_scores = runner.allocator(num_queries, topk, dtype=torch.float32)

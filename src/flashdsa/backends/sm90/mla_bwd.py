@@ -31,7 +31,7 @@ def backward(
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> Gradients:
-    """Of one call."""
+    """Gradients of one call."""
     bound = bind(
         runner, operands, sm_scale=sm_scale, deterministic=deterministic, dkv_dtype=dkv_dtype
     )
@@ -46,7 +46,7 @@ def bind(
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> Callable[[MlaBwdOperands], Gradients]:
-    """`backward` of operands that differ from these in what they hold alone."""
+    """`backward` of operands that differ from these only in their values."""
     kv, num_queries = operands.kv, operands.q.shape[0]
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)
@@ -97,7 +97,7 @@ def bind(
 
 
 def head_parts(num_heads: int) -> list[tuple[slice, int]]:
-    """Heads of each part, and how many the kernels take for them: the rest is padding."""
+    """Heads of each part, and the number of heads in its kernel: the rest is padding."""
     parts = []
     for first in range(0, num_heads, max(HEADS)):
         heads = slice(first, min(first + max(HEADS), num_heads))
@@ -106,7 +106,7 @@ def head_parts(num_heads: int) -> list[tuple[slice, int]]:
 
 
 def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
-    """Some heads of (S, H, ...), with others behind them that hold `empty`."""
+    """Some heads of (S, H, ...), then others that hold `empty`."""
     if heads == slice(0, x.shape[1]) and padded == x.shape[1]:
         return x
     made = x.new_full((x.shape[0], padded, *x.shape[2:]), empty)
@@ -115,7 +115,7 @@ def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
 
 
 class Sizes(NamedTuple):
-    """Of a call but for its heads."""
+    """Sizes of a call but for its heads."""
 
     runner: Runner
     num_queries: int
@@ -132,7 +132,7 @@ class Bound(NamedTuple):
 
 
 def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
-    """Of so many heads, one of HEADS."""
+    """Bind the launches of `num_heads` heads, one of HEADS."""
     runner, num_queries, num_keys, topk, sm_scale = sizes
     grouping = grouping_for(
         num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
@@ -147,7 +147,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
 
 
 def without_keys(operands: Sequence[Any], dkv_dtype: torch.dtype) -> Gradients:
-    """Zeros: there is no key, or no query; operands as in `MlaBwdOperands`."""
+    """Zero gradients of a call without keys or without queries; operands as in `MlaBwdOperands`."""
     q, kv, *_, sink = operands
     d_sink = q.new_zeros(0 if sink is None else sink.shape[0], dtype=torch.float32)
     return q.new_zeros(q.shape), kv.new_zeros(kv.shape, dtype=dkv_dtype), d_sink

@@ -17,13 +17,15 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
 from flashdsa.operands import MlaBwdOperands
 
 MOST_LIST_BYTES = 1 << 28
-"""Of the lists of both kinds of groups; queries that need more are launched in parts."""
+"""Most bytes of the lists of both kinds of groups; queries that need more are launched in parts."""
 LISTS, SLOT_BYTES = 2, 5
-"""Of a query: of the group of each kind, a row and its members each."""
+"""Lists that hold a query's slot, one of each kind of group; bytes of a slot in a list: a row and
+its members."""
 SPREAD = 5
-"""Tiles by which CTAs begin one behind the other, so that they do not add to the same rows."""
+"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
+rows."""
 NEAR_ROWS = 12_288
-"""Of dKV, that lie in the second-level cache. With more of them CTAs sweep them together."""
+"""Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 """delta (S, H) fp32 and dq, written, and dkv fp32, added to; of several dKVs the first one."""
@@ -33,10 +35,11 @@ LaunchLarge = Callable[[MlaBwdOperands, Outputs, float, Lists, Tensor], None]
 
 
 class LaunchSmall(Protocol):
-    """Of operands without gaps; topk_length (0,) says that every slot counts, lse has the sinks.
+    """Launch on operands without gaps; topk_length (0,) says that every slot counts, lse has the
+    sinks.
 
-    It makes delta of all queries, and their lists, dQ and dKV; of `large`, the lists and the choice
-    in any case, and the rest where they are not taken.
+    It writes delta of all queries, and their lists, dQ and dKV. It makes the lists and the choice
+    of `large` in any case, and the rest only if these groups are not taken.
     """
 
     def __call__(
@@ -45,24 +48,23 @@ class LaunchSmall(Protocol):
 
 
 class Groups(Protocol):
-    """Of the kernels with a spool."""
+    """Groups of the kernels with a spool."""
 
     @property
     def queries(self) -> int:
-        """Of a group."""
+        """Queries of a group."""
 
     @property
     def capacity(self) -> int:
-        """Of a group's list."""
+        """Capacity of a group's list."""
 
     @property
     def limits(self) -> tuple[float, int]:
-        """Up to which length of the lists, in those of a query, they are taken; keys of a list, at
-        most."""
+        """Longest lists with which they are taken, in lists of a query; most keys of a list."""
 
 
 class Large(NamedTuple):
-    """Groups that are taken instead where their queries have much in common.
+    """Groups that are taken instead if their queries have much in common.
 
     Attributes:
         lists: of them, written. choice: (1,) int32, written. limits: see `Groups`.
@@ -82,7 +84,7 @@ class Call(NamedTuple):
     """The sizes of a call, or of a part of its queries.
 
     Attributes:
-        large: groups that the device may choose instead; None: there is no choice.
+        large: groups that the device may choose instead; None: no choice.
     """
 
     runner: Runner
@@ -95,39 +97,39 @@ class Call(NamedTuple):
 
     @property
     def group_queries(self) -> int:
-        """Of 64 rows, or of a query of 128 heads."""
+        """Queries of a group: of 64 rows, or of a query of 128 heads."""
         return max(1, BLOCK_ROWS // self.num_heads)
 
     @property
     def num_groups(self) -> int:
-        """Of `group_queries`."""
+        """Groups of `group_queries` queries."""
         return -(-self.num_queries // self.group_queries)
 
     @property
     def capacity(self) -> int:
-        """Of a group's list."""
+        """Capacity of a group's list."""
         return capacity_of(self.group_queries, self.topk)
 
     @property
     def num_ctas(self) -> int:
-        """At most one for each 64 rows of Q."""
+        """CTAs: at most one for each 64 rows of Q."""
         row_blocks = -(-self.num_queries * self.num_heads // BLOCK_ROWS)
         return min(row_blocks, self.runner.num_sms)
 
     def plan(self, *, slots: bool = False) -> FusedPlan:
-        """Of the fused kernel."""
+        """Plan of the fused kernel."""
         return plan_of(self.num_heads, 0 if self.large is None else self.large.queries, slots)
 
 
 @lru_cache
 def plan_of(num_heads: int, more: int, slots: bool) -> FusedPlan:
-    """Of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which takes
-    longer than a launch."""
+    """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
+    takes longer than a launch."""
     return FusedPlan(max(1, BLOCK_ROWS // num_heads), more, slots)
 
 
 def bind_fused(call: Call) -> LaunchSmall:
-    """Launches of calls of these sizes."""
+    """Bind the launches of calls of these sizes."""
     function = call.runner.function(MLA_BWD_FUSED, call.plan())
     spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
     first_arguments = bind_arguments(call)
@@ -162,9 +164,9 @@ def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any,
 def bind_either(
     call: Call, launch_large: LaunchLarge, bind_small: Callable[[Call], LaunchSmall]
 ) -> Launch:
-    """Large groups where they have much in common, else the fused kernel.
+    """Bind large groups where they have much in common, else the fused kernel.
 
-    The device chooses, for as many queries at a time as have room for lists.
+    The device chooses for each part of the queries whose lists have room.
 
     Args:
         launch_large: of kernels that have work where a choice takes the large groups.
@@ -197,7 +199,7 @@ def bind_either(
 def bind_choice(
     call: Call, groups: Groups, launch_large: LaunchLarge, launch_small: LaunchSmall
 ) -> Launch:
-    """Of queries whose lists have room together; arguments as for `bind_either`."""
+    """Bind a launch on queries whose lists have room together; arguments as for `bind_either`."""
     runner, sm_scale, limits = call.runner, call.sm_scale, groups.limits
     sizes = -(-call.num_queries // groups.queries), groups.queries, groups.capacity
 

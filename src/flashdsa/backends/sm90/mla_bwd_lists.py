@@ -13,7 +13,8 @@ from flashdsa.kernels.sparse_mla.sm90.members import members_bits
 
 
 class Lists(NamedTuple):
-    """Of a grouping's groups, see `spool.py`, and what the queries of each name, one by one."""
+    """Lists of a grouping's groups, see `spool.py`, and what the queries of each name, one by
+    one."""
 
     rows: Tensor
     members: Tensor
@@ -22,17 +23,17 @@ class Lists(NamedTuple):
     named: Tensor
 
     def of(self, groups: int) -> Lists:
-        """Of the first groups."""
+        """Lists of the first `groups` groups."""
         return Lists(*(x[:groups] for x in self))
 
 
 def capacity_of(queries: int, topk: int) -> int:
-    """Of a group's list: room for all its slots, in whole tiles."""
+    """Capacity of a group's list: room for all its slots, in whole tiles."""
     return -(-queries * topk // TILE_KEYS) * TILE_KEYS
 
 
 def allocate_lists(runner: Runner, groups: int, queries: int, capacity: int) -> Lists:
-    """Of so many groups, of so many queries each."""
+    """Allocate the lists of `groups` groups, of `queries` queries each."""
     member = torch.uint8 if members_bits(queries) == 8 else torch.uint16
     rows = runner.empty(groups, capacity, dtype=torch.int32)
     numbers = runner.empty(3, groups, dtype=torch.int32).unbind()

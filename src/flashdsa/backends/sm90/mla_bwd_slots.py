@@ -1,4 +1,4 @@
-"""Launches of the fused Hopper backward whose dKV has an order: slots in place of additions."""
+"""Launches of the fused Hopper backward whose dKV has an order: slots replace additions."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
 from flashdsa.operands import MlaBwdOperands
 
 MOST_SLOT_BYTES = 1 << 31
-"""Of the rows of a part of the groups; more only where a single group needs more."""
+"""Most bytes of the rows of a part of the groups; more only if a single group needs more."""
 WAVE = 132
-"""Row blocks that a part has a multiple of, where so many have room: an H100's and an H200's SMs.
-It does not depend on the device, and so the bits do not."""
+"""Row blocks that a part has a multiple of, if that many have room: an H100's and an H200's SMs. It
+does not depend on the device, and so the bits do not."""
 
 
 FAR_ROWS = 65_536
-"""Of dKV, beyond which additions to rows that no one else adds to at the time take longest."""
+"""Rows of dKV above which additions to rows without other additions at the time take longest."""
 
 
 class Sizes(NamedTuple):
-    """Of the workspace of a call.
+    """Sizes of the workspace of a call.
 
     Attributes:
         room: keys of a part's lists. unit_groups: groups that are taken together.
@@ -53,25 +53,25 @@ class Sizes(NamedTuple):
 
 
 def is_far(num_heads: int, num_keys: int) -> bool:
-    """Whether slots are faster than additions to so many rows of dKV."""
+    """Whether slots are faster than additions to `num_keys` rows of dKV."""
     return num_heads >= BLOCK_ROWS and num_keys > FAR_ROWS
 
 
 @lru_cache
 def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
-    """For so many groups, whose lists have room for `capacity` keys.
+    """Sizes for `groups` groups, whose lists have room for `capacity` keys.
 
     Args:
         blocks: row blocks of a group, each of which has a row for each key.
     """
     of_key = blocks * ROW_WORDS * 4
     room = max(capacity, min(MOST_SLOT_BYTES // of_key, groups * capacity))
-    # What a group counts for, at most: see `places.split_kernel`.
+    # Most keys that a group counts for: see `places.split_kernel`.
     most = max(capacity, -(-room // MOST_PART_GROUPS))
     unit_groups = max(1, min(WAVE // blocks, room // most))
     units = -(-groups // unit_groups)
-    # A part has room for so many units of any size; and what it and the next unit count for is
-    # more than the room.
+    # A part has room for that many batches of groups of any size; a part and the next batch
+    # together count for more keys than the room.
     parts = -(-units // (room // (unit_groups * most)))
     if parts > 1:
         parts = min(parts, groups * most // (room - unit_groups * most + 1) + 1)
@@ -80,7 +80,7 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
 
 
 def bind_slots(call: Call) -> LaunchSmall:
-    """As `bind_fused`."""
+    """Same as `bind_fused`."""
     runner = call.runner
     function = runner.function(MLA_BWD_FUSED, call.plan(slots=True))
     blocks = max(1, call.num_heads // BLOCK_ROWS)
@@ -99,7 +99,7 @@ def bind_slots(call: Call) -> LaunchSmall:
 
 
 def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tensor, ...]:
-    """The slots and what `Places` names."""
+    """Allocate the slots and the tensors of `Places`."""
     runner, num_keys, num_groups = call.runner, call.num_keys, call.num_groups
     blocks = max(1, call.num_heads // BLOCK_ROWS)
     count = num_keys * sizes.words * PAIR

@@ -22,19 +22,21 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 from flashdsa.operands import MlaBwdOperands
 
 MOST_WORKSPACE_BYTES = 1 << 30
-"""Of the spool and the lists of one launch; queries that need more are launched in parts."""
+"""Most bytes of the spool and the lists of one launch; queries that need more are launched in
+parts."""
 
 MOST_BUFFERS = 3
 MOST_BUFFER_BYTES = 1 << 30
-"""Of the deterministic backward's dKVs, each of S_kv rows in fp32; one there is in any case."""
+"""Most bytes of the deterministic backward's dKVs, each of S_kv rows in fp32; one exists in any
+case."""
 
 RATIO = {128: 1.16, 64: 1.16}
-"""By heads: how much longer than a query's list that of a group of 256 rows may be, on average.
-Where it is longer the fused kernel is faster; with fewer heads it always is."""
+"""Longest list of a group of 256 rows, as a multiple of a query's list, on average, by heads. The
+fused kernel is faster with longer lists; with fewer heads it always is."""
 ORDERED_RATIO = 1.25
-"""Instead, where additions are in order: then the fused kernel loses more."""
+"""The same ratio if additions are in order: the fused kernel then loses more."""
 MOST_LENGTH = 1.5
-"""The same of a single list. The spool has room for so much; where one list is longer the fused
+"""The same of a single list. The spool has room for that much; if one list is longer the fused
 kernel is taken."""
 BLOCKS = max(ROW_BLOCKS)
 """Row blocks of a group."""
@@ -43,12 +45,12 @@ FIRST = 0
 
 
 class Grouping(NamedTuple):
-    """How queries share lists.
+    """Sharing of lists by queries.
 
     Attributes:
         queries: neighbouring ones of a group. topk: slots of a query.
-        ratio, most_length: up to which length of the lists, and of each, in slots of a query, they
-            are taken; see `sm90.choice`.
+        ratio, most_length: longest lists on average, and longest single list, in slots of a query,
+            with which they are taken; see `sm90.choice`.
     """
 
     queries: int
@@ -58,12 +60,13 @@ class Grouping(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Of a group's list: room for all its slots."""
+        """Capacity of a group's list: room for all its slots."""
         return capacity_of(self.queries, self.topk)
 
     @property
     def most_keys(self) -> int:
-        """Of a list that the spool has room for; groups with longer ones are not taken."""
+        """Most keys of a list that the spool has room for; groups with longer ones are not
+        taken."""
         return min(self.capacity, capacity_of(1, math.ceil(self.most_length * self.topk)))
 
     @property
@@ -73,7 +76,7 @@ class Grouping(NamedTuple):
 
     @property
     def spool_bytes(self) -> int:
-        """Of a group."""
+        """Bytes of a group in the spool."""
         return BLOCKS * block_bytes(self.most_keys)
 
 
@@ -98,10 +101,10 @@ class Part(NamedTuple):
 def grouping_for(
     num_queries: int, num_heads: int, topk: int, num_sms: int, *, deterministic: bool = False
 ) -> Grouping | None:
-    """Groups of 256 rows; None where they never pay.
+    """Choose groups of 256 rows; None if they never pay.
 
-    With few heads a group of 64 rows has many queries anyway. And with few queries large groups
-    would leave streaming multiprocessors idle.
+    A group of 64 rows has many queries anyway if heads are few. Large groups would leave streaming
+    multiprocessors idle if queries are few.
 
     Args:
         num_heads: one of spool.HEADS.
@@ -115,14 +118,14 @@ def grouping_for(
 
 
 def buffers_for(num_keys: int) -> int:
-    """dKVs that the deterministic backward adds to: so many groups may go over the same keys at a
-    time. The bits depend on it, so it depends on nothing else."""
+    """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
+    time. The bits depend on it, so it depends on `num_keys` alone."""
     return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * D_QK * max(1, num_keys))))
 
 
 @lru_cache
 def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
-    """Of groups of so many queries: P and dS, dQ, dKV."""
+    """Plans of groups of `queries` queries: P and dS, dQ, dKV."""
     scores = ScoresPlan(queries, optional=True)
     return scores, DqPlan(BLOCKS), DkvPlan(BLOCKS, ordered=deterministic)
 
@@ -130,7 +133,7 @@ def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, Dkv
 def bind_large(
     runner: Runner, grouping: Grouping, *, deterministic: bool
 ) -> Callable[[MlaBwdOperands, tuple[Tensor, Tensor, Tensor], float, Lists, Tensor], None]:
-    """What launches dQ and dKV of delta and lists that are there, where `choice` takes the large
+    """Bind a launch of dQ and dKV from existing delta and lists, if `choice` takes the large
     groups.
 
     Its arguments:
@@ -159,7 +162,7 @@ def bind_large(
         room = MOST_WORKSPACE_BYTES - sum(x.nbytes for x in lists)
         at_a_time = max(1, room // spool_bytes)
         if at_a_time > num_sms:
-            # So many groups are whole waves of all three kernels.
+            # A multiple of num_sms groups is whole waves of all three kernels.
             at_a_time -= at_a_time % num_sms
         at_a_time = min(groups, at_a_time)
         spool = runner.empty(at_a_time * BLOCKS, group_bytes, dtype=torch.uint8)
@@ -202,7 +205,7 @@ def launch_part(
     sm_scale: float,
     num_sms: int,
 ) -> None:
-    """P and dS, dQ and dKV of a part.
+    """Launch P and dS, dQ and dKV of a part.
 
     Args:
         functions: of these three. workspace: the spool, the choice, and of the deterministic

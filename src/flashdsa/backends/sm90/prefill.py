@@ -35,7 +35,7 @@ def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool)
 def bind(
     runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
 ) -> Callable[[Sequence[Any]], None]:
-    """`topk_prefill` of operands that differ from these in what they hold alone."""
+    """`topk_prefill` of operands that differ from these only in their values."""
     topk_indices = operands.topk_indices
     if not topk_indices.is_contiguous():
         raise UnsupportedError(
@@ -50,7 +50,7 @@ def bind(
 
 
 def _write_none(operands: Sequence[Any]) -> None:
-    """There is no key, or no query."""
+    """Write -1 for a call without keys or without queries."""
     TopkPrefillOperands(*operands).topk_indices.fill_(-1)
 
 
@@ -76,8 +76,8 @@ def _bind_rows(
 def bind_plan(
     runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands
 ) -> Callable[..., Tensor]:
-    """What launches a plan's kernel on operands that differ from these in what they hold alone,
-    inside `runner.launching()`, and gives `topk_indices`; there are queries and keys.
+    """Bind a launch of a plan's kernel on operands that differ from these only in their values,
+    inside `runner.launching()`; it returns `topk_indices`. Neither queries nor keys are empty.
 
     A plan with scores takes their buffer too: (S, topk) int32 for the bits of fp32.
     """
@@ -110,7 +110,7 @@ def logits(runner: Runner, operands: PrefillOperands) -> Tensor:
 
 
 def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence[Any]], Tensor]:
-    """`logits` of operands that differ from these in what they hold alone."""
+    """`logits` of operands that differ from these only in their values."""
     queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
     empty_scores = runner.allocator(queries, keys, dtype=torch.float32)
     if queries and keys:
@@ -129,7 +129,7 @@ def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence
 def plan_of(
     operands: PrefillOperands, *, scores_only: bool = False, with_scores: bool = False
 ) -> PrefillPlan:
-    """Of the kernel that serves a call."""
+    """Plan of the kernel that serves a call."""
     dtype = str(operands.q_index.dtype).removeprefix("torch.")
     return _plan(operands.q_index.shape[1], dtype, scores_only, with_scores)
 
@@ -141,7 +141,8 @@ def _plan(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> P
 
 
 def _bind_arguments(runner: Runner, operands: PrefillOperands) -> Callable[..., tuple[Tensor, ...]]:
-    """What gives the inputs in the kernel's order, copied where it cannot read them as they are."""
+    """Bind a function that gives the inputs in the kernel's order, copied if it cannot read them as
+    they are."""
     from_row_0 = runner.empty(0, dtype=torch.int32)
     no_scales = runner.empty(0, dtype=torch.float32)
     dense = lie_densely(operands)
@@ -174,8 +175,8 @@ def _allocate(runner: Runner, words: int) -> tuple[Tensor, ...]:
 def _with_ranges_checked(
     serve: Callable[[Sequence[Any]], Any], inputs_of: Callable[[Sequence[Any]], PrefillOperands]
 ) -> Callable[[Sequence[Any]], Any]:
-    """`serve`; with FLASHDSA_CHECK=1 what first raises ArgumentValueError for a range that is none
-    of the keys."""
+    """`serve`, after a check that raises ArgumentValueError for a range outside the keys if
+    FLASHDSA_CHECK=1."""
     if not Settings.from_environment().check:
         return serve
 

@@ -16,7 +16,7 @@ from flashdsa.operands import SparseMlaOperands
 def choose(
     runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
 ) -> Kernel:
-    """As `sparse_mla_launches.Choose`: the decode, or the forward."""
+    """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
@@ -33,10 +33,10 @@ bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
 def plan_for(num_queries: int, num_heads: int, num_sms: int, max_logits: bool = False) -> FwdPlan:
-    """Groups of queries where few heads would leave rows of the MMAs empty.
+    """Choose groups of queries if few heads would leave rows of the MMAs empty.
 
-    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with so
-    many queries groups are never slower, whatever they have in common.
+    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
+    that many queries groups are never slower, whatever they have in common.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group in GROUPS and num_queries > (group - 1) * num_sms:
@@ -53,11 +53,11 @@ def _plan(group: int, max_logits: bool) -> FwdPlan:
 def arguments_for(
     runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
 ) -> Arguments:
-    """Of the compiled function of `plan`."""
+    """Arguments of the compiled function of `plan`."""
     num_heads = operands.q.shape[1]
 
     def num_ctas(queries: int) -> tuple[int]:
-        """Of a launch: as many as have an item, at most one an SM."""
+        """CTAs of a launch: one for each item, at most one an SM."""
         groups = -(-queries // plan.group)
         items = groups * -(-num_heads // ROWS) if plan.group == 1 else groups
         return (min(items, runner.num_sms),)

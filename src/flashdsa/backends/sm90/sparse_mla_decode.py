@@ -25,21 +25,21 @@ def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
 
 
 def items_of(q: Tensor) -> int:
-    """64 heads of a query each."""
+    """Items, each 64 heads of a query."""
     return q.shape[0] * -(-q.shape[1] // ROWS)
 
 
 def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
-    """CTAs of an item: so many that all clusters run at once and each CTA has the fewest tiles;
-    of those that give as few the fewest. One where there are more items than SMs."""
+    """CTAs of an item: all clusters run at once and each CTA has the fewest tiles; the smallest
+    such number. One if the items are more than the SMs."""
     tiles = -(-topk // TILE_KEYS)
     fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
 def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> Kernel:
-    """What serves operands that differ from these in what they hold alone; there is a query and a
-    kv row, and no max_logits are asked for."""
+    """Kernel for operands that differ from these only in their values; it needs a query and a kv
+    row, and serves no max_logits."""
     queries, num_heads = operands.q.shape[:2]
     key = "decode", is_packed(operands.kv), queries, num_heads, operands.indices.shape[1]
     found = runner.launches.get(key)
@@ -53,7 +53,7 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
 def arguments_for(
     runner: Runner, operands: SparseMlaOperands, sm_scale: float, cluster_size: int
 ) -> Arguments:
-    """Of the one launch of a decode."""
+    """Arguments of the one launch of a decode."""
     launch_operands = bind_operands(runner, operands, sm_scale)
     return lambda operands: [(*launch_operands(operands), cluster_size)]
 
@@ -65,7 +65,7 @@ def launch(
     operands: SparseMlaOutOperands,
     sm_scale: float,
 ) -> None:
-    """The compiled function of any plan on the operands, inside `runner.launching()`.
+    """Call the compiled function of any plan on the operands, inside `runner.launching()`.
 
     Args:
         operands: out and lse are written, without gaps.
@@ -80,8 +80,8 @@ def choose(
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel, and CTAs of an item.
 
-    Of packed rows that of few heads, if there are few; or where as many CTAs of it run at once that
-    none has more steps than with all 64 heads in each, as its steps are shorter.
+    Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
+    that none has more steps than with all 64 heads in each, as its steps are shorter.
     """
     many = DecodePlan(packed=packed)
     sizes = _capacity(runner, many)
@@ -99,10 +99,10 @@ def choose(
 
 
 def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:
-    """By number of CTAs, clusters that run at once on a device without other work.
+    """Clusters that run at once on a device without other work, by number of CTAs.
 
     A cluster of 16 is the quickest for a query alone (20 us, with 8 CTAs 26), but begins only when
-    16 SMs of one GPC are free: behind 32 that another stream holds it waits until those are.
+    16 SMs of one GPC are free: while another stream holds 32 SMs it waits for them.
     """
     return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), MOST_CTAS)
 

@@ -19,8 +19,8 @@ from flashdsa.operands import TopkOperands
 def topk_positions(runner: Runner, operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor:
     """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
 
-    Between the kernels' widths the next one's list is cut: sorted by score first, so that the best
-    remain, then put in ascending order where that is asked for.
+    A `topk` between the kernels' widths gets the next one's list, cut: sorted by score first, so
+    that the best remain, then put in ascending order if that is asked for.
 
     Lengths are clamped to [0, max_len]; with FLASHDSA_CHECK=1 others are errors, which waits for
     the device. Order and ties as on the CPU.

@@ -1,6 +1,6 @@
-"""Compiles what every architecture has: the fused indexer and the scores alone, for a `launch`.
+"""Compilation of the kernels that every architecture has: the fused indexer and the scores alone.
 
-Shapes are dynamic; what the plan says is not.
+Shapes are dynamic; the plan's values are not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
 
 def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
-    """A matrix whose rows may have any distance."""
+    """A fake matrix whose rows may have any distance."""
     return make_fake_tensor(
         dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
     )
@@ -23,8 +23,8 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
     """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
-    cluster_size) on torch's current stream; needs no GPU. With splits it is (..., topk_indices,
-    arrivals, slots, num_clusters, cluster_size, num_splits)."""
+    cluster_size) on torch's current stream; needs no GPU. A plan with splits takes (...,
+    topk_indices, arrivals, slots, num_clusters, cluster_size, num_splits)."""
     rows, requests, pages, table, counters, slots = (cute.sym_int32() for _ in range(6))
     workspace = (
         fake_tensor(Int32, (counters,), WORD_ALIGNMENT),

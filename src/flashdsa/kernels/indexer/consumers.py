@@ -1,4 +1,4 @@
-"""What all consumer threads of a CTA do together: syncs and sums."""
+"""Syncs and sums of all consumer threads of a CTA."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.smem_views import SCRATCH_WARP_SUMS, SelectBuffers
 
 CONSUMER_BARRIER = 1
-"""The named barrier among the consumers; those of the teams come behind it."""
+"""Named barrier of the consumers; the teams' barriers have the next numbers."""
 
 
 def consumer_sync(plan: Any) -> None:
-    """All consumers of the plan wait for each other, those of a team where it is one's; their
-    shared memory accesses are ordered by it."""
+    """Sync all consumers of the plan, a team's if the plan is a team's; it orders their shared
+    memory accesses."""
     barrier: Any = CONSUMER_BARRIER
     if plan.is_team:
         thread, _, _ = cute.arch.thread_idx()
@@ -36,11 +36,11 @@ def consumer_prefix(select: SelectBuffers, value: Int32, thread: Int32, plan: cu
 def warp_sums(
     select: SelectBuffers, of_warp: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """In lane i the `of_warp` of warp i, 0 in the rest. One consumer sync."""
+    """Return the `of_warp` of warp i in lane i, 0 in the other lanes. One consumer sync."""
     lane = thread % WARP_SIZE
     if lane == 0:
         select.scratch[SCRATCH_WARP_SUMS + thread // WARP_SIZE] = of_warp
-    # All consumers: every warp's word is in scratch. It is written again behind another sync only.
+    # All consumers: every warp's word is in scratch. It is written again only after another sync.
     consumer_sync(plan)
     sums = Int32(0)
     if lane < plan.consumer_warps:

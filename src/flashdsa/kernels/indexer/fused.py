@@ -1,4 +1,4 @@
-"""What the fused kernels of all architectures do alike: who a thread is, and the role select."""
+"""Parts of the fused kernels that no architecture changes: thread coordinates, role selection."""
 
 from typing import Any, NamedTuple
 
@@ -19,18 +19,18 @@ from flashdsa.kernels.indexer.teams import select_in_teams
 
 
 class Caller(NamedTuple):
-    """Which thread calls."""
+    """Coordinates of the calling thread."""
 
     thread: Int32  # of the CTA
     warp: Int32
     lane: Int32
     cta: Int32
     num_ctas: Int32
-    consumes: cutlass.Boolean  # it scores and selects; the others come behind
+    consumes: cutlass.Boolean  # it scores and selects; the other threads follow them
 
 
 class Operands(NamedTuple):
-    """What of the launch's operands both roles need."""
+    """Operands of the launch that both roles need."""
 
     weights: cute.Tensor
     block_table: cute.Tensor
@@ -41,7 +41,7 @@ class Operands(NamedTuple):
 
 
 def find_caller(plan: Any) -> Caller:
-    """At the kernel's start."""
+    """Return the calling thread's coordinates, at the kernel's start."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -51,7 +51,7 @@ def find_caller(plan: Any) -> Caller:
 
 @cute.jit
 def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass.Constexpr) -> None:
-    """Tensor maps, before anything else."""
+    """Prefetch the tensor maps, before anything else."""
     if caller.thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
@@ -59,8 +59,8 @@ def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass
 
 @cute.jit
 def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constexpr) -> None:
-    """Where the lengths decide, the threads that put no rows in order prefetch tables and
-    weights."""
+    """Prefetch tables and weights, if the lengths decide, by the threads that do not order the
+    rows."""
     if const_expr(plan.scheduled):
         threads = plan.threads - plan.consumer_threads
         if not caller.consumes:

@@ -1,8 +1,8 @@
-"""What the load warps of every architecture do: announce work tiles, keep to a depth of pages.
+"""Load warps of every architecture: they announce work tiles and limit the pages in flight.
 
-The first argument is the context of an architecture's role load. It has `inputs`, the producer's
-end of InputBuffers; `queries_map`, a pointer to a tensor map, None: no pages follow; `weights` and
-`block_table`, in device memory; `warp`, the calling one among the role's.
+The first argument is the context of an architecture's role load. Its fields: `inputs`, the
+producer's end of InputBuffers; `queries_map`, a pointer to a tensor map, None: no pages follow;
+`weights` and `block_table`, in device memory; `warp`, the calling one among the role's.
 """
 
 from typing import Any
@@ -16,14 +16,14 @@ from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, request_of, wr
 from flashdsa.kernels.indexer.sizes import DEPTH_STEPS
 
 SPREAD = 5
-"""Its multiples modulo DEPTH_STEPS are all steps, and neighbouring ones are far apart."""
+"""Factor whose multiples modulo DEPTH_STEPS are all steps, and neighbouring ones are far apart."""
 
 
 @cute.jit
 def announce(
     ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Description, queries and weights of a tile; returns the id of its page `lane`."""
+    """Announce a tile: description, queries and weights; return the id of its page `lane`."""
     ids = ask_for_ids(ctx, tile, lane)  # on their way while the tile is announced
     describe(ctx, number, tile, lane, plan)
     return ids
@@ -31,12 +31,13 @@ def announce(
 
 @cute.jit
 def describe(ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The first warp: a tile's description, and its row's queries and weights if pages follow."""
+    """The first warp: load a tile's description, and its row's queries and weights if pages
+    follow."""
     if ctx.warp == 0:
         ring = ctx.inputs.tile_ring
         state = ring.state(number)
-        # tile_empty[stage], the phase before: every consumer warp has left the tile that was here.
-        # Description, queries and weights of the stage may be overwritten.
+        # tile_empty[stage], the phase before: every consumer warp has left the previous tile of the
+        # stage. Description, queries and weights of the stage may be overwritten.
         acquire_reused(ring, state, number)
         if lane == 0:
             write_tile(ctx.inputs.tiles, state.stage, tile)
@@ -110,8 +111,8 @@ def acquire_stage(
     """Wait until the stage of use `number` is free, and no more than `depth` stages of the calling
     warp are in flight.
 
-    The stages ahead are a whole number. It changes from use to use over DEPTH_STEPS uses, so that
-    `depth` is met on average; SPREAD keeps neighbouring uses apart.
+    The number of stages in flight is an integer. It varies over DEPTH_STEPS uses, so that its
+    average is `depth`; SPREAD keeps neighbouring uses apart.
     """
     if const_expr(depth is not None):
         step = number // plan.load_warps * SPREAD & (DEPTH_STEPS - 1)
@@ -119,9 +120,9 @@ def acquire_stage(
         nearer = number - plan.load_warps * ahead
         if nearer >= 0 and ahead < plan.warp_stages:
             # page_empty, phase of the use `ahead` of the same load warp: four warps have read it.
-            # Nothing may be written for that; one stage less is in flight. The parity is enough, as
-            # this warp has not filled that stage again.
+            # Nothing may be written because of that; one stage less is in flight. The parity is
+            # enough, as this warp has not filled that stage again.
             ring.wait_until_read(nearer)
-    # page_empty[stage], the phase before: the four warps of its warpgroup have read what was here.
-    # TMA may overwrite keys and scales, this thread page_valid.
+    # page_empty[stage], the phase before: the four warps of its warpgroup have read the stage's
+    # previous page. TMA may overwrite keys and scales, this thread page_valid.
     acquire_reused(ring, state, number)

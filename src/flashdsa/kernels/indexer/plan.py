@@ -23,7 +23,7 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
-"""What kernels are compiled for."""
+"""Values of topk that kernels are compiled for."""
 FUSED_KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"scheduled": True, "splits": True},
@@ -35,7 +35,7 @@ POSITIONS = tuple(
     {"num_heads": num_heads, "positions": True, **kind}
     for num_heads, kind in product((64, 32), FUSED_KINDS)
 )
-"""Those that write positions, of the sizes of DeepSeek-V3.2 and GLM-5."""
+"""Choices of kernels that write positions: the sizes of DeepSeek-V3.2 and GLM-5."""
 
 
 class SplitWorkspace(NamedTuple):
@@ -47,39 +47,39 @@ class SplitWorkspace(NamedTuple):
 
 @dataclass(frozen=True)
 class SelectPlan:
-    """One compiled indexer: choices first, then what follows from them; an architecture's plan adds
-    how pages are loaded and scored.
+    """One compiled indexer: choices, then derived values; an architecture's plan adds how pages are
+    loaded and scored.
 
     Attributes:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
         positions: ids are token positions, not cache slots.
-        splits: several clusters may share a long row; not with `sorted`. Alone, those of a few
-            rows (see select/row_splits.py); with `scheduled`, those of any batch, each CTA alone
+        splits: several clusters may share a long row; not with `sorted`. Only few rows are split
+            without `scheduled` (see select/row_splits.py); with it, any batch's, each CTA alone
             (see select/cta_splits.py).
         scheduled: the rows' lengths decide who gets which, and how many CTAs (see
-            schedule/row_schedule.py). Without it, a batch keeps its own order.
+            schedule/row_schedule.py); otherwise a batch keeps its own order.
         stages: pages in flight, where the winners are not sorted.
         list_capacity: scored tokens that the selection keeps in shared memory.
         max_compared: candidates that are compared with each other, at most.
         tile_stages: work tiles (query, weights, description) in flight.
         first_fill_pages: pages after which every FILLS-th CTA first compacts a part that does not
             fit the list.
-        fill_step_pages: how many more that are in each CTA behind it: CTAs that compact leave their
+        fill_step_pages: the increase from each such CTA to the next: CTAs that compact leave their
             share of the memory's bandwidth to the others.
         refill_pages: with less room in the list than this, it is compacted first.
         split_pages: rows of fewer pages are one cluster's, even if more could share them; not
             with `scheduled`.
         select_pages: pages that a CTA could score in the time in which it selects in a row.
-        merge_pages: the same of a row that is split among CTAs, until the last has merged.
-        settling_ctas: CTAs of a split row, from which on they wait for each other's counts, if
+        merge_pages: selection time of a split row, until the last CTA has merged, in pages scored.
+        settling_ctas: minimum CTAs of a split row that wait for each other's counts, if
             each has at least `settling_pages`.
         count_polls: how often such a CTA looks whether all others have counted their
             parts, before it goes on without them; a look takes some 0.5 us. They end up to 4 us
             apart where nothing else runs, and to go on alone costs 10 us.
-        pairs: two neighbouring rows, a request's, are scored together: what is called a row of the
-            schedule is such a pair. Half of the consumers, a team, ranks each of them (see
-            teams.py). With `splits` and `scheduled` only.
-        is_team: of what one team runs; see `of_team`.
+        pairs: two neighbouring rows, a request's, are scored together: a row of the
+            schedule is then such a pair. Half of the consumers, a team, ranks each of them (see
+            teams.py). Requires `splits` and `scheduled`.
+        is_team: the plan of what one team runs; see `of_team`.
     """
 
     num_heads: int = 64
@@ -108,7 +108,7 @@ class SelectPlan:
     arch: ClassVar[ArchSpec]
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other and the architecture."""
+        """Check the choices against each other and the architecture."""
         if self.num_heads not in NUM_HEADS:
             raise ValueError(f"num_heads: expected 16, 32 or 64; got {self.num_heads}")
         if self.topk not in TOPK:
@@ -131,17 +131,17 @@ class SelectPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         raise NotImplementedError
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps by what they do."""
+        """The roles."""
         raise NotImplementedError
 
     @property
     def sizes_and_kinds(self) -> str:
-        """In the exported name: what tells the plans of one kernel apart."""
+        """Part of the exported name that tells the plans of one kernel apart."""
         names = ("sorted", "splits", "scheduled", "pairs", "positions")
         kinds = [name for name in names if getattr(self, name)]
         return "_".join((f"h{self.num_heads}", f"k{self.topk}", *kinds))
@@ -153,7 +153,7 @@ class SelectPlan:
 
     @property
     def of_team(self) -> SelectPlan:
-        """The plan as a team sees it, whose consumers are the team's; itself where there is one."""
+        """Plan of one team, whose consumers are the team's; itself if the CTA has one team."""
         if not self.pairs or self.is_team:
             return self
         groups = self.consumer_warpgroups // self.teams
@@ -161,8 +161,8 @@ class SelectPlan:
 
     @property
     def max_candidates(self) -> int:
-        """Entries that are taken out of the lists to find the threshold among them; at most one a
-        consumer of the row."""
+        """Entries that are taken out of the lists to find the threshold; at most one a consumer of
+        the row."""
         return self.of_team.consumer_threads
 
     @property
@@ -172,14 +172,14 @@ class SelectPlan:
 
     @property
     def segment_entries(self) -> int:
-        """Entries of a list that is not in order, of rows in pairs: each of the CTA's warps has a
-        segment, the first one those in front. To a team, too, it is the CTA's warps that count."""
+        """Entries of a segment. A list of rows in pairs that is not in order has a segment for each
+        of the CTA's warps, in the order of the warps. A team's plan counts the CTA's warps, too."""
         teams = 2 if self.is_team else 1
         return self.list_capacity // (self.consumer_warps * teams)
 
     @property
     def candidate_words(self) -> int:
-        """32-bit words for a row's own candidates, or for the places of what was published."""
+        """32-bit words for a row's own candidates, or for the offsets of published chunks."""
         places = 3 * LISTED_SLOTS + self.list_capacity // WARP_SIZE
         return max(ENTRY_WORDS * self.max_candidates, -(-places // WARP_SIZE) * WARP_SIZE)
 
@@ -190,7 +190,7 @@ class SelectPlan:
 
     @property
     def most_kept(self) -> int:
-        """Entries that are left where a list is cut down at a bin, and that a CTA publishes: the
+        """Entries that are left after a list is cut down at a bin, and that a CTA publishes: the
         best, and those in the bin of the last of them."""
         return self.topk + self.max_candidates
 
@@ -201,7 +201,8 @@ class SelectPlan:
 
     @property
     def lists_in_order(self) -> bool:
-        """Until it is compacted, the list has the order of positions, and so have the winners."""
+        """Whether the list, until it is compacted, and so the winners are in the order of
+        positions."""
         return not self.sorted
 
     @property
@@ -221,7 +222,7 @@ class SelectPlan:
 
     @property
     def consumer_warps(self) -> int:
-        """Warps that score and select; the load warps come behind them."""
+        """Warps that score and select; the load warps follow them."""
         return self.consumer_threads // WARP_SIZE
 
     @property
@@ -236,7 +237,7 @@ class SelectPlan:
 
     @property
     def full_depth(self) -> int:
-        """The same in the steps in which a schedule measures it."""
+        """Stages in flight of a load warp, in the steps in which a schedule measures them."""
         return self.warp_stages * DEPTH_STEPS
 
     @property
@@ -246,7 +247,7 @@ class SelectPlan:
 
     @property
     def refill_entries(self) -> int:
-        """With less room than this the list is compacted before more is added."""
+        """Free entries below which the list is compacted before more is added."""
         return self.refill_pages * PAGE_SIZE
 
     @property
@@ -276,12 +277,12 @@ class SelectPlan:
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         raise NotImplementedError
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
+        """Shared memory layout."""
         return plan_smem(self.regions, self.arch.smem_bytes)
 
     @property
@@ -291,11 +292,11 @@ class SelectPlan:
 
     @property
     def slot_words(self) -> int:
-        """32-bit words of what a CTA publishes at most: see select/row_splits.py."""
+        """Most 32-bit words that a CTA publishes: see select/row_splits.py."""
         return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
-        """Of a launch of so many CTAs, or of fewer: each selects in as many rows at once as it has
-        teams, and there are no more counted rows than that."""
+        """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it
+        has teams, and that is the largest number of counted rows."""
         selecting = ctas * self.teams
         return SplitWorkspace(selecting * ROW_COUNTERS, (selecting, self.slot_words))

@@ -1,4 +1,4 @@
-"""Page tables and weights into the second-level cache, before they are asked for."""
+"""Prefetch of page tables and weights into the second-level cache."""
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -17,7 +17,8 @@ def prefetch_inputs(
     threads: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """What is read after `seq_lens`; the caller is `thread` of `threads` that share the lines.
+    """Prefetch what is read after `seq_lens`; the caller is `thread` of `threads` that share the
+    lines.
 
     Args:
         block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H) fp32.

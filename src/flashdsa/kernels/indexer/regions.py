@@ -1,4 +1,4 @@
-"""What every plan of an indexer has in shared memory to select in, whoever scores."""
+"""Shared memory regions that every indexer plan selects in, whichever architecture scores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def select_regions(plan: Any) -> list[SmemRegion]:
 
 
 def _team_regions(plan: Any) -> list[SmemRegion]:
-    """Of one row: of a team where there are two."""
+    """Return the regions of one row: of one team if the CTA has two."""
     ctas = plan.largest_cluster
     regions = [
         SmemRegion("keys", plan.list_capacity * WORD_BYTES, 16, "list: sortable scores"),
@@ -52,12 +52,12 @@ def _team_regions(plan: Any) -> list[SmemRegion]:
         SmemRegion("above", MAX_CLUSTER * WORD_BYTES, 16, "received: entries above the last bin"),
         SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
     ]
-    # Where there are two teams, each has its own scratch.
+    # Two teams have a scratch each.
     return [*regions, scratch_region(PAIRS_SCRATCH_WORDS)] if plan.pairs else regions
 
 
 def scratch_region(words: int = SCRATCH_WORDS) -> SmemRegion:
-    """Words of those that select in a row."""
+    """Words of the consumers that select in a row."""
     return SmemRegion("scratch", words * 4, 16, "scans and broadcasts of the consumers")
 
 
@@ -72,7 +72,7 @@ def select_barrier_regions(plan: Any) -> list[SmemRegion]:
 
 
 def _schedule_regions(plan: Any) -> list[SmemRegion]:
-    """What a CTA keeps of the order of rows."""
+    """Return the regions that hold the order of rows in a CTA."""
     if not plan.scheduled:
         return []
     return [
@@ -82,7 +82,7 @@ def _schedule_regions(plan: Any) -> list[SmemRegion]:
 
 
 def _sorting_regions(plan: Any) -> list[SmemRegion]:
-    """Where the group's first CTA gets all winners, to sort them."""
+    """Return the regions in which the group's first CTA gets all winners, to sort them."""
     if not plan.sorted:
         return []
     return [
@@ -92,7 +92,8 @@ def _sorting_regions(plan: Any) -> list[SmemRegion]:
 
 
 def _split_regions(plan: Any) -> list[SmemRegion]:
-    """Where the CTAs of a split row's cluster show each other when they published."""
+    """Return the regions in which the CTAs of a split row's cluster show each other that they
+    published."""
     if not plan.splits_to_clusters:
         return []
     return [

@@ -23,14 +23,14 @@ from flashdsa.problem import PAGE_SIZE
 
 
 class PageScoring(NamedTuple):
-    """How an architecture scores pages: two functions that all consumers call.
+    """An architecture's scoring of pages: two functions that all consumers call.
 
-    prepare: (inputs, scorer, tile stage, thread, plan), before the pages of a tile or some of them;
+    prepare: (inputs, scorer, tile stage, thread, plan) is called before pages of a tile;
         returns what `score_pages` takes as the prepared.
     score_pages: (inputs, scorer, prepared, PageRange, thread, store, sink, plan) scores the calling
         warpgroup's share of the pages. It calls store(sink, score, position, valid, present) with
         all lanes: the score of the token at that position of the row, whether its page id is in the
-        cache, and whether the lane has a token. Of rows in pairs: see sm90/score_pairs.py.
+        cache, and whether the lane has a token. Rows in pairs: see sm90/score_pairs.py.
     """
 
     prepare: Callable[..., Any]
@@ -72,7 +72,7 @@ def score_batch(
     pages = PageRange(batch.stage, tile.first_page, first_number, batch.begin, stop)
     sink = ListSink(ctx.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
     scoring.score_pages(ctx.inputs, source.scorer, prepared, pages, thread, list_score, sink, plan)
-    # Between the reads of the tile's weights and the copy that may overwrite them later.
+    # Orders the reads of the tile's weights before the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers: the list is complete up to `stop`, and nobody reads the tile's stage any more.
     consumer_sync(plan)

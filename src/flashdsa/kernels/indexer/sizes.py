@@ -6,7 +6,7 @@ from flashdsa.problem import PAGE_BYTES
 NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select/bins.py)."""
 BIN_GROUP = 32
-"""Bins that are summed up for the first of a round's two messages (see select/exchange.py)."""
+"""Bins that are summed for the first of a round's two messages (see select/exchange.py)."""
 BIN_GROUPS = NUM_BINS // BIN_GROUP
 BITMAP_WORDS = NUM_BINS
 """32-bit words of the winners' bitmap, over the histogram: 131,072 positions at a time."""
@@ -15,19 +15,19 @@ LAST_POSITION = 0x7FFFFFFF
 ENTRY_WORDS = 2
 """32-bit words of an entry on its way between CTAs: key and position."""
 SLOT_HEADER_WORDS = 4
-"""32-bit words before the entries that a CTA publishes. Where clusters split a row: their number,
-the first position of its part and that behind its last, one unused; where CTAs do: their number,
-the best key."""
+"""32-bit words before the entries that a CTA publishes. Clusters that split a row write: their
+number, the first position of the part and one past its last, one unused word. CTAs that split a row
+write: their number, the best key."""
 ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
-"""32-bit words that the CTAs of a split row count in: arrivals, CTAs that have counted their parts
-by groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
+"""32-bit counters of the CTAs of a split row: arrivals, CTAs that have counted their parts by
+groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
 bins."""
 TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
 PAIRS_CLUSTER = 4
-"""The same where rows are scored in pairs, which takes more shared memory for other things."""
+"""The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE
 """Slots of a split row whose headers are read at once (see select/cta_splits.py)."""
 ORDERED_ROWS = 512
@@ -36,7 +36,7 @@ schedule/row_schedule.py)."""
 MAX_OWN_ROWS = 64
 """Rows of such a batch that a group of CTAs gets, at most."""
 MAX_HALVINGS = 2
-"""How often a cluster is halved into groups of CTAs that share rows, at most."""
+"""Maximum number of times that a cluster is halved into groups of CTAs that share rows."""
 SCRATCH_WORDS = 64
 """32-bit words for scans and broadcasts of the consumers (see smem_views.py)."""
 PAIRS_SCRATCH_WORDS = SCRATCH_WORDS + 32
@@ -46,8 +46,8 @@ FILLS = 8
 DEPTH_STEPS = 8
 """Steps of a page in which the pages that a load warp keeps in flight are measured."""
 INITIALISING_WARPS = 3
-"""Warps that share the initialisation of barriers: as many as do not become a jump through a table
-in constant memory, which takes longer."""
+"""Warps that share the initialisation of barriers: the largest number that does not become a jump
+through a table in constant memory, which takes longer."""
 CACHE_ROW_BYTES = 128
-"""The cache seen by TMA: rows of 128 bytes, a page is 64 rows of keys and 2 rows of scales."""
+"""Bytes of a row of the cache as TMA sees it; a page is 64 rows of keys and 2 rows of scales."""
 PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES

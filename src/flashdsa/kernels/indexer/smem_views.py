@@ -21,9 +21,9 @@ from flashdsa.kernels.indexer.sizes import (
 
 
 class SelectBuffers(NamedTuple):
-    """What the consumers select in. No other role and no other CTA touches it, but that the
-    producer reads `own_rows`, `lengths` and the scratch words of the schedule behind a CTA-wide
-    barrier."""
+    """Shared memory that the consumers select in. No other role and no other CTA touches it, but
+    that the producer reads `own_rows`, `lengths` and the scratch words of the schedule after a
+    CTA-wide barrier."""
 
     keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
@@ -35,15 +35,15 @@ class SelectBuffers(NamedTuple):
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
 
 
-SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also what comes of its deadline
-SCRATCH_FOUND = 16  # what a round found, see `Found`
+SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
+SCRATCH_FOUND = 16  # result of a round, see `Found`
 SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
 SCRATCH_COUNT = 36  # entries in the list
 SCRATCH_CANDIDATES = 37  # entries among the candidates
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
-SCRATCH_PART = 40  # first position of the part that is merged, and that behind its last
-SCRATCH_TALLY = 42  # of all rows, see schedule/row_schedule.py
-SCRATCH_COORD = 48  # what the caller's group gets, see schedule/deadlines.py
+SCRATCH_PART = 40  # first position of the part that is merged, and one past its last
+SCRATCH_TALLY = 42  # tally of all rows, see schedule/row_schedule.py
+SCRATCH_COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
 SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/cta_splits.py
 SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
 SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
@@ -51,11 +51,11 @@ SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
 SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see teams.py
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
 SCRATCH_RECOUNTED = 62  # not 0: the histogram is that of a later round, likewise
-SCRATCH_SEGMENTS = 64  # of each of the CTA's warps, entries in its segment of the list, likewise
+SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, likewise
 
 
 class ClusterBuffers(NamedTuple):
-    """What the CTAs that share a row send each other; senders are ranks in the cluster.
+    """Messages between the CTAs that share a row; senders are ranks in the cluster.
 
     The other CTAs' `coarse` counts of a row or a round may come as soon as they have this CTA's
     `fine` counts of the round before. The other buffers are written only after the `coarse` counts
@@ -77,7 +77,7 @@ class ClusterBuffers(NamedTuple):
 
 
 class InputBuffers(NamedTuple):
-    """What the load warps fill and the consumers read, as one of the two ends sees it."""
+    """Buffers that the load warps fill and the consumers read, as one of the two ends sees it."""
 
     pages: Any  # pointer to bytes, stage s at + s * stage_bytes
     queries: Any  # pointer to bytes, stage s at + s * query_bytes
@@ -85,7 +85,7 @@ class InputBuffers(NamedTuple):
     tiles: cute.Tensor  # (tile_stages * TILE_WORDS,) Int32: descriptions of work tiles
     halves: Any  # (tile_heads,) Float32: see sm90/score_pairs.py; None: rows are scored alone
     page_valid: Any  # (ring_stages * pages_per_stage,) Int32: 1: the page id is in the cache
-    page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: there are none
+    page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: no pages
     tile_ring: Any  # RingProducer or RingConsumer
 
 

@@ -1,7 +1,7 @@
 """Two rows of a request, scored together: each half of the consumers, a *team*, ranks one of them.
 
-All consumers score pages, and put each score into the list of its row. Between two batches of pages
-a team is alone with its row: its list, histogram and candidates, and a named barrier. Lists are
+All consumers score pages, and put each score into the list of its row. A team is alone with its row
+between two batches of pages: its list, histogram and candidates, and a named barrier. Lists are
 compacted at the same time in both teams, whichever is full, so that both list the same pages.
 """
 
@@ -38,19 +38,19 @@ from flashdsa.kernels.indexer.smem_views import (
 from flashdsa.problem import PAGE_SIZE
 
 SECOND_ROW = 2
-"""Of a lane's number, the bit that names the row of its scores."""
+"""Bit of a lane's number that names the row of its scores."""
 FIRST_ROWS_LANES = 0x33333333
-"""Bits of the lanes without that bit."""
+"""Bits of the lanes whose SECOND_ROW bit is 0."""
 ROW_LANES = WARP_SIZE // 2
 """Lanes of a warp that have scores of the same row."""
 LOWEST_KEY = 1
-"""Of all tokens: see `sortable`."""
+"""Lowest key of all tokens: see `sortable`."""
 WARP_TOKENS = ROW_LANES
 """Tokens of a page that a warp has: one for each of those lanes."""
 
 
 class TogetherSource(NamedTuple):
-    """What `score_together` scores with."""
+    """Source of the scores in `score_together`."""
 
     pages: PageSource
     arena: Arena  # of the CTA
@@ -64,14 +64,14 @@ class TogetherSource(NamedTuple):
 
 
 def arena_of(arena: Arena, team: Int32) -> Arena:
-    """The arena in which a team's regions lie where the first one's are in `arena`."""
+    """The arena in which a team's regions have the addresses of the first team's in `arena`."""
     smem = arena.plan.smem
     apart = smem.offset("other_team") - smem.offset("keys")
     return Arena((arena.base + team * apart).align(64), arena.static)
 
 
 def row_of_lane(lane: Int32) -> Int32:
-    """Which of the two rows a lane's scores are of."""
+    """Row, of the two, that a lane's scores belong to."""
     return lane // SECOND_ROW % 2
 
 
@@ -81,13 +81,13 @@ def lane_of_row(lane: Int32) -> Int32:
 
 
 def select_buffers_of(arena: Arena, team: Int32, plan: Any) -> SelectBuffers:
-    """What a team selects in; the schedule's buffers are no team's."""
+    """Return the buffers that a team selects in; the schedule's buffers are no team's."""
     select = select_buffers_in(arena_of(arena, team), plan)
     return select._replace(own_rows=None, lengths=None)
 
 
 def cluster_buffers_of(arena: Arena, team: Int32, plan: Any) -> ClusterBuffers:
-    """What the same teams of other CTAs write to."""
+    """Return the buffers to which the same teams of other CTAs write."""
     events = ("coarse_full", "fine_full", "received_full")
     return cluster_buffers_in(arena_of(arena, team), plan)._replace(
         **{event: arena.barriers(event).behind(team) for event in events}
@@ -112,8 +112,8 @@ def share_schedule(
     given_out: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The second team's copy of what the schedule gave the CTA, if it gave anything out; the team
-    syncs before it looks."""
+    """Copy what the schedule gave the CTA, if anything, for the second team; the team syncs before
+    it looks."""
     given = select_buffers_in(arena, plan).scratch
     mine = select_buffers_of(arena, team, plan).scratch
     if given_out and team == 1 and thread < COORD_WORDS:
@@ -130,7 +130,7 @@ def select_in_teams(
     given_out: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Role select of rows in pairs: `select_rows` of each team, in its own memory.
+    """Role select for rows in pairs: run `select_rows` in each team, in its own memory.
 
     Args:
         ctx: of the whole CTA. thread: of it. given_out: rows, by their lengths.
@@ -150,8 +150,8 @@ def select_in_teams(
 
 
 class PairSink(NamedTuple):
-    """Where a lane's scores go: as `ListSink`, but that in a list that is not in order each warp
-    has a segment to itself (see select/list_segments.py), so that nobody waits for a counter."""
+    """Destination of a lane's scores: as `ListSink`, but each warp has its own segment of a list
+    that is not in order (see select/list_segments.py), so that nobody waits for a counter."""
 
     select: SelectBuffers  # of the lane's row
     first_position: Int32  # of the part
@@ -173,26 +173,26 @@ def score_together(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
-    """As `score_batch`, for both teams, whose rows' pages are the same.
+    """Same as `score_batch`, for both teams, whose rows' pages are the same.
 
-    Behind the first compaction it goes on until a segment of either list is full. How many pages
-    are scored in between follows from the fullest segment, as if all their tokens would win.
+    It goes on after the first compaction until a segment of either list is full. The fullest
+    segment gives the number of pages that are scored in between, as if all their tokens would win.
     """
     tile, scoring, whole = batch.tile, source.scoring, source.static.value
     mine, lane = ctx.select.scratch, source.thread % WARP_SIZE
-    # Of the row that the lane has scores of; kept, as they are needed in every turn of the loop.
+    # Those of the lane's row of scores; kept, as every iteration of the loop needs them.
     lists = select_buffers_of(source.arena, kept(row_of_lane(lane), lane), whole)
     row_lanes = kept(Int32(FIRST_ROWS_LANES) << (lane & SECOND_ROW), lane)
     lanes_before = kept(row_lanes & Int32(cute.arch.lanemask_lt()), lane)
     if thread == 0:
         mine[SCRATCH_LIST_FLOOR] = Int32(floor)
-    # All consumers of the CTA: both lists may be added to, and both floors are there.
+    # All consumers of the CTA: both lists may be added to, and both floors are written.
     consumer_sync(whole)
-    # A row that has no room in the list is listed by segments from the start.
+    # A row without room in the list is listed by segments from the start.
     ordered = floor == 0 and tile.num_pages <= plan.list_capacity // PAGE_SIZE
     lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
     slot, free = own_segment(lists, batch.begin > 0, source.thread, whole)
-    # It syncs all consumers of the CTA: everyone has read what there is of both lists.
+    # It syncs all consumers of the CTA: everyone has read all of both lists.
     prepared = scoring.prepare(ctx.inputs, source.pages.scorer, batch.stage, source.thread, whole)
     room = free // WARP_TOKENS * whole.consumer_warpgroups
     if ordered:
@@ -218,14 +218,14 @@ def score_together(
             lists.scratch[SCRATCH_SEGMENTS + warp] = slot - warp * whole.segment_entries
         more = floor != 0 and stop < tile.num_pages
         if more:
-            # All consumers of the CTA: how many entries each segment has is there.
+            # All consumers of the CTA: each segment's number of entries is written.
             consumer_sync(whole)
             _, free = own_segment(lists, cutlass.Boolean(True), source.thread, whole)
             room = free // WARP_TOKENS * whole.consumer_warpgroups
             more = free * whole.consumer_warps >= plan.refill_entries
             # All consumers of the CTA: everyone has read it, so that it may be written again.
             consumer_sync(whole)
-    # Between the reads of the tile's weights and the copy that may overwrite them later.
+    # Orders the reads of the tile's weights before the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers of the CTA: both lists are complete up to `stop`, and nobody reads the tile's
     # stage any more.
@@ -240,7 +240,8 @@ def score_together(
             clear_rest(lists, slot, source.thread, whole)
     if thread == 0:
         mine[SCRATCH_FULLEST] = fullest
-    # All consumers of the CTA: both lists may be read, and what says how full they are written.
+    # All consumers of the CTA: both lists may be read, and the words with their lengths are
+    # written.
     consumer_sync(whole)
     return entries, stop
 
@@ -261,7 +262,7 @@ def own_segment(
 
 @cute.jit
 def clear_rest(lists: SelectBuffers, slot: Int32, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """What the calling warp's segments have room for yet becomes entries that never win."""
+    """Fill the free entries of the calling warp's segments with entries that never win."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     end = (warp + 1) * plan.segment_entries
     for i in cutlass.range(slot + lane_of_row(lane), end, ROW_LANES, unroll=1):
@@ -277,8 +278,8 @@ def list_pair(
     position: Int32,
     valid: cutlass.Boolean,
 ) -> Int32:
-    """As `list_score`, of two rows' scores, each into the list of its own; returns the first free
-    index behind them."""
+    """List two rows' scores as `list_score` does, each into its own row's list; return the first
+    free index after them."""
     key = sortable(score)
     valid = valid and position < sink.length
     if sink.ordered:

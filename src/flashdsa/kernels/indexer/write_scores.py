@@ -27,13 +27,13 @@ class WriteContext(NamedTuple):
 
 @cute.jit
 def store_score(ctx: WriteContext, row: Int32, position: Int32, score: Float32) -> None:
-    """One score of the output."""
+    """Store one score of the output."""
     (ctx.scores.iterator + (Int64(row) * ctx.max_len + position)).store(score)
 
 
 @cute.jit
 def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> None:
-    """-inf at and beyond every row's length; the caller is `warp` of the grid's `warps`."""
+    """Write -inf at and beyond every row's length; the caller is `warp` of the grid's `warps`."""
     blocks = (ctx.max_len + FILL_TOKENS - 1) // FILL_TOKENS
     for unit in cutlass.range(warp, ctx.rows.count * blocks, warps, unroll=1):
         row = unit // blocks
@@ -60,7 +60,7 @@ def write_scores(
         scoring.score_pages(
             ctx.inputs, source.scorer, prepared, pages, thread, write_score, sink, plan
         )
-        # Between the reads of the tile's weights and the copy that may overwrite them later.
+        # Orders the reads of the tile's weights before the copy that may overwrite them later.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if thread % WARP_SIZE == 0:
@@ -71,7 +71,7 @@ def write_scores(
 
 
 class OutputSink(NamedTuple):
-    """Where the scores of a tile go."""
+    """Destination of a tile's scores."""
 
     ctx: WriteContext
     row: Int32
@@ -86,7 +86,7 @@ def write_score(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """A score to its position in the row; -inf if its page id is outside the cache."""
+    """Write a score to its position in the row; -inf if its page id is outside the cache."""
     if not valid:
         score = -Float32.inf
     if present and position < sink.length:

@@ -22,7 +22,7 @@ def load_unit(tensor: cute.Tensor, row: Int32, unit: Int32) -> Any:
 
 @cute.jit
 def delta_of(do: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32) -> Float32:
-    """delta of a row, in all lanes of a warp."""
+    """Return delta of a row, in all lanes of a warp."""
     total = Float32(0)
     for step in cutlass.range_constexpr(do.shape[1] // (UNIT * WARP_SIZE)):
         left = load_unit(do, row, step * WARP_SIZE + lane)

@@ -1,4 +1,4 @@
-"""What kernels of sparse MLA are compiled with: operands and lists of groups, without memory."""
+"""Operands to compile kernels of sparse MLA with: tensors and lists of groups without memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
 
 def fake_operands(heads: int | None = None, *, packed: bool = False) -> Operands:
-    """Of a forward or a decode.
+    """Operands of a forward or a decode.
 
     Args:
         heads: of a query, where the plan says how many; None: any number.
@@ -35,12 +35,13 @@ def fake_operands(heads: int | None = None, *, packed: bool = False) -> Operands
 
 
 def fake_max_logits() -> Any:
-    """Of a forward: for each head of a query, or without an element."""
+    """Logits' maxima of a forward: for each head of a query, or without an element."""
     return fake_tensor(Float32, (cute.sym_int32(),), 4)
 
 
 def fake_lists(queries: int) -> list[Any]:
-    """Of a launch: rows, members, counts, present and named of groups of so many queries."""
+    """Lists of a launch: rows, members, counts, present and named of groups of `queries`
+    queries."""
     groups, capacity = cute.sym_int32(), cute.sym_int32()
     member = Uint8 if members_bits(queries) == Uint8.width else Uint16
     return [

@@ -1,10 +1,10 @@
-"""Results of queries whose group names a row that is not finite: computed again, each by itself.
+"""Repair of results of queries whose group names a row that is not finite: each is computed alone.
 
 Kernels that take neighbouring queries together multiply every row of their union with all of them,
 with P = 0, or dS = 0, for those that do not name it. 0 times NaN, or times infinity, is NaN: so a
 row that is not finite, named by one query, would reach its neighbours. It reaches the same columns
 of all their heads. So the group's first row (query, head) whose own lse, and delta, is finite says
-whether all were reached; where lse is not, the row's result is as it should be.
+whether all were reached; if lse is not finite, the row's result is correct.
 
 A warp looks at a group; where it was reached, the same warp computes its rows again, in fp32.
 """
@@ -29,12 +29,13 @@ INFINITY = float("inf")
 LEAST = -3.0e38
 """A maximum below every logit; minus itself it is 0."""
 V_UNITS = D_V // (UNIT * WARP_SIZE)
-"""Units of a lane among the latent columns; behind them the first lanes have one of RoPE."""
+"""16-byte pieces of a lane among the latent columns; the first lanes have one of RoPE after
+them."""
 ROPE_LANES = (D_QK - D_V) // UNIT
 
 
 class Queries(NamedTuple):
-    """What the queries of the launch were computed from."""
+    """Inputs of the launch's queries."""
 
     q: cute.Tensor  # (S * H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
@@ -47,7 +48,7 @@ class Queries(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """What only dQ needs."""
+    """Inputs that only dQ needs."""
 
     do: cute.Tensor  # (S * H, 512) bf16
     delta: cute.Tensor  # (S * H,) fp32
@@ -71,7 +72,7 @@ def is_own(x: Queries, of_dq: Any, row: Int32) -> Boolean:
 
 @cute.jit
 def load_row(tensor: cute.Tensor, row: Int32, lane: Int32) -> list[Any]:
-    """This lane's columns of a row of 576, in fp32: UNIT in each V_UNITS, then of RoPE or 0."""
+    """Load this lane's columns of a row of 576 as fp32: UNIT in each V_UNITS, then RoPE's or 0."""
     values = []
     for number in cutlass.range_constexpr(V_UNITS):
         unit = load_unit(tensor, row, number * WARP_SIZE + lane)
@@ -84,7 +85,7 @@ def load_row(tensor: cute.Tensor, row: Int32, lane: Int32) -> list[Any]:
 
 @cute.jit
 def store_units(tensor: cute.Tensor, row: Int32, lane: Int32, values: Any) -> None:
-    """The opposite, in bf16; of a tensor of 512 columns without RoPE."""
+    """Store what `load_row` loads, in bf16; a tensor of 512 columns has no RoPE."""
     has_rope = tensor.shape[1] == D_QK
     for number in cutlass.range_constexpr(V_UNITS + has_rope):
         own = [values[UNIT * number + i] for i in range(UNIT)]
@@ -95,7 +96,7 @@ def store_units(tensor: cute.Tensor, row: Int32, lane: Int32, values: Any) -> No
 
 
 def dot(left: Any, right: Any, count: int) -> Any:
-    """Over `count` columns of every lane, in all lanes."""
+    """Dot product over `count` columns of every lane, in all lanes."""
     total = Float32(0.0)
     for i in range(count):
         total += left[i] * right[i]
@@ -104,11 +105,11 @@ def dot(left: Any, right: Any, count: int) -> Any:
 
 @cute.jit
 def first_own_row(x: Queries, of_dq: Any, first: Int32, end: Int32, lane: Int32) -> Int32:
-    """Of rows (query, head) from `first` to `end`, which is not one, the first whose own result is
-    finite; -1 if none is."""
+    """The first row (query, head) from `first` to `end`, exclusive, whose own result is finite; -1
+    if none is."""
     found = Int32(-1)
     for start in cutlass.range(first, end, WARP_SIZE, unroll=1):
-        # Lanes behind the last row have it, too.
+        # Lanes past the last row have it, too.
         row = cutlass.min(start + lane, end - 1)
         mask = cute.arch.vote_ballot_sync(is_own(x, of_dq, row))
         if found < 0 and mask != 0:
@@ -151,7 +152,7 @@ def slots_of(x: Queries, query: Int32) -> Int32:
 def write_out(
     x: Queries, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32
 ) -> None:
-    """O of a row (query, head), by an online softmax."""
+    """Write O of a row (query, head), by an online softmax."""
     query, head = row // x.heads, row % x.heads
     q = load_row(x.q, row, lane)
     scale = x.sm_scale * Float32(LOG2_E)
@@ -183,7 +184,7 @@ def write_out(
 
 @cute.jit
 def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int32) -> None:
-    """dQ of a row (query, head)."""
+    """Write dQ of a row (query, head)."""
     query = row // x.heads
     q = load_row(x.q, row, lane)
     do = []
@@ -238,7 +239,7 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 
 @cute.jit
 def launch_mend_out(x: Operands, group: cutlass.Constexpr, stream: Any):
-    """Launch on `stream`, behind the forward of `x`, which took `group` queries together."""
+    """Launch on `stream`, after the forward of `x`, which took `group` queries together."""
     read = flat(x.q, D_QK), x.kv, x.indices, x.topk_length, flat(x.lse)
     queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group))
     launch_mend(queries, None, x.attn_sink, flat(x.out, D_V), None, stream)
@@ -248,7 +249,7 @@ def launch_mend_out(x: Operands, group: cutlass.Constexpr, stream: Any):
 def launch_mend_dq(
     x: Any, do: cute.Tensor, delta: cute.Tensor, dq: cute.Tensor, choice: Any, stream: Any
 ):
-    """Launch on `stream`, behind the kernels that wrote dQ of queries which they took together.
+    """Launch on `stream`, after the kernels that wrote dQ of queries which they took together.
 
     Args:
         x: `Queries`. do, delta: see `Backward`. dq: (S * H, 576) bf16. choice: see `launch_mend`.
@@ -260,13 +261,13 @@ def launch_mend_dq(
 def launch_mend(
     x: Queries, of_dq: Any, attn_sink: Any, result: cute.Tensor, choice: Any, stream: Any
 ):
-    """Launch on `stream`, behind the kernel that wrote `result`.
+    """Launch on `stream`, after the kernel that wrote `result`.
 
     Args:
         of_dq: of a backward `Backward`; None: of a forward.
         attn_sink: of a forward (H,) fp32, or (0,): none; of a backward None.
         result: dQ (S * H, 576), or O (S * H, 512), bf16, written where a query was reached.
-        choice: where it does not take the groups nothing is done; None: they are taken.
+        choice: nothing is done if it does not take the groups; None: they are taken.
     """
     groups = (x.indices.shape[0] + x.group - 1) // x.group
     mend_kernel(x, of_dq, attn_sink, result, choice).launch(

@@ -1,4 +1,4 @@
-"""What every launch of a forward and of a decode begins with, in the order of its arguments.
+"""First arguments of every launch of a forward and of a decode, in order.
 
 `fake_operands.py` compiles with it, the kernels' launches take it apart, the backends fill it.
 Nothing here imports CuTe DSL or torch.
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 
 class Operands(NamedTuple):
-    """Tensors without gaps, and the scale. What follows them stands with each kernel's launch."""
+    """Tensors without gaps, and the scale. Each kernel's launch documents the arguments after
+    them."""
 
     q: Any  # (S, H, 576) bf16
     kv: Any  # (S_kv, 576) bf16, or of a decode of packed rows (S_kv, 656) bytes
@@ -23,6 +24,6 @@ class Operands(NamedTuple):
 
 
 def split(arguments: tuple[Any, ...]) -> tuple[Operands, tuple[Any, ...]]:
-    """Of a launch's arguments: the operands, and what follows them."""
+    """Split a launch's arguments into the operands and the rest."""
     count = len(Operands._fields)
     return Operands(*arguments[:count]), arguments[count:]

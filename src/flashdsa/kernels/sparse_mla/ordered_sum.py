@@ -19,7 +19,7 @@ AHEAD = 8
 def ordered_sum_kernel(
     slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor
 ):
-    """A CTA a key, a thread four dims; arguments as in `launch_ordered_sum`."""
+    """Add up a key in each CTA, four dims a thread; arguments as in `launch_ordered_sum`."""
     thread, _, _ = cute.arch.thread_idx()
     key, _, _ = cute.arch.block_idx()
     width, dim = dkv.shape[1], thread * UNIT

@@ -1,1 +1,1 @@
-"""The ids of the winners into the output."""
+"""Output of the winners' ids."""

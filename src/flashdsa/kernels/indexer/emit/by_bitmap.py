@@ -41,7 +41,7 @@ def emit_by_position(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The part's entries as good as the threshold, behind those of the parts before.
+    """Write the part's entries as good as the threshold, after those of the previous parts.
 
     A bitmap of the winners, window by window, gives their order, whatever the list's order is. It
     overlays the histogram.
@@ -116,7 +116,7 @@ def mark_winners(
 def store_ids(
     output: Output, row: Int32, out_index: Int32, bits: Int32, base: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Write a word's ids, `base` its first one; returns the place behind them."""
+    """Write a word's ids, the first at index `base`; return the index after the last."""
     while bits != 0:
         lowest = bits & (Int32(0) - bits)
         store_id(output, row, out_index, base + 31 - clz(lowest), plan)
@@ -144,7 +144,7 @@ def set_bit(bitmap: cute.Tensor, offset: Int32) -> None:
 
 
 def clz(bits: Int32) -> Int32:
-    """Zeros in front of the first 1."""
+    """Number of zeros before the first 1."""
     return Int32(cute.arch.clz(bits))
 
 
@@ -178,14 +178,14 @@ def emit_pair_row(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """As `emit_by_position`, by a team: neighbouring lanes have neighbouring words, so that what
-    they store at once lies together."""
+    """Same as `emit_by_position`, by a team: neighbouring lanes have neighbouring words, so that
+    they store to neighbouring addresses."""
     bitmap, lane = select.bitmap, thread % WARP_SIZE
     window_size = ROWS_OF_WORDS * plan.consumer_threads * WORD_BITS
     written = Int32(0)
     for window in cutlass.range(part.first, part.end, window_size, unroll=1):
         size = cutlass.min(part.end - window, Int32(window_size))
-        # A warp takes so many times 32 neighbouring words.
+        # A warp takes that many times 32 neighbouring words.
         each = (size + WORD_BITS * plan.consumer_threads - 1) // (WORD_BITS * plan.consumer_threads)
         begin = thread // WARP_SIZE * each * WARP_SIZE + lane
         ids = cute.make_rmem_tensor(ROWS_OF_WORDS, Int32)

@@ -25,7 +25,7 @@ def send_winners(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The list's first `winners` entries to the group's first CTA."""
+    """Send the list's first `winners` entries to the group's first CTA."""
     for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
         dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
         entry = [select.keys[i], select.positions[i]]
@@ -45,7 +45,7 @@ def emit_sorted(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> PackedPhases:
-    """The row's ids, best first. The list has the caller's winners only."""
+    """Write the row's ids, best first. The list has the caller's winners only."""
     send_winners(select, cluster, coord, own_winners, threshold.first_out_index, thread, plan)
     if coord.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))
@@ -70,7 +70,7 @@ def sort_winners(
         expected = winners * (4 * ENTRY_WORDS)
         cluster.winners_full.arrive_and_expect_tx(expected)
     # winners_full, the row's phase: the winners of every CTA have come (st.async). The list may be
-    # overwritten behind the sync: its own winners have been sent, too.
+    # overwritten after the sync: its own winners have been sent, too.
     cluster.winners_full.wait(phase)
     consumer_sync(plan)
     for i in cutlass.range(thread, plan.topk, plan.consumer_threads, unroll=1):
@@ -102,7 +102,7 @@ def store_ids(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The ids of the first `winners` positions in `ordered`, -1 behind them. Ends synced."""
+    """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
     per_thread = plan.topk // plan.consumer_threads
     ids = cute.make_rmem_tensor(per_thread, Int32)
     for i in cutlass.range_constexpr(per_thread):

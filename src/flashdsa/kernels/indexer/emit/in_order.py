@@ -19,7 +19,7 @@ ENTRIES_EACH = 4
 """Entries of a lane in one load."""
 WARP_ENTRIES = ENTRIES_EACH * WARP_SIZE
 WINNER_BITS = 31
-"""Entries of a lane whose winners one register names; its sign stays 0."""
+"""Entries of a lane whose winners one register names; its sign bit stays 0."""
 
 
 class WarpSpan(NamedTuple):
@@ -77,7 +77,7 @@ def emit_in_order(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The part's entries as good as the threshold, behind those of the parts before.
+    """Write the part's entries as good as the threshold, after those of the previous parts.
 
     Entry i of the list is the part's i-th token. A warp takes 128 at a time, a lane four of them;
     the bits of one register say which of the lane's entries win.

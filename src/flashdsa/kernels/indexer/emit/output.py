@@ -1,4 +1,4 @@
-"""Where ids go, and what needs no scores: short rows, and the rest of an output row."""
+"""Destination of the ids, and output without scores: short rows, and the rest of an output row."""
 
 from typing import Any, NamedTuple
 
@@ -14,10 +14,10 @@ PAGE_BITS = PAGE_SIZE.bit_length() - 1
 
 
 class Output(NamedTuple):
-    """Where ids go, and what they are made from."""
+    """Destination of the ids, and what they are computed from."""
 
     topk_indices: Any  # (B, topk) int32, device memory
-    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: there are no pages
+    block_table: Any  # (B / next_n, max_pages) int32, device memory; None: no pages
     id_table: Any  # the block table; None: ids are positions
     num_pages: Int32
     rows: Rows
@@ -36,7 +36,7 @@ def token_id(output: Output, row: Int32, position: Int32) -> Int32:
 
 @cute.jit
 def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: Any) -> None:
-    """One id of the output row."""
+    """Store one id of the output row."""
     (output.topk_indices.iterator + (Int64(row) * plan.topk + out_index)).store(value)
 
 
@@ -49,8 +49,7 @@ def fill_rest(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The group's last CTA: -1 behind the ids of a row with fewer than `topk` tokens in the
-    cache."""
+    """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
     if coord.part == coord.num_parts - 1:
         for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
             store_id(output, row, i, Int32(-1), plan)
@@ -60,7 +59,7 @@ def fill_rest(
 def emit_unscored_rows(
     output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Rows of at most `topk` tokens: all their tokens in order. A warp takes a row."""
+    """Write rows of at most `topk` tokens: all their tokens in order. A warp takes a row."""
     for row in cutlass.range(warp, output.rows.count, warps, unroll=1):
         length = row_length(output.rows, row)
         if length <= plan.unscored_length:
@@ -74,7 +73,7 @@ def emit_unscored_rows(
 def emit_positions(
     output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Every position of the row, then -1."""
+    """Write every position of the row, then -1."""
     for i in cutlass.range(lane, plan.topk, WARP_SIZE, unroll=4):
         store_id(output, row, i, i if i < length else Int32(-1), plan)
 
@@ -83,7 +82,7 @@ def emit_positions(
 def emit_all(
     output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Every token of the row but those of pages outside the cache, then -1."""
+    """Write every token of the row but those of pages outside the cache, then -1."""
     pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
     page = Int32(-1)
     if lane < pages:

@@ -1,1 +1,1 @@
-"""Which CTA gets which pages of which rows; the same on every architecture."""
+"""Assignment of rows' pages to CTAs; the same on every architecture."""

@@ -1,4 +1,5 @@
-"""Where a CTA is: groups of CTAs share rows, and a group is a cluster or an equal part of one."""
+"""Coordinates of a CTA: groups of CTAs share rows, and a group is a cluster or an equal part of
+one."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from flashdsa.kernels.indexer.sizes import MAX_HALVINGS, MAX_OWN_ROWS, ORDERED_R
 
 
 class Coord(NamedTuple):
-    """Where a CTA is among the groups of CTAs that share rows."""
+    """Coordinates of a CTA among the groups of CTAs that share rows."""
 
     group: Int32
     num_groups: Int32
@@ -26,7 +27,8 @@ class Coord(NamedTuple):
 
 
 class PackedCoord(NamedTuple):
-    """What selecting in a row needs of it, in one register through the loops that score."""
+    """Fields of `Coord` that selecting in a row needs, in one register through the loops that
+    score."""
 
     bits: Int32  # first_rank, num_parts and part, 8 bits each
 
@@ -36,7 +38,7 @@ class PackedCoord(NamedTuple):
         return (opaque(self.bits) >> 8) & 0xFF
 
     def unpacked(self) -> Coord:
-        """See `Coord`; the fields that selecting does not need are not it."""
+        """See `Coord`; the fields that selecting does not need have no meaning."""
         bits = opaque(self.bits)
         zero = Int32(0)
         return Coord(
@@ -50,7 +52,7 @@ def packed(coord: Coord) -> PackedCoord:
 
 
 COORD_WORDS = 8
-"""The numbers among the fields, which come first."""
+"""Words of the numbers among the fields, which come first."""
 
 
 @cute.jit
@@ -79,14 +81,14 @@ def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
 
 
 def most_halvings(coord: Coord) -> Int32:
-    """How often clusters can be halved, at most MAX_HALVINGS times."""
+    """Number of times that clusters can be halved, at most MAX_HALVINGS."""
     size = coord.num_parts | (1 << MAX_HALVINGS)
     return Int32(cute.arch.popc((size & -size) - 1))
 
 
 @cute.jit
 def split(coord: Coord, halvings: Int32) -> Coord:
-    """The caller's coordinates if each cluster is halved that often."""
+    """The caller's coordinates if each cluster is halved `halvings` times."""
     num_parts = coord.num_parts >> halvings
     number = Int32(0)  # of the group in its cluster
     for before in cutlass.range_constexpr(1, 1 << MAX_HALVINGS):
@@ -102,6 +104,6 @@ def split(coord: Coord, halvings: Int32) -> Coord:
 
 
 def index_of_turn(group: Int32, groups: Int32, turn: Int32) -> Int32:
-    """Which row of the order a group of so many gets in a turn: odd turns go backwards."""
+    """Index in the order of the row that a group gets in a turn: odd turns go backwards."""
     backwards = -(turn & 1)
     return turn * groups + (group ^ backwards) + (groups & backwards)

@@ -1,11 +1,11 @@
 """Rows given out so that the last CTA ends early: deadlines are tried, and the best one is taken.
 
-Times are in pages that a CTA scores. For a deadline, rows that a group of CTAs does not end in time
-are *long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may
-be split, as many as it takes. The others go to the groups of the clusters that are left, forwards
-and backwards in turns, which evens out the sums. What comes of each deadline, for each number of
-halvings that makes groups of clusters, is worked out from the rows in their order; the deadline
-itself need not be kept.
+Times are in pages that a CTA scores. Rows that a group of CTAs does not end before a deadline are
+*long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may be
+split, as many as it takes. The others go to the groups of the clusters that are left, forwards and
+backwards in turns, which evens out the sums. The result of each deadline, for each number of
+halvings that makes groups of clusters, is computed from the rows in their order; the deadline
+itself need not be met.
 """
 
 from typing import Any, NamedTuple
@@ -32,15 +32,15 @@ from flashdsa.kernels.indexer.sizes import (
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_WARP_SUMS, SelectBuffers
 
 LEAST_PART_PAGES = 8
-"""Of a row that is split, each CTA gets about as many pages at least."""
+"""Minimum pages per CTA of a split row, approximately."""
 ORDER_BITS = ORDERED_ROWS.bit_length() - 1
-"""Of a key, below its pages."""
+"""Bits of a key below its pages."""
 WARP_BITS = 4
-"""Of the numbers of consumer warps."""
+"""Bits of a consumer warp's number."""
 TIME_STEPS = 16
-"""Of a page, in which times are compared."""
+"""Steps of a page in which times are compared."""
 MOST_TIME = (LAST_POSITION >> WARP_BITS) // TIME_STEPS
-"""In pages: what is longer compares as equal."""
+"""Longest time, in pages: longer ones compare as equal."""
 
 
 class Tally(NamedTuple):
@@ -52,14 +52,14 @@ class Tally(NamedTuple):
 
 
 def least_time(coord: Coord, tally: Tally, plan: Any) -> Float32:
-    """When all CTAs would end together, each having selected in rows of its own."""
+    """Time at which all CTAs would end together, each having selected in rows of its own."""
     work = Float32(tally.pages) + Float32(tally.scored * plan.select_pages)
     return work * cute.arch.rcp_approx(Float32(coord.num_groups * coord.num_parts))
 
 
 def deadline_of(least: Float32, number: Int32, plan: Any) -> Float32:
-    """The deadline that a warp tries: from the least time on, in steps that grow, to one at which
-    hardly any row is long."""
+    """The deadline that a warp tries: from the least time, in growing steps, to one with hardly any
+    long row."""
     step = Float32(number)
     grows = step * (Float32(0.04) + step * Float32(0.012))
     return least + (least + Float32(plan.merge_pages)) * grows
@@ -84,7 +84,7 @@ def row_of(key: Int32) -> Int32:
 def clusters_for(
     each: Float32, deadline: Float32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Float32]:
-    """(clusters of a long row, its time), if `each` CTA of one cluster had so many pages."""
+    """(clusters of a long row, its time), if each CTA of one cluster had `each` pages."""
     clusters, time = Int32(1), each + Float32(plan.select_pages)
     if const_expr(plan.splits):
         left = deadline - Float32(plan.merge_pages)
@@ -95,7 +95,7 @@ def clusters_for(
 
 
 class LongRow(NamedTuple):
-    """What a lane knows of one of the first rows in the order, for a deadline."""
+    """A lane's knowledge of one of the first rows in the order, for a deadline."""
 
     key: Int32
     is_long: cutlass.Boolean
@@ -113,7 +113,7 @@ def long_row(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> LongRow:
-    """What the lane's row gets."""
+    """Return the clusters and the time of the lane's row."""
     key, pages = Int32(0), Float32(0.0)
     if lane < tally.scored:
         key = key_at(select, lane)
@@ -127,7 +127,7 @@ def long_row(
 
 
 def of_group(coord: Coord, halvings: Int32) -> Float32:
-    """The share of each CTA of a group, if clusters are halved that often."""
+    """Share of each CTA of a group, if clusters are halved `halvings` times."""
     return cute.arch.rcp_approx(Float32(coord.num_parts >> halvings))
 
 
@@ -137,7 +137,7 @@ def in_steps(time: Float32) -> Int32:
 
 
 class Division(NamedTuple):
-    """What comes of a deadline."""
+    """Result of a deadline."""
 
     last: Int32  # when the last CTA ends, in TIME_STEPS; below it the warp
     halvings: Int32
@@ -156,7 +156,7 @@ def division_for(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> Division:
-    """One warp: what comes of its deadline if clusters are halved so often."""
+    """One warp: return the result of its deadline if clusters are halved `halvings` times."""
     deadline = deadline_of(least_time(coord, tally, plan), warp, plan)
     row = long_row(select, coord, tally, halvings, deadline, lane, plan)
     needed = cute.arch.warp_redux_sync(row.clusters, "add")
@@ -192,8 +192,8 @@ def give_out(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Consumers: the coordinates of the caller's group to scratch, and its rows to own_rows. Each
-    warp tries a deadline, and the one with the best gives out."""
+    """Consumers: write the coordinates of the caller's group to scratch, and its rows to own_rows.
+    Each warp tries a deadline, and the one with the best writes."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
     best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
     for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):
@@ -202,7 +202,7 @@ def give_out(
             best = other
     if lane == 0:
         select.scratch[SCRATCH_WARP_SUMS + warp] = best.last
-    # All consumers: what comes of each deadline is there.
+    # All consumers: the result of each deadline is available.
     consumer_sync(plan)
     least = Int32(LAST_POSITION)
     if lane < plan.consumer_warps:
@@ -224,7 +224,7 @@ def give_out_as(
     row, halvings, most = division.row, division.halvings, division.last >> WARP_BITS
     num_long, needed = division.num_long, division.needed
     end = prefix_sum(row.clusters, lane)
-    if most >= MOST_TIME * TIME_STEPS:  # no deadline leads to anything: no row is long
+    if most >= MOST_TIME * TIME_STEPS:  # no deadline is possible: no row is long
         num_long, needed, end = Int32(0), Int32(0), Int32(0)
     owner = cute.arch.vote_ballot_sync(end - row.clusters <= coord.group and coord.group < end)
     own = Int32(0)
@@ -244,8 +244,8 @@ def give_out_as(
         share = of_group(coord, halvings)
         coord = split(coord, halvings)
         coord, own = take_turns(select, coord, tally, num_long, share, lane, plan)
-    # SMs that all ask for more than device memory gives get shares of it in proportion to what
-    # they have in flight. Who has less to do than the last asks for less, so that all end together.
+    # SMs that together ask for more than device memory gives share it in proportion to what they
+    # have in flight. An SM with less work than the last asks for less, so that all end together.
     inverse = cute.arch.rcp_approx(Float32(cutlass.max(most, Int32(1))))
     depth = Int32(Float32(plan.full_depth * own) * inverse) + 1
     depth = cutlass.min(cutlass.max(depth, Int32(DEPTH_STEPS)), Int32(plan.full_depth))
@@ -279,10 +279,10 @@ def take_turns(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Coord, Int32]:
-    """One warp: the rows behind the long ones that the caller's group gets; their time.
+    """One warp: list the caller's group's rows after the long ones; return (coordinates, time).
 
     Args:
-        share: of each CTA of the group.
+        share: part of a row that each CTA of the group scores.
     """
     time, turns = Float32(0.0), Int32(0)
     for block in cutlass.range_constexpr(MAX_OWN_ROWS // WARP_SIZE):

@@ -1,9 +1,9 @@
-"""The scores-only kernel's work: which pages of which rows a CTA scores, worked out on the device.
+"""The scores-only kernel's work: which pages of which rows a CTA scores, computed on the device.
 
 All pages of the rows lie on one line, row after row; the line is cut into chunks of equal length,
-one a CTA. The piece of a row inside a chunk is a work tile. When the rows are so even that each can
-get its own CTAs at nearly no loss, every row's share of the line is rounded up to whole chunks, so
-that no CTA works on two rows.
+one a CTA. The piece of a row inside a chunk is a work tile. Every row's share of the line is
+rounded up to whole chunks, so that no CTA works on two rows, when the rows are so even that this
+costs nearly nothing.
 """
 
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ def make_partition(rows: Rows, num_ctas: Int32, lane: Int32, plan: cutlass.Const
 
 @cute.jit
 def divide(value: Int32, by: Int32, inverse: Float32) -> Int32:
-    """value // by for values of up to 2**22 times as much, faster than a division."""
+    """value // by for values up to 2**22 * by, faster than a division."""
     quotient = Int32(Float32(value) * inverse)
     rest = value - quotient * by
     if rest < 0:
@@ -98,7 +98,7 @@ def load_partition(
     num_ctas: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: every work tile of this CTA, then the word that no more come.
+    """A load warp: load every work tile of this CTA, then announce that no more come.
 
     Args:
         ctx: has `rows`, and is what the loader takes. loader: a TileLoader.
@@ -121,7 +121,7 @@ def load_partition(
             block += WARP_SIZE
             block_start += block_share
         else:
-            # At least one lane's row reaches beyond the cursor.
+            # The row of at least one lane reaches beyond the cursor.
             reaches = cute.arch.vote_ballot_sync(block_start + inclusive > cursor)
             found = lowest_bit(reaches)
             row = block + found

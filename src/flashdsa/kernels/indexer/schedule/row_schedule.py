@@ -1,7 +1,7 @@
-"""Which rows a group of CTAs gets, and how many CTAs a row: by the lengths, on the device.
+"""Assignment of rows to groups of CTAs, and of CTAs to a row: by the lengths, on the device.
 
 Every CTA weighs the lengths of all rows, up to ORDERED_ROWS of them, and all come to the same
-results. A row a cluster is kept if the lengths are even enough. Otherwise the rows are put in
+results. One row per cluster is kept if the lengths are even enough. Otherwise the rows are put in
 order, the longest first, and given out so that the last CTA ends early: see deadlines.py.
 """
 
@@ -35,10 +35,10 @@ MOST_ORDERED_PAGES = (1 << 22) - 1
 MAX_SHARING = 2
 """Halvings of the comparisons of a row, at most."""
 EVEN = 1.25
-"""Rows with a cluster each are even if the longest takes at most this share of the least time that
-all could take, and what splitting costs."""
+"""Rows with a cluster each are even if the longest takes at most this factor of the least time of
+all, plus the cost of splitting."""
 EQUAL = 1.03
-"""Rows are equal if the longest has at most this share of their average."""
+"""Rows are equal if the longest has at most this factor of their average."""
 
 
 @cute.jit
@@ -53,8 +53,8 @@ def first_lengths(
     """The length, as it is in memory, that the thread needs first; the caller syncs.
 
     Lane 0 of a load warp gets the length of the row with the cluster's number. Its other lanes ask
-    for the rows behind: if all lanes shared a number, ptxas would wait for it here, to keep it only
-    once. If rows are weighed, a consumer gets the length of the row with its own thread number.
+    for the next rows: if all lanes shared a number, ptxas would wait for it here, to keep it only
+    once. A consumer, if rows are weighed, gets the length of the row with its own thread number.
     """
     row = coord.group // coord.num_splits + thread % WARP_SIZE
     if const_expr(plan.scheduled):
@@ -75,10 +75,10 @@ def schedule_rows(
     consumes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> Coord:
-    """All threads of a CTA: its coordinates as the rows' lengths decide. If they are given out by
-    lengths, the rows of its group are in own_rows.
+    """All threads of a CTA: return its coordinates as the rows' lengths decide. The rows of its
+    group are in own_rows if they are given out by lengths.
 
-    With too many rows to be weighed, groups are as small as they can be.
+    Groups are as small as they can be if the rows are too many to be weighed.
     """
     if const_expr(plan.scheduled):
         if coord.weighed:
@@ -94,7 +94,7 @@ def schedule_rows(
                     consumer_sync(plan)
                     warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
                     give_out(select, coord, tally, warp, thread % WARP_SIZE, plan)
-                # All threads of the CTA: coordinates and own_rows are there.
+                # All threads of the CTA: coordinates and own_rows are written.
                 cute.arch.sync_threads()
                 coord = read_coord(select, coord)
             else:
@@ -107,7 +107,7 @@ def schedule_rows(
 
 
 def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
-    """What was given out to the caller's group."""
+    """Read the coordinates that were given to the caller's group."""
     words = [select.scratch[SCRATCH_COORD + i] for i in range(COORD_WORDS)]
     known = dict(zip(Coord._fields, words, strict=False))
     return coord._replace(ordered=cutlass.Boolean(True), **known)
@@ -117,13 +117,14 @@ def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
 def weigh_rows(
     select: SelectBuffers, rows: Rows, length: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Consumers: the length of the row with the thread's number, its key, and all rows' tally.
+    """Consumers: write the length of the row with the thread's number, its key, and all rows'
+    tally.
 
     The keys order the rows by pages, then by number, and overlay the histogram.
     """
     assert const_expr(plan.consumer_threads == ORDERED_ROWS)
     pages = cutlass.min(pages_to_score(length, plan), Int32(MOST_ORDERED_PAGES))
-    # Among rows with the same number of pages the first one has the largest key.
+    # The first one of rows with the same number of pages has the largest key.
     key = pages * ORDERED_ROWS + ORDERED_ROWS - 1 - thread
     select.histogram[thread] = key if thread < rows.count else Int32(-1)
     select.lengths[thread] = length
@@ -140,7 +141,7 @@ def weigh_rows(
 
 
 class Even(NamedTuple):
-    """How rows are given out that keep the batch's order."""
+    """Distribution of rows that keep the batch's order."""
 
     halvings: Int32
     turns: Int32  # 0: they do not
@@ -148,7 +149,8 @@ class Even(NamedTuple):
 
 @cute.jit
 def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr) -> Even:
-    """Whether giving the rows out by lengths gains nothing, so that they keep the batch's order."""
+    """Decide whether giving the rows out by lengths gains nothing, so that they keep the batch's
+    order."""
     halvings, turns = Int32(0), Int32(0)
     if rows.count <= coord.num_groups:
         turns = Int32(1)
@@ -163,7 +165,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
         least = Float32(0.0)
         for more in cutlass.range_constexpr(MAX_HALVINGS + 1):
             if more <= most_halvings(coord):
-                # Never a whole number, so that it need not be exact.
+                # The value is never a whole number, so that it need not be exact.
                 of_groups = cute.arch.rcp_approx(Float32(coord.num_groups << more))
                 needed = Int32((Float32(rows.count) - Float32(0.5)) * of_groups) + 1
                 pages = Float32(tally.longest) * of_group(coord, Int32(more))
@@ -175,8 +177,8 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
 
 @cute.jit
 def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr) -> Coord:
-    """The caller's coordinates if clusters are halved so often. A group with a row less than others
-    keeps fewer pages in flight, as in deadlines.py."""
+    """The caller's coordinates if clusters are halved that often. A group with one row fewer than
+    others keeps fewer pages in flight, as in deadlines.py."""
     coord = split(coord, even.halvings)
     depth = Int32(plan.full_depth)
     if even.turns > 1:
@@ -190,7 +192,7 @@ def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr
 
 @cute.jit
 def put_in_order(select: SelectBuffers, rows: Rows, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """Consumers: the rows' keys behind the first ORDERED_ROWS words, the largest first."""
+    """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words."""
     row, before = order_of_row(select.histogram, rows, thread, plan)
     if row >= 0:
         select.histogram[ORDERED_ROWS + before] = select.histogram[row]
@@ -200,9 +202,9 @@ def put_in_order(select: SelectBuffers, rows: Rows, thread: Int32, plan: cutlass
 def order_of_row(
     keys: cute.Tensor, rows: Rows, thread: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """(a row, how many rows come before it in the order), in as many threads as there are rows;
-    (-1, ...) in the others. In small batches two or four neighbouring threads share the comparisons
-    of a row."""
+    """(a row, how many rows come before it in the order), in one thread for each row;
+    (-1, ...) in the others. Two or four neighbouring threads share the comparisons of a row in
+    small batches."""
     sharing = Int32(0)
     for shift in cutlass.range_constexpr(1, MAX_SHARING + 1):
         if rows.count <= plan.consumer_threads >> shift:

@@ -35,7 +35,7 @@ def row_of_turn(
     first_length: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
-    """(the row that the caller's group gets in that turn, its length, 0 if there is none)."""
+    """(the row that the caller's group gets in that turn, its length, 0 if it gets none)."""
     if const_expr(plan.scheduled):
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
         if coord.ordered:
@@ -55,7 +55,7 @@ def row_of_turn(
 
 
 class Share(NamedTuple):
-    """Which part of its rows a CTA gets."""
+    """The part of its rows that a CTA gets."""
 
     part: Int32
     num_parts: Int32
@@ -64,7 +64,7 @@ class Share(NamedTuple):
 
 @cute.jit
 def share_of_row(coord: Coord, pages: Int32, plan: cutlass.Constexpr) -> Share:
-    """The caller's; a part from `num_parts` on is none."""
+    """The caller's share; a part from `num_parts` on is empty."""
     if const_expr(plan.scheduled):
         # Groups that share a row have one CTA.
         part, num_parts = coord.part, coord.num_parts
@@ -80,7 +80,7 @@ def share_of_row(coord: Coord, pages: Int32, plan: cutlass.Constexpr) -> Share:
 
 @cute.jit
 def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """(the part's first page, the page behind its last). A part ends where the next one begins."""
+    """(the part's first page, one past its last). A part ends where the next one begins."""
     if const_expr(plan.scheduled):
         inverse = cute.arch.rcp_approx(Float32(share.num_parts))
         first = divide(share.part * pages, share.num_parts, inverse)
@@ -103,7 +103,7 @@ def load_scheduled(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A load warp: this CTA's part of every row of its group, then the word that no more come.
+    """A load warp: load this CTA's part of every row of its group, then announce that no more come.
 
     Args:
         ctx: has `rows`, and is what the loader takes. loader: a TileLoader.

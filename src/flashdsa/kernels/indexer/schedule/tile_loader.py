@@ -1,4 +1,4 @@
-"""What a schedule asks of an architecture's load warps."""
+"""Functions that a schedule needs from an architecture's load warps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TileLoader:
     Attributes:
         announce: (context, number, tile, lane, plan) describes the CTA's tile `number` to the
             consumers; returns this lane's page id of the tile's first pages, if it has pages.
-        load_pages: (context, tile, page ids, depth, lane, plan) loads them; None: there are none.
+        load_pages: (context, tile, page ids, depth, lane, plan) loads them; None: no pages.
         finish: (context, number, lane, plan) says that no tile comes any more.
     """
 

@@ -1,4 +1,4 @@
-"""What the load warps tell the consumers of the pages that come: a work tile is a part of a row."""
+"""Work tiles: the load warps tell the consumers which part of a row the next pages are."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from flashdsa.problem import MAX_NEXT_N, PAGE_SIZE
 
 
 class Rows(NamedTuple):
-    """Where lengths come from. Where rows are scored in pairs, the schedule's rows are pairs."""
+    """Source of the lengths. The schedule's rows are pairs if rows are scored in pairs."""
 
     seq_lens: Any  # (B,) int32, device memory; of pairs (B / 2, 2)
     count: Int32  # of rows, or of pairs
@@ -49,7 +49,7 @@ class WorkTile(NamedTuple):
 def request_of(rows: Rows, row: Int32) -> Int32:
     """The row of the block table that has the row's pages: up to MAX_NEXT_N neighbours share one.
 
-    Never one behind the table's last, even where B is no multiple of its rows.
+    It is never past the table's last row, even where B is no multiple of its rows.
     """
     request = row
     if const_expr(rows.requests is not None):
@@ -71,7 +71,7 @@ def row_length(rows: Rows, row: Int32) -> Int32:
 
 @cute.jit
 def raw_length(rows: Rows, row: Int32) -> Int32:
-    """What is in memory for the row; 0 beyond the last one."""
+    """Return the row's length as it is in memory; 0 beyond the last row."""
     length = Int32(0)
     if row < rows.count:
         if const_expr(len(rows.seq_lens.shape) == 2):
@@ -96,7 +96,7 @@ def pages_to_score(length: Int32, plan: cutlass.Constexpr) -> Int32:
 
 
 def whole_stages(pages: Int32, plan: Any) -> Int32:
-    """Pages that as many stages hold as `pages` take."""
+    """Pages of the whole stages that hold `pages`."""
     of_stage = plan.pages_per_stage
     return pages if of_stage == 1 else (pages + of_stage - 1) // of_stage * of_stage
 
@@ -108,7 +108,7 @@ def write_tile(tiles: cute.Tensor, stage: Int32, tile: WorkTile) -> None:
 
 
 def read_tile(tiles: cute.Tensor, stage: Int32) -> WorkTile:
-    """What the load warp wrote."""
+    """Return the work tile that the load warp wrote."""
     return WorkTile(*(tiles[stage * TILE_WORDS + word] for word in range(TILE_WORDS)))
 
 

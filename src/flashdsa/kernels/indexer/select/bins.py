@@ -1,7 +1,7 @@
 """Keys and bins: scores as unsigned integers in the same order, and a monotone function of them.
 
-The bins are a window of 32 binary exponents around 1 with 64 bins each, for either sign; what lies
-outside falls into the end bins, which costs the threshold's search a round, not exactness.
+The bins are a window of 32 binary exponents around 1 with 64 bins each, for either sign; keys
+outside fall into the end bins, which costs the threshold's search a round, not exactness.
 """
 
 import cutlass
@@ -25,7 +25,7 @@ NO_POSITION = -(2**31)
 def sortable(score: Float32) -> Uint32:
     """The score as an unsigned integer in the same order; -0 counts as +0, NaN gets the smallest
     key of a token, 1. Key 0 is that of no token: a list that was compacted before it had topk
-    tokens takes any key but that one further on."""
+    tokens accepts any other key afterwards."""
     bits = (score + Float32(0.0)).bitcast(Uint32)
     key = bits | Uint32(0x80000000)
     if bits >> 31 == 1:
@@ -46,7 +46,7 @@ def bin_of(key: Uint32) -> Int32:
 
 @cute.jit
 def lowest_key(bin_index: Int32) -> Uint32:
-    """The smallest key of a bin; of the bin behind the last one, a key that no score has."""
+    """The smallest key of a bin; of the bin after the last one, a key that no score has."""
     shifted = MIDDLE + WINDOW_START + bin_index - HALF_BINS
     if bin_index < HALF_BINS:
         shifted = MIDDLE - 1 - (HALF_BINS - 1 - bin_index + WINDOW_START)
@@ -68,7 +68,7 @@ def highest_key(bin_index: Int32) -> Uint32:
 
 @cute.jit
 def step_bits(width: Uint32) -> Int32:
-    """By how much to shift values in [0, width] so that they number fewer than the bins."""
+    """Right shift after which values in [0, width] number fewer than the bins."""
     return cutlass.max(Int32(32 - BIN_BITS) - Int32(cute.arch.clz(width)), Int32(0))
 
 

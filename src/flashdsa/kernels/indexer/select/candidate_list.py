@@ -36,7 +36,7 @@ def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
 
 @cute.jit
 def clear_histogram(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """All bins 0. The caller syncs before anyone counts."""
+    """Set all bins to 0. The caller syncs before anyone counts."""
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
@@ -61,8 +61,8 @@ def append_all(
     wanted: cute.Tensor,
     count: cutlass.Constexpr,
 ) -> None:
-    """As `append`, several entries a lane: (count,) registers each, `wanted` not 0 where an entry
-    is to be put into the list."""
+    """Same as `append`, several entries a lane: (count,) registers each; an entry is appended where
+    `wanted` is not 0."""
     slots = cute.make_rmem_tensor(count, Int32)
     alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wanted, slots, count)
     for i in cutlass.range_constexpr(count):
@@ -76,7 +76,7 @@ def append_all(
 def put(
     select: SelectBuffers, index: Int32, key: Uint32, position: Int32, valid: cutlass.Boolean
 ) -> None:
-    """An entry at a given index; one that is not `valid` never wins and is not counted."""
+    """Store an entry at a given index; one that is not `valid` never wins and is not counted."""
     select.keys[index] = Int32(key) if valid else Int32(0)
     select.positions[index] = position if valid else Int32(NO_POSITION)
     if valid:
@@ -92,10 +92,10 @@ def compact(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """Keep the list's accepted entries only, in no special order; returns how many. Ends synced.
+    """Keep only the list's accepted entries, in no special order; return their number. Ends synced.
 
     The list is rewritten where it is, a block at a time: a block is in registers before any of it
-    is overwritten, and what is kept never reaches the next block.
+    is overwritten, and the kept entries never reach the next block.
     """
     clear_histogram(select, thread, plan)
     if thread == 0:
@@ -126,7 +126,7 @@ def compact(
 
 @cute.jit
 def reset(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """An empty list; synced."""
+    """Empty the list; synced."""
     clear_histogram(select, thread, plan)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)

@@ -1,4 +1,4 @@
-"""The last entries among which the threshold is: taken out of the lists, gathered, and compared.
+"""The last entries, which contain the threshold: taken out of the lists, gathered, and compared.
 
 A CTA that shares a row sends its own candidates to all CTAs, and gets theirs.
 """
@@ -55,7 +55,7 @@ def set_entry(entries: cute.Tensor, index: Int32, key: Uint32, position: Uint32)
 
 @cute.jit
 def add_entry(select: SelectBuffers, entries: cute.Tensor, key: Uint32, position: Uint32) -> None:
-    """Append an entry to the candidates; there is room."""
+    """Append an entry to the candidates, which have room."""
     index = cute.arch.atomic_add(
         select.scratch.iterator + SCRATCH_CANDIDATES, Int32(1), sem="relaxed", scope="cta"
     )
@@ -63,7 +63,7 @@ def add_entry(select: SelectBuffers, entries: cute.Tensor, key: Uint32, position
 
 
 class Bin(NamedTuple):
-    """How many entries the last round's bin has."""
+    """Number of entries in the last round's bin."""
 
     within: Int32  # of all CTAs
     before: Int32  # of the CTAs before the caller
@@ -74,7 +74,8 @@ class Bin(NamedTuple):
 def close_rounds(
     cluster: ClusterBuffers, coord: Coord, entries: Int32, above: Int32, thread: Int32
 ) -> None:
-    """Announce what comes at received_full, and send the caller's count above the bin to all.
+    """Announce the bytes to come at received_full, and send the caller's count above the bin to
+    all.
 
     Args:
         entries: candidates that come, of all CTAs. above: the second warp's.
@@ -103,8 +104,8 @@ def gather(
 ) -> Candidate:
     """All entries in the range, of every CTA if `shared`, at most one a thread.
 
-    They are in `received`, too, until something else is put there. SCRATCH_CANDIDATES is 0 before,
-    and again behind the next sync.
+    They are in `received`, too, until it is overwritten. SCRATCH_CANDIDATES is 0 before, and again
+    after the next sync.
     """
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
         keys = load4(select.keys, i)
@@ -152,10 +153,10 @@ def compare(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Uint32, Uint32, Int32]:
-    """The `k`-th best of the candidates in the range, of which there are `count`, at most
-    max_compared: each is compared with each. Synced.
+    """Find the `k`-th best of the `count` candidates in the range, at most max_compared: each is
+    compared with each. Synced.
 
-    All candidates are in `received`, unless a round behind `gather` left some out of the range.
+    All candidates are in `received`, unless a round after `gather` left some out of the range.
     SCRATCH_BEFORE and SCRATCH_CANDIDATES were 0.
 
     Returns:

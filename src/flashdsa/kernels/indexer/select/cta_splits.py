@@ -1,13 +1,13 @@
 """Long rows among others are split: several CTAs share a row, and each selects alone.
 
 The CTAs count the entries of their parts in device memory, by groups of bins, whenever a list is
-full and at the end. What all of them have counted so far says which entries cannot win: those below
-`topk` better ones. A CTA *publishes* the others, at most `topk` + max_candidates of them, into its
-own slot in device memory. The one that comes last selects from what was published, slot after slot
-in the order of the parts. No CTA has to wait for another. Where many CTAs share a row and have long
-parts, each gives the others a few microseconds at the end to count theirs, so that all know which
-entries can win, and goes on without those that have not come. How much is published depends on who
-comes when, the result does not.
+full and at the end. These counts say which entries cannot win: those below `topk` better ones. A
+CTA *publishes* the others, at most `topk` + max_candidates of them, into its own slot in device
+memory. The one that comes last selects from what was published, slot after slot in the order of the
+parts. No CTA has to wait for another. If many CTAs share a row and have long parts, each gives the
+others a few microseconds at the end to count theirs, so that all know which entries can win, and
+goes on without those that have not come. The timing changes how much is published, but not the
+result.
 """
 
 import cutlass
@@ -45,16 +45,16 @@ from flashdsa.kernels.indexer.smem_views import (
 SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
 """Slots whose headers a lane reads at once."""
 CHUNK_ENDS, CHUNK_PLACES = LISTED_SLOTS, 2 * LISTED_SLOTS
-"""In the candidates' memory, behind the slots' entries: chunks up to the end of each slot, and the
-place of each chunk."""
+"""Offsets in the candidates' memory, after the slots' entries: of the chunks up to the end of each
+slot, and of each chunk's offset."""
 SLOT_BITS = LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
 CHUNKS_TOGETHER = 8
-"""Chunks, of as many entries as a warp has lanes, that a warp loads before it uses the first."""
+"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 PUBLISHED_TOGETHER = 4
 """Entries of a thread that it publishes with one atomic of its warp."""
 SIGN = -(2**31)
-"""Turns the order of unsigned words into that of signed ones."""
+"""Flips the order of unsigned words into that of signed ones."""
 
 
 @cute.jit
@@ -67,8 +67,8 @@ def raise_threshold(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Threshold, Uint32]:
-    """The threshold of the caller's part, raised to what the row's counts allow, and the list's
-    next floor. Ends synced.
+    """Return the threshold of the caller's part, raised as far as the row's counts allow, and the
+    list's next floor. Ends synced.
 
     Args:
         settles: `contribute` has found what the counts allow.
@@ -78,7 +78,7 @@ def raise_threshold(
             _, _, _, least = floor_group(counters_of(published, select), thread, plan)
             if thread == 0:
                 select.scratch[SCRATCH_FLOOR] = Int32(least)
-        # All consumers: the row's floor is there.
+        # All consumers: the row's floor is written.
         consumer_sync(plan)
     least = Uint32(select.scratch[SCRATCH_FLOOR])
     key, position, next_floor = threshold.key, threshold.position, threshold.key + 1
@@ -99,8 +99,8 @@ def publish_alone(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> cutlass.Boolean:
-    """Publish what of the part can win; whether the caller is the row's last CTA to do so. Then the
-    list is empty, and the row's counters are 0 again. Ends synced."""
+    """Publish the part's entries that can win; return whether the caller is the row's last CTA to
+    do so. Then the list is empty, and the row's counters are 0 again. Ends synced."""
     cta, _, _ = cute.arch.block_idx()
     counters = counters_of(published, select)
     if thread == 0:
@@ -135,7 +135,7 @@ def publish_alone(
     if thread == 0:
         store2(slot, select.scratch[SCRATCH_COUNT], select.scratch[SCRATCH_TOP])
         # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
-        # with smaller tickets wrote: all of it may be read by the consumers behind the next sync.
+        # with smaller tickets wrote: the consumers may read all of it after the next sync.
         select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
             counters, Int32(1), sem="acq_rel", scope="gpu"
         )
@@ -164,8 +164,8 @@ def list_slots(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
-    """What the row's CTAs published, from the CTA `done` on as long as the list has room:
-    (its length, the next CTA). Ends synced."""
+    """List what the row's CTAs published, from the CTA `done` on as long as the list has room;
+    return (the list's length, the next CTA). Ends synced."""
     first_cta = sharers(select).first + done
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
@@ -174,7 +174,7 @@ def list_slots(
     consumer_sync(plan)
     fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
     find_places(select, chunks, thread, plan)
-    # All consumers: every chunk's place is known.
+    # All consumers: every chunk's offset is known.
     consumer_sync(plan)
     warps = plan.consumer_warps
     for first in cutlass.range(warp, chunks, CHUNKS_TOGETHER * warps, unroll=1):
@@ -211,8 +211,9 @@ def read_headers(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """One warp: how many slots from the CTA `done` on fit the list, and how many chunks they have,
-    to scratch; the entries of each, and the chunks up to its end, to the candidates' memory."""
+    """One warp: write to scratch how many slots from the CTA `done` on fit the list, and how many
+    chunks they have; write to the candidates' memory the entries of each, and the chunks up to its
+    end."""
     first_cta = sharers(select).first + done
     num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
     counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
@@ -243,7 +244,7 @@ def read_headers(
 
 
 def chunks_of(entries: Int32) -> Int32:
-    """Loads of a warp that bring so many entries."""
+    """Loads of a warp for `entries` entries."""
     return (entries + WARP_SIZE - 1) // WARP_SIZE
 
 
@@ -251,14 +252,14 @@ def chunks_of(entries: Int32) -> Int32:
 def find_places(
     select: SelectBuffers, chunks: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Consumers: of each chunk its slot, and which of the slot's chunks it is, to the candidates'
-    memory. A thread searches for one or two, among the chunks up to the end of each slot."""
+    """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
+    thread searches for one or two, among the chunks up to the end of each slot."""
     most = plan.list_capacity // WARP_SIZE + LISTED_SLOTS
     assert const_expr(CHUNK_PLACES + most <= plan.candidate_words)
     for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
         chunk = thread + first
         if chunk < chunks:
-            slot = Int32(0)  # so many slots end before the chunk
+            slot = Int32(0)  # number of slots that end before the chunk
             for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
                 other = slot + (1 << bit)
                 if other <= LISTED_SLOTS:

@@ -6,8 +6,8 @@ best, sends its counts of that group's bins (`fine`), and finds the bin. All fin
 Messages are st.async: they count up bytes of the receiver's mbarrier, so that neither a fence nor a
 barrier of the cluster is needed. INVARIANT: a buffer has been read before its next message can
 come. A sender's `coarse` of the next round comes after it has this CTA's `fine` of this round,
-which this CTA sent behind its reads of `coarse`; and its next `fine` comes after it has this CTA's
-next `coarse`, which this CTA sends behind its reads of `fine`.
+which this CTA sent after its reads of `coarse`; and its next `fine` comes after it has this CTA's
+next `coarse`, which this CTA sends after its reads of `fine`.
 
 One warp searches: an instruction of all sixteen takes four times as long. A CTA that selects in its
 part alone looks into its own counts instead.
@@ -33,13 +33,14 @@ LOADED_TOGETHER = 4
 
 
 COUNTED, GATHERED, SORTED = EVENTS = ("counted", "gathered", "sorted")
-"""Phases that a consumer keeps: of coarse_full and fine_full, of received_full, of winners_full."""
+"""Events whose phases a consumer keeps: coarse_full and fine_full, received_full,
+winners_full."""
 
 
 class Found(NamedTuple):
-    """What a round found."""
+    """Result of a round."""
 
-    bin: Int32  # the bin of the k-th best; bin 0 if there are fewer entries
+    bin: Int32  # the bin of the k-th best; bin 0 if the entries are fewer
     above: Int32  # entries in better bins
     within: Int32  # entries in the bin
     total: Int32  # entries in all bins
@@ -49,11 +50,11 @@ class Found(NamedTuple):
 def sum_groups(
     select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """The histogram's groups of bins into `own_coarse`; the caller syncs."""
+    """Sum the histogram's groups of bins into `own_coarse`; the caller syncs."""
     vectors = NUM_BINS // VECTOR // plan.consumer_threads  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
-        # Of a team's threads, which have four vectors each, eight neighbours read all banks.
+        # Eight neighbours of a team's threads, which have four vectors each, read all banks.
         turn = (i + thread // 2) % vectors if const_expr(vectors == VECTOR) else i
         four = load4(select.histogram, vectors * thread + turn)
         mine += four[0] + four[1] + four[2] + four[3]
@@ -65,7 +66,7 @@ def sum_groups(
 
 @cute.jit
 def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
-    """The counts of all groups to every CTA's `coarse`. A warp sends to one CTA: its 512 bytes
+    """Send the counts of all groups to every CTA's `coarse`. A warp sends to one CTA: its 512 bytes
     arrive sooner together than in pieces from all warps."""
     lane = thread % WARP_SIZE
     peer = thread // WARP_SIZE
@@ -81,7 +82,7 @@ def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
 def send_fine(
     select: SelectBuffers, cluster: ClusterBuffers, coord: Coord, first: Int32, lane: Int32
 ) -> None:
-    """One warp: the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
+    """One warp: send the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
     messages = BIN_GROUP // VECTOR
     message = lane % messages
     four = load4(select.histogram, first // VECTOR + message)
@@ -143,7 +144,7 @@ def search(
     phase: Int32,
     lane: Int32,
 ) -> None:
-    """One warp: what a round finds, into scratch. With fewer entries than `k` it is bin 0."""
+    """One warp: write what a round finds into scratch: bin 0 if the entries are fewer than `k`."""
     group, above, total = find_group(cluster, coord, shared, k, phase, lane)
     first = group * BIN_GROUP
     bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
@@ -178,8 +179,8 @@ def find_kth(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Found:
-    """The bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of the
-    caller if not `shared`. Ends synced.
+    """Find the bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of
+    the caller if not `shared`. Ends synced.
 
     The histogram is complete and synced, and keeps its counts.
     """
@@ -194,14 +195,14 @@ def find_kth(
         send_coarse(cluster, coord, thread)
     if thread < WARP_SIZE:
         search(select, cluster, coord, shared, k, phase, thread)
-    # All consumers: the first warp has stored what it found.
+    # All consumers: the first warp has stored the result.
     consumer_sync(plan)
     return Found(*(select.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
 
 
 @cute.jit
 def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane: Int32) -> Int32:
-    """One warp: the caller's entries in better bins than the one that a round found."""
+    """One warp: return the number of the caller's entries in better bins than a round's bin."""
     four = load4(cluster.own_coarse, lane)
     counts = [four[i] for i in range(VECTOR)]
     above = Int32(0)
@@ -216,7 +217,7 @@ def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane:
 def within_before(
     cluster: ClusterBuffers, coord: Coord, shared: cutlass.Boolean, bin_: Int32, lane: Int32
 ) -> Int32:
-    """One warp: entries in the bin that a round found, of the CTAs before the caller."""
+    """One warp: return the number of entries in a round's bin, of the CTAs before the caller."""
     within = Int32(0)
     if shared and lane < coord.part:
         within = cluster.fine[lane * BIN_GROUP + bin_ % BIN_GROUP]
@@ -225,7 +226,8 @@ def within_before(
 
 @cute.jit
 def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32) -> None:
-    """One warp: the caller's entries above the last round's bin, to every CTA of the group."""
+    """One warp: send the number of the caller's entries above the last round's bin to every CTA of
+    the group."""
     if lane < coord.num_parts:
         send(
             cluster.above.iterator + coord.part,
@@ -237,7 +239,7 @@ def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32)
 
 @cute.jit
 def above_before(cluster: ClusterBuffers, coord: Coord, lane: Int32) -> Int32:
-    """One warp, behind the wait for received_full: what the CTAs before the caller sent."""
+    """One warp, after the wait for received_full: return what the CTAs before the caller sent."""
     above = Int32(0)
     if lane < coord.part:
         above = cluster.above[lane]

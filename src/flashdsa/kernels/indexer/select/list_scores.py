@@ -1,4 +1,4 @@
-"""Scores of a tile's pages into the list, as they are computed."""
+"""Listing of the scores of a tile's pages, as they are computed."""
 
 from typing import Any, NamedTuple
 
@@ -31,10 +31,11 @@ class PageRange(NamedTuple):
 
 
 class ListSink(NamedTuple):
-    """Where scored tokens go.
+    """Destination of scored tokens.
 
-    Until the list is first compacted, a token's index in it is that of its position in the part, so
-    that no thread waits for a counter; afterwards those that can win are appended.
+    A token's index in the list is that of its position in the part until the list is first
+    compacted, so that no thread waits for a counter; afterwards the tokens that can win are
+    appended.
     """
 
     select: SelectBuffers
@@ -52,7 +53,7 @@ def list_score(
     valid: cutlass.Boolean,
     present: cutlass.Boolean,
 ) -> None:
-    """A score into the list, if it can win; all lanes call.
+    """Put a score into the list, if it can win; all lanes call.
 
     Args:
         valid: its page id is in the cache. present: the lane has a score.
@@ -71,8 +72,8 @@ def list_score(
 def first_room(
     room: Int32, in_order: cutlass.Boolean, tile: WorkTile, coord: Any, plan: cutlass.Constexpr
 ) -> Int32:
-    """Pages that the calling CTA lists next: as many as there is `room` for, but before it compacts
-    the list of a row that it has alone for the first time its own number."""
+    """Pages that the calling CTA lists next: as many as `room` holds; before the first compaction
+    of the list of a row that it has alone, the CTA's own number of pages."""
     if in_order and tile.num_pages > room and coord.num_parts == 1:
         cta, _, _ = cute.arch.block_idx()
         room = plan.first_fill_pages + cta % FILLS * plan.fill_step_pages

@@ -1,7 +1,7 @@
 """Lists of rows in pairs: a segment for each warp that lists scores, filled from its front.
 
-Behind a segment's last entry is nothing, or, where the list is full or complete, what never wins.
-How many entries each segment has is in the row's scratch.
+Nothing follows a segment's last entry, or, if the list is full or complete, entries that never win.
+The row's scratch has the number of entries of each segment.
 """
 
 import cutlass
@@ -29,7 +29,7 @@ READ_TOGETHER = 4
 def compact_segments(
     select: SelectBuffers, threshold: Threshold, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Keep the accepted entries only, each segment in its order. Starts and ends synced.
+    """Keep only the accepted entries, each segment in its order. Starts and ends synced.
 
     Unless the search has recounted, the histogram has all entries, and the threshold is a bin's
     lowest key: the bins that stay are right.
@@ -79,7 +79,7 @@ def compact_segments(
 def clear_bins_below(
     select: SelectBuffers, first: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """The bins before `first` 0. The caller syncs before anyone counts."""
+    """Set the bins before `first` to 0. The caller syncs before anyone counts."""
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // VECTOR):

@@ -1,4 +1,4 @@
-"""Ranges of entries, and how a round cuts them into bins.
+"""Ranges of entries, and their division into bins in a round.
 
 An entry is (key, position); of equal keys the smaller position is better.
 """
@@ -12,7 +12,7 @@ from flashdsa.kernels.indexer.select.bins import step_bits
 
 
 class Part(NamedTuple):
-    """The caller's part of a row, as positions, and what it has listed of it."""
+    """The caller's part of a row, as positions, and the number of its listed entries."""
 
     first: Int32
     end: Int32
@@ -48,7 +48,7 @@ def cut_to_part(range_: Range, part: Part) -> Range:
 
 
 class Steps(NamedTuple):
-    """How a range is cut into bins: by keys, or by inverted positions when one key is left."""
+    """Division of a range into bins: by keys, or by inverted positions when one key is left."""
 
     by_position: cutlass.Boolean
     base: Uint32
@@ -58,7 +58,7 @@ class Steps(NamedTuple):
 
 @cute.jit
 def steps_of(range_: Range) -> Steps:
-    """Up to 4096 equal steps of the range."""
+    """Divide the range into up to 4096 equal steps."""
     by_position = range_.low == range_.high
     base = range_.inv_low if by_position else range_.low
     top = range_.inv_high if by_position else range_.high

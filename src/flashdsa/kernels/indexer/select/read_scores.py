@@ -1,4 +1,4 @@
-"""Given scores into the list: the top-k's counterpart of scoring pages."""
+"""Listing of given scores: the top-k's counterpart of scoring pages."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ LINE_SCORES = 32
 def prefetch_scores(
     scores: Any, row: Int32, begin: Int32, end: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Start to bring scores `begin`... of the row into the second-level cache."""
+    """Start to bring the row's scores from `begin` on into the second-level cache."""
     line = scores.iterator + Int64(row) * scores.stride[0]
     step = plan.consumer_threads * LINE_SCORES
     for at in cutlass.range(begin + thread * LINE_SCORES, end, step, unroll=1):
@@ -35,7 +35,8 @@ def prefetch_scores(
 def load_block(
     values: cute.Tensor, line: Any, first: Int32, end: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """This thread's scores of a block: `first`, and every consumer_threads-th one before `end`."""
+    """Load this thread's scores of a block: `first`, and every consumer_threads-th one before
+    `end`."""
     for i in cutlass.range_constexpr(plan.read_together):
         position = first + i * plan.consumer_threads
         values[i] = Float32(0.0)
@@ -101,7 +102,8 @@ def append_keys(
     floor: Uint32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Keys of positions `first` and every consumer_threads-th one, with one atomic a warp."""
+    """Append the keys of positions `first` and every consumer_threads-th one, with one atomic a
+    warp."""
     masks = cute.make_rmem_tensor(plan.read_together, Int32)
     total = Int32(0)
     for i in cutlass.range_constexpr(plan.read_together):

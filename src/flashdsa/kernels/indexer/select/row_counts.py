@@ -1,4 +1,4 @@
-"""What the CTAs of a split row count together in device memory, and the floor that follows from it.
+"""Counts of the CTAs of a split row, in device memory, and the floor that follows from them.
 
 See cta_splits.py. Counters are 0 between launches.
 """
@@ -28,11 +28,12 @@ from flashdsa.kernels.indexer.smem_views import (
 from flashdsa.problem import PAGE_SIZE
 
 COUNTED_GROUPS, COUNTED_BINS = 1, 2
-"""Of a row's counters, those of the CTAs that have counted their parts so."""
+"""Counters of a row: CTAs that have counted their parts by groups, and by bins."""
 GONE = 1 << 16
-"""What a CTA adds there that goes on without the others, who need not wait for it then."""
+"""Added to such a counter by a CTA that goes on without the others; they need not wait for it
+then."""
 FIRST_COUNT = ROW_COUNTERS - BIN_GROUPS - BIN_GROUP
-"""Of a row's counters, the first group's."""
+"""The first group's counter among a row's counters."""
 
 
 class Sharers(NamedTuple):
@@ -43,7 +44,8 @@ class Sharers(NamedTuple):
 
 
 def sharers(select: SelectBuffers) -> Sharers:
-    """Those of the calling CTA's row: not kept in registers, as it is asked for once a row."""
+    """The CTAs of the calling CTA's row: not kept in registers, as they are asked for once a
+    row."""
     cta, _, _ = cute.arch.block_idx()
     own = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
     return Sharers(cta - own, select.scratch[SCRATCH_COORD + Coord._fields.index("num_splits")])
@@ -74,7 +76,7 @@ def contribute(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """What the histogram has, by groups of bins, to the row's counts, each entry once. Ends synced.
+    """Add the histogram, by groups of bins, to the row's counts, each entry once. Ends synced.
 
     Args:
         floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
@@ -96,7 +98,7 @@ def contribute(
             floor = final_floor(select, published, thread, plan)
             if thread == 0:
                 select.scratch[SCRATCH_FLOOR] = Int32(floor)
-        # All consumers: the floor is there, and the histogram has been read.
+        # All consumers: the floor is written, and the histogram has been read.
         consumer_sync(plan)
 
 
@@ -132,9 +134,9 @@ def all_counted(
 def final_floor(
     select: SelectBuffers, published: Published, lane: Int32, plan: cutlass.Constexpr
 ) -> Uint32:
-    """One warp of a CTA whose part is counted by groups: a key that `topk` entries of the row have
-    at least. If all CTAs have counted theirs, and more than 2 topk entries have at least that
-    key, it is that of the bin of the `topk`-th best."""
+    """One warp of a CTA whose part is counted by groups: return a key that `topk` entries of the
+    row have at least. It is that of the bin of the `topk`-th best if all CTAs have counted theirs,
+    and more than 2 topk entries have at least that key."""
     counters, count = counters_of(published, select), sharers(select).count
     complete = all_counted(counters, COUNTED_GROUPS, count, lane, plan)
     group, above, within, floor = floor_group(counters, lane, plan)
@@ -158,9 +160,10 @@ def final_floor(
 def keep_contributed(
     select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Behind a compaction: all that the list has is contributed. Starts and ends synced.
+    """Note, after a compaction, that all entries of the list are contributed. Starts and ends
+    synced.
 
-    What is kept lies where the counts of other CTAs come, if they share a row in another way.
+    The note lies where other CTAs' counts come if CTAs share a row in the other way.
     """
     sum_groups(select, cluster, thread, plan)
     # All consumers: own_coarse is complete.
@@ -175,7 +178,7 @@ def floor_group(
     counters: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32, Int32, Uint32]:
     """One warp: (the group of the row's `topk`-th best as far as it is counted, entries above it,
-    its own, its lowest key); the key is 0 with fewer entries."""
+    its own, its lowest key); the key is 0 if the entries are fewer."""
     quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     for i in cutlass.range_constexpr(VECTOR):

@@ -1,10 +1,10 @@
 """Long rows of small batches are split: several clusters share a row.
 
 One cluster has at most 16 CTAs, of some 132 that a device runs. Each cluster of a split row selects
-in its part as it does in a whole row, but stops at a bin: what lies in better bins or in the bin of
-the k-th best is *published*, each CTA into its own slot in device memory. The cluster that comes
-last selects from what was published, again as in a whole row: each of its CTAs takes neighbouring
-slots, as many as the row has clusters. No cluster waits for another.
+in its part as it does in a whole row, but stops at a bin: entries in better bins or in the bin of
+the k-th best are *published*, each CTA into its own slot in device memory. The last cluster selects
+from the published entries, again as in a whole row: each of its CTAs takes neighbouring slots, one
+for each cluster of the row. No cluster waits for another.
 """
 
 from typing import Any, NamedTuple
@@ -57,7 +57,7 @@ def publish(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The part's entries as good as the threshold into the caller's slot. Ends synced."""
+    """Write the part's entries as good as the threshold into the caller's slot. Ends synced."""
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     consumer_sync(plan)
@@ -91,7 +91,7 @@ def announce_published(
     """Whether the caller's cluster is the row's last to publish: the same in all its CTAs.
 
     Each CTA draws a ticket from the row's counter and shows it to its cluster; the last ticket is
-    in the last cluster. What all clusters published is visible to the last one: it is released and
+    in the last cluster. The last cluster sees all that clusters published: it is released and
     acquired with the tickets, first at the device's scope, then at the cluster's, where messages
     bring the numbers and arrivals the order. A CTA gets all of both before it can end.
     """
@@ -133,8 +133,8 @@ def list_published(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """The list becomes the entries of the caller's slots, as many slots as the row has clusters, in
-    the order of their parts; returns how many entries. Their part of the row is in scratch.
+    """Fill the list with the entries of the caller's slots, one slot for each cluster of the row,
+    in the order of their parts; return the number of entries. Their part of the row is in scratch.
     Synced."""
     clear_histogram(select, thread, plan)
     lane = thread % WARP_SIZE
@@ -162,8 +162,8 @@ def list_published(
             if thread < entries:
                 index = before + thread
                 put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
-    # The rest of slots with more entries than there are consumers, which are rare. In a loop that
-    # is the same for all lanes: with one of each lane's own, ptxas would keep no uniform registers.
+    # The rest of slots with more entries than the consumers' number, which are rare. The loop is
+    # the same for all lanes: ptxas would keep no uniform registers with one of each lane's own.
     most = cute.arch.warp_redux_sync(count, "max")
     for begin in cutlass.range(plan.consumer_threads, most, plan.consumer_threads, unroll=1):
         for slot in cutlass.range(coord.num_splits, unroll=1):
@@ -183,7 +183,7 @@ def list_published(
 
 @cute.jit
 def merged_part(select: SelectBuffers, entries: Int32) -> Part:
-    """The part that `list_published` left in scratch, where it takes no registers meanwhile."""
+    """The part that `list_published` left in scratch, which costs no registers meanwhile."""
     return Part(select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1], entries)
 
 

@@ -53,7 +53,7 @@ class SelectContext(NamedTuple):
     coord: Any  # Coord or PackedCoord
     output: Output
     published: Any  # Published; None: a row is one cluster's
-    team: Any = None  # Int32: the caller's, of which each selects in a row; None: there is one
+    team: Any = None  # Int32: the caller's, of which each selects in a row; None: only one
 
 
 @cute.jit
@@ -67,10 +67,10 @@ def select_rows(
 
     Args:
         source: of scores, what `fill` takes.
-        fill: (ctx, source, batch, entries, floor, thread, plan) lists scores as long as there is
+        fill: (ctx, source, batch, entries, floor, thread, plan) lists scores while the list has
             room; returns (entries of the list, the tile's first page that is not listed).
-        plan: of a team, if there are several: each selects in its own row of a tile, and all
-            compact their lists behind the same pages.
+        plan: of a team, if the CTA has several: each selects in its own row of a tile, and all
+            compact their lists after the same pages.
     """
     lane = thread % WARP_SIZE
     phases = PackedPhases(Int32(0), Static(EVENTS))  # and the number of the tile
@@ -124,7 +124,7 @@ def select_rows(
                         contribute(
                             ctx.select, ctx.cluster, ctx.published, floor, settles, thread, plan
                         )
-                # Where a list is cut down, at least topk entries stay; those of the last bin, too.
+                # A list that is cut down keeps at least topk entries; those of the last bin, too.
                 to_bin = publishes or not scored
                 threshold, phases = find_threshold(
                     ctx.select,
@@ -178,10 +178,10 @@ def cut_down(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """Keep the list's accepted entries only: its new length. Ends synced.
+    """Keep only the list's accepted entries; return the new length. Ends synced.
 
     Args:
-        merges: the list is what was published, which is appended to it as a whole.
+        merges: the list has published entries, which are appended to it as a whole.
     """
     if const_expr(plan.pairs):
         if merges:
@@ -197,7 +197,7 @@ def cut_down(
 def next_tile(
     ctx: SelectContext, number: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> WorkTile:
-    """The CTA's tile of that number; of a pair of rows what concerns the caller's one."""
+    """The CTA's tile of that number; of a pair of rows, the part of the caller's row."""
     tile = wait_for_tile(ctx.inputs, number, plan)
     if const_expr(plan.pairs):
         if tile.row >= 0:
@@ -219,7 +219,7 @@ def tile_stage(ctx: SelectContext, phases: PackedPhases) -> Int32:
 
 
 def has_output(tile: WorkTile, plan: Any) -> Any:
-    """False of a row that needed no scores, and was scored because the other one of its pair did:
+    """False for a row that needed no scores, and was scored because the other row of its pair did:
     its ids are written (see emit_unscored_rows)."""
     return tile.length > plan.unscored_length if plan.pairs else True
 
@@ -236,7 +236,7 @@ def emit_row(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> PackedPhases:
-    """Write the ids of the part's winners; returns the events' phases behind it."""
+    """Write the ids of the part's winners; return the events' phases after it."""
     select, output, coord = ctx.select, ctx.output, ctx.coord
     if const_expr(plan.sorted):
         winners = compact(select, part.entries, threshold.key, threshold.position, thread, plan)
@@ -261,9 +261,9 @@ def publish_part(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[cutlass.Boolean, Int32]:
-    """Publish the part's best. In the row's last cluster the list becomes what the caller selects
-    from all clusters' best, or, where CTAs select alone, in its last CTA empty: (whether this is
-    the last, entries of the list)."""
+    """Publish the part's best. The list in the row's last cluster becomes what the caller selects
+    from all clusters' best; if CTAs select alone, it becomes empty in the row's last CTA. Return
+    (whether this is the last, entries of the list)."""
     entries = Int32(0)
     if const_expr(plan.splits_to_ctas):
         is_last = publish_alone(ctx.select, ctx.published, part, threshold, thread, plan)
@@ -286,8 +286,8 @@ def merge(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Part, Int32, Int32]:
-    """What was published, listed as far as there is room: (the part that it is of and the list's
-    length, what of it is listed, what of it there is)."""
+    """List published entries as far as the list has room; return (their part and the list's length,
+    how much of them is listed, how much of them exists)."""
     if const_expr(plan.splits_to_ctas):
         entries, done = list_slots(ctx.select, ctx.published, done, entries, floor, thread, plan)
         return Part(Int32(0), tile.length, entries), done, tile.num_splits

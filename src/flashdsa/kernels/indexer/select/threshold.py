@@ -2,9 +2,9 @@
 
 An entry is (key, position); of equal keys the smaller position is better. The *threshold* is the
 last winner: every entry that is at least as good is accepted. It is found in rounds, each of which
-narrows a range of keys to one of its 4096 bins. When few entries are left, all CTAs get them, and
-each compares them itself. When a single key is left that many entries have, the CTAs' counts say
-how many of its own each accepts: smaller parts of the row have the smaller positions.
+narrows a range of keys to one of its 4096 bins. All CTAs get the entries when few are left, and
+each compares them itself. The CTAs' counts say how many of its own each accepts when a single key
+is left that many entries have: smaller parts of the row have the smaller positions.
 """
 
 from typing import NamedTuple
@@ -55,7 +55,7 @@ LISTED, HELD, FOUND = range(3)
 
 
 class Threshold(NamedTuple):
-    """The last accepted entry, and what follows for the output."""
+    """The last accepted entry, and the numbers for the output that follow from it."""
 
     key: Uint32
     position: Uint32
@@ -83,7 +83,7 @@ def recount(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The histogram of the range's entries: of the first `listed` of the list, and of the
+    """Count the range's entries into the histogram: of the first `listed` of the list, and of the
     candidates in registers. Synced."""
     consumer_sync(plan)  # everyone has read what the round before counted
     if const_expr(plan.pairs):
@@ -110,11 +110,11 @@ def find_threshold(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> tuple[Threshold, PackedPhases]:
-    """The `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
+    """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
 
-    With `topk` entries or fewer all of them are accepted. The histogram holds the bins of the
-    list's entries; it is destroyed. If `to_bin`, a worse entry will do: at most max_candidates more
+    All entries are accepted if they are `topk` or fewer. The histogram holds the bins of the list's
+    entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
     entries are accepted then, and `first_out_index` means nothing. Returns the events' phases, too.
     """
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
@@ -167,7 +167,7 @@ def find_threshold(
             gathers = cutlass.Boolean(False)
             was_shared = cutlass.Boolean(False)
         if state == LISTED and shared and not gathers and range_.low == range_.high:
-            # One key: the CTAs before accept their entries first, the caller what is left.
+            # One key: the CTAs before accept their entries first, the caller the rest.
             first_out_index += cutlass.min(bin_.before, left)
             left = cutlass.max(left - bin_.before, Int32(0))
             at_key = range_.low

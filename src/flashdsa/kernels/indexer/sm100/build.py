@@ -1,4 +1,4 @@
-"""Compiles the indexer's variants for Blackwell."""
+"""Compilation of the indexer's variants for Blackwell."""
 
 from __future__ import annotations
 

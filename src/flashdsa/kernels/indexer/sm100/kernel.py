@@ -1,8 +1,8 @@
 """The fused indexer for Blackwell: scores of every key and the exact best of each row, one launch.
 
 A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work
-tile, to each of them (see schedule/scheduled_tiles.py). Only what loads and scores is not the
-Hopper kernel's.
+tile, to each of them (see schedule/scheduled_tiles.py). Only the loading and scoring roles differ
+from the Hopper kernel's.
 
 load warps                | mma warp           | 4 consumer warpgroups
 ------------------------- | ------------------ | ------------------------------------------------
@@ -67,7 +67,7 @@ def indexer_kernel(
     rows = rows_of(seq_lens, block_table)
     operands = Operands(weights, block_table, topk_indices, published, cache.shape[0], rows)
     coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
-    # Asked for before anything else: the way to the first page begins with the lengths.
+    # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     allocate_tmem(arena, caller.warp, plan)
     enter_cluster(arena, caller.thread, INITIALISING_WARPS)
@@ -81,7 +81,7 @@ def indexer_kernel(
     else:
         cute.arch.setmaxregister_decrease(load.registers)
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
-        # anything else: compute-sanitizer's racecheck lets none of them go on before all came.
+        # anything else: compute-sanitizer's racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
         if caller.warp < plan.consumer_warps + plan.load_warps:
             load_ctx = LoadContext(
@@ -120,7 +120,7 @@ def launch_indexer(
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
-        num_clusters: best as many as run at once. cluster_size: CTAs of each, 1 to 16.
+        num_clusters: best the number that runs at once. cluster_size: CTAs of each, 1 to 16.
     """
     keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
@@ -153,7 +153,8 @@ def launch_splits(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
+    """Launch on `stream`: several clusters share a long row. Other arguments as in
+    `launch_indexer`.
 
     Args:
         arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel

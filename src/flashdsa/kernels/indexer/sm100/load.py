@@ -40,11 +40,11 @@ def load_pages(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """This warp's stages of the tile into the ring.
+    """Load this warp's stages of the tile into the ring.
 
     Args:
         first_ids: what `announce` returned.
-        depth: stages in flight, in steps of 1 / DEPTH_STEPS; None: as many as there are.
+        depth: stages in flight, in steps of 1 / DEPTH_STEPS; None: all stages.
     """
     count, pages, warps = tile.num_pages, plan.pages_per_stage, plan.load_warps
     table = page_table(ctx, tile)
@@ -66,7 +66,7 @@ def load_pages(
 
 @cute.jit
 def page_or_none(page: Int32, index: Int32, count: Int32) -> Int32:
-    """The page id; -1 behind the tile's last page."""
+    """The page id; -1 past the tile's last page."""
     return page if index < count else Int32(-1)
 
 
@@ -79,7 +79,8 @@ def load_stage(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Pages into their stage. An id outside the cache is passed on as invalid: its keys are 0."""
+    """Load pages into their stage. An id outside the cache is passed on as invalid: its keys are
+    0."""
     ring, num_pages = ctx.inputs.page_ring, ctx.cache.shape[0]
     state = ring.state(number)
     stage = state.stage
@@ -91,10 +92,10 @@ def load_stage(
             place = stage * plan.pages_per_stage + index
             ctx.inputs.page_valid[place] = Int32(1) if valid else Int32(0)
             places.append((place, page if valid else num_pages, page if valid else Int32(0)))
-        # page_full[stage]: this arrival releases page_valid, too; the phase ends with the last
-        # byte of the copies, which are as many for bad pages: what a box has beyond the cache's end
-        # is 0, and the scales are the first page's.
-        # Between the consumers' reads, which page_empty ordered before, and the copies.
+        # page_full[stage]: this arrival releases page_valid, too; the phase ends with the last byte
+        # of the copies, which are as many for bad pages: what a box has beyond the cache's end is
+        # 0, and the scales are the first page's. It orders the copies after the consumers' reads,
+        # which page_empty ordered before.
         cute.arch.fence_proxy("async.shared", space="cta")
         full = ring.expect(stage)
         for place, box_page, scale_page in places:

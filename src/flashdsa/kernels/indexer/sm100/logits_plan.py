@@ -11,13 +11,13 @@ from flashdsa.plan import SmemRegion
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without what it selects in: only its stream of pages is left."""
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 24
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"sm100_indexer_logits_h{self.num_heads}_p{self.pages_per_stage}"
 
     @property
@@ -27,12 +27,13 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def load_registers(self) -> int:
-        """The load warps cut the line of pages besides (see schedule/page_partition.py)."""
+        """Registers of a load thread, which also cuts the line of pages (see
+        schedule/page_partition.py)."""
         return 40
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         selecting = (*select_regions(self), *select_barrier_regions(self))
         absent = {region.name for region in selecting} | {"scratch"}
         return [region for region in super().regions if region.name not in absent]

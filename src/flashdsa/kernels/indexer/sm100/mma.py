@@ -1,4 +1,4 @@
-"""Role mma: one warp issues the products of every stage and says when they are there.
+"""Role mma: one warp issues the products of every stage and says when they are complete.
 
 stage n of the ring, accumulator n % 4:
    page_full | score_empty of use n - 4 | 4 steps along K a product | commit to score_full
@@ -30,7 +30,8 @@ class MmaContext(NamedTuple):
 
 @cute.jit
 def issue_tiles(ctx: MmaContext, plan: cutlass.Constexpr) -> None:
-    """A warp: the products of every tile that the load warps announce; all are read at the end."""
+    """A warp: issue the products of every tile that the load warps announce; all are read at the
+    end."""
     number, used = Int32(0), Int32(0)  # of the tile; stages before it
     tile = wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:
@@ -54,7 +55,7 @@ def issue_tiles(ctx: MmaContext, plan: cutlass.Constexpr) -> None:
 def issue_tile(
     ctx: MmaContext, tile: WorkTile, tile_stage: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """The products of a tile's stages; returns the number of the next use of the ring."""
+    """Issue the products of a tile's stages; return the number of the next use of the ring."""
     pages = plan.pages_per_stage
     first = tile.first_number // pages
     end = first + (tile.num_pages + pages - 1) // pages

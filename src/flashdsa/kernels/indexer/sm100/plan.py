@@ -27,18 +27,18 @@ from flashdsa.plan import (
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 PAGES_PER_STAGE = (1, 2, 4)
-"""What kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
+"""Page counts that kernels can be compiled with: 64, 128 or 256 tokens of one tcgen05.commit."""
 SORTED_STAGES = 8
-"""Pages in flight where all winners need room, too."""
+"""Pages in flight if all winners need room, too."""
 MOST_LOAD_WARPS = 3
-"""Beside the issuing warp in its warpgroup."""
+"""Load warps, at most: the issuing warp is in their warpgroup."""
 SCALE_BYTES = PAGE_SIZE * 4
 """fp32 scales of a page."""
 
 
 @dataclass(frozen=True)
 class IndexerPlan(SelectPlan):
-    """One compiled indexer: choices first, then what follows from them.
+    """One compiled indexer: choices, then derived values.
 
     Use n of the ring of pages belongs to warpgroup n % consumer_warpgroups, which has one
     accumulator in tensor memory.
@@ -53,7 +53,7 @@ class IndexerPlan(SelectPlan):
     arch: ClassVar[ArchSpec] = SM100
 
     def __post_init__(self) -> None:
-        """Hold the choices against the instructions and the architecture."""
+        """Check the choices against the instructions and the architecture."""
         if self.pages_per_stage not in PAGES_PER_STAGE:
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
@@ -62,7 +62,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"sm100_indexer_{self.sizes_and_kinds}_p{self.pages_per_stage}"
 
     @property
@@ -73,9 +73,9 @@ class IndexerPlan(SelectPlan):
 
     @property
     def load_warps(self) -> int:
-        """The most among which the stages can be divided: a warp starts a page in some 300 clocks,
-        about what the memory takes to bring it. A stage is always filled by the same warp, so that
-        none takes the phase of another one's page for its own."""
+        """Load warps: the most among which the stages can be divided. A warp starts a page in some
+        300 clocks, about the time in which memory brings one. A stage is always filled by the same
+        warp, so that none takes the phase of another one's page for its own."""
         return next(n for n in range(MOST_LOAD_WARPS, 0, -1) if self.ring_stages % n == 0)
 
     @property
@@ -90,7 +90,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def mma_warp(self) -> int:
-        """The last one, in the load warps' warpgroup."""
+        """Number of the issuing warp: the last one, in the load warps' warpgroup."""
         return self.threads // WARP_SIZE - 1
 
     @property
@@ -115,7 +115,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def product_tokens(self) -> int:
-        """M of a product: of 64 tokens every second 16 lanes of tensor memory are used."""
+        """M of a product: 64 tokens use every second 16 lanes of tensor memory."""
         return min(self.stage_tokens, TMEM_LANES)
 
     @property
@@ -125,12 +125,12 @@ class IndexerPlan(SelectPlan):
 
     @property
     def accumulator_columns(self) -> int:
-        """Of a warpgroup: the products of a stage beside each other."""
+        """Columns of a warpgroup: the products of a stage beside each other."""
         return self.products_per_stage * self.num_heads
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         stages, tiles, pages = self.ring_stages, self.tile_stages, self.pages_per_stage
         groups = self.consumer_warpgroups
         return [
@@ -189,7 +189,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def roles(self) -> tuple[Role, Role, Role]:
-        """The consumers, and the load warps and the issuing warp behind them."""
+        """The consumers, then the load warps and the issuing warp."""
         loading = self.load_registers
         freed = WARPGROUP_SIZE * (self.launch_registers - loading)
         more = freed // self.consumer_threads // REGISTER_STEP * REGISTER_STEP

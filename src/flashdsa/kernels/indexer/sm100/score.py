@@ -27,7 +27,7 @@ COLUMNS_AT_ONCE = 32
 
 
 class Scorer(NamedTuple):
-    """Where a consumer finds products and what else a score needs."""
+    """Source of a consumer's products, and its other operands of a score."""
 
     tmem: Int32  # address of the calling warpgroup's accumulator
     scales: cute.Tensor  # (ring_stages * stage_tokens,) Float32
@@ -38,21 +38,21 @@ class Scorer(NamedTuple):
 def make_scorer(
     address: Int32, scales: cute.Tensor, score_ring: RingConsumer, thread: Int32, plan: Any
 ) -> Scorer:
-    """Of the calling consumer; `address`: of the allocation."""
+    """Return the calling consumer's scorer; `address`: of the allocation."""
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
     return Scorer(address + group * plan.accumulator_columns, scales, score_ring)
 
 
 def row_of_thread(thread: Int32, plan: Any) -> Int32:
-    """The row of a product in the calling thread's lane of tensor memory. Of 64 rows 16 are in
-    the first lanes of each warp, and nothing in its others."""
+    """The row of a product in the calling thread's lane of tensor memory. 16 of 64 rows are in the
+    first lanes of each warp, and nothing in its other lanes."""
     if plan.product_tokens == TMEM_LANES:
         return thread % WARPGROUP_SIZE
     return thread % WARPGROUP_SIZE // WARP_SIZE * (WARP_SIZE // 2) + thread % (WARP_SIZE // 2)
 
 
 def has_row(thread: Int32, plan: Any) -> cutlass.Boolean:
-    """Whether there is one."""
+    """Whether the calling thread's lane has a row of a product."""
     if plan.product_tokens == TMEM_LANES:
         return cutlass.Boolean(True)
     return thread % WARP_SIZE < WARP_SIZE // 2
@@ -61,7 +61,7 @@ def has_row(thread: Int32, plan: Any) -> cutlass.Boolean:
 def prepare(
     inputs: InputBuffers, scorer: Scorer, tile_stage: Int32, thread: Int32, plan: IndexerPlan
 ) -> None:
-    """Nothing: weights are read from shared memory as they are needed."""
+    """Do nothing: weights are read from shared memory as they are needed."""
 
 
 @cute.jit
@@ -90,8 +90,8 @@ def score_pages(
         state = inputs.page_ring.state(use)
         stage = cute.arch.make_warp_uniform(state.stage)
         # score_full[warpgroup]: the products are in tensor memory, and have read the keys. The
-        # issuing warp takes the stages in their order, so that no barrier that it has waited for
-        # is a round behind.
+        # issuing warp takes the stages in their order, so that no barrier that it has waited for is
+        # a round late.
         scorer.score_ring.wait(scorer.score_ring.state(use))
         # page_full[stage]: TMA has written the scales, the load warp page_valid.
         inputs.page_ring.wait(state._replace(stage=stage))
@@ -126,8 +126,8 @@ def sum_heads(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Float32:
-    """The weighted sum over a row of the stage's product of that number, doubled; in one order for
-    all rows.
+    """Return the weighted sum over a row of the stage's product of that number, doubled; all rows
+    have one order.
 
     Args:
         weights: (tile_stages * num_heads,) Float32. first_weight: in steps of VECTOR.

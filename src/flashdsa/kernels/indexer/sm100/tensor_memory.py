@@ -16,7 +16,8 @@ from flashdsa.kernels.indexer.smem_views import input_buffers_in
 
 @cute.jit
 def allocate_tmem(arena: Arena, warp: Int32, plan: cutlass.Constexpr) -> None:
-    """All warps call, and all threads of the CTA sync before any of them uses it."""
+    """Allocate tensor memory. All warps call, and all threads of the CTA sync before any of them
+    uses it."""
     if warp == plan.mma_warp:
         tmem.allocate(arena.pointer("tmem_start", Int32), plan.tmem.allocated)
     tmem.before_sync()
@@ -24,7 +25,7 @@ def allocate_tmem(arena: Arena, warp: Int32, plan: cutlass.Constexpr) -> None:
 
 @cute.jit
 def run_mma(arena: Arena, plan: cutlass.Constexpr) -> None:
-    """The issuing warp: all products, then tensor memory is given back."""
+    """The issuing warp: issue all products, then give tensor memory back."""
     address = arena.pointer("tmem_start", Int32).load()
     inputs = input_buffers_in(arena, plan, arena.consumer)
     ring = arena.producer("score_full", "score_empty")
@@ -33,7 +34,7 @@ def run_mma(arena: Arena, plan: cutlass.Constexpr) -> None:
 
 
 def page_source(arena: Arena, thread: Int32, plan: Any) -> PageSource:
-    """What a consumer scores pages with."""
+    """Return the consumer's source of page scores."""
     address = arena.pointer("tmem_start", Int32).load()
     scales = arena.array("scales", Float32, plan.ring_stages * plan.stage_tokens)
     ring = arena.consumer("score_full", "score_empty")

@@ -9,7 +9,7 @@ tile, to each of them (see schedule/scheduled_tiles.py).
 a tile's head: q, weights |
 pages, up to 12 in flight | score a page, append (key, position), histogram
 the next tile's head ...  | counts to the other CTAs, theirs back: the row's threshold
-"no more"                 | ids of the part's winners, behind those of the parts before
+"no more"                 | ids of the part's winners, after those of the parts before
 """
 
 from typing import Any
@@ -68,14 +68,14 @@ def indexer_kernel(
     if const_expr(plan.pairs):
         rows = pairs_of(rows)
     coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
-    # Asked for before anything else: the way to the first page begins with the lengths.
+    # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     enter_cluster(arena, caller.thread, INITIALISING_WARPS)
     prefetch_meanwhile(caller, operands, plan)
     coord = schedule_rows(select, rows, coord, lengths, caller.thread, caller.consumes, plan)
     load, role = plan.roles
-    # The load role first: code more than 64 KB behind a kernel's start is slow where it runs first,
-    # and the other role is longer than that.
+    # The load role comes first: code more than 64 KB after a kernel's start is slow where it runs
+    # first, and the other role is longer than that.
     if not caller.consumes:
         cute.arch.setmaxregister_decrease(load.registers)
         load_ctx = LoadContext(
@@ -89,7 +89,7 @@ def indexer_kernel(
             caller.warp - plan.consumer_warps,
         )
         # The cluster's barrier: all threads that arrived at it wait, and before they wait for
-        # anything else: compute-sanitizer's racecheck lets none of them go on before all came.
+        # anything else: compute-sanitizer's racecheck lets none of them go on before all have come.
         cute.arch.cluster_wait()
         load_scheduled(load_ctx, PAGES, select, coord, lengths, caller.lane, plan)
     else:
@@ -118,7 +118,7 @@ def launch_indexer(
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
-        num_clusters: best as many as run at once. cluster_size: CTAs of each, 1 to 16.
+        num_clusters: best the number that runs at once. cluster_size: CTAs of each, 1 to 16.
     """
     keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
     indexer_kernel(
@@ -151,7 +151,8 @@ def launch_splits(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch on `stream`: a long row is several clusters'. Other arguments as in `launch_indexer`.
+    """Launch on `stream`: several clusters share a long row. Other arguments as in
+    `launch_indexer`.
 
     Args:
         arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel

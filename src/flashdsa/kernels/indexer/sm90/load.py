@@ -24,7 +24,7 @@ class LoadContext(NamedTuple):
     """Role load: arrives at page_full and tile_full, waits for page_empty and tile_empty."""
 
     inputs: InputBuffers  # the producer's end
-    keys_map: Any  # pointer to the pages' tensor map; None: there are no pages
+    keys_map: Any  # pointer to the pages' tensor map; None: no pages
     queries_map: Any  # pointer to the tensor map of the rows' queries; None: likewise
     weights: Any  # (B, H) fp32, device memory
     block_table: Any  # (B / next_n, max_pages) int32, device memory
@@ -42,11 +42,11 @@ def load_pages(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """This warp's pages of the tile into the ring.
+    """Load this warp's pages of the tile into the ring.
 
     Args:
         first_ids: what `announce` returned.
-        depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: as many as there are stages.
+        depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage.
     """
     count = tile.num_pages
     table = page_table(ctx, tile)
@@ -67,7 +67,8 @@ def load_pages(
 def load_page(
     ctx: LoadContext, page: Int32, number: Int32, depth: Any, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """One page into its stage; a page id outside the cache is passed on as invalid, not read."""
+    """Load one page into its stage; a page id outside the cache is passed on as invalid, not
+    read."""
     ring = ctx.inputs.page_ring
     state = ring.state(number)
     stage = state.stage
@@ -78,7 +79,7 @@ def load_page(
         # page_full[stage]: this arrival releases page_valid, too; the phase of a valid page ends
         # with the last byte of the copy.
         if valid:
-            # Between the consumers' reads, which page_empty ordered before, and the copy.
+            # Orders the copy after the consumers' reads, which page_empty ordered before.
             cute.arch.fence_proxy("async.shared", space="cta")
             full = ring.expect(stage)
             load_box(

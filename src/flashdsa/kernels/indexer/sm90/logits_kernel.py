@@ -45,7 +45,7 @@ def logits_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     arena = allocate(plan)
-    # A row that is longer than the output is scored as far as that goes.
+    # A row that is longer than the output is scored up to the output's width.
     max_len = scores.shape[1]
     longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
     rows = Rows(seq_lens, seq_lens.shape[0], longest)

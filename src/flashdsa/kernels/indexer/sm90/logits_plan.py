@@ -22,13 +22,13 @@ _STREAM = (
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without what it selects in: only its stream of pages is left."""
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 16
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_logits_h{self.num_heads}"
 
     @property
@@ -38,5 +38,5 @@ class LogitsPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         return [region for region in super().regions if region.name in _STREAM]

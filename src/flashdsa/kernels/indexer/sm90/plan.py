@@ -18,7 +18,7 @@ from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import PAGE_BYTES
 
 LOAD_REGISTERS = 32
-"""Registers of a load thread; with 24, the least there is, the consumers would get no more."""
+"""Registers of a load thread; with 24, the least possible, the consumers would get no more."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class IndexerPlan(SelectPlan):
     arch: ClassVar[ArchSpec] = SM90
 
     def __post_init__(self) -> None:
-        """Hold the choices against the instructions and the architecture."""
+        """Check the choices against the instructions and the architecture."""
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
         if self.pairs and self.splits_to_ctas and self.ring_stages & (self.ring_stages - 1):
@@ -42,12 +42,12 @@ class IndexerPlan(SelectPlan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_{self.sizes_and_kinds}"
 
     @property
     def ring_stages(self) -> int:
-        """Pages in flight: fewer where all winners need room too, to be sorted."""
+        """Pages in flight: fewer if all winners need room, too, to be sorted."""
         return self.stages - self.consumer_warpgroups if self.sorted else self.stages
 
     @property
@@ -68,7 +68,8 @@ class IndexerPlan(SelectPlan):
     @property
     def load_warps(self) -> int:
         """Load warps, one for each consumer warpgroup: one warp starts a page in some 300 clocks,
-        too slow for all. They cost the others no registers: 17 warps get as many each as 20."""
+        too slow for all. They cost the others no registers: each of 17 warps gets the same number
+        as each of 20."""
         return self.consumer_warpgroups
 
     @property
@@ -88,7 +89,7 @@ class IndexerPlan(SelectPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         pages, tiles = self.ring_stages, self.tile_stages
         return [
             SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),

@@ -1,6 +1,7 @@
-"""Vectors of 128 to e4m3 with one fp32 scale each, into the packed cache by slot or side by side.
+"""Quantisation of vectors of 128 to e4m3 with an fp32 scale each, into the packed cache or arrays.
 
-8 lanes a vector, 16 elements a lane: largest magnitude by shuffles, scale, 16 bytes stored at once.
+A vector has 8 lanes, a lane 16 elements: largest magnitude by shuffles, scale, 16 bytes stored at
+once.
 """
 
 from typing import Any
@@ -49,7 +50,7 @@ def divide(numerator: Float32, denominator: Float32) -> Float32:
 def scale_of(elements: cute.Tensor) -> Float32:
     """max(amax, MIN_AMAX) / 448 of the vector; NaN if the vector has one.
 
-    Magnitudes compare as their bits do, and NaN is above infinity there.
+    Magnitudes compare as their bits do; NaN's bits are above those of infinity.
     """
     largest = Uint32(0)
     for i in cutlass.range_constexpr(ELEMENTS_EACH):
@@ -81,7 +82,7 @@ def quantize(elements: cute.Tensor, scale: Float32) -> cute.Tensor:
 
 @cute.jit
 def store_words(words: cute.Tensor, address: Any) -> None:
-    """16 bytes to device memory."""
+    """Store 16 bytes to device memory."""
     target = cute.recast_ptr(address.align(16), dtype=Uint32)
     cute.autovec_copy(words, cute.make_tensor(target, cute.make_layout(ELEMENTS_EACH // 4)))
 
@@ -100,7 +101,7 @@ def quantize_kernel(
     vector = (cta * THREADS + thread) // LANES_EACH
     part = thread % LANES_EACH
     count = vectors.shape[0]
-    # Lanes behind the last vector go along, for the shuffles, and store nothing.
+    # Lanes past the last vector take part in the shuffles, and store nothing.
     elements = load_elements(vectors, cutlass.min(vector, count - 1), part)
     scale = scale_of(elements)
     words = quantize(elements, scale)

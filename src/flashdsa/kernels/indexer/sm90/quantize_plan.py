@@ -1,4 +1,4 @@
-"""What a compiled quantisation takes, as data."""
+"""Inputs of a compiled quantisation, as data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class QuantizePlan:
     slot_bits: int = 64
 
     def __post_init__(self) -> None:
-        """Hold the choices against what the kernel takes."""
+        """Check the choices against the kernel's limits."""
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"dtype: expected bfloat16 or float32; got {self.dtype}")
         if self.slot_bits not in (0, 32, 64):
@@ -29,7 +29,7 @@ class QuantizePlan:
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: all warps do the same."""
+        """No roles: all warps do the same."""
         return ()
 
     @property
@@ -39,7 +39,7 @@ class QuantizePlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         if self.slot_bits:
             return f"write_index_k_{self.dtype}_slots{self.slot_bits}"
         return f"quantize_index_{self.dtype}"

@@ -4,9 +4,9 @@ score[t] = scale[t] * sum_h weight[h] * relu(sum_d q[h, d] * k[t, d]). Tokens ar
 product and heads its columns, so that the sum over heads stays within four neighbouring lanes.
 
 relu(x) is (x + |x|) / 2, with the half in the weight: additions run at twice the rate of maxima,
-and both steps are exact, so that it is the same number. A warpgroup takes two pages at a time:
-what follows the sums costs as much for two as for one, because a page has half as many tokens for
-a warp as it has lanes.
+and both steps are exact, so that it is the same number. A warpgroup takes two pages at a time: the
+work after the sums costs the same for two as for one, because a page has half as many tokens for a
+warp as it has lanes.
 """
 
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ MMA_K = 32
 
 
 class Scorer(NamedTuple):
-    """What a consumer needs to score pages."""
+    """Operands with which a consumer scores pages."""
 
     first_mma: Any  # clears the accumulator
     next_mma: Any
@@ -92,8 +92,8 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
 def load_weights(
     mine: cute.Tensor, weights: cute.Tensor, stage: Int32, lane: Int32, plan: IndexerPlan
 ) -> None:
-    """Half the weights of the heads whose columns of the accumulator this lane holds: 8c +
-    2 (lane % 4) + {0, 1}. `mine`: (num_heads // 4,) fp32 registers."""
+    """Load half the weights of the heads whose columns of the accumulator this lane holds: 8c + 2
+    (lane % 4) + {0, 1}. `mine`: (num_heads // 4,) fp32 registers."""
     for c in range(plan.num_heads // 8):
         for odd in range(2):
             weight = weights[stage * plan.num_heads + 8 * c + 2 * (lane % 4) + odd]
@@ -107,13 +107,13 @@ def token_of_lane(warp: Int32, lane: Int32, plan: IndexerPlan) -> Int32:
 
 
 def next_page_tokens(plan: IndexerPlan) -> int:
-    """From a page of a warpgroup to its next one."""
+    """Tokens from a page of a warpgroup to its next one."""
     return PAGE_SIZE * plan.consumer_warpgroups
 
 
 @cute.jit
 def load_keys(scorer: Scorer, stage: Int32, plan: cutlass.Constexpr) -> None:
-    """The page's keys into registers."""
+    """Load the page's keys into registers."""
     words = cute.recast_tensor(scorer.keys, Int32)
     page = scorer.pages + stage * plan.stage_bytes
     for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):
@@ -143,7 +143,7 @@ def multiply(scorer: Scorer, tile_stage: Int32) -> None:
 
 
 class Sums(NamedTuple):
-    """A lane's part of a page: sums over its heads for two tokens, and what else it needs."""
+    """A lane's part of a page: sums over its heads for two tokens, and its other operands."""
 
     upper: Float32  # row lane / 4 of the warp's 16
     lower: Float32  # row lane / 4 + 8
@@ -184,7 +184,7 @@ def score_page(
 def nothing_when_loaded(scale: Float32, valid: Int32) -> Int32:
     """0, known only when both are in registers; `valid` is 0 or 1, which no compiler knows.
 
-    ptxas issues an arrival behind loads whose values are needed later, but does not wait for them:
+    ptxas issues an arrival after loads whose values are needed later, but does not wait for them:
     they could still be on their way when TMA overwrites what they read.
     """
     return (valid >> 1) & scale.bitcast(Int32)
@@ -216,7 +216,7 @@ class PageSpan(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a consumer keeps of a tile while it scores some of its pages."""
+    """Values of a tile that a consumer keeps while it scores some of the tile's pages."""
 
     weights: cute.Tensor  # registers; see load_weights
     group: Int32  # the calling warpgroup
@@ -230,7 +230,7 @@ def prepare(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Prepared:
-    """The tile's weights into registers."""
+    """Load the tile's weights into registers."""
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs.weights, tile_stage, thread % WARP_SIZE, plan)
     return Prepared(weights, uniform(thread // WARPGROUP_SIZE))
@@ -283,8 +283,8 @@ def score_span(
     in_page = token % PAGE_SIZE
     position = span.first_position + token
     ring = inputs.page_ring
-    # In uniform registers, as are the stage and the queries' descriptors then: no instruction moves
-    # them there in front of a product.
+    # Held in uniform registers, as are the stage and the queries' descriptors then: no instruction
+    # moves them into such registers before a product.
     state = ring.state(uniform(span.first_number))
     for done in cutlass.range(0, span.count, 2, unroll=1):
         both = done + 1 < span.count
@@ -305,7 +305,7 @@ def score_span(
 def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlass.Boolean]:
     """(score of `token_of_lane`, whether its page is valid). Every token's sums have the same
     order."""
-    # In each four lanes, 0 and 2 finish upper rows, 1 and 3 lower ones; 0 and 1 the first page's.
+    # Lanes 0 and 2 of each four finish upper rows, 1 and 3 lower ones; 0 and 1 the first page's.
     odd = lane % 2 == 1
     kept = first.lower if odd else first.upper
     kept += cute.arch.shuffle_sync_bfly(first.upper if odd else first.lower, 1)
@@ -343,6 +343,6 @@ SCORING = PageScoring(prepare, score_pages)
 
 
 def page_source(arena: Arena, thread: Int32, plan: IndexerPlan) -> PageSource:
-    """What a consumer scores pages with."""
+    """Return the consumer's source of page scores."""
     inputs = input_buffers_in(arena, plan, arena.consumer)
     return PageSource(make_scorer(inputs.pages, inputs.queries, thread, plan), Static(SCORING))

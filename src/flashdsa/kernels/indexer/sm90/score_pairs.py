@@ -1,5 +1,5 @@
 """Scores of pages for the two rows of a request at once: one product of 64 tokens with both rows'
-heads, the columns of the first row in front.
+heads, the first row's columns first.
 
 Each row's sums have the order that they have in score.py, so that the scores are the same numbers.
 A warp's 16 tokens have 32 scores, one a lane: in each four lanes, 0 and 1 end up with the first
@@ -39,7 +39,7 @@ OPCODE = "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3"
 
 
 class PairScorer(NamedTuple):
-    """What a consumer needs to score pages for two rows."""
+    """Operands with which a consumer scores pages for two rows."""
 
     keys: Int32  # low word of the descriptor of the first stage
     queries: Int32  # likewise
@@ -50,8 +50,8 @@ class PairScorer(NamedTuple):
 def halve_weights(
     inputs: InputBuffers, tile_stage: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Half the weights of both rows, in an order in which a lane gets four of its columns at a
-    time. The caller syncs, before and behind."""
+    """Halve the weights of both rows, into an order in which a lane gets four of its columns at a
+    time. The caller syncs before and after."""
     if thread < plan.tile_heads:
         # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
         place = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
@@ -63,7 +63,7 @@ def halve_weights(
 def load_weights(
     mine: cute.Tensor, inputs: InputBuffers, row: int, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Half the weights of a row's heads whose columns this lane holds, as in score.py."""
+    """Load half the weights of a row's heads whose columns this lane holds, as in score.py."""
     for i in cutlass.range_constexpr(plan.num_heads // 16):
         four = load4(inputs.halves, (row * plan.num_heads // 4 + 4 * i) + lane % 4)
         for k in cutlass.range_constexpr(4):
@@ -92,7 +92,7 @@ def multiply(accumulator: cute.Tensor, keys: Int32, queries: Int32, plan: Any) -
 def sum_row(
     accumulator: cute.Tensor, weights: cute.Tensor, first: cutlass.Constexpr, plan: Any
 ) -> tuple[Float32, Float32]:
-    """As score.py's sum_heads, from the accumulator's register `first` on."""
+    """Same as score.py's sum_heads, from the accumulator's register `first` on."""
     upper, upper_odd = Float32(0.0), Float32(0.0)
     lower, lower_odd = Float32(0.0), Float32(0.0)
     for c in cutlass.range_constexpr(plan.num_heads // 8):
@@ -105,7 +105,7 @@ def sum_row(
 
 
 class Prepared(NamedTuple):
-    """What a consumer keeps of a tile while it scores some of its pages."""
+    """Values of a tile that a consumer keeps while it scores some of the tile's pages."""
 
     weights: cute.Tensor  # registers, of the first row
     group: Int32  # the calling warpgroup
@@ -119,9 +119,9 @@ def prepare(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> Prepared:
-    """The first row's weights into registers. Starts and ends synced."""
+    """Load the first row's weights into registers. Starts and ends synced."""
     halve_weights(inputs, tile_stage, thread, plan)
-    # All consumers of the CTA: both rows' halved weights are there.
+    # All consumers of the CTA: both rows' halved weights are written.
     consumer_sync(plan)
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs, 0, thread % WARP_SIZE, plan)
@@ -148,7 +148,7 @@ def score_pages(
     """
     groups, ring = plan.consumer_warpgroups, inputs.page_ring
     begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
-    # In registers, uniform ones where they can be: the loop would compute each of them anew.
+    # Kept in registers, uniform ones if possible: the loop would compute each of them anew.
     lane = Uint32(kept(thread % WARP_SIZE, thread % WARP_SIZE))
     keys = uniform(scorer.keys)
     queries = uniform(scorer.queries + pages.tile_stage * (plan.query_bytes >> 4))
@@ -158,7 +158,8 @@ def score_pages(
     position = (pages.first_page + begin) * PAGE_SIZE + token
     scales = opaque(Int32(scale_of(scorer, Int32(0), token, plan).toint()))
     accumulator = cute.make_rmem_tensor(plan.tile_heads // 2, Float32)
-    # The second row's, in registers that the first one's sums leave: all would be too many.
+    # The second row's weights go into registers that the first one's sums leave: all would be too
+    # many.
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     slot = sink.slot
     for number in cutlass.range(first_number, end_number, groups, unroll=1):
@@ -167,9 +168,9 @@ def score_pages(
         # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says
         # that none came. All may be read until this warp arrives at page_empty[stage].
         ring.wait(state)
-        # In front of the product, as in score.py: ptxas leaves nothing of the sync_warp below in a
-        # warp that has not parted, and racecheck then takes the product's fence for what orders the
-        # loads of all lanes and the arrival of one.
+        # This comes before the product, as in score.py: ptxas leaves nothing of the sync_warp below
+        # in a warp that has not parted, and racecheck then takes the product's fence for what
+        # orders the loads of all lanes and the arrival of one.
         scale = load_float(scales + stage * plan.stage_bytes)
         valid = inputs.page_valid[stage]
         multiply(accumulator, keys + stage * (plan.stage_bytes >> 4), queries, plan)
@@ -194,7 +195,7 @@ SCORING = PageScoring(prepare, score_pages)
 
 
 def page_source(arena: Arena, thread: Int32, plan: IndexerPlan) -> PageSource:
-    """What a consumer scores pages with."""
+    """Return the consumer's source of page scores."""
     inputs = input_buffers_in(arena, plan, arena.consumer)
     scorer = PairScorer(
         along_k(arena.address("pages")), along_k(arena.address("queries")), inputs.pages

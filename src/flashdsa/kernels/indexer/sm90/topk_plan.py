@@ -23,19 +23,19 @@ class TopkPlan(IndexerPlan):
     read_together: int = 8
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other, too."""
+        """Check the choices against each other, too."""
         super().__post_init__()
         if self.refill_entries < self.read_together * self.consumer_threads:
             raise ValueError("refill_pages: no room for what all threads read at once")
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
 
     @property
     def load_warps(self) -> int:
-        """One load warp: there are only tiles to announce."""
+        """One load warp: it only announces tiles."""
         return 1
 
     @property
@@ -45,5 +45,5 @@ class TopkPlan(IndexerPlan):
 
     @property
     def regions(self) -> list[SmemRegion]:
-        """What shared memory holds, in its order."""
+        """Shared memory regions, in order."""
         return [region for region in super().regions if region.name not in _PAGES]

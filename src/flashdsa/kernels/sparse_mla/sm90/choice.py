@@ -1,8 +1,8 @@
-"""Which of two groupings a launch takes: from its lists, on the device.
+"""Choice between two groupings of a launch: from its lists, on the device.
 
 Both groupings are launched, and the kernels of the one that is not taken have no work. The lists of
-the first are made in any case. It is taken where its queries have so much in common that its lists
-are short: `ratio` times what their queries name, divided by the queries of a group, at most.
+the first are made in any case. It is taken if its queries have so much in common that its lists are
+short: `ratio` times what their queries name, divided by the queries of a group, at most.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def is_taken(choice: cute.Tensor, number: Int32) -> Boolean:
     """Whether a grouping has work.
 
     Args:
-        choice: (1,) int32, FIRST or SECOND; or (0,): there is one grouping only.
+        choice: (1,) int32, FIRST or SECOND; or (0,): only one grouping.
         number: the grouping's, FIRST or SECOND.
     """
     taken = Boolean(True)
@@ -92,7 +92,7 @@ def launch_choice(
         queries: of a group of the first grouping.
         most_keys: of a list: it is not taken if one has more; None: then too.
         present: of its lists, (groups,) int32: it is not taken if more than one list in
-            UNORDERED_GROUPS has keys out of order; None: then too. With most_keys only.
+            UNORDERED_GROUPS has keys out of order; None: then too. Requires most_keys.
     """
     choice_kernel(counts, named, choice, ratio, queries, present, most_keys).launch(
         grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream

@@ -1,6 +1,6 @@
-"""Which queries of a group name a row, as bits."""
+"""Queries of a group that name a row, as bits."""
 
 
 def members_bits(group: int) -> int:
-    """Of a row's entry in a list, one for each of the group's queries, 16 at most."""
+    """Bits of a row's entry in a list, one for each of the group's queries, 16 at most."""
     return 8 if group <= 8 else 16

@@ -1,9 +1,9 @@
 """The union of the kv rows that a group of neighbouring queries names.
 
-A CTA a group. Each row of a range has a byte in shared memory, or two, a bit a query; those that
-are not 0 come out in an order that only they decide. Where a query names a row again, the row comes
-again behind them, in order, so that a group's list is the same every time. Where very many do, the
-group gets all its queries' slots one after another.
+Each group has a CTA. Each row of a range has a byte in shared memory, or two, with a bit for each
+query; those that are not 0 come out in an order that only they decide. A row that a query names
+again comes again after them, in order, so that a group's list is the same every time. If very many
+rows are named again, the group gets all its queries' slots one after another.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
 is of a row that the group names, so that none needs a test before it is read.
@@ -36,8 +36,8 @@ __all__ = ["Lists", "launch_union"]
 
 @cute.jit
 def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) -> Int32:
-    """The repeats behind the `before` rows that there are, by row and query; returns how many
-    there are then."""
+    """Write the repeats after the first `before` rows, by row and query; return the number of rows
+    then."""
     group, _, _ = cute.arch.block_idx()
     line = Int64(group) * lists.rows.shape[1] + before
     count = shared.num_repeats[0]
@@ -59,7 +59,7 @@ def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) ->
 
 @cute.jit
 def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> Int32:
-    """Every slot of the group's queries, each of one member; returns how many."""
+    """Write every slot of the group's queries, each of one member; return their number."""
     group, _, _ = cute.arch.block_idx()
     none = Int32(-1)
     if cutlass.const_expr(x.tile > 0):
@@ -84,7 +84,7 @@ def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> In
 
 @cute.jit
 def fill_tile(x: Slots, lists: Lists, count: Int32, thread: Int32) -> None:
-    """Rows of the list again, of no member, up to a whole tile; count > 0. All threads call."""
+    """Repeat rows of the list, of no member, up to a whole tile; count > 0. All threads call."""
     group, _, _ = cute.arch.block_idx()
     cute.arch.sync_threads()
     line = Int64(group) * lists.rows.shape[1]
@@ -118,7 +118,7 @@ def union_kernel(
 
 @cute.jit
 def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
-    """The group's list."""
+    """Write the group's list."""
     thread, _, _ = cute.arch.thread_idx()
     number, _, _ = cute.arch.block_idx()
     num_keys, tile = x.num_keys, x.tile
@@ -169,7 +169,7 @@ def launch_union(
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
         num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
         tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
-        choice: lists are made where it says SECOND, see `choice.py`; None: they are made.
+        choice: lists are made if it says SECOND, see `choice.py`; None: they are made.
     """
     union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
         grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream

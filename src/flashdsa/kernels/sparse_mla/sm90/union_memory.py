@@ -1,4 +1,4 @@
-"""What the kernel of the unions reads, keeps in shared memory and writes."""
+"""Inputs, shared memory and outputs of the kernel of the unions."""
 
 import math
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ WORD_BITS = 32
 MOST_REPEATS = 1024
 UNORDERED_SHIFT = 16
 MOST_UNORDERED = (1 << 15) - 1
-"""And all, where so many are said."""
+"""Count of unordered rows that stands for all rows of the list."""
 
 
 class Slots(NamedTuple):
-    """What the group's queries name."""
+    """Slots that the group's queries name."""
 
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
@@ -36,7 +36,7 @@ class Slots(NamedTuple):
 
     @property
     def row_bits(self) -> int:
-        """Of a row, in shared memory and in `members`."""
+        """Bits of a row, in shared memory and in `members`."""
         return members_bits(self.group)
 
     @property
@@ -46,7 +46,7 @@ class Slots(NamedTuple):
 
     @property
     def row_mask(self) -> int:
-        """A row's bits, of the lowest row of a word."""
+        """Mask of a row's bits, for the lowest row of a word."""
         return (1 << self.row_bits) - 1
 
 
@@ -58,16 +58,16 @@ class Shared(NamedTuple):
     repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
     num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
     present: Any  # with whole tiles (1,) Int32: queries that name a row
-    named: Any  # with whole tiles (2,) Int32, of which the first: rows of all queries, one by one
+    named: Any  # with whole tiles (2,) Int32, the first of them: rows of all queries, one by one
 
 
 class Lists(NamedTuple):
-    """Where the union goes, row `group` of each."""
+    """Destination of the union, row `group` of each."""
 
     rows: cute.Tensor  # (groups, capacity) int32; capacity is at least group * topk
     members: cute.Tensor  # (groups, capacity) uint8 or uint16: bit i: query i of the group names it
     counts: cute.Tensor  # (groups,) int32
-    # With whole tiles (groups,) int32: bit i: query i names any row; from bit UNORDERED_SHIFT on:
+    # (groups,) int32, with whole tiles: bit i: query i names any row; bits UNORDERED_SHIFT and up:
     # how many of the list's last rows may be less than, or equal to, one before; see MOST_UNORDERED
     present: Any = None
     named: Any = None  # with whole tiles (groups,) int32: rows of all queries, one by one
@@ -75,7 +75,7 @@ class Lists(NamedTuple):
 
 @cute.jit
 def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 behind the last query."""
+    """Slots of the query that may be valid; 0 after the last query."""
     count = Int32(0)
     if query < x.indices.shape[0]:
         count = Int32(x.indices.shape[1])
@@ -85,7 +85,7 @@ def length_of(x: Slots, query: Int32) -> Int32:
 
 
 def store_members(lists: Lists, place: Any, members: Any) -> None:
-    """A row's bits."""
+    """Store a row's bits."""
     (lists.members.iterator + place).store(lists.members.element_type(members))
 
 
@@ -99,6 +99,6 @@ def allocate_shared(tile: int) -> Shared:
         return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
 
     kept = [words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1)]
-    # To 16 bytes: the compiler may load neighbouring words at once.
+    # Aligned to 16 bytes: the compiler may load neighbouring words at once.
     noted = [words(1), words(2)] if tile > 0 else [None, None]
     return Shared(*kept, *noted)

@@ -1,4 +1,4 @@
-"""A range of kv rows in shared memory: its bits set by what the queries name, its rows listed."""
+"""A range of kv rows in shared memory: its bits set by the queries' slots, its rows listed."""
 
 from typing import Any
 
@@ -22,13 +22,13 @@ from flashdsa.kernels.sparse_mla.sm90.union_memory import (
 )
 
 SLOTS_AT_ONCE = 16
-"""Of a thread, over all queries of the group; MOST_SLOTS of a query."""
+"""Slots of a thread, over all queries of the group; MOST_SLOTS of a query."""
 MOST_SLOTS = 4
 
 
 @cute.jit
 def clear_range(x: Slots, shared: Shared, num_rows: Int32, thread: Int32) -> Int32:
-    """No row is named; returns the words of so many rows, in whole steps."""
+    """Clear the rows' words; return the words of `num_rows` rows, in whole steps."""
     num_words = (num_rows + x.word_rows * STEP_WORDS - 1) // (x.word_rows * STEP_WORDS) * STEP_WORDS
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
@@ -46,8 +46,8 @@ def slots_at_once(group: int) -> int:
 def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
     """Set the bits of the rows from `base` on that the queries name.
 
-    A thread reads several slots before it looks at the first, and sets their bits before it looks
-    whether one was set: neither waits for the one before.
+    A thread reads several slots before it looks at the first, and sets their bits before it checks
+    whether one was set: neither step waits for the previous slot.
     """
     for start in cutlass.range(
         thread, Int32(x.indices.shape[1]), slots_at_once(x.group) * THREADS, unroll=1
@@ -57,7 +57,7 @@ def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
 
 @cute.jit
 def mark_several(x: Slots, shared: Shared, base: Int32, start: Int32, thread: Int32) -> None:
-    """Of slots start, start + THREADS, ... of each query."""
+    """Mark the rows of slots start, start + THREADS, ... of each query."""
     rows = []
     for member in cutlass.range_constexpr(x.group):
         query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
@@ -83,9 +83,9 @@ def mark_several(x: Slots, shared: Shared, base: Int32, start: Int32, thread: In
 def set_bit(
     x: Slots, shared: Shared, row: Int32, base: Int32, member: cutlass.Constexpr, thread: Int32
 ) -> Int32:
-    """The member's bit of a row; returns it, as bits of queries, if it was set before, else 0.
+    """Set the member's bit of a row; return it, as bits of queries, if it was set before, else 0.
 
-    Of a row that is not valid, or of another range, no bit of any word is set.
+    No bit of any word is set for a row that is not valid, or of another range.
     """
     place = row - base
     word, bit, query = thread, Int32(0), Int32(0)
@@ -99,7 +99,7 @@ def set_bit(
 
 @cute.jit
 def keep_repeat(shared: Shared, row: Int32, query: Int32) -> None:
-    """A row that a query names again, if it does."""
+    """Keep a row that a query names again, if it does."""
     if query != 0:
         at = cute.arch.atomic_add(shared.num_repeats.iterator, Int32(1), sem="relaxed", scope="cta")
         if at < MOST_REPEATS:
@@ -109,7 +109,7 @@ def keep_repeat(shared: Shared, row: Int32, query: Int32) -> None:
 
 @cute.jit
 def note_present(x: Slots, shared: Shared, word: Int32) -> None:
-    """The queries of a word's rows name something."""
+    """Note that the queries of a word's rows name something."""
     members = Int32(0)
     for i in cutlass.range_constexpr(x.word_rows):
         members = members | (word >> (x.row_bits * i))
@@ -123,14 +123,14 @@ def note_present(x: Slots, shared: Shared, word: Int32) -> None:
 
 @cute.jit
 def note_named(shared: Shared, own: Int32) -> None:
-    """Bits that this thread counted in the words of a range."""
+    """Note the bits that this thread counted in the words of a range."""
     total = neighbours_sum(own, WARP_SIZE)
     if cute.arch.lane_idx() == 0:
         cute.arch.atomic_add(shared.named.iterator, total, sem="relaxed", scope="cta")
 
 
 def named_rows(x: Slots, word: Any) -> Any:
-    """The highest bit of each of the word's rows that is named."""
+    """The highest bit of each named row in a word."""
     below = sum((1 << (x.row_bits - 1)) - 1 << (x.row_bits * i) for i in range(x.word_rows))
     highest = Int32(~below)
     return (((word & Int32(below)) + Int32(below)) | word) & highest
@@ -152,7 +152,7 @@ def write_range(
     before: Int32,
     thread: Int32,
 ) -> Int32:
-    """The range's rows behind the `before` that there are; returns how many there are then.
+    """Write the range's rows after the first `before`; return the number of rows then.
 
     Each warp has an equal part of the words, so that its rows follow those of the warps before.
 
@@ -196,8 +196,8 @@ def write_range(
 def write_dense(
     x: Slots, shared: Shared, lists: Lists, base: Int32, words: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """The warp's rows, in ascending order, to place `to` and those behind it, where words have
-    several: a lane takes one of 32 neighbouring rows, and neighbours write to neighbouring places.
+    """Write the warp's rows, in ascending order, from index `to` on, if words have several: a lane
+    takes one of 32 neighbouring rows, and neighbours write to neighbouring addresses.
 
     Args:
         words: number of the first, and how many.
@@ -221,7 +221,7 @@ def write_dense(
 def write_sparse(
     x: Slots, shared: Shared, lists: Lists, base: Int32, fours: tuple[Int32, Int32], to: Int64
 ) -> None:
-    """The same, where most words have none: a lane takes four words.
+    """Same as `write_dense`, if most words have no row: a lane takes four words.
 
     Args:
         fours: number of the first four words, and how many fours.
@@ -244,7 +244,7 @@ def write_sparse(
 
 @cute.jit
 def write_word(x: Slots, lists: Lists, to: Int64, first: Int32, word: Int32, rows: Int32) -> Int64:
-    """A word's rows, from `first` on, to place `to`; returns the place behind them."""
+    """Write a word's rows, from `first` on, to index `to`; return the index after them."""
     left = rows
     while left != 0:
         number = lowest_bit(left) // x.row_bits

@@ -1,1 +1,1 @@
-"""Rows of the best by score: each query's list is sorted in place."""
+"""Sort of each query's list of best rows by score, within the list's own memory."""

@@ -1,4 +1,5 @@
-"""Compiles the kernel that orders lists by score; shapes are dynamic, what the plan says is not."""
+"""Compilation of the kernel that orders lists by score; shapes are dynamic, the plan's values are
+not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lists of rows into the order of their scores, in place: a warp a list, in its registers.
+"""Sort lists of rows by their scores, within the lists' memory: a warp a list, in its registers.
 
-A word has the first bits of a score's distance to the best one, and below them the entry's place in
-the list, so equal scores stay in its order. Batcher's network sorts words, which are 32 bits in
-place of 64; where the bits of neighbours are too few to tell, whole keys are compared behind it.
+A word has the first bits of a score's distance to the best one, and below them the entry's index in
+the list, so equal scores keep its order. Batcher's network sorts words of 32 bits, not keys of 64;
+if the bits of neighbours are too few to tell, whole keys are compared afterwards.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def order_kernel(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr
 def load_words(
     arena: Arena, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
-    """This lane's words, one of each 32; keys of all entries into shared memory.
+    """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
 
     Args:
         scores: pointer to the list's scores, as words of `entries.py`.
@@ -75,7 +75,7 @@ def load_words(
 
 
 def exchange(words: cute.Tensor, low: int, high: int) -> None:
-    """The lesser word first."""
+    """Put the lesser word first."""
     one, two = words[low], words[high]
     words[low] = cutlass.min(one, two)
     words[high] = cutlass.max(one, two)
@@ -83,7 +83,7 @@ def exchange(words: cute.Tensor, low: int, high: int) -> None:
 
 @cute.jit
 def sort_lane(words: cute.Tensor, plan: cutlass.Constexpr) -> None:
-    """The lane's words in ascending order."""
+    """Sort the lane's words in ascending order."""
     for level in cutlass.range_constexpr(1, plan.each.bit_length()):
         run = 1 << level
         for i in cutlass.range_constexpr(plan.each):
@@ -94,7 +94,7 @@ def sort_lane(words: cute.Tensor, plan: cutlass.Constexpr) -> None:
 
 @cute.jit
 def merge_lane(words: cute.Tensor, distance: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
-    """Exchanges of words `distance` apart, then half as far, to neighbours."""
+    """Exchange words `distance` apart, then half as far, to neighbours."""
     for halved in cutlass.range_constexpr(distance.bit_length()):
         apart = distance >> halved
         for i in cutlass.range_constexpr(plan.each):
@@ -104,8 +104,8 @@ def merge_lane(words: cute.Tensor, distance: cutlass.Constexpr, plan: cutlass.Co
 
 @cute.jit
 def merge_lanes(words: cute.Tensor, run: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """Two neighbouring runs of `run` lanes, each in order, to one: the first with the second
-    backwards, then as a lane does with its own words."""
+    """Merge two neighbouring runs of `run` lanes, each in order, into one: the first with the
+    second backwards, then as a lane does with its own words."""
     last, mask = plan.each - 1, 2 * run - 1
     first = (lane & run) == 0
     for i in cutlass.range_constexpr(plan.each // 2):
@@ -129,7 +129,7 @@ def kept(own: Uint32, other: Uint32, first: cutlass.Boolean) -> Uint32:
 
 
 def store_word(arena: Arena, place: Int32, word: Int32, plan: Any) -> None:
-    """An entry of the sorted list; those that lanes store together lie in different banks."""
+    """Store an entry of the sorted list; those that lanes store together lie in different banks."""
     words = arena.array("words", Int32, plan.width + WARP_SIZE)
     words[place + place // plan.each] = word
 
@@ -141,7 +141,8 @@ def load_word(arena: Arena, place: Int32, plan: Any) -> Int32:
 
 @cute.jit
 def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """Neighbours that differ in their place alone into the order of their keys, until all are."""
+    """Order neighbours whose words differ only in their indices by their keys, until all are in
+    order."""
     moved = Int32(1)
     while moved != 0:
         mine = Int32(0)
@@ -156,7 +157,7 @@ def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
 def settle_pairs(
     arena: Arena, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Some of this lane's pairs; whether one changed places."""
+    """Order some of this lane's pairs; return whether any pair was exchanged."""
     keys = arena.array("list", Int32, plan.width)
     places, ones, twos = [], [], []
     for i in cutlass.range_constexpr(TOGETHER):
@@ -177,7 +178,7 @@ def settle_pairs(
 
 @cute.jit
 def write_rows(arena: Arena, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The list in its new order. Starts synced.
+    """Write the list in its new order. Starts synced.
 
     Args:
         rows: pointer to the list, read and then written.

@@ -17,20 +17,20 @@ class OrderPlan:
     """One compiled kernel: a warp sorts a list, alone in its CTA.
 
     Attributes:
-        width: entries that it sorts; what a list has less counts as worst.
+        width: entries that it sorts; missing entries of a shorter list count as worst.
     """
 
     width: int = 2048
 
     def __post_init__(self) -> None:
-        """Hold the choice against what the kernel takes."""
+        """Check the choice against the kernel's limits."""
         if self.width not in TOPK:
             raise ValueError(f"width: expected one of {TOPK}; got {self.width}")
         _ = self.smem
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"order_{self.width}"
 
     @property
@@ -40,18 +40,18 @@ class OrderPlan:
 
     @property
     def place_bits(self) -> int:
-        """Low bits of a word, which say where in the list its entry was. The others are of the
+        """Low bits of a word, which give its entry's index in the list. The other bits are of the
         score."""
         return self.width.bit_length() - 1
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: there is one warp."""
+        """No roles: the kernel has one warp."""
         return ()
 
     @cached_property
     def smem(self) -> SmemPlan:
-        """Shared memory, the only truth about it."""
+        """Shared memory layout."""
         return plan_smem(
             [
                 SmemRegion("words", (self.width + WARP_SIZE) * WORD, 16, "in order, a gap a lane"),

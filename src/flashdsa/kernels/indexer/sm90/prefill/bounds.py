@@ -1,6 +1,6 @@
-"""What certainly wins, what may, and which of the latter does: masks of bits of a query's entries.
+"""Masks of bits of a query's entries: which ones are sure to win, which may, and which of these do.
 
-Bins of the scores say where the cut-off lies (window.py); the few about it are compared one by one.
+Bins of the scores give the cut-off (window.py); the few about it are compared one by one.
 """
 
 from typing import Any
@@ -42,15 +42,16 @@ def mark_floor(
     ahead: Any,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Bits of what is at least `floor`, of the chunks `begin` to `end` - 1. ahead: as below."""
+    """Mark the entries that are at least `floor`, of the chunks `begin` to `end` - 1. ahead: see
+    `mark_chunks`."""
     bounds = Bounds(floor, floor, cutlass.Boolean(True))
     mark_chunks(team, entries, bounds, begin, end, ahead, False, plan)
 
 
 @cute.jit
 def load_ahead(team: Team, entries: Entries, begin: Int32, plan: cutlass.Constexpr) -> Any:
-    """This lane's words of the chunk `begin`, and of the next one where two are loaded ahead; of
-    the last one, where there is none."""
+    """Load this lane's words of the chunk `begin`, and of the next one if two chunks are loaded
+    early; the last chunk is loaded again if no next one exists."""
     last = entries.count - 1
     chunks = [load_chunk(entries, cutlass.min(begin, last), team.lane)]
     if cutlass.const_expr(plan.chunks_ahead == 2):
@@ -69,11 +70,11 @@ def mark_chunks(
     both: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Bits of what is at least `bounds.sure`, and with `both` of what is at least `bounds.maybe`,
-    of the chunks `begin` to `end` - 1.
+    """Mark the entries that are at least `bounds.sure`, and with `both` those that are at least
+    `bounds.maybe`, of the chunks `begin` to `end` - 1.
 
     Args:
-        ahead: of `load_ahead` of `begin`, overwritten.
+        ahead: result of `load_ahead` for `begin`, overwritten.
     """
     last = entries.count - 1
     mine, second = ahead[0], ahead[-1]
@@ -100,8 +101,8 @@ def mark_chunks(
 
 @cute.jit
 def collect(team: Team, begin: Int32, end: Int32) -> None:
-    """Count this warp's sure entries among its chunks, and those about the cut-off, of which the
-    places become candidates while these have room. Two chunks at a time, a lane a word of each."""
+    """Count this warp's sure entries in its chunks, and those about the cut-off, whose indices
+    become candidates while these have room. Two chunks at a time; a lane takes a word of each."""
     sure = Int32(0)
     counter = team.scratch.iterator + SCRATCH_COUNT
     for chunk in cutlass.range(begin, end, 2, unroll=1):
@@ -129,8 +130,8 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
 
 @cute.jit
 def load_candidates(team: Team, entries: Entries, listed: Int32, plan: cutlass.Constexpr) -> None:
-    """Keys of all candidates, by all warps of the team, so that they come at the same time; behind
-    them keys below any up to a multiple of `COMPARED`."""
+    """Load the keys of all candidates, by all warps of the team, so that they come at the same
+    time; then fill up to a multiple of `COMPARED` with keys below any."""
     begin = team.member * WARP_SIZE + team.lane
     padded = (listed + COMPARED - 1) // COMPARED * COMPARED
     for own in cutlass.range(begin, padded, plan.team_warps * WARP_SIZE, unroll=1):
@@ -164,7 +165,7 @@ def mark_candidates(team: Team, listed: Int32, wanted: Int32, plan: cutlass.Cons
 
 
 def set_bit(address: Int32, bit: Int32) -> None:
-    """In a word of shared memory, which other threads set bits of too."""
+    """Set a bit in a word of shared memory in which other threads set bits, too."""
     cute.arch.inline_ptx(
         "red.relaxed.cta.shared::cta.or.b32 [{$r0}], {$r1};", read_only_args=[address, bit]
     )

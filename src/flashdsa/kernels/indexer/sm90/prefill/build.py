@@ -1,4 +1,4 @@
-"""Compiles the indexer over shared keys; shapes are dynamic, what the plan says is not."""
+"""Compilation of the indexer over shared keys; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marked entries in their order: their rows to the output, or they to the log.
+"""Writing of marked entries in their order: their rows to the output, or the entries to the log.
 
 Every warp knows from the masks how many come before its own, so none waits for another.
 """
@@ -37,11 +37,11 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 TOGETHER = 8
 """Loads of a lane that are under way at the same time."""
 STORED = 4
-"""Times 16 bytes of rows that a lane has loaded before it stores them."""
+"""Loads of 16 bytes of rows by a lane before it stores them."""
 
 
 class Source(NamedTuple):
-    """Entries, and which rows they are of."""
+    """Entries, and their rows."""
 
     entries: Entries
     rows: Any  # pointer to Int32: rows of the log's entries
@@ -59,10 +59,10 @@ def write_rows(
     topk: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Rows of all marked entries, `best` of them, then -1 up to topk. Ends not synced.
+    """Write the rows of all marked entries, `best` of them, then -1 up to topk. Ends not synced.
 
     Args:
-        stage: shared memory address of room for MAX_TOPK places in the segment.
+        stage: shared memory address of room for MAX_TOPK indices in the segment.
         to: pointer to the query's row of the output. scores: to that of their scores, or None.
     """
     entries = source.entries
@@ -76,7 +76,7 @@ def write_rows(
     at = first + number_of_ones(team, log_masks, begin * CHUNK_MASKS)
     own = (begin - entries.logged) * CHUNK
     write_places(team, begin, end, at, stage, own, "best", plan)
-    team_sync(team, plan)  # all places are staged
+    team_sync(team, plan)  # all indices are staged
     write_staged(team, source, stage, to, first, best, topk, plan)
     if cutlass.const_expr(scores is not None):
         team_sync(team, plan)  # warps read what others wrote
@@ -88,14 +88,14 @@ def write_rows(
 
 
 def share_of(team: Team, begin: Int32, end: Int32, plan: Any) -> tuple[Int32, Int32]:
-    """(first, behind the last one) that this warp takes of `begin` to `end` - 1."""
+    """(first, one past the last) that this warp takes of `begin` to `end` - 1."""
     share = (end - begin + plan.team_warps - 1) // plan.team_warps
     first = begin + team.member * share
     return first, cutlass.min(first + share, end)
 
 
 class Numbered(NamedTuple):
-    """The marked entries of a chunk, a lane a word, as counting bits is slow."""
+    """The marked entries of a chunk, one word per lane, as counting bits is slow."""
 
     mask: Int32  # of this lane's word
     ones: Int32  # in it
@@ -114,8 +114,8 @@ def number_chunk(team: Team, chunk: Int32) -> Numbered:
 
 @cute.jit
 def place_words(team: Team, chunk: Int32, numbered: Numbered, at: Int32) -> None:
-    """Where the first marked entry of each word goes, into the place of its maybes, if the chunk's
-    first one goes to `at`."""
+    """Write each word's first output index over its maybes, if the chunk's first marked entry goes
+    to index `at`."""
     team.maybes[chunk * CHUNK_MASKS + team.lane] = at + numbered.through - numbered.ones
     cute.arch.sync_warp()  # all lanes read all of them
 
@@ -124,7 +124,7 @@ def place_words(team: Team, chunk: Int32, numbered: Numbered, at: Int32) -> None
 def write_log(
     team: Team, source: Source, to: Any, scores: Any, begin: Int32, end: Int32, at: Int32
 ) -> None:
-    """The same of some chunks of the log, the first row to place `at`."""
+    """Same as `write_staged`, for some chunks of the log; the first row goes to index `at`."""
     for chunk in cutlass.range(begin, end, unroll=1):
         numbered = number_chunk(team, chunk)
         place_words(team, chunk, numbered, at)
@@ -147,9 +147,9 @@ def write_staged(
     topk: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Rows of the staged places `begin` to `end` - 1, then -1 up to topk, by all warps of the team.
-    A lane takes four that fill 16 bytes of the output."""
-    ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes that are in front of the output's first
+    """Write the rows of the staged indices `begin` to `end` - 1, then -1 up to topk, by all warps
+    of the team. A lane takes four that fill 16 bytes of the output."""
+    ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes before the output's first
     own, step = team.member * WARP_SIZE + team.lane, plan.team_warps * WARP_SIZE
     first, last = (begin + ahead) // 4, (topk + ahead + 3) // 4
     whole = (begin + ahead + 3) // 4
@@ -178,13 +178,13 @@ def write_staged(
 
 
 def load_places(address: Int32) -> list[Int32]:
-    """Four staged places."""
+    """Load four staged indices."""
     return [load_half(address + i * PLACE_BYTES) for i in range(4)]
 
 
 @cute.jit
 def load_marked(team: Team, chunk: Int32, at: Any) -> cute.Tensor:
-    """What a chunk's marked entries have, of this lane; else 0, as rows behind the last entry were
+    """Load this lane's words of a chunk's marked entries; else 0, as rows after the last entry were
     never written."""
     own = Int32(1) << team.lane
     mine = cute.make_rmem_tensor(WORDS_EACH, Int32)
@@ -198,7 +198,7 @@ def load_marked(team: Team, chunk: Int32, at: Any) -> cute.Tensor:
 
 @cute.jit
 def store_marked(team: Team, chunk: Int32, to: Any, words: cute.Tensor) -> None:
-    """What a chunk's marked entries have, to their places."""
+    """Store the words of a chunk's marked entries at their indices."""
     below, own = Int32(cute.arch.lanemask_lt()), Int32(1) << team.lane
     for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
         masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
@@ -210,13 +210,13 @@ def store_marked(team: Team, chunk: Int32, to: Any, words: cute.Tensor) -> None:
 
 @cute.jit
 def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The segment's marked entries behind the first `logged` of the log, which has room, and no
-    scores behind them up to a chunk's end; how many there are then. Ends not synced."""
+    """Append the segment's marked entries after the first `logged` of the log, which has room, then
+    entries without scores up to a chunk's end; return how many are logged. Ends not synced."""
     entries = source.entries
     chunk, end = share_of(team, entries.logged, entries.count, plan)
     log_masks = entries.logged * CHUNK_MASKS
     at = logged + number_of_ones(team, log_masks, chunk * CHUNK_MASKS)
-    # The maybes are not read any more: each warp has its part of them for places.
+    # The maybes are not read any more: each warp keeps indices in its part of them.
     room = plan.masks * WORD // PLACE_BYTES // plan.team_warps
     stage = address_of(team.maybes) + team.member * (room * PLACE_BYTES)
     while chunk < end:
@@ -248,7 +248,7 @@ def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -
 
 @cute.jit
 def log_staged(team: Team, source: Source, stage: Int32, at: Int32, count: Int32) -> None:
-    """Rows and scores of `count` staged places of the segment to the log, from place `at` on."""
+    """Copy rows and scores of `count` staged indices of the segment to the log, from index `at`."""
     scores = source.entries.words + at
     segment = source.entries.words + source.entries.segment
     for first in cutlass.range(team.lane, count + team.lane, TOGETHER * WARP_SIZE, unroll=1):
@@ -267,8 +267,8 @@ def log_staged(team: Team, source: Source, stage: Int32, at: Int32, count: Int32
 
 @cute.jit
 def copy_scores(team: Team, source: Source, rows: Any, to: Any, begin: Int32, end: Int32) -> None:
-    """The scores of rows `begin` to `end` - 1 of a list, which are of the segment, to the same
-    places."""
+    """Copy the scores of rows `begin` to `end` - 1 of a list, which are of the segment, to the same
+    indices."""
     segment = source.entries.words + source.entries.segment
     for first in cutlass.range(begin + team.lane, end + team.lane, TOGETHER * WARP_SIZE, unroll=1):
         places, taken, words = [], [], []
@@ -285,7 +285,7 @@ def copy_scores(team: Team, source: Source, rows: Any, to: Any, begin: Int32, en
 
 @cute.jit
 def compact(team: Team, source: Source) -> None:
-    """Only the log's marked entries stay, by the team's first warp. Ends not synced."""
+    """Drop the log's entries without a mark, by the team's first warp. Ends not synced."""
     if team.member == 0:
         at = Int32(0)
         for chunk in cutlass.range(source.entries.logged, unroll=1):
@@ -300,7 +300,8 @@ def compact(team: Team, source: Source) -> None:
 def keep_chunk(
     team: Team, source: Source, chunk: Int32, words: cute.Tensor, rows: cute.Tensor, at: Int32
 ) -> Int32:
-    """A chunk's marked entries to the log, from place `at` on; the place behind the last one."""
+    """Write a chunk's marked entries to the log, from index `at` on; return the index after the
+    last."""
     below, own = Int32(cute.arch.lanemask_lt()), Int32(1) << team.lane
     numbered = number_chunk(team, chunk)
     place_words(team, chunk, numbered, at)
@@ -319,7 +320,7 @@ def keep_chunk(
 def emit_unscored(
     ranges: Ranges, tile: Tile, rows: cute.Tensor, warp: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """A tile whose queries see at most topk keys each: all of them, then -1."""
+    """Write all keys, then -1, of a tile whose queries see at most topk keys each."""
     for i in cutlass.range(warp, plan.tile_queries, plan.select_warps, unroll=1):
         query = tile.first_query + i
         if query < ranges.num_queries:

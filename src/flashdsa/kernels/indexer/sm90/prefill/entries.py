@@ -2,7 +2,7 @@
 
 A word is the bits of an fp32 score, of which -0 does not occur; `NAN`, if that is NaN, which ranks
 last; or `INVALID`, of a key that the query does not see, and of no key. `key_of` makes signed
-integers of them, in the order of the scores. As fp32, the latter two are below nothing.
+integers of them, in the order of the scores. The latter two are below nothing if compared as fp32.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK
 
 NAN = 0x7FFFFFFF
-"""What every fp32 instruction gives."""
+"""NaN that every fp32 instruction returns."""
 INVALID = 0x7FFFFFFE
 LOWEST = -(2**31) + 1
 """The key of `NAN`. That of `INVALID` is below it."""
@@ -23,32 +23,33 @@ WORDS_EACH = CHUNK // WARP_SIZE
 
 
 class Entries(NamedTuple):
-    """Chunks of a query in the workspace: those of the log, and of the segment behind them.
+    """Chunks of a query in the workspace: those of the log, then those of the segment.
 
     Their numbers have no gap between the two: chunk `logged` is the segment's first.
     """
 
     words: Any  # pointer to Int32, device memory: the log's first word
-    segment: Int32  # words from there to the segment's first
+    segment: Int32  # words from the log's first to the segment's first
     logged: Int32
     count: Int32  # of all chunks
 
 
 class Turns(NamedTuple):
-    """Which chunks a warp takes: every `step`-th one."""
+    """Chunks that a warp takes: every `step`-th one."""
 
     first: Int32
     step: int
 
 
 def key_of(word: Int32) -> Int32:
-    """Signed integers in the order of scores. By the 2 the greatest, NAN, becomes `LOWEST`."""
+    """Signed integer in the order of scores. The addition of 2 turns the greatest, NAN, into
+    `LOWEST`."""
     return (word ^ ((word >> 31) & MAGNITUDE)) + 2
 
 
 @cute.jit
 def first_word(entries: Entries, chunk: Int32) -> Int32:
-    """The place of a chunk's first word behind the log's first."""
+    """Offset of a chunk's first word from the log's first."""
     place = chunk * CHUNK
     if chunk >= entries.logged:
         place += entries.segment - entries.logged * CHUNK

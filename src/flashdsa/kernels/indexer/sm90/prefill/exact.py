@@ -1,7 +1,7 @@
 """The threshold of a query by its scores alone: the key of its topk-th best, however many tie.
 
-Rounds over all entries narrow a range of keys to one of its bins. Slow, and always right: for where
-the bins of `window.py` leave too much about the cut-off.
+Rounds over all entries narrow a range of keys to one of its bins. The search is slow, and always
+right: it is for queries whose bins of `window.py` leave too many entries about the cut-off.
 """
 
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Threshold(NamedTuple):
 
     key: Int32
     equal: Int32
-    cuts: cutlass.Boolean  # there are more of them
+    cuts: cutlass.Boolean  # more entries have the key
 
 
 @cute.jit
@@ -51,8 +51,8 @@ def mark_exactly(
     cuts: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Masks of all entries above a range of keys, and of the best `wanted` in it; where nothing is
-    to be cut, of all scores. Starts synced, unless something is cut; ends synced."""
+    """Mark all entries above a range of keys, and the best `wanted` in it; if nothing is to be cut,
+    all scores. Starts synced, unless something is cut; ends synced."""
     threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
     if cuts:
         threshold = find_threshold(team, entries, within, wanted, plan)
@@ -64,7 +64,8 @@ def mark_exactly(
 def find_threshold(
     team: Team, entries: Entries, allowed: KeyRange, k: Int32, plan: cutlass.Constexpr
 ) -> Threshold:
-    """Of the k-th best of the entries of a range of keys, which has at least k. Ends not synced."""
+    """Find the threshold of the k-th best entry in a range of keys with at least k entries. Ends
+    not synced."""
     turns = Turns(team.member, plan.team_warps)
     range_ = extremes(entries, allowed, turns, team.lane)
     if cutlass.const_expr(plan.team_warps > 1):
@@ -96,7 +97,7 @@ def find_threshold(
 
 @cute.jit
 def clear_rounds(team: Team) -> None:
-    """The bins of a round, by the team's first warp."""
+    """Clear the bins of a round, by the team's first warp."""
     if team.member == 0:
         for i in cutlass.range_constexpr(ROUND_BINS // WARP_SIZE):
             team.rounds[i * WARP_SIZE + team.lane] = Int32(0)
@@ -104,7 +105,7 @@ def clear_rounds(team: Team) -> None:
 
 @cute.jit
 def bin_shift(range_: KeyRange) -> Int32:
-    """By how much to shift what is above the range's low end so that it names a bin."""
+    """Right shift that turns the distance from the range's low end into a bin."""
     bits = Int32(32) - Int32(cute.arch.clz(range_.high - range_.low))
     return cutlass.max(bits - (ROUND_BINS.bit_length() - 1), Int32(0))
 
@@ -121,7 +122,7 @@ def narrowed(range_: KeyRange, shift: Int32, bin_index: Int32) -> KeyRange:
 
 @cute.jit
 def mark(team: Team, entries: Entries, threshold: Threshold, plan: cutlass.Constexpr) -> None:
-    """Masks of the entries that win. Where equal keys are cut, one warp does all, in order."""
+    """Mark the entries that win. One warp does all, in order, if equal keys are cut."""
     key, equal, cuts = threshold
     below = Int32(cute.arch.lanemask_lt())
     first, step = team.member, Int32(plan.team_warps)

@@ -1,11 +1,9 @@
 """The indexer over shared keys for Hopper: a CTA scores a tile of queries, and ranks it.
 
-load                      | score, two warpgroups
-------------------------- | -----------------------------------------------------------
-a tile's queries          | weights and ranges
-64 keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins
-...                       | behind a segment: every team of warps ranks its queries
-the next tile's           | rows of the best
+load | score, two warpgroups ------------------------- |
+----------------------------------------------------------- a tile's queries | weights and ranges 64
+keys, up to 8 in flight| 64 keys x all columns, relu, head sums -> workspace (in L2), bins ... |
+after a segment: every team of warps ranks its queries the next tile's | rows of the best
 """
 
 from typing import Any
@@ -105,7 +103,7 @@ def prefill_kernel(
 def score_all(
     ctx: ScoreContext, select: SelectContext, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Every tile of this CTA."""
+    """Score every tile of this CTA."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if cutlass.const_expr(not plan.scores_only):
         clear_histograms(ctx.arena, thread, plan)
@@ -128,13 +126,13 @@ def score_all(
                     emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == number % 2:
-            wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on behind the last product
+            wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on after the last product
 
 
 @cute.jit
 def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """Of all queries of a tile, by all warps that score, which count behind the barrier of a tile's
-    sample at the earliest."""
+    """Clear the histograms of all queries of a tile, by all warps that score. These count after the
+    barrier of a tile's sample at the earliest."""
     team = team_of(arena, thread, plan)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
         clear(team, part(arena, "histogram", query, plan.bins), plan.bins, plan)
@@ -150,7 +148,7 @@ def score_tile(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A tile, a segment of its keys at a time."""
+    """Score a tile, a segment of its keys at a time."""
     lane = thread % WARP_SIZE
     prepared = prepare(ctx, tile, scored, lane, plan)
     if cutlass.const_expr(plan.scores_only):
@@ -184,7 +182,7 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
         of a plan that ranks
             topk_indices: (S, topk) int32, written; topk at most 2048.
-            topk_scores: only of a plan with scores: (S, topk) int32, words of `entries.py`,
+            topk_scores: only for a plan with scores: (S, topk) int32, words of `entries.py`,
                 written: of no key where topk_indices is -1.
             workspace: (num_ctas, plan.workspace_words) int32.
         of the scores alone

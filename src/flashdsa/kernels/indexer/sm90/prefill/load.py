@@ -19,7 +19,7 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
 )
 
 LINE_WORDS = 32
-"""Of the second-level cache."""
+"""Words of a line of the second-level cache."""
 
 
 class LoadContext(NamedTuple):
@@ -29,13 +29,13 @@ class LoadContext(NamedTuple):
     ranges: Ranges
     queries_map: Any  # pointers to tensor maps: see `maps.py`
     keys_map: Any
-    scales_map: Any  # None: keys have no scales
+    scales_map: Any  # None if keys have no scales
     weights: cute.Tensor  # (S, H) fp32, device memory
 
 
 @cute.jit
 def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """Every tile of this CTA that needs scores."""
+    """Load every tile of this CTA that needs scores."""
     loaded, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
     for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
         place = tile_number(ctx.ranges, turn, plan)
@@ -54,7 +54,8 @@ def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
 
 @cute.jit
 def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """A tile's weights to the second-level cache: before its first product, warps wait for them."""
+    """Prefetch a tile's weights to the second-level cache: before its first product, warps wait for
+    them."""
     word = tile.first_query * plan.num_heads + lane * LINE_WORDS
     if lane * LINE_WORDS < plan.columns and word < ctx.ranges.num_queries * plan.num_heads:
         cute.arch.inline_ptx(
@@ -64,7 +65,7 @@ def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Co
 
 @cute.jit
 def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Constexpr) -> None:
-    """A tile's columns; those of queries behind the last one are zeros."""
+    """Load a tile's columns; queries past the last one become zeros."""
     ring = ctx.arena.producer("query_full", "query_empty")
     state = ring.state(number)
     acquire_reused(ring, state, number)
@@ -90,7 +91,7 @@ def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Cons
 
 @cute.jit
 def load_keys(ctx: LoadContext, first_key: Int32, number: Int32, plan: cutlass.Constexpr) -> None:
-    """64 keys and their scales; those behind the last one are zeros."""
+    """Load 64 keys and their scales; keys past the last one become zeros."""
     ring = ctx.arena.producer("key_full", "key_empty")
     state = ring.state(number)
     acquire_reused(ring, state, number)

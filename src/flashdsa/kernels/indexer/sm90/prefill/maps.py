@@ -10,7 +10,7 @@ from flashdsa.problem import INDEX_HEAD_DIM
 
 
 def row_bytes(plan: Any) -> int:
-    """Of a query head, or of a key."""
+    """Bytes of a query head, or of a key."""
     return int(plan.chunks * SPAN_BYTES)
 
 

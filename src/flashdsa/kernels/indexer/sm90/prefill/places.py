@@ -1,4 +1,4 @@
-"""The places of marked entries, in their order, from the bits that mark them."""
+"""Indices of marked entries, in their order, from the bits that mark them."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, PLACE
 from flashdsa.kernels.indexer.sm90.prefill.team import Team
 
 STEPS = 2
-"""Bits of a word between two looks whether any lane has more."""
+"""Bits of a word between two checks whether any lane has more."""
 DENSE = 28
-"""Bits of a word beyond which all lanes take a word together, in place of one a lane."""
+"""Bits of a word above which all lanes take a word together, not one word a lane."""
 
 
 @cute.jit
@@ -28,12 +28,12 @@ def write_places(
     what: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
-    """`first` + its place in the chunks `begin` to `end` - 1 of each of their marked entries, the
-    first one to place `at`. A lane takes a word of a chunk.
+    """Write `first` + the index in the chunks `begin` to `end` - 1 of each of their marked entries,
+    the first one at index `at`. A lane takes a word of a chunk.
 
     Args:
-        to: of "log" a pointer to Int32; of "best" and "kept" an address in shared memory, of 16-bit
-            words. Of "best", where words have many bits, a lane takes a bit of each word, and the
+        to: "log": a pointer to Int32; "best" and "kept": an address in shared memory, of 16-bit
+            words. "best": where words have many bits, a lane takes a bit of each word, and the
             maybes are overwritten.
     """
     write = store_highest if what == "log" else store_highest_shared
@@ -48,7 +48,7 @@ def write_places(
             ones.append(Int32(cute.arch.popc(mask)))
             most = cutlass.max(most, ones[i])
         most = cute.arch.warp_redux_sync(most, "max")
-        firsts = []  # the place of the first marked entry of this lane's word of each
+        firsts = []  # output index of the first marked entry of this lane's word of each
         through = prefix_sums(ones, team.lane)
         for i in cutlass.range_constexpr(plan.chunks_written):
             firsts.append(at + through[i] - ones[i])
@@ -78,11 +78,12 @@ def write_places(
 
 @cute.jit
 def write_words(team: Team, begin: Int32, end: Int32, to: Int32, first: Int32) -> None:
-    """The same of the words `begin` to `end` - 1, a lane a bit of each: lanes with many bits of a
-    word each would store to the same banks. Places of their first ones are where their maybes were.
+    """Write the same for the words `begin` to `end` - 1; a lane takes a bit of each: lanes with
+    many bits of a word each would store to the same banks. The output indices of the words' first
+    entries are where their maybes were.
 
     Args:
-        first: of the first word's first entry.
+        first: index of the first word's first entry.
     """
     below, own = Int32(cute.arch.lanemask_lt()), Int32(1) << team.lane
     entry = first + team.lane
@@ -95,7 +96,7 @@ def write_words(team: Team, begin: Int32, end: Int32, to: Int32, first: Int32) -
 
 
 def store_highest(rest: Int32, pointer: Any, first: Int32) -> Int32:
-    """Store `first` + the place of the highest bit, if there is one; the bits below it."""
+    """Store `first` + the position of the highest bit, if any is set; return the bits below it."""
     return _highest(rest, pointer, first, "@p st.global.b32 [{$r1}], row;")
 
 

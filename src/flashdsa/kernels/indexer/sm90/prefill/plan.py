@@ -10,45 +10,45 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM
 
 COLUMNS = {64: 256, 32: 256, 16: 128}
-"""Of a product: the heads of all queries of a tile, by heads of a query. 16 queries would leave
-each too little of the workspace."""
+"""Columns of a product: the heads of all queries of a tile, by heads of a query. 16 queries would
+leave each too little of the workspace."""
 TILE_KEYS = 64
 """Rows of a product."""
 SPAN_BYTES = 128
-"""Of a row in shared memory: a span of the 128-byte swizzle."""
+"""Bytes of a row in shared memory: a span of the 128-byte swizzle."""
 QUERY_GROUP = 4
 """Queries that neighbouring columns belong to, one for each lane of a quad."""
 MAX_TOPK = 2048
 CHUNK = 1024
 """Scores that a warp reads at once."""
 CHUNK_MASKS = CHUNK // WARP_SIZE
-"""Words of a bit for each of them."""
+"""Words with a bit for each of them."""
 CANDIDATES = 128
 """Scores about the cut-off that a team compares one by one."""
 HISTOGRAM_BINS = 8192
-"""Of all queries of a tile."""
+"""Bins of all queries of a tile."""
 ROUND_BINS = 2 * CANDIDATES
-"""Of a team, for an exact search; where candidates lay, which were too many."""
+"""Bins of a team, for an exact search; they overlay the candidates, which were too many."""
 SCRATCH_WORDS = 4
-"""Of a team."""
+"""Scratch words of a team."""
 PLACE_BYTES = 2
-"""Of a place in a segment. Those of a query's best wait where its bins were."""
+"""Bytes of an index in a segment. The indices of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
 """Scores of a query that are kept until they are ranked, by heads of a query."""
 WHOLE = {64: 28_672, 32: 12_288, 16: 12_288}
-"""Scores of a query that fit where none are left of earlier segments, by heads of a query."""
+"""Scores of a query that fit without scores of earlier segments, by heads of a query."""
 LOGS = {64: 6144, 32: 3072, 16: 3072}
-"""Places for scores of earlier segments that may be among the best, by heads of a query. With the
-segments they fill less than 64 MB for 132 CTAs."""
+"""Scores of earlier segments that may be among the best and have room, by heads of a query. Logs
+and segments fill less than 64 MB for 132 CTAs."""
 BEHIND_NS = 300
-"""About half of a key tile's time."""
+"""Delay of the second warpgroup: half of a key tile's time, approximately."""
 DTYPES = ("float8_e4m3fn", "bfloat16")
 WORD = 4
 
 
 @dataclass(frozen=True)
 class PrefillPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     A *team* is the warps that rank a query together.
 
@@ -71,7 +71,7 @@ class PrefillPlan(Sm90Plan):
     score_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other and the architecture.
+        """Check the choices against each other and the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -90,7 +90,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         what = "prefill_logits" if self.scores_only else "prefill"
         if self.with_scores:
             what = "prefill_scored"
@@ -103,7 +103,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def columns(self) -> int:
-        """Of a product."""
+        """Columns of a product."""
         return COLUMNS[self.num_heads]
 
     @property
@@ -113,7 +113,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def groups(self) -> int:
-        """Of `QUERY_GROUP` queries in a tile: scores that a lane has of a key."""
+        """Groups of `QUERY_GROUP` queries in a tile: scores that a lane has of a key."""
         return self.tile_queries // QUERY_GROUP
 
     @property
@@ -128,22 +128,22 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def chunks_ahead(self) -> int:
-        """Chunks that a warp loads while it votes on one; 1 where it has few of them."""
+        """Chunks that a warp loads while it votes on one; 1 if it has few of them."""
         return 2 if self.team_warps == 1 else 1
 
     @property
     def chunks_written(self) -> int:
-        """Chunks whose places a warp writes at the same time; even."""
+        """Chunks whose indices a warp writes at the same time; even."""
         return 4 // self.team_warps
 
     @property
     def chunks_logged(self) -> int:
-        """Chunks whose entries go to the log at the same time, if their places have room."""
+        """Chunks whose entries go to the log at the same time, if their indices have room."""
         return 4 * self.team_warps
 
     @property
     def bins(self) -> int:
-        """Of a query's histogram."""
+        """Bins of a query's histogram."""
         return HISTOGRAM_BINS // self.tile_queries
 
     @property
@@ -158,7 +158,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def log(self) -> int:
-        """Places of a query's log: scores of earlier segments, and their rows."""
+        """Capacity of a query's log: scores of earlier segments, and their rows."""
         return self.log_keys or LOGS[self.num_heads]
 
     @property
@@ -168,7 +168,8 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def row_words(self) -> int:
-        """Of a query in the workspace: rows of the log, its scores, a segment's; or one segment."""
+        """Words of a query in the workspace: rows of the log, its scores, a segment's; or one
+        segment."""
         return self.log + self.log_chunks * CHUNK + self.segment
 
     @property
@@ -178,7 +179,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def workspace_words(self) -> int:
-        """Of a CTA."""
+        """Workspace words of a CTA."""
         return self.tile_queries * self.row_words
 
     @property
@@ -208,7 +209,8 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def behind_ns(self) -> int:
-        """By how much the second warpgroup starts a segment later; see `fall_behind` (score.py)."""
+        """Nanoseconds by which the second warpgroup starts a segment later; see `fall_behind`
+        (score.py)."""
         return BEHIND_NS if self.is_fp8 and self.columns == max(COLUMNS.values()) else 0
 
     @property
@@ -223,7 +225,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         keys = self.stages * self.chunks * self.key_chunk_bytes
         queries = self.query_stages * self.chunks * self.query_chunk_bytes
         rank = [
@@ -256,7 +258,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         score, load = self.roles
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         keys = self.chunks * self.key_chunk_bytes + self.is_fp8 * TILE_KEYS * WORD

@@ -1,8 +1,8 @@
 """The wgmmas of a tile: 64 keys against all columns of the queries, both from shared memory.
 
-Of bf16 keys the warpgroups multiply in turns, so that one adds up while the other multiplies. Left
-alone, both do the same at the same time, and tensor cores wait for sums. Products of e4m3 keys take
-half as long, and turns cost them more than they gain.
+The warpgroups multiply bf16 keys in turns, so that one adds up while the other multiplies.
+Otherwise both do the same at the same time, and tensor cores wait for sums. Products of e4m3 keys
+take half as long, and turns cost them more than they gain.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.plan import SPAN_BYTES
 
 MMA_BYTES = 32
-"""Of a row, that one wgmma multiplies."""
+"""Bytes of a row that one wgmma multiplies."""
 CHUNK_STEPS = SPAN_BYTES // MMA_BYTES
 """Wgmmas along a span."""
 ATOM_BYTES = 1024
@@ -24,7 +24,7 @@ OPCODES = {
     "float8_e4m3fn": ("wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3", ()),
     "bfloat16": ("wgmma.mma_async.sync.aligned.m64n{}k16.f32.bf16.bf16", (0, 0)),
 }
-"""By dtype, and whether either operand is transposed where that can be said."""
+"""Instruction by dtype, and whether either operand is transposed where that can be said."""
 FIRST_TURN = 6
 """The named barrier of warpgroup 0's turns; warpgroup 1's is the next one."""
 
@@ -40,13 +40,13 @@ def low_word(address: Any) -> Any:
 
 
 def descriptor(low: Any, offset: int) -> Any:
-    """The descriptor `offset` bytes behind that of `low`. Only low words differ."""
+    """The descriptor `offset` bytes after that of `low`. Only low words differ."""
     high = (ATOM_BYTES >> 4 | 1 << 30) << 32
     return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
 
 
 def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
-    """Start keys x queries as one group, or in turns as two, of which the second is the last wgmma.
+    """Start keys x queries as one group, or in turns as two groups: the second is the last wgmma.
     `keys`, `queries`: low words of descriptors."""
     warpgroup.fence()
     opcode, transposes = OPCODES[plan.dtype]
@@ -68,7 +68,7 @@ def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
 
 
 def wait_for_turn(barrier: Int32) -> None:
-    """Until the other warpgroup has passed the turn on. barrier: of the calling one."""
+    """Wait until the other warpgroup has passed the turn on. barrier: of the calling one."""
     cute.arch.barrier(barrier_id=barrier, number_of_threads=2 * WARPGROUP_SIZE)
 
 

@@ -45,7 +45,7 @@ from flashdsa.kernels.indexer.sm90.prefill.window import (
 )
 
 CHAINS = 8
-"""Sums of a score that are added up at the end: of heads with the same remainder."""
+"""Partial sums of a score: of heads with the same remainder, added up at the end."""
 ROWS_APART = 8
 """The two keys of a lane."""
 
@@ -61,7 +61,7 @@ class ScoreContext(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """What a thread keeps of a tile."""
+    """Values of a tile that a thread keeps."""
 
     weights: cute.Tensor  # halves of the weights of column 8 c + 2 j + o, at 2 c + o
     starts: list[Int32]  # of its queries' ranges
@@ -74,7 +74,8 @@ class Prepared(NamedTuple):
 def prepare(
     ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> Prepared:
-    """Wait for the tile's queries; weights and ranges of this lane's queries into registers."""
+    """Wait for the tile's queries; load weights and ranges of this lane's queries into
+    registers."""
     weights = cute.make_rmem_tensor(plan.columns // QUERY_GROUP, Float32)
     last = ctx.ranges.num_queries - 1
     starts, lengths = [], []
@@ -101,7 +102,7 @@ def prepare(
 
 @cute.jit
 def release_queries(ctx: ScoreContext, number: Int32, lane: Int32) -> None:
-    """Behind the tile's last product."""
+    """Release the queries after the tile's last product."""
     ring = ctx.arena.consumer("query_full", "query_empty")
     cute.arch.sync_warp()
     if lane == 0:
@@ -119,7 +120,7 @@ def score_segment(
     thread: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """This warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
+    """Score this warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
 
     Args:
         number: of the tile's first key tile, among the CTA's.
@@ -186,7 +187,7 @@ def score_segment(
         to = to + Int64(step)
         if cutlass.const_expr(not plan.scores_only):
             if i < 2:  # turns of the first segment
-                # The tile's first keys are either warpgroup's; the other one may have none.
+                # The tile's first keys may belong to either warpgroup; the other one may have none.
                 writes = first == begin and warp == 0
                 of_all = thread // WARP_SIZE
                 take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
@@ -196,7 +197,7 @@ def score_segment(
 
 
 def fall_behind(plan: Any) -> None:
-    """For the second of two warpgroups that have just left a barrier together: else both would
+    """Delay the second of two warpgroups that have just left a barrier together: else both would
     multiply at the same time, and then both add up. A delay only: it orders nothing, and nothing
     relies on it."""
     if plan.behind_ns:
@@ -206,7 +207,7 @@ def fall_behind(plan: Any) -> None:
 def nothing_when_loaded(scales: list[Float32]) -> Int32:
     """0, known only when the scales are in registers: a load's bits shifted out.
 
-    ptxas issues an arrival behind loads whose values are needed later, but does not wait for them:
+    ptxas issues an arrival after loads whose values are needed later, but does not wait for them:
     they could still be on their way when TMA overwrites what they read.
     """
     bits = scales[0].bitcast(Int32) ^ scales[1].bitcast(Int32)
@@ -216,7 +217,7 @@ def nothing_when_loaded(scales: list[Float32]) -> Int32:
 
 
 def load_scales(ctx: ScoreContext, stage: Int32, row: Int32, plan: Any) -> list[Float32]:
-    """Of this lane's two keys; 1 where keys have none."""
+    """Load the scales of this lane's two keys; 1 where keys have none."""
     if not plan.is_fp8:
         return [Float32(1.0), Float32(1.0)]
     scales = ctx.arena.array("scales", Float32, plan.stages * TILE_KEYS)
@@ -226,7 +227,8 @@ def load_scales(ctx: ScoreContext, stage: Int32, row: Int32, plan: Any) -> list[
 
 def sum_heads(accumulator: Any, weights: Any, group: int, half: int, plan: Any) -> Float32:
     """The weighted sum over all heads of the lane's query of a group, for one of its keys."""
-    # From 0 on, so that every product is added without being rounded, as in the paged indexer.
+    # Sums start at 0, so that every product is added without being rounded, as in the paged
+    # indexer.
     sums = [Float32(0.0)] * CHAINS
     for head in range(plan.num_heads):
         column, odd = group * plan.num_heads // 2 + head // 2, head % 2
@@ -237,7 +239,7 @@ def sum_heads(accumulator: Any, weights: Any, group: int, half: int, plan: Any) 
 
 
 def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: Any) -> Any:
-    """Where the tile's key 0 goes for this lane's first query."""
+    """Destination of the tile's key 0 for this lane's first query."""
     query = lane % QUERY_GROUP
     if plan.scores_only:
         row = Int64(tile.first_query + query) * ctx.ranges.num_keys
@@ -247,7 +249,7 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: An
 
 
 def group_words(ctx: ScoreContext, plan: Any) -> Any:
-    """From a query to the one four behind it."""
+    """Words from a query to the one four later."""
     return QUERY_GROUP * (Int64(ctx.ranges.num_keys) if plan.scores_only else plan.row_words)
 
 
@@ -255,8 +257,8 @@ def group_words(ctx: ScoreContext, plan: Any) -> Any:
 def store(
     to: Any, total: Float32, scale: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr
 ) -> Int32:
-    """A score, total * scale, as it is, if its query sees the key; or its bits as they are ranked.
-    The bits."""
+    """Store a score, total * scale, if its query sees the key: as it is, or as bits that are
+    ranked. Return the bits."""
     bits = Int32(INVALID)
     if cutlass.const_expr(plan.scores_only):
         if seen:

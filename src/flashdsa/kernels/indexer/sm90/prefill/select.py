@@ -1,7 +1,7 @@
-"""What happens behind a segment: every team ranks its queries.
+"""The end of a segment: every team ranks its queries.
 
-Of the last segment, and of the log, the best are written out. Of another one what may be among the
-best goes to the log: no score that is below topk others.
+The best of the last segment, and of the log, are written out. Entries of another segment that may
+be among the best go to the log: no score that is below topk others.
 """
 
 from typing import Any, NamedTuple
@@ -59,7 +59,8 @@ from flashdsa.kernels.indexer.sm90.prefill.window import Bounds, bounds_of
 
 
 class SelectContext(NamedTuple):
-    """Behind a barrier of all warps that score: the segment's scores are in the workspace."""
+    """Operands of the ranking, which follows a barrier of all warps that score: the segment's
+    scores are in the workspace."""
 
     ranges: Ranges
     workspace: Any  # pointer to Int32: this CTA's
@@ -68,7 +69,7 @@ class SelectContext(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What there is of a team's query."""
+    """State of a team's query."""
 
     query: Int32  # of the tile
     entries: Entries
@@ -87,8 +88,9 @@ def prepare_select(
     end: Int32,
     plan: cutlass.Constexpr,
 ) -> Seen:
-    """What ranking the key tiles `begin` to `end` - 1 reads besides their scores, before the
-    barrier behind them: none behind them up to a chunk's end, and counts of 0."""
+    """Prepare, before the barrier after them, what ranking the key tiles `begin` to `end` - 1 reads
+    besides their scores: entries without scores from their end to a chunk's end, and counts of 0.
+    """
     query = team.number
     start, length = range_kept(prepared, query, plan)
     behind = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
@@ -129,11 +131,11 @@ def select_segment(
     begin: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """The best of the team's query among the key tiles of a segment, of which `begin` is the first;
-    those before it were chosen from already. Starts and ends synced."""
+    """Select the best of the team's query among the key tiles of a segment, of which `begin` is the
+    first; those before it were chosen from already. Starts and ends synced."""
     query = seen.query
     if tile.first_query + query < ctx.ranges.num_queries:
-        # They come while the bin is looked for.
+        # They come while the bin is searched.
         ahead = load_ahead(team, seen.entries, first_chunk(team, seen, plan), plan)
         topk = ctx.ranges.topk
         histogram = part(team.arena, "histogram", query, plan.bins)
@@ -147,7 +149,8 @@ def select_segment(
             to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
             if cutlass.const_expr(plan.with_scores):
                 scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
-            # Nothing is counted before the query's bins are cleared, so that places may lie there.
+            # Nothing is counted before the query's bins are cleared, so that indices may lie in
+            # them.
             stage, best = address_of(histogram), cutlass.min(seen.keys, topk)
             write_rows(team, source, stage, to, scores, best, topk, plan)
         else:
@@ -157,14 +160,14 @@ def select_segment(
             if team.member == 0 and team.lane == 0:
                 logs[query] = total
     if seen.is_last:
-        # The next tile's scores are counted behind a barrier of all warps that score.
+        # The next tile's scores are counted after a barrier of all warps that score.
         team_sync(team, plan)
         clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins, plan)
 
 
 @cute.jit
 def first_chunk(team: Team, seen: Seen, plan: cutlass.Constexpr) -> Int32:
-    """The first one that this warp votes on: of log and segment, or of a segment that goes to the
+    """First chunk that this warp votes on: of log and segment, or of a segment that goes to the
     log."""
     begin = seen.entries.logged
     if seen.is_last:
@@ -174,7 +177,7 @@ def first_chunk(team: Team, seen: Seen, plan: cutlass.Constexpr) -> Int32:
 
 
 def chunks_of(entries: Int32) -> Int32:
-    """That hold so many entries."""
+    """Chunks that hold `entries` entries."""
     return (entries + CHUNK - 1) // CHUNK
 
 
@@ -182,7 +185,7 @@ def chunks_of(entries: Int32) -> Int32:
 def mark_best(
     team: Team, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Masks of the best of log and segment. Starts and ends synced."""
+    """Mark the best of log and segment. Starts and ends synced."""
     entries = seen.entries
     right, range_, wanted = bounds.known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if bounds.known:
@@ -205,7 +208,7 @@ def mark_best(
 
 @cute.jit
 def keys_between(bounds: Bounds) -> KeyRange:
-    """Of the scores that may win and are not sure to."""
+    """Keys of the scores that may win and are not sure to."""
     high = key_of(bounds.sure.bitcast(Int32)) - 1
     if bounds.sure != bounds.sure:
         high = Int32(MAGNITUDE)
@@ -222,8 +225,8 @@ def mark_kept(
     topk: Int32,
     plan: cutlass.Constexpr,
 ) -> Int32:
-    """Masks of what of the segment goes to the log, for which there is room then; how many of the
-    log stay. Starts and ends synced."""
+    """Mark the segment's entries that go to the log, which has room for them then; return how many
+    of the log stay. Starts and ends synced."""
     entries, logged = source.entries, seen.logged
     keep, fits = logged, cutlass.Boolean(False)
     if bounds.known:

@@ -1,4 +1,4 @@
-"""The warps that rank a query together, the shared memory that they have, and searches in bins."""
+"""The warps that rank a query together, their shared memory, and searches in bins."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ BINS_READ = 4 * WARP_SIZE
 
 
 class Team(NamedTuple):
-    """As one of its warps sees it."""
+    """A team, as one of its warps sees it."""
 
     arena: Arena
     number: Int32
@@ -53,14 +53,14 @@ def team_of(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> Team:
 
 
 def part(arena: Arena, name: str, number: Int32, words: int) -> cute.Tensor:
-    """Of a region of equal parts of Int32, one."""
+    """Return part `number` of a region of equal parts of Int32."""
     pointer = arena.pointer(name, Int32) + number * words
     return cute.make_tensor(pointer, cute.make_layout(words))
 
 
 @cute.jit
 def team_sync(team: Team, plan: cutlass.Constexpr) -> None:
-    """The team's warps wait for each other; their accesses to memory are ordered by it."""
+    """Sync the team's warps; it orders their accesses to memory."""
     if cutlass.const_expr(plan.team_warps == 1):
         cute.arch.sync_warp()
     else:
@@ -73,7 +73,7 @@ def team_sync(team: Team, plan: cutlass.Constexpr) -> None:
 def clear(
     team: Team, histogram: cute.Tensor, bins: cutlass.Constexpr, plan: cutlass.Constexpr
 ) -> None:
-    """All bins 0, by all warps of the team; the caller syncs before and behind."""
+    """Set all bins to 0, by all warps of the team; the caller syncs before and after."""
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(bins // BINS_READ // plan.team_warps):
@@ -91,7 +91,7 @@ class Found(NamedTuple):
 
 @cute.jit
 def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: Int32) -> Found:
-    """Of a histogram of at least k entries, the bin of the k-th best; all lanes get it."""
+    """Find the bin of the k-th best in a histogram of at least k entries; all lanes get it."""
     totals = []
     for row in cutlass.range_constexpr(bins // BINS_READ):
         counts = load4(histogram, row * WARP_SIZE + lane)
@@ -104,7 +104,7 @@ def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: In
         above = so_far if so_far < k else above
     counts = load4(histogram, row * WARP_SIZE + lane)
     mine = counts[0] + counts[1] + counts[2] + counts[3]
-    # Entries above this lane's bins: those of the lanes behind it.
+    # Entries above this lane's bins: those of the higher lanes.
     through = prefix_sum(mine, lane)
     above += cute.arch.shuffle_sync(through, WARP_SIZE - 1) - through
     crosses = above < k and above + mine >= k
@@ -123,7 +123,7 @@ def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: In
 
 @cute.jit
 def number_of_ones(team: Team, begin: Int32, end: Int32) -> Int32:
-    """In the masks of so many words; every warp counts them itself."""
+    """Ones in the masks of the words `begin` to `end` - 1; every warp counts them itself."""
     ones = Int32(0)
     for i in cutlass.range(begin + team.lane, end, WARP_SIZE, unroll=4):
         ones += Int32(cute.arch.popc(team.masks[i]))
@@ -131,5 +131,5 @@ def number_of_ones(team: Team, begin: Int32, end: Int32) -> Int32:
 
 
 def address_of(array: cute.Tensor) -> Int32:
-    """In shared memory."""
+    """The array's address in shared memory."""
     return Int32(array.iterator.toint())

@@ -1,4 +1,4 @@
-"""Tiles of neighbouring queries: which a CTA takes, and which keys they need."""
+"""Tiles of neighbouring queries: their assignment to CTAs, and the keys that they need."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ SCALES_ALIGNED = 4
 
 
 class Ranges(NamedTuple):
-    """Which key rows each query sees, clamped to the rows that there are."""
+    """Key rows that each query sees, clamped to [0, num_keys)."""
 
     starts: cute.Tensor  # (S,) int32, or (0,): all start at row 0
     ends: cute.Tensor  # (S,) int32
@@ -29,7 +29,7 @@ class Ranges(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile of queries. Without key tiles, none of its queries needs scores."""
+    """A tile of queries. None of them needs scores if it has no key tiles."""
 
     first_query: Int32
     first_key: Int32
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 @cute.jit
 def range_of(ranges: Ranges, query: Int32) -> tuple[Int32, Int32]:
-    """(first row, behind the last one) of a query; (0, 0) behind the last query."""
+    """(first row, one past the last) of a query; (0, 0) past the last query."""
     start, end = Int32(0), Int32(0)
     if query < ranges.num_queries:
         if ranges.starts.shape[0] != 0:
@@ -69,7 +69,7 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
 
 @cute.jit
 def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
-    """Key tiles of the first segment: all that there are, if they have one."""
+    """Key tiles of the first segment: all key tiles, if they are one segment."""
     tiles = tile.key_tiles
     if cutlass.const_expr(not plan.scores_only):
         if tiles > plan.whole // TILE_KEYS:
@@ -79,7 +79,7 @@ def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 
 @cute.jit
 def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
-    """Where a query's words of the workspace hold the segment: behind the log, if there is one."""
+    """Offset of the segment in a query's words of the workspace: after the log, if it has one."""
     words = Int32(0)
     if tile.key_tiles > plan.whole // TILE_KEYS:
         words = Int32(plan.log + plan.log_chunks * CHUNK)
@@ -88,7 +88,7 @@ def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 
 @cute.jit
 def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The key tile that is scored in a turn. Of the first segment odd turns begin with a late one,
+    """The key tile that is scored in a turn. Odd turns of the first segment begin with a late tile,
     so that the sample of the first two (window.py) spans scores that rise or fall."""
     place = turn
     if cutlass.const_expr(not plan.scores_only):
@@ -101,17 +101,17 @@ def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
 
 
 def late_tile(tiles: Int32) -> Int32:
-    """The odd one of so many that is scored first."""
+    """The odd one of `tiles` that is scored first."""
     return (tiles * 3 // 4 - 1) | 1
 
 
 def odd_tiles(tiles: Int32) -> Int32:
-    """From the last odd one of so many, two further, back to the first."""
+    """Tiles from two past the last odd one of `tiles` back to the first."""
     return tiles & ~1
 
 
 class Walk(NamedTuple):
-    """A warpgroup's way through a segment, where it takes every other turn: `key_tile_at` by
+    """A warpgroup's path through a segment, where it takes every other turn: `key_tile_at` by
     additions alone."""
 
     key: Int32  # of the tile, the first one's
@@ -121,7 +121,7 @@ class Walk(NamedTuple):
 
 @cute.jit
 def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
-    """From the turn `first` on."""
+    """The walk from the turn `first` on."""
     wraps, back = Int32(NOWHERE), Int32(0)
     if cutlass.const_expr(not plan.scores_only):
         if first == 1:
@@ -133,7 +133,7 @@ def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
 
 @cute.jit
 def step_from(walk: Walk, key: Int32) -> Int32:
-    """Keys from a turn's to the next one's."""
+    """Keys from one turn's key tile to the next one's."""
     step = Int32(2 * TILE_KEYS)
     if key >= walk.wraps:
         step = walk.back
@@ -153,7 +153,8 @@ def num_tiles(ranges: Ranges, plan: Any) -> Int32:
 @cute.jit
 def tile_number(ranges: Ranges, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The tile that this CTA takes in a turn, negative if none is left. Last queries come first,
-    as they see most keys where attention is causal, and CTAs take turns in either order."""
+    as they see most keys if attention is causal; the order of the CTAs alternates from turn to
+    turn."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     place = cta

@@ -1,6 +1,6 @@
-"""Scores counted in bins while they are made: the map to bins, of a sample, and the counts.
+"""Scores counted in bins while they are computed: the map to bins, from a sample, and the counts.
 
-A window is linear and monotone: what lies outside falls into the end bins. It is taken once a tile
+A window is linear and monotone: scores outside fall into the end bins. It is set once for each tile
 from the first 128 keys, and any window is right: a bad one leaves more to the exact search.
 """
 
@@ -19,13 +19,13 @@ SCORE_BARRIER = 1
 FIRST_BIN = 0x4B000000
 """Bits of 2**23, at which fp32 counts in steps of 1."""
 FIRST_BIN_OFFSET = FIRST_BIN * 4 % 2**32
-"""Four times that, as far as 32 bits hold it."""
+"""FIRST_BIN times 4, modulo 2**32."""
 FARTHEST = 256.0
-"""Window widths between 0 and a window, up to which rounding stays far below a bin."""
+"""Largest distance of a window from 0, in window widths: rounding stays far below a bin."""
 
 
 class Bounds(NamedTuple):
-    """Scores from `sure` on win; those from `maybe` on may. Only where `known`."""
+    """Scores from `sure` on win; those from `maybe` on may. Valid only if `known`."""
 
     maybe: Float32
     sure: Float32
@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 def score_sync(plan: Any) -> None:
-    """All warps that score wait for each other; their accesses to memory are ordered by it."""
+    """Sync all warps that score; it orders their accesses to memory."""
     cute.arch.barrier(barrier_id=SCORE_BARRIER, number_of_threads=plan.select_warps * WARP_SIZE)
 
 
@@ -47,7 +47,7 @@ def take_sample(
     writes: cutlass.Boolean,
     plan: cutlass.Constexpr,
 ) -> None:
-    """A window of each of this lane's queries, from the extremes that each warp has seen. The
+    """Set a window for each of this lane's queries, from the extremes that each warp has seen. The
     second ones, so that a few neighbouring scores do not stretch it. All warps that score call,
     those without keys `sample_nothing`.
 
@@ -72,7 +72,7 @@ def take_sample(
             slot = 2 * (warp * plan.tile_queries + group * QUERY_GROUP + lane)
             slots[slot] = least
             slots[slot + 1] = most
-    # The extremes of all warps are in their slots. They are overwritten behind the barrier at the
+    # The extremes of all warps are in their slots. They are overwritten after the barrier at the
     # segment's end at the earliest.
     score_sync(plan)
     windows = arena.array("windows", Float32, 2 * plan.tile_queries)
@@ -88,7 +88,7 @@ def take_sample(
 
 @cute.jit
 def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
-    """The same of a warp that has no keys of the sample."""
+    """Same as `take_sample`, for a warp that has no keys of the sample."""
     slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
     if lane < plan.tile_queries:
         slots[2 * (warp * plan.tile_queries + lane)] = Float32.inf
@@ -98,8 +98,8 @@ def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constex
 
 @cute.jit
 def window_of(slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr) -> tuple[Float32, Float32]:
-    """(factor, offset): score * factor + offset is 0 to 1 in the window. Twice as wide as what the
-    sample spans without its extremes."""
+    """(factor, offset): score * factor + offset is 0 to 1 in the window. It is twice as wide as the
+    sample without its extremes."""
     least, least2, most, most2 = Float32.inf, Float32.inf, -Float32.inf, -Float32.inf
     for warp in cutlass.range_constexpr(plan.select_warps):
         slot = 2 * (warp * plan.tile_queries + query)
@@ -120,7 +120,7 @@ def window_of(slots: cute.Tensor, query: Int32, plan: cutlass.Constexpr) -> tupl
 def count_words(
     words: list[Int32], window: cute.Tensor, first: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Count scores in their bins; NaN, and what is no score, in the first one.
+    """Count scores in their bins; NaN, and entries without a score, in the first one.
 
     Args:
         first: shared memory address of the first bin of the lane's first query, less
@@ -144,8 +144,8 @@ def count_words(
 
 @cute.jit
 def bounds_of(arena: Arena, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
-    """Of the bin `cut`, which has the score that cuts: half a bin more on either side than it has,
-    so that no rounding matters."""
+    """Bounds of the bin `cut`, which has the score that cuts: half a bin wider on either side, so
+    that no rounding matters."""
     windows = arena.array("windows", Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     width = Float32(1.0 / (plan.bins - 1))

@@ -1,6 +1,6 @@
-"""64 dims of a tile's dK from a warpgroup's accumulators to device memory.
+"""Addition of 64 dims of a tile's dK from a warpgroup's accumulators to device memory.
 
-In an accumulator lane j of a row's four has columns 2 j and 2 j + 1 of each eight. Two neighbouring
+Lane j of a row's four has columns 2 j and 2 j + 1 of each eight in an accumulator. Two neighbouring
 lanes exchange, so that each has four neighbouring dims; then the lanes of two neighbouring rows, so
 that all eight have 128 bytes of one row, and then of the other.
 """
@@ -26,7 +26,7 @@ NEIGHBOUR, NEXT_ROW = 1, 4
 
 @cute.jit
 def four_neighbours(acc: cute.Tensor, pair: cutlass.Constexpr, h: cutlass.Constexpr) -> list[Any]:
-    """Of two groups of eight columns the lane's four: even lanes have those of the first group."""
+    """The lane's 4 of 16 columns; even lanes own the first 8."""
     odd = cute.arch.lane_idx() % 2 == 1
     first, second = 8 * pair + 2 * h, 8 * pair + 4 + 2 * h
     got, kept = [], []
@@ -47,17 +47,17 @@ def add_dims(
     thread: Int32,
     ordered: cutlass.Constexpr,
 ) -> None:
-    """Rows of dK += the accumulators; a negative key has no row.
+    """Add the accumulators to rows of dK; a negative key has no row.
 
     Args:
-        to: first of the 64 dims in row 0 of dK; ordered: in that of the tile's first place.
+        to: first of the 64 dims in row 0 of dK; ordered: in the row of the tile's first key.
         keys: address of the tile's numbers.
-        ordered: the rows of the list's places are written, and nothing is added.
+        ordered: the list's own rows are written, and nothing is added.
     """
     lane = thread % WARP_SIZE
     is_next = lane // NEXT_ROW % 2 == 1
     dim = lane // NEXT_ROW % 2 * (LINE_DIMS // 2) + lane % 2 * 8 + lane % 4 // 2 * 4
-    # The pair of rows of which this lane has one: first the even one, then the odd one.
+    # The pair of rows that this lane shares: first the even one, then the odd one.
     even = thread // WARP_SIZE * MMA_ROWS + lane // (2 * NEXT_ROW) * 2
     for h in cutlass.range_constexpr(THREAD_ROWS):
         place = even + 8 * h
@@ -81,7 +81,7 @@ def add_dims(
 
 
 def store_four(pointer: Any, values: list[Float32], key: Any) -> None:
-    """Four neighbouring fp32, unless the key is negative."""
+    """Add four neighbouring fp32, unless the key is negative."""
     cute.arch.inline_ptx(
         "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
         "@some st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",

@@ -1,4 +1,5 @@
-"""Compiles the backward of the index scores; shapes are dynamic, what the plan says is not."""
+"""Compilation of the backward of the index scores; shapes are dynamic, the plan's values are
+not."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def compile_backward(plan: BwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, k, weights, indices, grad_scores, topk_length, scratch, dq, dk, dw, spread, most_ctas), and
-    ratio where plan.chosen; see `launch_backward` and `launch_chosen`.
+    ratio if plan.chosen; see `launch_backward` and `launch_chosen`.
     """
     keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
     of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
@@ -44,7 +45,7 @@ def compile_backward(plan: BwdPlan) -> Any:
 
 
 def compile_sum(plan: SumPlan) -> Any:
-    """Likewise, of (slots, order, starts, dk): see `launch_ordered_sum`."""
+    """A TVM-FFI function (slots, order, starts, dk): see `launch_ordered_sum`."""
     del plan
     places, starts, keys = (cute.sym_int32() for _ in range(3))
     return cute.compile(

@@ -1,4 +1,4 @@
-"""What all roles know: the plan, shared memory, the lists, the CTA's work."""
+"""Context of all roles: the plan, shared memory, the lists, the CTA's work."""
 
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ from flashdsa.kernels.indexer_training.sm90.bwd.plan import TILE_KEYS, BwdPlan
 
 
 class Lists(NamedTuple):
-    """Of each group of neighbouring queries the keys that have a gradient, see `lists.py`.
+    """Keys that have a gradient, for each group of neighbouring queries; see `lists.py`.
 
-    capacity is a multiple of TILE_KEYS and at least queries * topk. From counts[g] to the next
-    multiple of TILE_KEYS rows are -1 and gradients 0; behind it they are not to be read.
+    capacity is a multiple of TILE_KEYS and at least queries * topk. Rows are -1 and gradients 0
+    from counts[g] to the next multiple of TILE_KEYS; those after it must not be read.
     """
 
     rows: cute.Tensor  # (groups, capacity) int32
@@ -24,10 +24,10 @@ class Lists(NamedTuple):
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its work items are cta, cta + num_ctas, ...
+    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
-    Item i is group i. A CTA goes round the tiles of an item's list from one that is `spread` tiles
-    behind that of the CTA before.
+    Item i is group i. A CTA goes round the tiles of an item's list; its first tile is `spread`
+    tiles after that of the previous CTA.
     """
 
     arena: Arena
@@ -40,7 +40,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> BwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def barriers(self, name: str) -> Barriers:
@@ -53,7 +53,7 @@ class Context(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Of an item: tiles, and the one with which the CTA begins."""
+    """Tiles of an item, and the one with which the CTA begins."""
 
     count: Int32
     first: Int32
@@ -68,7 +68,7 @@ def tiles_of(ctx: Context, item: Int32) -> Tiles:
 
 @cute.jit
 def tile_behind(tile: Int32, count: Int32) -> Int32:
-    """The next one, going round."""
+    """The tile after `tile`, going round."""
     tile += 1
     if tile >= count:
         tile = Int32(0)

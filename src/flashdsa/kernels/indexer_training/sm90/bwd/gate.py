@@ -1,4 +1,4 @@
-"""From q k to its gradient: A = g w where q k is positive, and 0 elsewhere."""
+"""The gate: q k to its gradient. A = g w where q k is positive, and 0 elsewhere."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from flashdsa.kernels.indexer_training.sm90.bwd.plan import FP32, TILE_KEYS
 MMA_ROWS = 16
 """Rows of a product in a warp."""
 THREAD_ROWS = 2
-"""In a thread, 8 apart."""
+"""Rows of a thread, 8 apart."""
 PAIR = 2
 """Neighbouring keys of a thread in each eight."""
 PIECE_KEYS = 16
@@ -31,7 +31,7 @@ def gate(
     thread: Int32,
     block: cutlass.Constexpr,
 ) -> None:
-    """A of a block to its image, and sum g relu(q k) to this thread's sums.
+    """Write A of a block to its image, and add sum g relu(q k) to this thread's sums.
 
     Args:
         acc: q k of the block's rows and the tile's keys.
@@ -50,7 +50,7 @@ def gate(
                 values = []
                 for i in cutlass.range_constexpr(PAIR):
                     product = acc[4 * eight + 2 * h + i]
-                    # At 0, and for NaN, the gate is shut.
+                    # The gate is shut at 0, and for NaN.
                     open_gate = g[i] if product > 0.0 else Float32(0.0)
                     sums[of_row] = sums[of_row] + open_gate * product
                     values.append(open_gate * weights[of_row])

@@ -46,7 +46,7 @@ def indexer_bwd_kernel(
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role finds its place for itself: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
         load_all(Loader(locate(arena, lists, choice, number, spread), q, k))
@@ -84,7 +84,7 @@ def launch_group(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """The lists of a plan's groups, and the backward."""
+    """Launch the lists of a plan's groups, and the backward."""
     dq, dk, dw = gradients
     spread, num_ctas = scalars
     launch_lists(*slots, Int32(k.shape[0]), lists, choice, number, plan, stream)
@@ -104,7 +104,7 @@ def matrix(scratch: cute.Tensor, first: Int32, dtype: cutlass.Constexpr, shape: 
 def lists_in(
     scratch: cute.Tensor, num_queries: Int32, topk: Int32, plan: cutlass.Constexpr
 ) -> Lists:
-    """The lists of the plan's groups, behind the choice and its samples."""
+    """Return the lists of the plan's groups, which follow the choice and its samples."""
     groups = (num_queries + (plan.queries - 1)) // plan.queries
     capacity, lines = plan.capacity(topk), groups * plan.queries
     rows = Int32(CHOICE_WORDS + 2 * MOST_SAMPLES)
@@ -159,9 +159,9 @@ def launch_backward(
         topk_length: (S,) int32, or (0,): every slot counts.
         scratch: (words,) int32, plan.scratch_words of them at least, written.
         dq: (S, H, 128) bf16 and dw (S, H) fp32, written.
-        dk: (S_kv, 128) fp32, added to; ordered: (groups * capacity, 128), of each place of the
-            lists that has a key its row of dK, written.
-        spread: see `Context`. most_ctas: best so many as run at once.
+        dk: (S_kv, 128) fp32, added to; ordered: (groups * capacity, 128), written: the
+            row of dK of each entry of the lists that has a key.
+        spread: see `Context`. most_ctas: best the number that runs at once.
     """
     slots = indices, grad_scores, topk_length
     lists = lists_in(scratch, Int32(indices.shape[0]), Int32(indices.shape[1]), plan)
@@ -191,11 +191,11 @@ def launch_chosen(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the choice on `stream`, and lists and backward of both groupings: those of `plan`
-    have work if its groups have enough in common, those of plan.smaller if not.
+    """Launch the choice on `stream`, and lists and backward of both groupings: those of `plan` have
+    work if its groups have enough in common, those of plan.smaller if not.
 
     Args:
-        As for `launch_backward`, and ratio: see `launch_choice`.
+        Those of `launch_backward`, and ratio: see `launch_choice`.
     """
     num_queries, topk = Int32(indices.shape[0]), Int32(indices.shape[1])
     slots = indices, grad_scores, topk_length

@@ -1,10 +1,10 @@
 """Lists of the keys that a group of neighbouring queries gives a gradient to.
 
-A CTA a group. Keys that any of its queries gives a gradient to are bits in shared memory; how many
-bits are before a key's is its place in the list. Then keys and each query's gradients come to
-tables in shared memory, at their places, and from there to the list. What a query names twice adds
-up: first all threads write, and if one of them finds a gradient there, the table is written again,
-a warp for each query, in the order of its slots.
+Each group has a CTA. Keys that any of its queries gives a gradient to are bits in shared memory; a
+key's index in the list is the number of bits before its own. Keys and each query's gradients then
+go to tables in shared memory, at their indices, and on to the list. Gradients of a key that a query
+names twice add up: all threads write first, and if one of them overwrites a gradient, the table is
+written again, a warp for each query, in the order of its slots.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ CARVEOUT = 100
 def mark_slots(
     x: Slots, shared: Shared, keys: Range, slots: Any, start: Int32, lengths: list[Int32]
 ) -> Int32:
-    """Bits of the slots' keys; returns the queries that give a gradient to any, a bit each.
+    """Set the bits of the slots' keys; return the queries that give a gradient to any, a bit each.
 
     Args:
         slots: of `start`, see `read_slots`. lengths: of the queries.
@@ -71,7 +71,8 @@ def mark_slots(
 def mark_keys(
     x: Slots, shared: Shared, keys: Range, first_slots: Any, lengths: list[Int32]
 ) -> None:
-    """Bits of the keys, and the queries that give a gradient to any. All threads call, and sync.
+    """Set the bits of the keys, and note the queries that give a gradient to any. All threads call,
+    and sync.
 
     Args:
         first_slots: those of start 0. lengths: of the queries.
@@ -94,7 +95,8 @@ def mark_keys(
 
 @cute.jit
 def count_keys(x: Slots, shared: Shared, keys: Range) -> Int32:
-    """Notes how many bits are before each word; returns how many there are. All call, and sync."""
+    """Write the number of bits before each word; return the number of all bits. All call, and
+    sync."""
     lane, warp = x.thread % WARP_SIZE, x.thread // WARP_SIZE
     # Words of which a thread counts the bits follow each other.
     own_vectors = RANGE_WORDS // x.plan.list_threads // VECTOR
@@ -138,8 +140,8 @@ def fill_slots(
     start: Int32,
     lengths: list[Int32],
 ) -> None:
-    """Gradients of the slots whose keys have places from `first` on; other arguments as for
-    `mark_slots`."""
+    """Write the gradients of the slots whose keys have list indices from `first` on; other
+    arguments as for `mark_slots`."""
     places = x.plan.table_places
     for turn in cutlass.range_constexpr(len(slots)):
         slot = start + turn * x.plan.list_threads + x.thread
@@ -164,8 +166,8 @@ def fill_slots(
 def fill_table(
     x: Slots, shared: Shared, keys: Range, first: Int32, first_slots: Any, lengths: list[Int32]
 ) -> None:
-    """Each query's gradients of the places from `first` on; notes whether a query names a key
-    twice. All threads call, and sync. Other arguments as for `mark_keys`."""
+    """Write each query's gradients of the list indices from `first` on; note whether a query names
+    a key twice. All threads call, and sync. Other arguments as for `mark_keys`."""
     topk, threads = Int32(x.indices.shape[1]), x.plan.list_threads
     fill_slots(x, shared, keys, first, first_slots, Int32(0), lengths)
     for start in cutlass.range(x.plan.own_slots * threads, topk, threads, unroll=1):
@@ -176,8 +178,8 @@ def fill_table(
 
 @cute.jit
 def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int32, end: Int32):
-    """Keys and gradients of the table's places up to `end` to the list's places from `first` on;
-    notes how many gradients are not 0. All threads call.
+    """Copy keys and gradients of the table's entries up to `end` to the list from index `first` on;
+    note how many gradients are not 0. All threads call.
 
     Args:
         lists: None: they are only counted.
@@ -205,7 +207,8 @@ def write_places(x: Slots, shared: Shared, lists: Any, group: Int32, first: Int3
 
 @cute.jit
 def clear_table(x: Slots, shared: Shared, end: Int32) -> None:
-    """No query has a gradient at the places up to `end`. All threads call, and sync."""
+    """Clear all queries' gradients of the table's entries up to `end`. All threads call, and
+    sync."""
     for member in cutlass.range_constexpr(x.plan.queries):
         first = member * x.plan.table_places
         clear(x, shared.table, Int32(first), first + (end + (VECTOR - 1)) // VECTOR * VECTOR)
@@ -214,7 +217,7 @@ def clear_table(x: Slots, shared: Shared, end: Int32) -> None:
 
 @cute.jit
 def fill_tile(x: Slots, lists: Lists, group: Int32, count: Int32) -> None:
-    """No keys up to a whole tile, without gradients."""
+    """Fill up to a whole tile with no keys, without gradients."""
     capacity = lists.rows.shape[1]
     line = Int64(group) * capacity
     place = count + x.thread
@@ -227,7 +230,8 @@ def fill_tile(x: Slots, lists: Lists, group: Int32, count: Int32) -> None:
 
 @cute.jit
 def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
-    """All ranges of keys; returns how many keys the group has. lists: None: they are only counted.
+    """List all ranges of keys; return the number of the group's keys. lists: None: they are only
+    counted.
 
     All threads call, and sync.
     """
@@ -251,7 +255,7 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
                 clear_table(x, shared, end)
                 fill_table_in_order(x, shared, keys, first)
             write_places(x, shared, lists, group, count + first, end)
-            # All have read the table, which is cleared for the next places.
+            # All have read the table, which is cleared for the next entries.
             cute.arch.sync_threads()
         count += found
         # All have read the bits, which are cleared for the next range.
@@ -325,7 +329,7 @@ def launch_lists(
     Args:
         indices: (S, topk) int32. gradients: (S, topk) fp32, read where a slot is valid.
         topk_length: (S,) int32, or (0,). num_keys: S_kv, at least 1. lists: written.
-        choice: lists are made where it says `number`, or is (0,).
+        choice: lists are made if it says `number`, or is (0,).
     """
     lists_kernel(indices, gradients, topk_length, num_keys, lists, choice, number, plan).launch(
         grid=[lists.counts.shape[0], 1, 1],

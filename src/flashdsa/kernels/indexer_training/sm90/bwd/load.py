@@ -40,7 +40,8 @@ class Loader(NamedTuple):
 
 @cute.jit
 def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> None:
-    """This thread's copies of an item's Q; zeros of a query without a gradient, or not there."""
+    """Copy this thread's part of an item's Q; zeros of a query without a gradient, or past the
+    last."""
     ctx = role.ctx
     plan = ctx.plan
     present = ctx.lists.present[item]
@@ -61,7 +62,7 @@ def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> Non
 
 @cute.jit
 def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
-    """This thread's copies of a tile's numbers and gradients."""
+    """Copy this thread's part of a tile's numbers and gradients."""
     plan = ctx.plan
     first = tile * TILE_KEYS
     units = plan.queries * ROW_UNITS
@@ -84,15 +85,16 @@ def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
 def copy_tile(
     role: Loader, rows: list[Int32], item: Int32, tile: Int32, number: Int32, to: Int32, unit: Int32
 ) -> None:
-    """This thread's copies of the CTA's tile of that number.
+    """Copy this thread's part of the CTA's tile of that number.
 
     Args:
-        to: of the thread's unit of its first row in stage 0.
+        to: address of the thread's 16 bytes of its first row in stage 0.
     """
     ctx = role.ctx
     ring = ctx.arena.producer("k_full", "k_free")
     state = ring.state(number)
-    # k_free[stage]: all products of the tile that was there are done, its numbers have been read.
+    # k_free[stage]: all products of the tile before in this stage are done, its numbers have been
+    # read.
     ring.acquire(state)
     keys = to + state.stage * BLOCK_BYTES
     for turn in cutlass.range_constexpr(TURNS):
@@ -115,7 +117,7 @@ def read_rows(line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def load_all(role: Loader) -> None:
-    """All four warps: Q and every tile of the CTA's items."""
+    """All four warps: load Q and every tile of the CTA's items."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     place = swizzled_128(own, unit)

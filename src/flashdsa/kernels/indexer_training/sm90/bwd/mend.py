@@ -1,4 +1,5 @@
-"""dQ and dW of queries whose group names a key that is not finite: computed again, each by itself.
+"""Repair of dQ and dW of queries whose group names a key that is not finite: each is computed
+alone.
 
 The products are of a group's keys with all its queries, with A = 0 and g = 0 for those that do not
 name a key: 0 times NaN, or times infinity, is NaN. It reaches dW of every head of the group, so
@@ -25,7 +26,7 @@ INFINITY = float("inf")
 
 
 class Backward(NamedTuple):
-    """What a backward read, and what it wrote: dq and dw, again where a query was reached."""
+    """Inputs and outputs of a backward: dq and dw are written again where a query was reached."""
 
     q: cute.Tensor  # (S, H, 128) bf16
     k: cute.Tensor  # (S_kv, 128) bf16
@@ -71,7 +72,7 @@ def mend_kernel(x: Backward):
 
 @cute.jit
 def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
-    """dQ and dW of a head from the query's own slots that have a gradient."""
+    """Write dQ and dW of a head from the query's own slots that have a gradient."""
     row = query * x.dw.shape[1] + head
     own, weight = load_dims(x.q, row, lane), x.weights[query, head]
     acc = cute.make_rmem_tensor(DIMS, Float32)
@@ -88,7 +89,7 @@ def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
             for i in cutlass.range_constexpr(DIMS):
                 product += own[i] * dims[i]
             product = neighbours_sum(product, WARP_SIZE)
-            # At 0, and for NaN, the gate is shut: as in `gate`.
+            # The gate is shut at 0, and for NaN: as in `gate`.
             gated = gradient if product > 0.0 else Float32(0.0)
             total += gated * product
             for i in cutlass.range_constexpr(DIMS):
@@ -102,7 +103,7 @@ def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
 
 @cute.jit
 def launch_mend(x: Backward, stream: Any):
-    """Launch on `stream`, behind the backward."""
+    """Launch on `stream`, after the backward."""
     mend_kernel(x).launch(
         grid=[(x.dw.shape[0] + WARPS - 1) // WARPS, 1, 1], block=[THREADS, 1, 1], stream=stream
     )

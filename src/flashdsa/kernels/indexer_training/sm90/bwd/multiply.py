@@ -1,8 +1,8 @@
 """Role multiply: q k, its gradient A, dQ, dK and dW, two warpgroups over each tile.
 
-Each has a half of the group's blocks of 64 rows, of which it keeps dQ in registers, and a half of
-the dims of dK, for which it needs the images of A of all blocks. While a tile's dK is added, and
-while A of the next tile is made, dQ's products run.
+Each has a half of the group's blocks of 64 rows, whose dQ it keeps in registers, and a half of the
+dims of dK, for which it needs the images of A of all blocks. The products of dQ run while a tile's
+dK is added, and while A of the next tile is computed.
 """
 
 from typing import Any, NamedTuple
@@ -54,12 +54,12 @@ class Multiplier(NamedTuple):
 
     @property
     def first_block(self) -> Any:
-        """Of this warpgroup."""
+        """This warpgroup's first block."""
         return self.half * self.ctx.plan.own_blocks
 
 
 class Own(NamedTuple):
-    """What a thread keeps of an item."""
+    """Values of an item that a thread keeps."""
 
     dq: list[Any]  # 64 fp32 of each own block
     sums: cute.Tensor  # of its rows: g relu(q k)
@@ -77,7 +77,7 @@ class Place(NamedTuple):
 
 @cute.jit
 def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
-    """Of the CTA's tile of that number."""
+    """Addresses of the CTA's tile of that number."""
     arena, plan = ctx.arena, ctx.plan
     return Place(
         arena.address("k") + stage * BLOCK_BYTES,
@@ -89,7 +89,7 @@ def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
 
 @cute.jit
 def wait_for_tile(ctx: Context, number: Int32) -> Int32:
-    """The tile's stage, when the tile is there."""
+    """Wait for a tile; return its stage."""
     ring = ctx.arena.consumer("k_full", "k_free")
     state = ring.state(number)
     # k_full[stage]: threads have copied the tile; the fence shows it to wgmma.
@@ -100,7 +100,7 @@ def wait_for_tile(ctx: Context, number: Int32) -> Int32:
 
 @cute.jit
 def first_row(role: Multiplier, item: Int32, block: cutlass.Constexpr) -> Int32:
-    """Of this thread, in an own block of the item, counted from the item's first row."""
+    """This thread's first row in an own block of the item, counted from the item's first row."""
     ctx = role.ctx
     own = ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
     return (role.first_block + block) * BLOCK_ROWS + own
@@ -108,7 +108,7 @@ def first_row(role: Multiplier, item: Int32, block: cutlass.Constexpr) -> Int32:
 
 @cute.jit
 def read_weights(role: Multiplier, item: Int32) -> list[Float32]:
-    """Of this thread's rows; 0 of a query that has no gradient, or is not there."""
+    """Weights of this thread's rows; 0 of a query that has no gradient, or is past the last."""
     ctx = role.ctx
     plan = ctx.plan
     present = ctx.lists.present[item]
@@ -128,7 +128,7 @@ def read_weights(role: Multiplier, item: Int32) -> list[Float32]:
 def gate_block(
     role: Multiplier, own: Own, acc: cute.Tensor, place: Place, block: cutlass.Constexpr
 ) -> None:
-    """A of an own block, and its part of dW."""
+    """Compute A of an own block, and its part of dW."""
     ctx = role.ctx
     row = (role.first_block + block) * BLOCK_ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
     gradients = place.gradients + row // ctx.plan.num_heads * (TILE_KEYS * FP32)
@@ -138,14 +138,14 @@ def gate_block(
 
 @cute.jit
 def publish(ctx: Context) -> None:
-    """Both warpgroups' images are there: written by threads, shown to wgmma by the fence."""
+    """Publish both warpgroups' images: written by threads, shown to wgmma by the fence."""
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=IMAGES_READY, number_of_threads=MULTIPLIERS * WARPGROUP_SIZE)
 
 
 @cute.jit
 def start_item(role: Multiplier, own: Own, accs: Any, number: Int32) -> None:
-    """A of the item's first tile."""
+    """Compute A of the item's first tile."""
     ctx = role.ctx
     place = place_of(ctx, wait_for_tile(ctx, number), number)
     q = ctx.arena.address("q") + role.first_block * BLOCK_BYTES
@@ -166,7 +166,8 @@ def multiply_tile(
     number: Int32,
     last: cutlass.Constexpr,
 ) -> None:
-    """dQ and dK of the CTA's tile of that number, and A of the next one, unless it is the last.
+    """Compute dQ and dK of the CTA's tile of that number, and A of the next one, unless it is the
+    last.
 
     The first accumulators have q k of the next tile for the first block. The others have this
     tile's dK, and then q k for the second block.
@@ -196,7 +197,7 @@ def multiply_tile(
             issue_scores(dk, own_q + BLOCK_BYTES, ahead.k)
         issue_dq(own.dq[1], image + IMAGE_BYTES, place.k)
     if cutlass.const_expr(not last):
-        # In flight: scores and dQ, of each own block.
+        # Scores and dQ of each own block are in flight.
         warpgroup.wait_group(2 * plan.own_blocks - 1)
         gate_block(role, own, scores, ahead, 0)
         if cutlass.const_expr(plan.own_blocks > 1):
@@ -209,7 +210,7 @@ def multiply_tile(
 
 @cute.jit
 def store_item(role: Multiplier, own: Own, item: Int32) -> None:
-    """dQ and dW of this warpgroup's blocks. Rows behind the last one are not written."""
+    """Write dQ and dW of this warpgroup's blocks. Rows past the last one are not written."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     first = Int64(item) * (ctx.plan.blocks * BLOCK_ROWS)
@@ -229,7 +230,8 @@ def store_item(role: Multiplier, own: Own, item: Int32) -> None:
 
 @cute.jit
 def place_of_dk(role: Multiplier, item: Int32, tile: Int32) -> cute.Pointer:
-    """First of this warpgroup's dims in row 0 of dK; ordered: in that of the tile's first place."""
+    """First of this warpgroup's dims in row 0 of dK; ordered: in the row of the tile's first
+    key."""
     to = role.dk.iterator + role.half * CHUNK
     if cutlass.const_expr(role.ctx.plan.ordered):
         line = Int64(item) * role.ctx.lists.rows.shape[1]
@@ -239,7 +241,7 @@ def place_of_dk(role: Multiplier, item: Int32, tile: Int32) -> cute.Pointer:
 
 @cute.jit
 def multiply_all(role: Multiplier) -> None:
-    """Every tile of the CTA's items."""
+    """Multiply every tile of the CTA's items."""
     ctx = role.ctx
     own_blocks = ctx.plan.own_blocks
     accs = [cute.make_rmem_tensor(OF_SCORES, Float32) for _ in range(2)]

@@ -20,41 +20,42 @@ CHUNK = 64
 CHUNK_BYTES = 64 * CHUNK * BF16
 CHUNKS = INDEX_HEAD_DIM // CHUNK
 BLOCK_BYTES = CHUNKS * CHUNK_BYTES
-"""Of 64 rows of Q, or of a tile of keys: a chunk behind the other."""
+"""Bytes of 64 rows of Q, or of a tile of keys: one chunk after the other."""
 IMAGE_BYTES = BLOCK_ROWS * TILE_KEYS * BF16
 IMAGE_BUFFERS = 2
 NUM_HEADS = (64, 32, 16)
 BLOCKS = (4, 2)
-"""Of a group: each of two warpgroups has a half of them."""
+"""Blocks of a group: each of two warpgroups has a half of them."""
 LARGE_HEADS = 64
-"""With fewer heads groups of four blocks are slower, whatever their queries have in common."""
+"""Minimum heads for groups of four blocks: they are slower with fewer, whatever their queries have
+in common."""
 MULTIPLIERS = 2
 STAGES = {4: 4, 2: 6}
 """Tiles of keys in shared memory, by a group's blocks."""
 RANGE_KEYS = 131_072
-"""Of the lists' kernel: keys of which it has a bit each in shared memory."""
+"""Keys of which the lists' kernel has a bit each in shared memory."""
 OWN_SLOTS = {2: 4, 4: 2, 8: 1}
-"""Of each query, that a thread of the same has in registers, by a group's queries."""
+"""Slots of each query that a thread of the lists' kernel has in registers, by a group's queries."""
 TABLE_WORDS = {2: 8_192, 4: 16_384, 8: 32_768}
-"""Of the same, likewise: gradients of a range of places in shared memory."""
+"""Gradients of a range of list entries in that kernel's shared memory, by a group's queries."""
 LIST_THREAD_LIMIT = 1024
-"""Of an SM, so that each may have 64 registers."""
+"""Threads of an SM in that kernel, so that each may have 64 registers."""
 LIST_THREADS = {2: 512, 4: 512, 8: 1024}
-"""Of the same: with up to four queries an SM has room for two CTAs, which hide each other's
-waits."""
+"""Threads of a CTA in that kernel: an SM has room for two CTAs with up to four queries, and they
+hide each other's waits."""
 MOST_SAMPLES = 128
 """Groups by which the larger ones are chosen."""
 CHOICE_WORDS = 4
-"""Of the scratch, in front of the samples and the lists: one number, and room to align them."""
+"""Words of the scratch before the samples and the lists: one number, and room to align them."""
 
 
 @dataclass(frozen=True)
 class BwdPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         num_heads: H. blocks: of 64 rows of Q, in a group of neighbouring queries.
-        ordered: a row of dK for each place of the lists is written, and added by another kernel.
+        ordered: a row of dK for each entry of the lists is written, and added by another kernel.
         load_registers, multiply_registers: of a thread.
     """
 
@@ -65,7 +66,7 @@ class BwdPlan(Sm90Plan):
     multiply_registers: int = 232
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -80,22 +81,22 @@ class BwdPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_bwd_h{self.num_heads}_group{self.queries}" + "_ordered" * self.ordered
 
     @property
     def queries(self) -> int:
-        """Neighbouring ones of a group."""
+        """Neighbouring queries of a group."""
         return self.blocks * BLOCK_ROWS // self.num_heads
 
     @property
     def chosen(self) -> bool:
-        """Whether the device chooses it: the larger groups, where they have enough in common."""
+        """Whether the device chooses it: the larger groups, if they have enough in common."""
         return self.blocks == max(BLOCKS)
 
     @property
     def own_blocks(self) -> int:
-        """Of a warpgroup that multiplies."""
+        """Blocks of a warpgroup that multiplies."""
         return self.blocks // MULTIPLIERS
 
     @property
@@ -105,42 +106,42 @@ class BwdPlan(Sm90Plan):
 
     @property
     def gradient_bytes(self) -> int:
-        """Of a tile: gradients of its keys' scores, [query][key] fp32."""
+        """Bytes of a tile's gradients: of its keys' scores, [query][key] fp32."""
         return self.queries * TILE_KEYS * FP32
 
     @property
     def table_places(self) -> int:
-        """Places of a list of which its kernel holds each query's gradients in shared memory."""
+        """List entries whose gradients of each query the lists' kernel holds in shared memory."""
         return TABLE_WORDS[self.queries] // self.queries
 
     @property
     def list_threads(self) -> int:
-        """Of a CTA of the lists' kernel."""
+        """Threads of a CTA of the lists' kernel."""
         return LIST_THREADS[self.queries]
 
     @property
     def own_slots(self) -> int:
-        """Of each query, that a thread of the lists' kernel has in registers; the rest is read
+        """Slots of each query that a thread of the lists' kernel has in registers; the rest is read
         again."""
         return OWN_SLOTS[self.queries]
 
     def capacity(self, topk: Any) -> Any:
-        """Of a group's list: room for all its slots, in whole tiles; int or Int32."""
+        """Capacity of a group's list: room for all its slots, in whole tiles; int or Int32."""
         return (self.queries * topk + (TILE_KEYS - 1)) // TILE_KEYS * TILE_KEYS
 
     def list_bytes(self, topk: int) -> int:
-        """Of a group: numbers of its keys, their gradients, two counts."""
+        """Bytes of a group: numbers of its keys, their gradients, two counts."""
         return FP32 * (self.capacity(topk) * (1 + self.queries) + 2)
 
     def scratch_words(self, num_queries: int, topk: int) -> int:
-        """Words that a launch for so many queries needs: its choice and the lists. The smaller
-        groups' lists take the place of the larger ones', and less of it."""
+        """Words that a launch for `num_queries` queries needs: its choice and the lists. The
+        smaller groups' lists overlay the larger ones' and need less."""
         groups = -(-num_queries // self.queries)
         return CHOICE_WORDS + 2 * MOST_SAMPLES + groups * self.list_bytes(topk) // FP32
 
     def places_in(self, scratch: Any, groups: int, topk: int) -> tuple[Any, Any]:
-        """Of a launch's scratch, a torch tensor: the lists' keys (groups, capacity) and how many
-        there are in each list (groups,)."""
+        """Views of a launch's scratch, a torch tensor: the lists' keys (groups, capacity) and the
+        number of keys in each list (groups,)."""
         capacity, first = self.capacity(topk), CHOICE_WORDS + 2 * MOST_SAMPLES
         counts = first + groups * capacity * (1 + self.queries)
         rows = scratch[first : first + groups * capacity].view(groups, capacity)
@@ -148,12 +149,12 @@ class BwdPlan(Sm90Plan):
 
     @property
     def smaller(self) -> BwdPlan:
-        """That of the smaller groups, which are taken where these are not."""
+        """The plan of the smaller groups, which are taken where these are not."""
         return replace(self, blocks=min(BLOCKS))
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         images = IMAGE_BUFFERS * self.blocks * IMAGE_BYTES
         return [
             SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, 64 x 64 SW128"),
@@ -180,17 +181,17 @@ class BwdPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.load, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        Those of Q complete a phase an item that has keys. At k_free every thread arrives for what
-        it has read itself: compute-sanitizer's racecheck does not see what a warp's lanes did
-        before one of them arrives for all.
+        The barriers of Q complete a phase for each item that has keys. Every thread arrives at
+        k_free for what it has read itself: compute-sanitizer's racecheck does not see what a warp's
+        lanes did before one of them arrives for all.
         """
         load, multiply = self.roles
         every, warps = Arrives.EVERY_THREAD, Arrives.EVERY_WARP

@@ -42,7 +42,7 @@ def _multiply(acc: Any, columns: int, a: Any, b: Any, accumulate: bool, transpos
 
 
 def issue_scores(acc: Any, q: Any, k: Any) -> None:
-    """acc = Q K^T of 64 rows and 64 keys, as one group; q, k: addresses."""
+    """Issue acc = Q K^T of 64 rows and 64 keys, as one group; q, k: addresses."""
     warpgroup.fence()
     a, b = opaque(along_k(q)), opaque(along_k(k))
     for chunk in range(CHUNKS):
@@ -54,7 +54,7 @@ def issue_scores(acc: Any, q: Any, k: Any) -> None:
 
 
 def issue_dq(acc: Any, image: Any, k: Any) -> None:
-    """acc += A K of 64 rows, as one group; image, k: addresses."""
+    """Issue acc += A K of 64 rows, as one group; image, k: addresses."""
     warpgroup.fence()
     a, b = opaque(along_k(image)), opaque(along_n(k))
     for step in range(TILE_KEYS // MMA_K):
@@ -65,7 +65,7 @@ def issue_dq(acc: Any, image: Any, k: Any) -> None:
 
 
 def issue_dk(acc: Any, images: Any, q: Any, blocks: int) -> None:
-    """acc = A^T Q of 64 keys and 64 dims, as one group.
+    """Issue acc = A^T Q of 64 keys and 64 dims, as one group.
 
     Args:
         images: address of the group's images. q: of the chunk of those dims in the first block.

@@ -15,15 +15,15 @@ from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
 )
 
 SLOTS_AT_ONCE = 8
-"""That a lane has in flight."""
+"""Slots that a lane has in flight."""
 
 
 @cute.jit
 def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32) -> None:
-    """Adds the lanes' gradients to their places of a query's table, in the order of the lanes.
+    """Add the lanes' gradients to their entries of a query's table, in the order of the lanes.
 
     Args:
-        place: -1: the lane has none. All lanes call.
+        place: the entry's index; -1: the lane has none. All lanes call.
     """
     alike = Int32(cute.arch.match_sync(0xFFFFFFFF, place))
     left = Int32(0)
@@ -31,7 +31,7 @@ def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32)
     if place >= 0:
         left = alike
         sum_so_far = (table + place).load().bitcast(Float32)
-    # Lanes of one place have the same sum, of which the first stores it.
+    # Lanes of one entry have the same sum; the first of them stores it.
     while cute.arch.vote_any_sync(left != 0):
         other = cute.arch.shuffle_sync(gradient, cutlass.max(lowest_bit(left), Int32(0)))
         if left != 0:
@@ -45,7 +45,8 @@ def add_slots(table: cute.Pointer, place: Int32, gradient: Float32, lane: Int32)
 
 @cute.jit
 def fill_table_in_order(x: Slots, shared: Shared, keys: Range, first: Int32) -> None:
-    """The same, of queries that name a key twice: a warp for each. All threads call, and sync.
+    """Fill the table for queries that name a key twice: a warp for each. All threads call, and
+    sync.
 
     The table is clear.
     """

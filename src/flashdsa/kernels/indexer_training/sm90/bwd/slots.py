@@ -1,7 +1,7 @@
-"""What the lists' kernel knows of a group's slots, and the bits of keys that it keeps.
+"""A group's slots as the lists' kernel knows them, and the bits of keys that it keeps.
 
 Key i of a block of 1,024 keys is a bit of the block's word i % 32, so that neighbouring keys are in
-other banks of shared memory. A key's place is the number of bits before its own.
+different banks of shared memory. A key's list index is the number of bits before its own.
 """
 
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ RANGE_WORDS = RANGE_KEYS // WORD_KEYS
 
 
 class Slots(NamedTuple):
-    """What the group's queries name."""
+    """Slots that the group's queries name."""
 
     indices: cute.Tensor  # (S, topk) int32
     gradients: cute.Tensor  # (S, topk) fp32
@@ -35,7 +35,7 @@ class Shared(NamedTuple):
     """Shared memory."""
 
     table: cute.Tensor  # (queries * table_places,) bits of fp32: of each query table_places
-    listed: cute.Tensor  # (table_places,) int32: keys of the places
+    listed: cute.Tensor  # (table_places,) int32: keys of the table's entries
     bits: cute.Tensor  # (RANGE_WORDS,) int32: of the keys of a range
     before: cute.Tensor  # (RANGE_WORDS,) int32: bits of the range before each word's
     counts: cute.Tensor  # (warps,) int32: bits in the words that each warp counts
@@ -46,14 +46,14 @@ PRESENT, REPEATED, NAMED = range(3)
 
 
 class Range(NamedTuple):
-    """Keys of which the bits are in shared memory: from `base` on, to `end`."""
+    """Keys whose bits are in shared memory: from `base` to `end`, exclusive."""
 
     base: Int32
     end: Int32
 
     @property
     def words(self) -> Any:
-        """Of its bits, whole blocks."""
+        """Words of the range's bits, whole blocks."""
         return (self.end - self.base + (BLOCK_KEYS - 1)) // BLOCK_KEYS * WARP_SIZE
 
 
@@ -72,7 +72,7 @@ def allocate_shared(plan: BwdPlan) -> Shared:
 
 @cute.jit
 def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 behind the last query."""
+    """Slots of the query that may be valid; 0 after the last query."""
     count = Int32(0)
     if query < x.indices.shape[0]:
         count = Int32(x.indices.shape[1])
@@ -83,7 +83,7 @@ def length_of(x: Slots, query: Int32) -> Int32:
 
 @cute.jit
 def clear(x: Slots, words: cute.Tensor, first: Int32, end: Int32) -> None:
-    """Zeros in the words from `first` to `end` at least, multiples of 4. All threads call."""
+    """Clear the words from `first` to `end` at least, multiples of 4. All threads call."""
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
     threads = x.plan.list_threads
@@ -93,8 +93,8 @@ def clear(x: Slots, words: cute.Tensor, first: Int32, end: Int32) -> None:
 
 @cute.jit
 def read_slots(x: Slots, start: Int32, turns: cutlass.Constexpr) -> list[list[tuple[Int32, Int32]]]:
-    """Of as many slots of this thread, the first of which is behind `start`, and of each query of
-    the group: the key, and the bits of its gradient."""
+    """Read `turns` slots of this thread, the first after `start`, for each query of the group: the
+    key, and the bits of its gradient."""
     slots = []
     for turn in cutlass.range_constexpr(turns):
         slot = cutlass.min(
@@ -122,14 +122,14 @@ def is_listed(x: Slots, keys: Range, row: Int32, gradient: Int32, counts: Boolea
 
 @cute.jit
 def word_of(keys: Range, row: Int32) -> tuple[Int32, Int32]:
-    """Where the key's bit is: the word, and the bit's number."""
+    """(the word of the key's bit, the bit's number)."""
     key = row - keys.base
     return key // BLOCK_KEYS * WARP_SIZE + key % WARP_SIZE, key // WARP_SIZE % WORD_KEYS
 
 
 @cute.jit
 def place_of(shared: Shared, keys: Range, row: Int32) -> Int32:
-    """Of a key whose bit is set: bits of the range before its own."""
+    """Index of a key whose bit is set: bits of the range before its own."""
     word, bit = word_of(keys, row)
     below = shared.bits[word] & ((Int32(1) << bit) - 1)
     return shared.before[word] + Int32(cute.arch.popc(below))

@@ -1,8 +1,8 @@
 """Role add: products of a tile with every head, and their sum over heads for each of its keys.
 
 Keys are rows of the products and heads are columns: a thread has two keys, and adds a quarter of
-the heads up in its own registers. The warpgroups take tiles in turn, so that one's exponentials
-fall under the other's products.
+the heads up in its own registers. The warpgroups take tiles in turn, so that one's exponentials run
+during the other's products.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.products import multiply_c
 from flashdsa.plan.row_tiles import CHUNK_BYTES, TILE_ROWS
 
 WARP_KEYS = 16
-"""Of a wgmma's 64 rows."""
+"""Keys of a warp among a wgmma's 64 rows."""
 QUAD = 4
 """Lanes that share a key."""
 
@@ -41,7 +41,7 @@ class Adder(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tile lies in the rings, and whether it is this warpgroup's last of its item."""
+    """Position of a tile in the rings, and whether it is this warpgroup's last of its item."""
 
     k: PipelineState
     q: PipelineState
@@ -50,7 +50,7 @@ class Place(NamedTuple):
 
 @cute.jit
 def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
-    """This warp has read a piece of the keys, and with the last tile maybe one of Q."""
+    """Arrive: this warp has read a piece of the keys, and with the last tile maybe one of Q."""
     plan = ctx.plan
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
@@ -65,7 +65,8 @@ def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
 
 @cute.jit
 def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
-    """The products of a tile, a group of wgmmas a piece; a piece is freed under the next one's."""
+    """Compute the products of a tile, a group of wgmmas a piece; a piece is freed during the next
+    one's."""
     plan = ctx.plan
     keys, queries = ctx.arena.consumer("k_full", "k_free"), ctx.arena.consumer("q_full", "q_free")
     k_first, q_first = ctx.arena.address("k"), ctx.arena.address("q")
@@ -98,7 +99,7 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
 
 @cute.jit
 def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
-    """The query's numbers of this thread's heads, in the order of `sum_heads`."""
+    """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
     plan = ctx.plan
     shared = ctx.arena.array("heads", Float32, plan.queries * plan.num_heads)
     first = q_at.stage // plan.query_pieces * plan.num_heads + ctx.thread % QUAD * 2
@@ -108,9 +109,9 @@ def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
 
 @cute.jit
 def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32]:
-    """Over every head, for this thread's two keys; in all lanes of the quad."""
+    """Sum over every head, for this thread's two keys; in all lanes of the quad."""
     plan = role.ctx.plan
-    # Two sums a key: each waits for the one before for half as long.
+    # Each key has two sums: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
     for i in cutlass.range_constexpr(plan.num_heads // QUAD):
         for half in cutlass.range_constexpr(2):
@@ -129,7 +130,7 @@ def add_tile(
     item: Item,
     tile: Int32,
 ) -> None:
-    """A tile's sums, written."""
+    """Compute and write a tile's sums."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     half = lane % 2
@@ -145,17 +146,17 @@ def add_tile(
     sums = sum_heads(role, acc, heads)
     if lane % QUAD < 2 and slot < ctx.topk:
         total = sums[1] if half == 1 else sums[0]
-        # A selection: what is not valid may be NaN.
+        # A selection: values that are not valid may be NaN.
         total = total if row >= 0 else Float32(0.0)
         (role.out.iterator + (Int64(item.query) * ctx.topk + slot)).store(total)
 
 
 @cute.jit
 def free_query(ctx: Context, q_at: PipelineState) -> None:
-    """Of an item with no tile for this warpgroup: it has read every piece of Q."""
+    """Free Q of an item with no tile for this warpgroup: it has read every piece of Q."""
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
         at = advanced(q_at, piece, ctx.plan.query_slots)
-        # Not before it is there: the arrival is for that phase.
+        # Wait until Q has come: the arrival is for that phase.
         ctx.arena.barriers("q_full").wait(at.phase, at.stage)
         if ctx.thread % WARP_SIZE == 0:
             ctx.arena.barriers("q_free").arrive(at.stage)
@@ -163,7 +164,7 @@ def free_query(ctx: Context, q_at: PipelineState) -> None:
 
 @cute.jit
 def fill_rest(role: Adder, item: Item) -> None:
-    """The slots behind the item's last tile, where it is the query's last one."""
+    """Fill the slots after the item's last tile, if it is the query's last one."""
     ctx = role.ctx
     own = role.number * WARPGROUP_SIZE + ctx.thread
     line = role.out.iterator + Int64(item.query) * ctx.topk
@@ -179,7 +180,7 @@ def fill_rest(role: Adder, item: Item) -> None:
 
 @cute.jit
 def add_all(role: Adder) -> None:
-    """All four warps of a warpgroup: its tiles of every item of the CTA."""
+    """All four warps of a warpgroup: add its tiles of every item of the CTA."""
     ctx, plan = role.ctx, role.ctx.plan
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     heads = cute.make_rmem_tensor(plan.num_heads // QUAD, Float32)
@@ -201,7 +202,7 @@ def add_all(role: Adder) -> None:
             add_tile(role, acc, heads, place, item, tile)
             k_at = tiles_on(k_at, plan.consumers, plan)
         fill_rest(role, item)
-        # Turns go on over the items' ends.
+        # The turns continue across items.
         first = first - item.tiles % plan.consumers
         if first < 0:
             first += plan.consumers

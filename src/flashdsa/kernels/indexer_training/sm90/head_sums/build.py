@@ -1,4 +1,4 @@
-"""Compiles the kernels that sum over heads; shapes are dynamic, what the plan says is not."""
+"""Compilation of the kernels that sum over heads; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 

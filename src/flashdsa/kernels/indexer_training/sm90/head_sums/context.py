@@ -1,4 +1,4 @@
-"""What both roles know: the plan, shared memory, the CTA's work."""
+"""Context of both roles: the plan, shared memory, the CTA's work."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from flashdsa.plan.row_tiles import TILE_ROWS
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch."""
+    """One CTA's position in the launch."""
 
     arena: Arena
     indices: cute.Tensor  # (S, topk) int32
@@ -24,12 +24,12 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> TargetPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     @property
     def num_queries(self) -> Int32:
-        """Of the launch."""
+        """Queries of the launch."""
         return Int32(self.indices.shape[0])
 
     @property
@@ -41,9 +41,9 @@ class Context(NamedTuple):
 class Item(NamedTuple):
     """A stretch of a query's slots, of which a CTA has the sums."""
 
-    query: Int32  # at least num_queries behind the CTA's last item
+    query: Int32  # at least num_queries after the CTA's last item
     begin: Int32  # the first slot, of a whole tile
-    end: Int32  # the one behind the last that may be valid
+    end: Int32  # one past the last that may be valid
     tiles: Int32  # at least one
     is_last: Boolean  # no tile of the query follows
 
@@ -52,8 +52,8 @@ class Item(NamedTuple):
 def item_at(ctx: Context, turn: Int32) -> Item:
     """The CTA's item in a turn of all CTAs.
 
-    A turn is a query for each CTA. Of the last turn, which has fewer queries, each is shared by
-    equally many CTAs, by tiles.
+    A turn is a query for each CTA. The last turn has fewer queries; equally many CTAs share each of
+    them, by tiles.
     """
     first = turn * ctx.num_ctas
     left = ctx.num_queries - first
@@ -73,7 +73,7 @@ def item_at(ctx: Context, turn: Int32) -> Item:
 
 @cute.jit
 def slots_of(ctx: Context, query: Int32) -> Int32:
-    """Slots of the query that may be valid; any number behind the last query."""
+    """Slots of the query that may be valid; any number after the last query."""
     count = ctx.topk
     if ctx.topk_length.shape[0] > 0:
         if query < ctx.num_queries:
@@ -84,13 +84,13 @@ def slots_of(ctx: Context, query: Int32) -> Int32:
 
 @cute.jit
 def tiles_of(num_slots: Int32) -> Int32:
-    """Tiles of so many slots; a query has one, even without a slot."""
+    """Tiles of `num_slots` slots; a query has one, even without a slot."""
     return cutlass.max((num_slots + (TILE_ROWS - 1)) // TILE_ROWS, Int32(1))
 
 
 @cute.jit
 def tiles_on(at: PipelineState, tiles: cutlass.Constexpr, plan: cutlass.Constexpr) -> PipelineState:
-    """The place in the ring of keys so many tiles further on."""
+    """The position in the ring of keys that many tiles further on."""
     for _ in cutlass.range_constexpr(tiles):
         at = advanced(at, plan.key_pieces, plan.key_slots)
     return at

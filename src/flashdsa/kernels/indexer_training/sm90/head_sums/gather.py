@@ -1,7 +1,8 @@
-"""Role gather: rows of keys into the ring, and under them each query's Q and heads' numbers.
+"""Role gather: it copies rows of keys into the ring, and meanwhile each query's Q and heads'
+numbers.
 
-Row numbers are read a step of several tiles ahead, over the end of a query too. A query's Q takes
-the place of the one before piece by piece, behind the same pieces of its first tile.
+Row numbers are read a step of several tiles in advance, across the end of a query too. A query's Q
+overwrites the previous one piece by piece, after the same pieces of its first tile.
 """
 
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ class Gatherer(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """A step: of which item, its first slot, and the item behind it, of turn `turn`."""
+    """A step: its item, its first slot, and the next item, of turn `turn`."""
 
     item: Item
     slot: Int32
@@ -46,7 +47,7 @@ class Cursor(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """Where the next piece of the keys, and of Q, goes."""
+    """Destination of the next piece of the keys, and of Q."""
 
     k: PipelineState
     q: PipelineState
@@ -54,7 +55,7 @@ class Rings(NamedTuple):
 
 @cute.jit
 def following(ctx: Context, at: Cursor) -> Cursor:
-    """The step behind `at`: an item has one, even without a slot."""
+    """The step after `at`: an item has one, even without a slot."""
     item, slot, behind, turn = at.item, at.slot + STEP_SLOTS, at.next, at.turn
     if slot >= item.end:
         item, slot, turn = behind, behind.begin, turn + 1
@@ -74,7 +75,7 @@ def read_rows(ctx: Context, at: Cursor) -> list[Int32]:
 
 @cute.jit
 def head_number(role: Gatherer, query: Int32) -> Float32:
-    """lse' of head `thread`, in log2; infinite of one that is not there: it adds nothing."""
+    """lse' of head `thread`, in log2; infinite for a head past the last: it adds nothing."""
     head = role.ctx.thread
     number = Float32(float("inf"))
     if head < role.lse.shape[1] and query < role.ctx.num_queries:
@@ -101,7 +102,8 @@ def log2_of_sum(a: Float32, b: Float32) -> Float32:
 def load_query_piece(
     role: Gatherer, query: Int32, at: PipelineState, number: Float32, piece: cutlass.Constexpr
 ) -> PipelineState:
-    """A piece of the query's Q, and with the first one its heads' numbers; returns the next place.
+    """Copy a piece of the query's Q, and with the first one its heads' numbers; return the next
+    state.
 
     Args:
         number: of head `thread`.
@@ -138,11 +140,11 @@ def copy_tile(
     is_first: Any,
     tile: cutlass.Constexpr,
 ) -> Rings:
-    """A tile of the step, and under it the query's Q where the tile `is_first`; returns the next
-    places.
+    """Copy a tile of the step, and meanwhile the query's Q if the tile `is_first`; return the next
+    states.
 
     Args:
-        own: this lane's rows of the step. to: of this thread's unit in the ring's first row.
+        own: this lane's rows of the step. to: of this thread's 16 bytes in the ring's first row.
     """
     ctx, plan = role.ctx, role.ctx.plan
     ring = ctx.arena.producer("k_full", "k_free")
@@ -165,7 +167,7 @@ def copy_tile(
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: copy every step of the CTA."""
     ctx = role.ctx
     to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     start = PipelineState(Int32(0), Int32(0))
@@ -178,7 +180,7 @@ def gather_all(role: Gatherer) -> None:
     while more:
         ahead = following(ctx, at)
         more = ahead.item.query < ctx.num_queries
-        # The next step's row numbers, and the next query's heads, come under this step's copies.
+        # The next step's row numbers, and the next query's heads, come during this step's copies.
         own_ahead = read_rows(ctx, ahead)
         number_ahead = number
         if ahead.slot == ahead.item.begin:

@@ -83,7 +83,7 @@ def launch_head_sums(
         lse: (S, H) fp32, natural, without sinks.
         attn_sink: (H,) fp32, or (0,): none.
         out: (S, topk) fp32, written.
-        num_ctas: at most the tiles of all queries; best so many as run at once.
+        num_ctas: at most the tiles of all queries; best the number that runs at once.
     """
     q_map = tensor_map.create_tensor_map_tiled_from_view(
         q,

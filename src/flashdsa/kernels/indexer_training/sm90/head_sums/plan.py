@@ -10,16 +10,16 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
 
 STEP_TILES = 4
-"""Tiles whose row numbers the gather reads together, a step ahead of their copies."""
+"""Tiles whose row numbers the gather reads together, a step before their copies."""
 STEP_SLOTS = STEP_TILES * TILE_ROWS
 FP32 = 4
 TARGET_HEADS = (8, 16, 32, 64, 128)
-"""Columns of a product. Fewer heads have columns of zeros beside them."""
+"""Columns of a product. Fewer heads are padded with columns of zeros."""
 
 
 @dataclass(frozen=True)
 class TargetPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     A query is a work item. Its rows of keys come in tiles of 64, through a ring of pieces; its
     heads stay in shared memory. The consumers, a warpgroup each, take the tiles in turn.
@@ -42,7 +42,7 @@ class TargetPlan(Sm90Plan):
     consumer_registers: int = 216
 
     def __post_init__(self) -> None:
-        """Hold the choices against each other and the architecture.
+        """Check the choices against each other and the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -65,7 +65,7 @@ class TargetPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"attention_target_h{self.num_heads}"
 
     @property
@@ -75,12 +75,12 @@ class TargetPlan(Sm90Plan):
 
     @property
     def key_pieces(self) -> int:
-        """Of a tile."""
+        """Pieces of a tile."""
         return self.chunks // self.key_piece
 
     @property
     def query_pieces(self) -> int:
-        """Of a query."""
+        """Pieces of a query."""
         return self.chunks // self.query_piece
 
     @property
@@ -100,12 +100,12 @@ class TargetPlan(Sm90Plan):
 
     @property
     def queries(self) -> int:
-        """In shared memory at a time."""
+        """Queries in shared memory at a time."""
         return self.query_slots // self.query_pieces
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         q, k = self.query_slots * self.query_piece_bytes, self.key_slots * self.key_piece_bytes
         heads = self.queries * self.num_heads * FP32
         return [
@@ -123,19 +123,19 @@ class TargetPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def add(self) -> Role:
-        """The warpgroups behind it."""
+        """The warpgroups after the gather's."""
         does = "products of a tile each, their sums over heads"
         return Role("add", self.consumers * WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, in the order of their threads."""
+        """The roles, in thread order."""
         return self.gather, self.add
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         gather, add = self.roles
         every, warps, group = (
             Arrives.EVERY_THREAD, Arrives.EVERY_WARP, Arrives.WARPS_OF_ONE_GROUP
@@ -155,7 +155,7 @@ class TargetPlan(Sm90Plan):
 
 
 def target_plan(num_heads: int) -> TargetPlan:
-    """The target's plan for so many columns; fewer leave room for longer pieces of the keys."""
+    """The target's plan for `num_heads` columns; fewer leave room for longer pieces of the keys."""
     if num_heads == max(TARGET_HEADS):
         return TargetPlan(num_heads)
     return TargetPlan(num_heads, key_piece=3, key_slots=6)

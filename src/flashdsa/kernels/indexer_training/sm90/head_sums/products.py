@@ -6,11 +6,11 @@ from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 MMA_BYTES = 32
-"""Of a row, that one wgmma multiplies: 16 columns."""
+"""Bytes of a row that one wgmma multiplies: 16 columns."""
 
 
 def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> None:
-    """acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
+    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
 
     Args:
         acc: num_heads / 2 fp32 in a thread. k, q: low words of the chunks' descriptors.

@@ -1,4 +1,4 @@
-"""Compiles the divergence and its gradient; shapes are dynamic."""
+"""Compilation of the divergence and its gradient; shapes are dynamic."""
 
 from __future__ import annotations
 

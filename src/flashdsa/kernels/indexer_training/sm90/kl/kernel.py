@@ -1,7 +1,7 @@
 """A row's divergence, or its gradient, by a warp that goes over the row twice.
 
-First come the row's largest score, the sum of the exponentials against it and the sum of the
-target; with these each slot's term, or gradient, is formed at once from small differences, so that
+The first pass finds the row's largest score, the sum of the exponentials against it and the sum of
+the target. The second one computes each slot's term, or gradient, from small differences, so that
 nothing cancels that does not cancel in the result.
 """
 
@@ -19,7 +19,7 @@ AT_ONCE = 8
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 TARGET_SCALE = 2.0**24
-"""Of targets, which cancels: the least fp32 number becomes a normal one, with a logarithm."""
+"""Scale of targets, which cancels: the least fp32 number becomes a normal one, with a logarithm."""
 LEAST = -3.0e38
 """The largest score of a row without a valid slot."""
 
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the second pass takes of the first."""
+    """Values of the first pass that the second one needs."""
 
     largest: Float32  # score
     exponentials: Float32  # sum of exp(score - largest)
@@ -66,7 +66,7 @@ def logarithm(value: Any) -> Any:
 
 @cute.jit
 def sum_up(row: Row) -> Sums:
-    """The first pass; all lanes call, and have the same."""
+    """Take the first pass; all lanes call, and get the same result."""
     largest, exponentials, total = Float32(LEAST), Float32(0.0), Float32(0.0)
     for start in cutlass.range(row.lane, row.topk, AT_ONCE * WARP_SIZE, unroll=1):
         slots = [read_slot(row, start + i * WARP_SIZE) for i in range(AT_ONCE)]
@@ -88,7 +88,7 @@ def sum_up(row: Row) -> Sums:
 
 @cute.jit
 def divergence(row: Row, sums: Sums) -> Float32:
-    """sum p (log p - log pi); all lanes call, and have the same."""
+    """sum p (log p - log pi); all lanes call, and get the same result."""
     total = Float32(0.0)
     inverse = Float32(1.0) / sums.target
     # log p - log pi = log P - (score - largest) - log(sum P / sum of the exponentials)
@@ -103,7 +103,8 @@ def divergence(row: Row, sums: Sums) -> Float32:
 
 @cute.jit
 def write_gradient(row: Row, sums: Sums, weight: Float32, out: Any) -> None:
-    """weight (pi - p) of each slot; 0 where it is not valid, and of a row that does not count."""
+    """Write weight (pi - p) of each slot; 0 where it is not valid, and of a row that does not
+    count."""
     of_target, of_scores = Float32(1.0) / sums.target, Float32(1.0) / sums.exponentials
     for start in cutlass.range(row.lane, row.topk, AT_ONCE * WARP_SIZE, unroll=1):
         slots = [read_slot(row, start + i * WARP_SIZE) for i in range(AT_ONCE)]
@@ -151,8 +152,8 @@ def launch_kl(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """The divergences `out` (S,) of `target` (S, topk) from the softmax of `scores` (S, topk), all
-    fp32, S at least 1, on `stream`."""
+    """Write the divergences `out` (S,) of `target` (S, topk) from the softmax of `scores` (S,
+    topk), all fp32, S at least 1, on `stream`."""
     ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
     kl_kernel(scores, target, None, out, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
@@ -168,7 +169,7 @@ def launch_kl_bwd(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Their gradients `out` (S, topk) in the scores, each row's times `grad_kl` (S,)."""
+    """Write their gradients `out` (S, topk) in the scores, each row's times `grad_kl` (S,)."""
     ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
     kl_kernel(scores, target, grad_kl, out, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream

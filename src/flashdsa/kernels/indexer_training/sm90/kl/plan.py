@@ -1,4 +1,4 @@
-"""What a compiled divergence writes, as data."""
+"""Output of a compiled divergence, as data."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class KlPlan:
     """One compiled kernel.
 
     Attributes:
-        gradient: the gradient of the scores is written, in place of the divergence.
+        gradient: the gradient of the scores is written, not the divergence.
     """
 
     gradient: bool = False
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: all warps do the same."""
+        """No roles: all warps do the same."""
         return ()
 
     @property
@@ -29,5 +29,5 @@ class KlPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return "indexer_kl_bwd" if self.gradient else "indexer_kl"

@@ -1,7 +1,7 @@
 """The indexer's scores at given slots, for Hopper: a CTA is a warpgroup with a query of its own.
 
-Nothing but Q is shared: each warp reads its keys from device memory into the registers from which
-wgmma takes them, a tile ahead of the products, and several CTAs of an SM hide each other's waits.
+Nothing but Q is shared: each warp reads its keys from device memory into the registers that wgmma
+reads, a tile before the products, and several CTAs of an SM hide each other's waits.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ def slots_of(indices: cute.Tensor, topk_length: cute.Tensor, query: Int32) -> In
 def store_weights(
     weights: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
 ) -> None:
-    """All threads: the query's weights to shared memory, 0 of a head that is not there."""
+    """All threads: write the query's weights to shared memory, 0 of a head past the last."""
     if thread < num_heads:
         weight = Float32(0.0)
         if thread < weights.shape[1]:
@@ -77,21 +77,21 @@ def scores_kernel(
     load_keys(ctx, rows, words)
     at_weights = shared + plan.query_bytes
     store_weights(weights, query, at_weights, thread, plan.num_heads)
-    # Every thread's part of Q is there, and the fence shows it to wgmma.
+    # Every thread's part of Q is written, and the fence shows it to wgmma.
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_threads()
     own_weights = at_weights + thread % QUAD * (2 * FP32)
-    # Not known to be 0 when this is compiled. wgmma wants words of a thread's two rows in turns;
-    # without an instruction between a load and that order ptxas moves what was loaded right behind
-    # the load, and waits for it there.
+    # A value not known to be 0 when this is compiled. wgmma needs words of a thread's two rows
+    # alternately; without an instruction between a load and that order ptxas moves what was loaded
+    # right after the load, and waits for it at that point.
     zero = Int32(indices.shape[1]) >> 31
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     for tile in cutlass.range(begin, end, unroll=1):
         fragments = [words[i] ^ zero for i in range(WORDS)]
-        # The next tile's keys take the registers at once, and come under this one's products.
+        # The next tile's keys take the registers at once, and come during this one's products.
         next_rows = rows_of(ctx, following)
         load_keys(ctx, next_rows, words)
-        # ptxas would move the loads behind the products but for this.
+        # ptxas would move the loads after the products but for this.
         cute.arch.sync_warp()
         multiply(acc, fragments, shared, plan.num_heads)
         write_scores(ctx, out, tile, rows, sum_heads(acc, own_weights, plan.num_heads))

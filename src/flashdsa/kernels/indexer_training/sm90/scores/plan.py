@@ -11,11 +11,11 @@ from flashdsa.problem import INDEX_HEAD_DIM
 TILE_KEYS = 64
 """Rows of a product."""
 NUM_HEADS = (16, 32, 64)
-"""Columns of a product. Fewer heads have columns of zeros beside them."""
+"""Columns of a product. Fewer heads are padded with columns of zeros."""
 BF16 = 2
 FP32 = 4
 CTA_BYTES = 1024
-"""Of shared memory, that the system takes of each CTA."""
+"""Bytes of shared memory that the system takes of each CTA."""
 SM_BYTES = SM90.smem_bytes + CTA_BYTES
 
 
@@ -32,22 +32,22 @@ class ScoresPlan:
 
     @property
     def carveout(self) -> int:
-        """Shared memory that so many CTAs take, per cent of an SM's; the rest is cache."""
+        """Percentage of an SM's shared memory that its CTAs take; the rest is cache."""
         return -(-100 * self.ctas * (self.smem_bytes + CTA_BYTES) // SM_BYTES)
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """None: all warps do the same."""
+        """No roles: all warps do the same."""
         return ()
 
     @property
     def threads(self) -> int:
-        """Of a CTA."""
+        """Threads of a CTA."""
         return WARPGROUP_SIZE
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: a query's Q and behind it its weights."""
+        """Dynamic shared memory of a CTA: a query's Q, then its weights."""
         return self.query_bytes + self.num_heads * FP32
 
     @property
@@ -57,5 +57,5 @@ class ScoresPlan:
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"indexer_scores_h{self.num_heads}"

@@ -1,9 +1,9 @@
-"""A query's Q in shared memory, with its columns in the order in which a thread has its keys'.
+"""A query's Q in shared memory; its columns have the order of the keys' columns in a thread.
 
 A thread reads 16 neighbouring bytes of a row of the keys, eight columns, where A of a wgmma has two
 pairs of columns of it, and two of the next wgmma. So the eight columns 32 i + 8 c .. of Q, c the
-lane in its quad, go to where wgmma 2 i takes columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma
-2 i + 1 the same of its own.
+lane in its quad, go to where wgmma 2 i takes columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma 2
+i + 1 the same of its own.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from flashdsa.problem import INDEX_HEAD_DIM
 
 UNIT_BYTES = 16
 UNITS = INDEX_HEAD_DIM * BF16 // UNIT_BYTES
-"""Of a row."""
+"""16-byte pieces of a row."""
 QUAD = 4
 """Lanes that share rows of a product."""
 
@@ -42,7 +42,7 @@ def load_unit(pointer: Any) -> Any:
 def store_query(
     q: cute.Tensor, query: Int32, to: Int32, thread: Int32, num_heads: cutlass.Constexpr
 ) -> None:
-    """All threads: this one's part of Q; heads that are not there are zeros.
+    """All threads: copy this one's part of Q; heads past the last become zeros.
 
     Args:
         q: (S, H, 128) bf16, H at most num_heads. to: shared memory address.

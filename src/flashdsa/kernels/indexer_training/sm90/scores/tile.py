@@ -31,11 +31,11 @@ HEADS_APART = 8
 HALF = 8
 """Keys between the two of a lane."""
 LOADS = UNITS // QUAD
-"""Units of a row that a lane reads."""
+"""16-byte pieces of a row that a lane reads."""
 WORDS = 2 * LOADS * 4
-"""Of a lane's two rows."""
+"""Words of a lane's two rows."""
 MMA_BYTES = 32
-"""Of a row of Q, that one wgmma multiplies: 16 columns."""
+"""Bytes of a row of Q that one wgmma multiplies: 16 columns."""
 
 
 class Stretch(NamedTuple):
@@ -49,15 +49,15 @@ class Stretch(NamedTuple):
 
     @property
     def first_key(self) -> Int32:
-        """Of a tile, this lane's first key."""
+        """This lane's first key of a tile."""
         return self.thread // WARP_SIZE * WARP_KEYS + self.thread % WARP_SIZE // QUAD
 
 
 @cute.jit
 def read_slots(ctx: Stretch, tile: Int32) -> list[Int32]:
-    """What the slots of this lane's two keys hold; -1 behind the last one in use.
+    """Read the slots of this lane's two keys; -1 after the last one in use.
 
-    Nothing is done with it here: who does waits until it has come.
+    The values are not used here: their first use waits until they have come.
     """
     first = tile * TILE_KEYS + ctx.first_key
     line = ctx.indices.iterator + Int64(ctx.query) * ctx.indices.shape[1]
@@ -83,7 +83,7 @@ def rows_of(ctx: Stretch, slots: list[Int32]) -> list[Int32]:
 
 @cute.jit
 def load_keys(ctx: Stretch, rows: list[Int32], words: cute.Tensor) -> None:
-    """This lane's words of its two keys; where a slot is not valid those of row 0."""
+    """Load this lane's words of its two keys; where a slot is not valid those of row 0."""
     for half in cutlass.range_constexpr(2):
         row = cutlass.max(rows[half], Int32(0))
         first = ctx.keys.iterator + (
@@ -96,7 +96,7 @@ def load_keys(ctx: Stretch, rows: list[Int32], words: cute.Tensor) -> None:
 
 
 def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
-    """acc = K Q^T of the tile, as one group of wgmmas; waits for it.
+    """Compute acc = K Q^T of the tile, as one group of wgmmas; wait for it.
 
     Args:
         acc: num_heads / 2 fp32. words: of `load_keys`. q: shared memory address of `store_query`'s.
@@ -130,7 +130,7 @@ def sum_heads(acc: cute.Tensor, weights: Int32, num_heads: cutlass.Constexpr) ->
     Args:
         weights: shared memory address of those of this lane's first two heads.
     """
-    # Two sums a key: each waits for the one before for half as long.
+    # Each key has two sums: each waits for the one before for half as long.
     sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
     for eight in cutlass.range_constexpr(num_heads // HEADS_APART):
         two = prims.load_ext(
@@ -147,11 +147,11 @@ def sum_heads(acc: cute.Tensor, weights: Int32, num_heads: cutlass.Constexpr) ->
 def write_scores(
     ctx: Stretch, out: cute.Tensor, tile: Int32, rows: list[Int32], sums: list[Float32]
 ) -> None:
-    """A tile's scores: of each quad two lanes write one each."""
+    """Write a tile's scores: two lanes of each quad write one each."""
     lane = ctx.thread % QUAD
     slot = tile * TILE_KEYS + ctx.first_key + lane * HALF
     if lane < 2 and slot < ctx.indices.shape[1]:
-        # A selection: what is not valid may be NaN.
+        # A selection: values that are not valid may be NaN.
         row = rows[1] if lane == 1 else rows[0]
         score = sums[1] if lane == 1 else sums[0]
         score = score if row >= 0 else -Float32(float("inf"))

@@ -1,7 +1,7 @@
-"""What every role knows: where things lie in both memories, and which queries it works on.
+"""Context of every role: addresses in both memories, and the queries that it works on.
 
-A pair of CTAs takes one item after the other, each a query or a group of them. What is counted, for
-the phases of barriers, is counted over all of them: items, and blocks by running numbers.
+A pair of CTAs takes one item after the other, each a query or a group of them. Items and blocks
+have running numbers over all items, which give the phases of barriers.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, BwdPlan
 
 
 class Turn(NamedTuple):
-    """Which item a pair takes, and what it took before."""
+    """An item that a pair takes, and what it took before."""
 
     item: Int32  # the query, or the group of them
     items_before: Int32
@@ -25,7 +25,7 @@ class Turn(NamedTuple):
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch, and its item."""
+    """One CTA's position in the launch, and its item."""
 
     arena: Arena  # shared memory
     tmem: Int32  # TMEM address of the allocation
@@ -37,7 +37,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> BwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     @property
@@ -46,7 +46,7 @@ class Context(NamedTuple):
         return self.turn.item
 
     def number(self, block: Any) -> Any:
-        """The running number of a block of the item: the use of rings and barriers that it is."""
+        """The running number of a block of the item: its use number in rings and barriers."""
         return self.turn.blocks_before + block
 
     def barriers(self, name: str) -> Barriers:
@@ -55,13 +55,13 @@ class Context(NamedTuple):
 
 
 def first_turn() -> Turn:
-    """The item that has the number of the pair."""
+    """The first turn of a pair: the item with the pair's number."""
     block, _, _ = cute.arch.block_idx()
     return Turn(Int32(block // CLUSTER), Int32(0), Int32(0))
 
 
 def next_turn(ctx: Context) -> Turn:
-    """Behind the item of `ctx`, as many items on as there are pairs."""
+    """The turn after the item of `ctx`: the item's number grows by the number of pairs."""
     ctas, _, _ = cute.arch.grid_dim()
     turn = ctx.turn
     return Turn(
@@ -92,5 +92,5 @@ def load_lane(ctx: Context, name: str, columns: int, offset: int = 0) -> Any:
 
 
 def store_lane(ctx: Context, name: str, words: Any, offset: int = 0) -> None:
-    """A Vector of words to this thread's lane of a TMEM region; `tmem.wait_stored` waits."""
+    """Store a Vector of words to this thread's lane of a TMEM region; `tmem.wait_stored` waits."""
     tmem.store_lane(ctx.tmem, ctx.plan.tmem.column(name) + offset, ctx.thread, words)

@@ -1,7 +1,7 @@
 """The end of an item: dQ from TMEM to global memory, 32 bytes of a row at a time a thread.
 
-Thread = lane = row. Nothing of it passes through shared memory, where the next item's Q and dO come
-meanwhile.
+Thread = lane = row. No part of dQ passes through shared memory, into which the next item's Q and dO
+come meanwhile.
 """
 
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.context import Context, load_lane
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, D_QK, D_V
 
 COLUMNS = 32
-"""Read at once: fp32, of which 16 words of bf16 become."""
+"""Columns that are read at once: fp32, which become 16 words of bf16."""
 WORDS = 8
-"""Of a store, a whole sector of the second-level cache."""
+"""Words of a store, a whole sector of the second-level cache."""
 
 
 class DqWriter(NamedTuple):
@@ -31,12 +31,12 @@ class DqWriter(NamedTuple):
 def write_columns(
     role: DqWriter, region: cutlass.Constexpr[str], first: cutlass.Constexpr[int], dim: Int32
 ) -> None:
-    """COLUMNS columns of a region, from `first` on, to the row's dims from `dim` on."""
+    """Write COLUMNS columns of a region, from `first` on, to the row's dims from `dim` on."""
     ctx = role.ctx
     words = load_lane(ctx, region, COLUMNS, first).to(BFloat16).bitcast(Int32)
     row = Int64(ctx.item) * B_H + ctx.thread
     at = role.dq.iterator + row * D_QK + dim
-    # Behind the last query of the last group there are no rows.
+    # The last group has no rows after its last query.
     if row < role.dq.shape[0]:
         for word in cutlass.range_constexpr(0, COLUMNS // 2, WORDS):
             store8(at + 2 * word, [words[word + i] for i in range(WORDS)])
@@ -44,7 +44,7 @@ def write_columns(
 
 @cute.jit
 def write_dq(role: DqWriter) -> None:
-    """All of a row's dims of this CTA."""
+    """Write all of a row's dims of this CTA."""
     ctx, plan = role.ctx, role.ctx.plan
     # dq_ready, of this item: its last MMA of dQ is done, so dQ may be read until ds_ready of the
     # next item's first block.

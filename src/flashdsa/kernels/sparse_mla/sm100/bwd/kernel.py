@@ -75,8 +75,8 @@ def backward_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     arena, hold = enter_pair(plan, thread, warp, 1)
 
-    # Each role finds out for itself where it is: what all share would be live in every role, and
-    # ptxas would spill it before they part.
+    # Each role computes its own coordinates: values shared by all would be live in every role, and
+    # ptxas would spill them before the roles part.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
@@ -140,7 +140,7 @@ def backward_kernel(
 
 @cute.jit
 def of_row(ctx: Context, values: cute.Tensor) -> Float32:
-    """lse or delta (S, H) of this thread's row; 0 behind the last query, which has no key."""
+    """lse or delta (S, H) of this thread's row; 0 past the last query, which has no key."""
     row = Int64(ctx.item) * B_H + ctx.thread
     if cutlass.const_expr(ctx.plan.group > 1):
         value = Float32(0.0)
@@ -153,8 +153,8 @@ def of_row(ctx: Context, values: cute.Tensor) -> Float32:
 
 @cute.jit
 def delta_beside(lse: Float32, delta: Float32) -> Float32:
-    """A row's delta, 0 where lse is NaN: dS of the keys that the query names is NaN by S then. Of
-    the others, which its group names, dS = 0 times delta is to be 0."""
+    """A row's delta, 0 where lse is NaN: dS of the keys that the query names is NaN by S then. dS
+    of the other keys, which its group names, is 0 times delta and must be 0."""
     kept = delta
     if not lse >= -Float32.inf:
         kept = Float32(0.0)
@@ -162,7 +162,7 @@ def delta_beside(lse: Float32, delta: Float32) -> Float32:
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments."""
+    """Arguments of every launch, in order."""
 
     q: cute.Tensor  # (S * H, 576) bf16 with H = plan.group_heads
     kv: cute.Tensor  # (S_kv, 576) bf16
@@ -177,11 +177,11 @@ class Operands(NamedTuple):
 
 
 class Items(NamedTuple):
-    """What pairs of CTAs share out: queries, or groups of them."""
+    """Items that pairs of CTAs share out: queries, or groups of them."""
 
     indices: cute.Tensor  # (items, any) int32
     lengths: cute.Tensor  # (items,): slots of each that may be valid
-    # None of both: an item is a query. (items, any) uint8, bit i: query i of the item names the
+    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
     # slot's row. (items,) int32, bit i: query i names any row.
     members: Any
     present: Any
@@ -189,10 +189,10 @@ class Items(NamedTuple):
 
 @cute.jit
 def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch delta, lists where there are groups, dQ and dKV on `stream`.
+    """Launch delta, the lists of groups if any, dQ and dKV on `stream`.
 
     Args:
-        arguments: those of `Operands`. Where the plan is deterministic, dKV is the same bits every
+        arguments: those of `Operands`. A deterministic plan writes the same bits of dKV every
             time (docs/decisions/0012), and these follow:
             slots: (S * topk, 576) fp32, overwritten.
             order, starts: see `launch_ordered_sum`; of the valid slots, numbered as in `slots`.
@@ -240,7 +240,7 @@ def launch_pairs(
 
     Args:
         slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
-            dKV, if the slot is valid, and dkv nothing. None: dkv gets all.
+            dKV, if the slot is valid, and dkv gets nothing. None: dkv gets all.
     """
     launch_delta(x.do, x.out, x.delta, stream)
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b

@@ -39,7 +39,7 @@ class Loader(NamedTuple):
 
 @cute.jit
 def store_masks(role: Loader, stage: Int32, slot: Int32, row: Int32) -> None:
-    """One warp, lane = key: which keys of a block each query of the group has."""
+    """One warp, lane = key: store which keys of a block each query of the group has."""
     ctx, plan = role.ctx, role.ctx.plan
     members = Int32(0)
     if row >= 0:
@@ -57,7 +57,7 @@ def store_masks(role: Loader, stage: Int32, slot: Int32, row: Int32) -> None:
 
 @cute.jit
 def load_blocks(role: Loader) -> None:
-    """Every warp, lane = key: every block of the item."""
+    """Every warp, lane = key: load every block of the item."""
     ctx = role.ctx
     for block in cutlass.range(ctx.num_blocks, unroll=1):
         load_block(role, block)
@@ -65,8 +65,8 @@ def load_blocks(role: Loader) -> None:
 
 @cute.jit
 def load_block(role: Loader, block: Int32) -> None:
-    """Which rows a block names, by the first warp for the other roles; then the rows themselves, a
-    quarter of them a warp: only one lane of a warp issues at a time."""
+    """Publish the rows that a block names, by the first warp for the other roles; then copy the
+    rows, a quarter of them a warp: only one lane of a warp issues at a time."""
     ctx, plan = role.ctx, role.ctx.plan
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     number = ctx.number(block)
@@ -87,12 +87,12 @@ def load_block(role: Loader, block: Int32) -> None:
         (rows + to.stage * B_TOPK + lane).store(row)
         if cutlass.const_expr(plan.group > 1):
             store_masks(role, to.stage, slot, row)
-        # rows_full: every lane arrives behind its own stores.
+        # rows_full: every lane arrives after its own stores.
         role.rows.commit(to.stage)
 
     to = role.keys.state(number)
     # kv_free, of the block before in this stage: dQ, the last MMA that reads it, is done. The phase
-    # of kv_full ends only behind the first warp's arrival, whichever warp's rows come first.
+    # of kv_full ends only after the first warp's arrival, whichever warp's rows come first.
     role.keys.acquire(to)
     full = role.keys.full.at(to.stage)
     if ctx.thread == 0:

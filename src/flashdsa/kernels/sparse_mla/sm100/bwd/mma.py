@@ -2,7 +2,7 @@
 
 Block b, in the order of issue:
     P(b+1) | dKV part 0 = S dO, + dS Q | dQ += dS K | dP(b+1) | dKV part 1 | owner: dKV part 2
-Behind the last block of an item come P(0) and dP(0) of the next one. Blocks have running numbers.
+P(0) and dP(0) of the next item follow the last block of an item. Blocks have running numbers.
 Another warp of the role has Q and dO brought: see query.py.
 """
 
@@ -21,7 +21,8 @@ from flashdsa.kernels.sparse_mla.sm100.bwd.products import Products
 
 
 class Issuer(NamedTuple):
-    """Waits for operands and for read accumulators; commits to what the others wait for."""
+    """Waits for operands and for accumulators that were read; commits to barriers of the other
+    roles."""
 
     ctx: Context
     static: Static
@@ -45,15 +46,15 @@ class Issuer(NamedTuple):
 def issue_product(
     ctx: Context, product: cutlass.Constexpr[UmmaProduct], clear: Any, a_offset: Any, b_offset: Any
 ) -> None:
-    """A product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
+    """Issue a product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
     issue(product, ctx.arena.base, ctx.tmem, clear, a_offset, b_offset)
 
 
 @cute.jit
 def issue_p(role: Issuer, number: Int32) -> None:
-    """P of a block, this CTA's dims of Q K^T."""
+    """Issue P of a block, this CTA's dims of Q K^T."""
     ctx, plan = role.ctx, role.ctx.plan
-    # kv_full: the gather has filled the block's stage; it stays until kv_free, committed behind dQ.
+    # kv_full: the gather has filled the block's stage; it stays until kv_free, committed after dQ.
     wait_then_tcgen05(role.keys.full, number)
     at = role.keys_offset(number)
     issue_product(ctx, role.products.p, True, 0, at)
@@ -64,14 +65,14 @@ def issue_p(role: Issuer, number: Int32) -> None:
 
 @cute.jit
 def issue_dp(role: Issuer, number: Int32) -> None:
-    """dP of a block, this CTA's dims of dO V^T."""
+    """Issue dP of a block, this CTA's dims of dO V^T."""
     issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(number))
     commit(role.ctx.barriers("dp_ready"))
 
 
 @cute.jit
 def issue_block(role: Issuer, block: Int32) -> None:
-    """Everything from P of the item's next block to dKV of this one."""
+    """Issue everything from P of the item's next block to dKV of this one."""
     ctx, number = role.ctx, role.ctx.number(block)
     ready, free = ctx.barriers("dkv_ready"), ctx.barriers("dkv_free")
     last = block + 1 == ctx.num_blocks
@@ -83,7 +84,7 @@ def issue_block(role: Issuer, block: Int32) -> None:
     # s_ready of this block: S is in shared memory, visible to the async proxy, until s_ds_free.
     wait_then_tcgen05(ctx.barriers("s_ready"), number)
     # dkv_free of the block before's last part: the reduce role has read it, so part 0 may overwrite
-    # the columns. Before the first block the wait passes.
+    # the columns. The wait passes for the first block.
     if owns_rope(ctx.cta_rank, number - 1) and number > 0:
         wait_then_tcgen05(free, owned_before(number - 1), 2)
     else:
@@ -98,7 +99,7 @@ def issue_block(role: Issuer, block: Int32) -> None:
     if last:
         commit(ctx.barriers("query_free"), 0)
 
-    # The softmax had read the dQ before, whose columns this one overwrites, when it came to dS of
+    # The softmax had read the previous dQ, whose columns this one overwrites, when it came to dS of
     # this item.
     at = role.keys_offset(number)
     issue_product(ctx, role.products.dq, block == 0, 0, at)
@@ -134,16 +135,16 @@ def owns_rope(cta_rank: Any, number: Any) -> Any:
 
 
 def owned_before(number: Any) -> Any:
-    """How many blocks before this one of its own the CTA has owned: every other one."""
+    """Number of blocks that the CTA has owned before this one of its own: every other one."""
     return number >> 1
 
 
 @cute.jit
 def issue_item(role: Issuer) -> None:
-    """One thread: every block of an item."""
+    """One thread: issue every block of an item."""
     ctx, first = role.ctx, role.ctx.number(0)
     before = ctx.turn.items_before
-    # q_full of this item: TMA has brought Q, which stays until query_free. It came behind all MMAs
+    # q_full of this item: TMA has brought Q, which stays until query_free. It came after all MMAs
     # of the item before: P's columns, read before S was ready, and dP's may be overwritten.
     wait_then_tcgen05(ctx.barriers("q_full"), before)
     issue_p(role, first)

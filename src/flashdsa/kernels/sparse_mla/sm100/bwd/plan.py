@@ -27,7 +27,7 @@ B_H = 128
 """(query, head) rows of a pair, one a TMEM lane."""
 GROUPS = (1, 2, 4, 8)
 HEADS = tuple(B_H // group for group in GROUPS)
-"""Of a query."""
+"""Heads of a query."""
 D_QK = 576
 D_V = 512
 CLUSTER = 2
@@ -36,7 +36,8 @@ BOX_DIMS = 64
 BF16 = 2
 FP32 = 4
 QUERY_STEPS = 2
-"""In which Q and dO of an item come, as the parts of dKV of the item before that read them end."""
+"""Steps in which Q and dO of an item come, as the parts of dKV of the item before that read them
+end."""
 
 
 class Step(IntEnum):
@@ -59,7 +60,7 @@ class Step(IntEnum):
 
 @dataclass(frozen=True)
 class BwdPlan(Sm100Plan):
-    """One compiled backward: choices first, then what follows from them.
+    """One compiled backward: choices, then derived values.
 
     Attributes:
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
@@ -69,7 +70,7 @@ class BwdPlan(Sm100Plan):
         from_registers: dKV is added by `red` of threads, without the ring; else by bulk reduce-adds
             from shared memory.
         deterministic: each slot of `indices` gets a row of dKV, summed in a fixed order afterwards
-            (docs/decisions/0012); else dKV is added to in memory. Of a group of 1, by bulk copies.
+            (docs/decisions/0012); else dKV is added to in memory. Requires group 1, bulk copies.
     """
 
     group: int = 1
@@ -85,7 +86,7 @@ class BwdPlan(Sm100Plan):
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -103,7 +104,7 @@ class BwdPlan(Sm100Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         name = "mla_bwd" + (f"_group{self.group}" if self.group > 1 else "")
         name += "_from_registers" if self.from_registers else ""
         return name + ("_deterministic" if self.deterministic else "")
@@ -116,7 +117,8 @@ class BwdPlan(Sm100Plan):
 
     @property
     def mask_words(self) -> int:
-        """Words that say which keys of a block each query has; the rows say it of one query."""
+        """Words that give the keys of a block for each query; the row numbers give them for one
+        query."""
         return self.group if self.group > 1 else 0
 
     @property
@@ -166,13 +168,13 @@ class BwdPlan(Sm100Plan):
 
     @property
     def part_dims(self) -> int:
-        """Dims of dKV's parts 0 and 1: as many as there are lanes."""
+        """Dims of dKV's parts 0 and 1: one for each lane."""
         return B_H
 
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         row_bytes = self.index_stages * B_TOPK * 4
         mask_bytes = self.index_stages * self.mask_words * 4
         ring_slots = 0 if self.from_registers else self.ring_slots
@@ -228,7 +230,7 @@ class BwdPlan(Sm100Plan):
 
     @property
     def columns(self) -> list[TmemRegion]:
-        """What tensor memory holds."""
+        """Tensor memory regions."""
         dkv_live = (
             LiveRange(Step.DKV0_S, Step.DP, "part 0"),
             LiveRange(Step.DKV1, Step.DKV1, "part 1"),
@@ -280,13 +282,13 @@ class BwdPlan(Sm100Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.softmax, self.load, self.reduce, self.mma
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         softmax, load, reduce, mma = self.roles
         one, commit, every = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_THREAD
         q_bytes, kv_stages = self.q_bytes + self.q_rope_bytes, self.kv_stages

@@ -1,6 +1,6 @@
 """The backward's matrix products: which MMAs, on which descriptors and TMEM columns.
 
-Offsets in descriptors are from the base of shared memory; stage 0 of the keys.
+Offsets in descriptors are from the base of shared memory, and of stage 0 of the keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A warp of role mma: Q and dO of each item, as soon as the item before has no use for their bytes.
+"""A warp of role mma: Q and dO of each item, as soon as the previous item no longer needs their
+bytes.
 
 dKV's part 0 is the last to read the first half of their value dims, part 1 the other half, part 2
 Q's RoPE dims; so the next item's come in two steps, while the present item's last parts go on.
@@ -26,12 +27,12 @@ class QueryLoader(NamedTuple):
 
 @cute.jit
 def load_query(role: QueryLoader) -> None:
-    """One thread: Q's and dO's dims of this CTA, Q's before dO's."""
+    """One thread: load Q's and dO's dims of this CTA, Q's before dO's."""
     ctx, plan = role.ctx, role.ctx.plan
     free, boxes = ctx.barriers("query_free"), plan.dims // BOX_DIMS
     for step in cutlass.range_constexpr(QUERY_STEPS):
         # query_free of the item before: the MMAs that read this half of Q and dO are done, and
-        # reduce had copied dO before. Before the first item the wait passes.
+        # reduce had copied dO before. The wait passes for the first item.
         free.wait_round(ctx.turn.items_before - 1, step)
         for name, tensor_map in (("q", role.q_map), ("do", role.do_map)):
             full = ctx.barriers(f"{name}_full")
@@ -52,11 +53,11 @@ def load_rows(
     boxes: cutlass.Constexpr[range],
     rope: cutlass.Constexpr[bool],
 ) -> None:
-    """A query's rows of Q or dO: boxes of 64 value dims, and the RoPE dims if asked for.
+    """Load a query's rows of Q or dO: boxes of 64 value dims, and the RoPE dims if asked for.
 
-    A query of a group that names no row shares dKV's sums with others, and what its Q and dO hold,
-    NaN too, times S = 0 would go there: it is read from a place outside of the tensor, which gives
-    zeros. So are queries behind the last one.
+    A query of a group that names no row shares dKV's sums with others, and its Q and dO, NaN too,
+    times S = 0 would be added: it is read from coordinates outside of the tensor, which gives
+    zeros. So are queries past the last one.
     """
     ctx, plan = role.ctx, role.ctx.plan
     row = ctx.item * B_H + query * plan.group_heads
@@ -72,5 +73,6 @@ def load_rows(
 
 
 def wait_until_read(arena: Arena, turn: Turn) -> None:
-    """Before the CTA ends: the last commit of its MMAs has arrived; `turn` is the one behind it."""
+    """Wait, before the CTA ends, until the last commit of its MMAs has arrived; `turn` is the one
+    after it."""
     arena.barriers("query_free").wait_round(turn.items_before - 1, QUERY_STEPS - 1)

@@ -2,8 +2,8 @@
 
 A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
 one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
-to a row of the slot's own instead, where nothing is added: see `ordered_sum.py`. A variant without
-the ring adds from registers: a warp's lanes have 32 neighbouring dims of a row.
+to the slot's own row instead, and adds nothing: see `ordered_sum.py`. A variant without the ring
+adds from registers: a warp's lanes have 32 neighbouring dims of a row.
 """
 
 from typing import Any, NamedTuple
@@ -50,8 +50,8 @@ class Reducer(NamedTuple):
 
 @cute.jit
 def store_do(ctx: Context) -> None:
-    """dO from shared memory into TMEM: thread = lane = head."""
-    # do_full of this item: TMA has brought dO, which stays for dKV. It came behind the last dP of
+    """Store dO from shared memory into TMEM: thread = lane = head."""
+    # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
     wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
     for box in cutlass.range_constexpr(ctx.plan.dims // BOX_DIMS):
@@ -69,7 +69,7 @@ def store_do(ctx: Context) -> None:
 def send_slice(
     role: Reducer, slot: Int32, block: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
 ) -> None:
-    """A slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
+    """Send a slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
 
     Only one lane of a warp issues at a time, so four warps take a quarter of the time.
     """
@@ -111,10 +111,10 @@ def send_slices(
     first_dim: Int32,
     holds: Any,
 ) -> Int32:
-    """One part of a block through the ring; returns the ring's next slot.
+    """Send one part of a block through the ring; return the ring's next slot.
 
     Args:
-        dims, first_dim: of the part. dim: this thread's of them, if `holds`; values: its keys'.
+        dims, first_dim: of the part. dim: this thread's, if `holds`; values: its keys'.
     """
     ctx, plan = role.ctx, role.ctx.plan
     keys = plan.slot_bytes // (dims * FP32)
@@ -126,8 +126,8 @@ def send_slices(
                 store_float(at + key * (dims * FP32), values[first_key + key])
         # generic writes above -> the bulk copy reads through the async proxy
         cute.arch.fence_proxy("async.shared", space="cta")
-        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; behind
-        # the barrier every lane's have, so the slot behind this one is free, and this slot is
+        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; every
+        # lane's have after the barrier, so the slot after this one is free, and this slot is
         # complete.
         cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
         cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
@@ -138,7 +138,7 @@ def send_slices(
 
 @cute.jit
 def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
-    """One dim of every valid row of the block, added from this thread's registers."""
+    """Add one dim of every valid row of the block from this thread's registers."""
     ctx = role.ctx
     stage = role.rows.state(ctx.number(block)).stage
     rows = ctx.arena.pointer("rows", Int32) + stage * B_TOPK
@@ -152,7 +152,7 @@ def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
 def send_part(
     role: Reducer, block: Int32, part: cutlass.Constexpr[int], number: Int32, slot: Int32
 ) -> Int32:
-    """One part of a block's dKV; returns the ring's next slot.
+    """Send one part of a block's dKV; return the ring's next slot.
 
     Args:
         number: how many of these parts the CTA has computed before.
@@ -180,7 +180,7 @@ def send_part(
 
 @cute.jit
 def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
-    """All parts of a block; returns the ring's next slot."""
+    """Send all parts of a block; return the ring's next slot."""
     ctx, number = role.ctx, role.ctx.number(block)
     at = role.rows.state(number)
     # rows_full: the load warp has stored the block's numbers; they stay until rows_free.
@@ -197,13 +197,13 @@ def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
 
 @cute.jit
 def reduce_item(role: Reducer, slot: Int32) -> Int32:
-    """Every block of an item; returns the ring's next slot."""
+    """Send every block of an item; return the ring's next slot."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         slot = reduce_block(role, block, slot)
     return slot
 
 
 def finish(plan: BwdPlan) -> None:
-    """Before the CTA ends: the bulk operations it issued are done."""
+    """Wait, before the CTA ends, until the bulk operations that it issued are done."""
     if not plan.from_registers:
         cute.arch.cp_async_bulk_wait_group(0)

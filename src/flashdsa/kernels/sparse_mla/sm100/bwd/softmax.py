@@ -32,14 +32,14 @@ class Softmax(NamedTuple):
 
 @cute.jit
 def send(ctx: Context, own: Any, number: Int32) -> None:
-    """This thread's 32 partial sums to the peer.
+    """Send this thread's 32 partial sums to the peer.
 
     Args:
         number: of the exchange, over all items: two a block, P's and then dP's.
     """
     peer = ctx.cta_rank ^ 1
     # partial_free of the exchange before, by the peer's threads at cluster scope: they have read
-    # what came then, so its memory may be written again. Before the first exchange it passes.
+    # what came then, so its memory may be written again. The wait passes for the first exchange.
     ctx.barriers("partial_free").wait_round(number - 1)
     full = ctx.barriers("partial_full")
     if ctx.thread == 0:
@@ -57,7 +57,7 @@ def send(ctx: Context, own: Any, number: Int32) -> None:
 
 @cute.jit
 def receive(ctx: Context, own: Any, number: Int32) -> Any:
-    """The sums of both CTAs; then the peer may send again. Arguments as in `send`."""
+    """Return the sums of both CTAs; then the peer may send again. Arguments as in `send`."""
     # partial_full of this exchange, by the bytes of the peer's st.async: they may be read until
     # partial_free tells the peer.
     ctx.barriers("partial_full").wait_round(number)
@@ -65,7 +65,7 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
     for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
         got = load_words(ctx.arena.address("partial") + swizzled_128(ctx.thread, unit), Float32)
         sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
-    # What the peer may write again lies in this CTA's shared memory: nothing else is released.
+    # The peer may write again only to this CTA's shared memory: nothing else is released.
     ctx.barriers("partial_free").arrive_at_peer_for_shared(ctx.cta_rank ^ 1)
     return sums
 
@@ -92,7 +92,7 @@ def valid_keys(ctx: Context, number: Int32) -> Any:
 
 
 def store_row(ctx: Context, name: str, words: Any) -> None:
-    """A head's row of 32 keys in bf16 to shared memory; the MMA reads it there."""
+    """Store a head's row of 32 keys in bf16 to shared memory, from which the MMA reads it."""
     at = ctx.arena.address(name)
     for unit in range(B_TOPK // (2 * VECTOR)):
         row = [words[VECTOR * unit + i] for i in range(VECTOR)]
@@ -108,9 +108,9 @@ def packed(values: Any) -> Any:
 
 @cute.jit
 def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
-    """A block's words where the condition holds, else zeros, whatever they are.
+    """Return a block's words if the condition holds, else zeros, whatever they are.
 
-    In a query without valid slots O and dO may hold anything, and S = 0 times NaN is NaN.
+    O and dO of a query without valid slots may hold anything, and S = 0 times NaN is NaN.
     """
     kept = []
     for i in cutlass.range_constexpr(B_TOPK // 2):
@@ -123,7 +123,7 @@ def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
 
 @cute.jit
 def softmax_block(role: Softmax, number: Int32) -> None:
-    """S and dS of the block of that running number."""
+    """Compute S and dS of the block of that running number."""
     ctx = role.ctx
     p_number, dp_number = 2 * number, 2 * number + 1
     # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
@@ -142,7 +142,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
             exponent = -Float32.inf
         s.append(cute.math.exp2(exponent, fastmath=True))
 
-    # dp_ready of this block: the MMAs of dP are done; they came behind dQ of the block before, so
+    # dp_ready of this block: the MMAs of dP are done; they came after dQ of the block before, so
     # the columns, dS's too, belong to this role until ds_ready.
     wait_then_tcgen05(ctx.barriers("dp_ready"), number)
     own = load_lane(ctx, "dp", B_TOPK)
@@ -156,7 +156,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
     ds = zero_unless(valid != 0, ds)
     store_row(ctx, "ds", ds)
-    # Other waits came since dp_ready's, which says that these columns may be written.
+    # Other waits followed dp_ready's, which says that these columns may be written.
     tmem.after_sync()
     store_lane(ctx, "ds", ds)
     tmem.wait_stored()
@@ -165,6 +165,6 @@ def softmax_block(role: Softmax, number: Int32) -> None:
 
 @cute.jit
 def softmax_item(role: Softmax) -> None:
-    """Every block of an item."""
+    """Take every block of an item."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         softmax_block(role, role.ctx.number(block))

@@ -1,7 +1,7 @@
-"""Who does what in which step: the backward's timeline as data, for `flashdsa plan` and the docs.
+"""The backward's timeline as data, each role's work in each step, for `flashdsa plan` and the docs.
 
-Block b is the one whose dKV is computed. The MMAs' steps are the plan's; what the other roles do
-stands in the step in which it may happen at the earliest.
+Block b is the one whose dKV is computed. The MMAs' steps are the plan's; the other roles' work is
+in the earliest possible step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class TimelineRow(NamedTuple):
     """One step.
 
     Attributes:
-        name: short. load, mma, softmax, reduce: what the role of that name does; "": it goes on.
+        name: short. load, mma, softmax, reduce: work of the role of that name; "": it continues.
     """
 
     step: Step

@@ -1,4 +1,4 @@
-"""What every role knows: where things lie in both memories, and which rows it works on."""
+"""Context of every role: addresses in both memories, and the rows that it works on."""
 
 from typing import Any, NamedTuple
 
@@ -13,11 +13,11 @@ LEADER = 0
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch."""
+    """One CTA's position in the launch."""
 
     arena: Arena  # shared memory
     tmem: Int32  # TMEM address of the allocation
-    cta_rank: Int32  # in the pair: which rows of Q and O, and which half of the dims of the keys
+    cta_rank: Int32  # in the pair: selects the rows of Q and O, and the half of the keys' dims
     item: Int32  # the pair's 128 rows of Q: a query's, or a group's
     num_slots: Int32  # slots of the item that may be valid
     num_tiles: Int32  # of TILE_KEYS keys, at least 1
@@ -25,7 +25,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def barriers(self, name: str) -> Barriers:
@@ -33,6 +33,6 @@ class Context(NamedTuple):
         return self.arena.barriers(name)
 
     def keys_at(self, tile: Any) -> PipelineState:
-        """Where a tile of keys comes. The first ones leave out the stages that hold Q, and those
-        are the last of each round."""
+        """State of a tile of keys in its ring. The first tiles leave out the stages that hold Q,
+        which are the last of each round."""
         return rotated_state(tile, self.plan.q_stages, self.plan.kv_stages)

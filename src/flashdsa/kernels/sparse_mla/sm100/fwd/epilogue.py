@@ -27,11 +27,11 @@ from flashdsa.kernels.sparse_mla.sm100.fwd.softmax import Row, Scale, exp2, meet
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
 NAMED_BARRIER = 3
-"""Behind the two of `meet`."""
+"""Named barrier after the two of `meet`."""
 
 
 class Output(NamedTuple):
-    """Where results go."""
+    """Destination of the results."""
 
     ctx: Context
     out_map: Any  # (S * H, 512) bf16, boxes of 64 x 64
@@ -43,7 +43,7 @@ class Output(NamedTuple):
 
 @cute.jit
 def whole_sum(ctx: Context, own: Float32) -> Float32:
-    """Over both threads of the row."""
+    """Sum over both threads of the row."""
     # The other thread read the scores that lie here before the last maxima were exchanged.
     sums = ctx.arena.pointer("partial", Float32)
     (sums + ctx.thread * HALF_KEYS).store(own)
@@ -53,8 +53,8 @@ def whole_sum(ctx: Context, own: Float32) -> Float32:
 
 @cute.jit
 def finish_row(w: Output, row: Row) -> Float32:
-    """What O is multiplied with, 0 where the row has no key; one of the row's threads stores lse
-    and, where it is asked for, the largest logit."""
+    """Return the factor of O, 0 where the row has no key; one of the row's threads stores lse and,
+    if it is asked for, the largest logit."""
     ctx = w.ctx
     total = whole_sum(ctx, row.row_sum)
     of_item = ctx.cta_rank * ROWS + ctx.thread % ROWS
@@ -80,14 +80,14 @@ def finish_row(w: Output, row: Row) -> Float32:
 
 @cute.jit
 def write_box(ctx: Context, box: cutlass.Constexpr[int], factor: Float32, at: Int32) -> None:
-    """64 dims of this thread's row of O, in bf16, to a box in shared memory."""
+    """Write 64 dims of this thread's row of O, in bf16, to a box in shared memory."""
     column = ctx.plan.tmem.column("o") + box * BOX_DIMS
     values = tmem.load_lane(ctx.tmem, column, ctx.thread, BOX_DIMS)
     scaled = [values[i] * factor for i in range(BOX_DIMS)]
     words = Vector.from_elements(scaled, Float32).to(BFloat16).bitcast(Int32)
     kept = Int32(-1)
     if factor == 0.0:
-        kept = Int32(0)  # O may be NaN there
+        kept = Int32(0)  # O may be NaN then
     for unit in cutlass.range_constexpr(BOX_DIMS * BF16 // VECTOR_BYTES):
         place = swizzled_128(ctx.thread % ROWS, unit)
         store_words(at + place, [words[VECTOR * unit + i] & kept for i in range(VECTOR)])
@@ -95,11 +95,11 @@ def write_box(ctx: Context, box: cutlass.Constexpr[int], factor: Float32, at: In
 
 @cute.jit
 def write_rows(w: Output, row: Row) -> None:
-    """O and lse of the CTA's rows, of those that there are."""
+    """Write O and lse of the CTA's rows, up to the last row."""
     ctx = w.ctx
     factor = finish_row(w, row)
     if ctx.num_tiles > 1:
-        # Nothing else may have waited for it, and it must not arrive behind this CTA's end.
+        # Nothing else may have waited for it, and it must not arrive after this CTA's end.
         ctx.barriers("p_free").wait_for(ctx.num_tiles - 2)
     # p_free of the last tile: every product is done in both CTAs, so O may be read, and the bytes
     # of the keys overwritten.

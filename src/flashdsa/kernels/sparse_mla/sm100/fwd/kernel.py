@@ -67,7 +67,7 @@ def forward_kernel(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     arena, hold = enter_pair(plan, thread, warp, CLUSTER)
 
-    # Each role finds out for itself where it is: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
@@ -178,7 +178,7 @@ def launch_pairs(
 
 @cute.jit
 def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the forward on `stream`, of a group behind the kernel for the groups' unions.
+    """Launch the forward on `stream`; the kernel for the groups' unions comes first.
 
     Args:
         arguments: those of `Operands` with H = plan.group_heads. Then

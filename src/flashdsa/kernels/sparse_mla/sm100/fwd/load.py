@@ -44,7 +44,7 @@ class Loader(NamedTuple):
 
     @property
     def keys(self) -> RingProducer:
-        """Tiles of keys, where `Context.keys_at` says."""
+        """Tiles of keys, in the states of `Context.keys_at`."""
         return self.ctx.arena.producer("kv_full", "kv_free")
 
     @property
@@ -55,7 +55,7 @@ class Loader(NamedTuple):
 
 @cute.jit
 def load_query(role: Loader) -> None:
-    """One thread: the CTA's rows of Q, all dims; rows behind the last one come as zeros."""
+    """One thread: load the CTA's rows of Q, all dims; rows past the last one become zeros."""
     ctx = role.ctx
     barrier = ctx.barriers("q_full")
     barrier.arrive_and_expect_tx()
@@ -94,7 +94,7 @@ def members_of(role: Loader, slot: Int32, row: Int32) -> Int32:
 
 @cute.jit
 def write_masks(role: Loader, tile: Int32) -> None:
-    """One warp: which keys of the tile each query has."""
+    """One warp: write which keys of the tile each query has."""
     ctx, group = role.ctx, role.ctx.plan.group
     lane = ctx.thread % WARP_SIZE
     found = []
@@ -118,7 +118,7 @@ def write_masks(role: Loader, tile: Int32) -> None:
 
 @cute.jit
 def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
-    """A warp's keys of a tile: the CTA's half of their dims.
+    """Load a warp's keys of a tile: the CTA's half of their dims.
 
     Args:
         row: of kv, of the warp's key that has the lane's number.
@@ -127,12 +127,12 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     to = ctx.keys_at(tile)
     if tile == plan.kv_stages - plan.q_stages:
-        # q_read, its only time: every warp of softmax has read Q, whose bytes this tile and those
-        # behind it overwrite.
+        # q_read, its only time: every warp of softmax has read Q, whose bytes this tile and later
+        # ones overwrite.
         ctx.barriers("q_read").wait_round(0)
     # kv_free, of the tile before in this stage: P V, the last product that reads it, is done in
     # both CTAs. So kv_full's phase is this tile's, whichever CTA's rows come first: it ends only
-    # behind the first CTA's arrival.
+    # after the first CTA's arrival.
     role.keys.acquire(to)
     full = role.keys.full.at(to.stage)
     if ctx.thread == 0 and ctx.cta_rank == LEADER:
@@ -164,7 +164,7 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
 
 @cute.jit
 def load_all(role: Loader) -> None:
-    """Every warp: every tile of the item. Row numbers are read a tile ahead."""
+    """Every warp: load every tile of the item. Row numbers are read a tile in advance."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     slot = warp * WARP_KEYS + lane % WARP_KEYS

@@ -18,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm100.fwd.products import Products
 
 
 class Issuer(NamedTuple):
-    """Waits for operands and for read accumulators; commits to what both CTAs wait for."""
+    """Waits for operands and for accumulators that were read; commits to barriers of both CTAs."""
 
     ctx: Context
     static: Static
@@ -30,17 +30,17 @@ class Issuer(NamedTuple):
 
     @property
     def keys(self) -> RingConsumer:
-        """Tiles of keys, where `Context.keys_at` says."""
+        """Tiles of keys, in the states of `Context.keys_at`."""
         return self.ctx.arena.consumer("kv_full", "kv_free")
 
 
 @cute.jit
 def issue_scores(role: Issuer, tile: Int32) -> None:
-    """Q K^T of a tile."""
+    """Issue Q K^T of a tile."""
     ctx = role.ctx
     at = ctx.keys_at(tile)
     # kv_full: both CTAs' gathers have filled the tile's stage; it stays until kv_free, which is
-    # committed behind P V.
+    # committed after P V.
     role.keys.wait(at)
     after_sync()
     offset = at.stage * ctx.plan.kv_bytes
@@ -51,7 +51,7 @@ def issue_scores(role: Issuer, tile: Int32) -> None:
 
 @cute.jit
 def issue_values(role: Issuer, tile: Int32) -> None:
-    """P V of a tile, added to O."""
+    """Issue P V of a tile, added to O."""
     ctx = role.ctx
     at = ctx.keys_at(tile)
     p_offset = tile % P_STAGES * BOX_BYTES
@@ -59,15 +59,15 @@ def issue_values(role: Issuer, tile: Int32) -> None:
     for product in role.products.pv:
         issue(product, ctx.arena.base, ctx.tmem, tile == 0, p_offset, kv_offset)
     if tile + role.keys.stages < ctx.num_tiles:
-        # Only where a tile comes into the stage: what nobody waits for might arrive in a CTA that
-        # has ended.
+        # Only if a tile comes into the stage: an arrival that nobody waits for might come to a CTA
+        # that has ended.
         commit_to_pair(role.keys.empty, at.stage)
     commit_to_pair(ctx.barriers("p_free"), tile % P_STAGES)
 
 
 @cute.jit
 def issue_all(role: Issuer) -> None:
-    """One thread: every tile of the item."""
+    """One thread: issue every tile of the item."""
     ctx = role.ctx
     # q_stored, its only time: every warp of both CTAs has stored its lanes of Q.
     wait_for_tmem(ctx.barriers("q_stored"), 0)

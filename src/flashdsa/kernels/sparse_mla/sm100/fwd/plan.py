@@ -31,13 +31,13 @@ FP32 = 4
 BOX_DIMS = 64
 """bf16 in a span of the 128-byte swizzle: columns of a box."""
 BOX_BYTES = ROWS * BOX_DIMS * BF16
-"""Of 64 rows: of Q, of O, of P, and of keys, whose tiles have as many."""
+"""Bytes of a box of 64 rows: of Q, of O, of P, and of keys, whose tiles have 64."""
 DIMS = D_V // CLUSTER
 """Value dims of the keys in one CTA."""
 ROPE_DIMS = (D_QK - D_V) // CLUSTER
 """RoPE dims of the keys in one CTA."""
 VALUE_BOXES = DIMS // BOX_DIMS
-"""Boxes of a CTA's value dims; the RoPE dims lie behind them."""
+"""Boxes of a CTA's value dims; the RoPE dims follow them."""
 Q_BOXES = D_QK // BOX_DIMS
 HALF_KEYS = TILE_KEYS // 2
 """Keys of a row whose P a thread computes."""
@@ -45,18 +45,18 @@ MASK_WORDS = TILE_KEYS // WARP_SIZE
 P_STAGES = 2
 GROUPS = (1, 2, 4, 8)
 HEADS = tuple(PAIR_ROWS // group for group in GROUPS)
-"""Of a query."""
+"""Heads of a query."""
 
 
 @dataclass(frozen=True)
 class FwdPlan(Sm100Plan):
-    """One compiled forward: choices first, then what follows from them.
+    """One compiled forward: choices, then derived values.
 
     Attributes:
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
             of their keys; 1: a pair takes 128 heads of one query.
         kv_stages: tiles of keys in flight. mask_stages: tiles whose valid keys are kept.
-        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     group: int = 1
@@ -68,7 +68,7 @@ class FwdPlan(Sm100Plan):
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -76,13 +76,13 @@ class FwdPlan(Sm100Plan):
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
         if self.kv_stages * self.kv_bytes < Q_BOXES * BOX_BYTES or self.kv_stages < 3:
-            # Q lies where the last two of the first tiles come, and another tile comes meanwhile.
+            # Q overlays the last two of the first tiles, and another tile comes meanwhile.
             raise ValueError(f"kv_stages: expected at least 3; got {self.kv_stages}")
         self.check()
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return "sm100_mla_fwd" + (f"_group{self.group}" if self.group > 1 else "")
 
     @property
@@ -108,7 +108,7 @@ class FwdPlan(Sm100Plan):
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         masks = self.mask_stages * self.group * MASK_WORDS * 4
         threads = self.softmax.threads
         return [
@@ -128,7 +128,7 @@ class FwdPlan(Sm100Plan):
 
     @property
     def columns(self) -> list[TmemRegion]:
-        """What tensor memory holds; lanes 0 to 63 and 64 to 127 have the CTA's 64 rows each."""
+        """Tensor memory regions; lanes 0 to 63 and 64 to 127 have the CTA's 64 rows each."""
         q_columns, rope_columns = DIMS // 2, ROPE_DIMS // 2
         rope = DIMS + q_columns
         return [
@@ -161,17 +161,17 @@ class FwdPlan(Sm100Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.softmax, self.load, self.mma
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        What the MMAs wait for is counted by the first CTA's barriers, for both CTAs; the commits
-        arrive in both. Two of softmax's warps may be a tile ahead of the others, so p_ready has a
-        stage for each of two tiles.
+        The MMAs wait at the first CTA's barriers, which count for both CTAs; the commits arrive in
+        both. Two of softmax's warps may finish a tile before the others, so p_ready has a stage for
+        each of two tiles.
         """
         softmax, load, mma = self.roles
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP

@@ -19,12 +19,12 @@ from flashdsa.kernels.sparse_mla.sm100.fwd.plan import (
 )
 
 UNIT_DIMS = 8
-"""bf16 of a 16-byte unit."""
+"""bf16 of 16 bytes."""
 
 
 @cute.jit
 def arrive_at_leader(ctx: Context, name: cutlass.Constexpr[str]) -> None:
-    """All lanes of a warp: what they did to tensor memory is done; one of them arrives at the
+    """All lanes of a warp: finish their accesses to tensor memory; one of them arrives at the
     barrier of the pair's first CTA."""
     tmem.before_sync()
     cute.arch.sync_warp()
@@ -40,7 +40,8 @@ def store_units(
     dims: cutlass.Constexpr[int],
     column: cutlass.Constexpr[int],
 ) -> None:
-    """`dims` dims of this thread's row of Q, from a unit of a box on, to a column of its lane."""
+    """Store `dims` dims of this thread's row of Q, from `first_unit` of a box on, to a column of
+    its lane."""
     at = ctx.arena.address("kv") + box * BOX_BYTES
     words = []
     for unit in cutlass.range_constexpr(dims // UNIT_DIMS):
@@ -51,9 +52,10 @@ def store_units(
 
 @cute.jit
 def store_query(ctx: Context) -> None:
-    """Thread = lane: a row of Q, the dims of the first CTA in lanes 0 to 63, else the second's."""
+    """Store a row of Q (thread = lane), the dims of the first CTA in lanes 0 to 63, else the
+    second's."""
     half = ctx.thread // ROWS
-    # q_full, its only time: TMA has brought Q, whose bytes the keys overwrite behind q_read.
+    # q_full, its only time: TMA has brought Q, whose bytes the keys overwrite after q_read.
     ctx.barriers("q_full").wait_round(0)
     columns = ctx.plan.tmem
     for box in cutlass.range_constexpr(VALUE_BOXES):

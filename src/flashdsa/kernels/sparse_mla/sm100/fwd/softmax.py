@@ -2,9 +2,8 @@
 
 Thread t and thread t ^ 64 have the same row in their lanes of tensor memory, over the dims of the
 first and of the second CTA. Each sends the other one its scores of the other one's keys, and adds
-what comes. A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that
-O is rarely rescaled: P is at most that, and what was left out cancels between O and the row's
-sum.
+what comes. A row's maximum is updated only if it has grown by more than 2^lazy_log2, so that O is
+rarely rescaled: P is at most that, and the missing factor cancels between O and the row's sum.
 """
 
 from typing import Any, NamedTuple
@@ -33,18 +32,18 @@ NO_KEY = -float("inf")
 LEAST = -3.0e38
 """The maximum of a row without a key: below every score, and minus itself it is 0."""
 LEAST_SCALE = 2.0**-124
-"""In place of 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
+"""Replaces 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
 CHUNK = 64
 """Columns of O that are rescaled at once."""
 ROW_WARPS = 2
-"""Warps that have the upper, or the lower, half of the lanes: so many rows, 32 each."""
+"""Warps that have the upper, or the lower, half of the lanes: two times 32 rows."""
 
 
 class Scale(NamedTuple):
-    """From scores to logits in base 2."""
+    """Factor from scores to logits in base 2."""
 
     factor: Float32  # positive
-    sign: Float32  # what scores are multiplied with first: 1 or -1
+    sign: Float32  # first factor of scores: 1 or -1
 
 
 class Row(NamedTuple):
@@ -79,7 +78,7 @@ def exp2(value: Any) -> Any:
 
 @cute.jit
 def meet(ctx: Context) -> None:
-    """The two warps that share rows: what either wrote to shared memory is there for the other."""
+    """Sync the two warps that share rows: each sees what the other wrote to shared memory."""
     if ctx.thread // WARP_SIZE % ROW_WARPS == 0:
         cute.arch.barrier(barrier_id=1, number_of_threads=2 * WARP_SIZE)
     else:
@@ -98,7 +97,8 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
     arrive_at_leader(ctx, "s_free")
     at = ctx.arena.address("partial")
     words = others.bitcast(Int32)
-    # The other thread read what lies here before the maxima of the tile before were exchanged.
+    # The other thread read this memory's old words before the maxima of the tile before were
+    # exchanged.
     for unit in cutlass.range_constexpr(HALF_KEYS // VECTOR):
         store_words(
             at + swizzled_128(ctx.thread, unit), [words[VECTOR * unit + i] for i in range(VECTOR)]
@@ -131,12 +131,12 @@ def read_mask(ctx: Context, tile: Int32) -> Int32:
 
 @cute.jit
 def row_maximum(ctx: Context, scores: list[Any]) -> Float32:
-    """Over all keys of the tile, of both threads of the row."""
+    """Maximum over all keys of the tile, of both threads of the row."""
     top = scores[0]
     for score in scores[1:]:
         top = cute.arch.fmax(top, score)
     maxima = ctx.arena.pointer("maxima", Float32)
-    # The other thread read what lies here before it came to this tile's first meeting.
+    # The other thread read this memory's old words before it came to this tile's first meeting.
     (maxima + ctx.thread).store(top)
     meet(ctx)
     return cute.arch.fmax(top, (maxima + (ctx.thread ^ ROWS)).load())
@@ -144,7 +144,7 @@ def row_maximum(ctx: Context, scores: list[Any]) -> Float32:
 
 @cute.jit
 def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
-    """This thread's lane of O times a factor, if any lane's of the warp is not 1."""
+    """Multiply this thread's lane of O by a factor, if any lane's of the warp is not 1."""
     if tile > 0:
         if cute.arch.vote_any_sync(factor != 1.0):
             # p_free of the tile before: its P V is added to O, and no other one comes before
@@ -161,7 +161,7 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
 
 @cute.jit
 def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
-    """P of this thread's half of the keys, in bf16: four units of its row."""
+    """Store P of this thread's half of the keys, in bf16: 64 bytes of its row."""
     ring = ctx.arena.producer("p_ready", "p_free")
     to = ring.state(tile)
     # p_free of the tile before in this stage: its P V, which reads P, is done.
@@ -178,7 +178,7 @@ def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
 
 @cute.jit
 def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
-    """P of a tile; the row with the tile's keys."""
+    """Compute P of a tile; return the row with the tile's keys."""
     ctx, scale = role.ctx, role.scale
     sums = whole_scores(ctx, tile)
     mask = read_mask(ctx, tile)
@@ -212,7 +212,7 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
 
 @cute.jit
 def softmax_all(role: Softmax) -> Row:
-    """Every tile of the item."""
+    """Take every tile of the item; return the row."""
     row = Row(Float32(LEAST), Float32(0.0), Float32(NO_KEY))
     for tile in cutlass.range(role.ctx.num_tiles, unroll=1):
         row = softmax_tile(role, tile, row)

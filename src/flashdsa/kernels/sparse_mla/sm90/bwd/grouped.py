@@ -1,4 +1,4 @@
-"""What the products over the spool share: the groups of a launch, their lists, and wgmmas."""
+"""Common parts of the products over the spool: the groups of a launch, their lists, and wgmmas."""
 
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Lists(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Of a launch: from `begin` to `end`, which is not one, where `choice` takes them."""
+    """Groups of a launch: from `begin` to `end`, exclusive, if `choice` takes them."""
 
     begin: Int32
     end: Int32
@@ -43,7 +43,7 @@ class Groups(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work items of a CTA: first, first + num_ctas, ... up to num_items, which is not one."""
+    """The work items of a CTA: first, first + num_ctas, ... up to num_items, exclusive."""
 
     first: Int32
     num_ctas: Int32
@@ -75,7 +75,7 @@ def work_of_cta(groups: Groups, slices: cutlass.Constexpr) -> Work:
 @cute.jit
 def item_at(work: Work, lists: Lists, number: Int32, slices: cutlass.Constexpr) -> Item:
     """Item `number`. The slices of a group have neighbouring numbers, so that they run at the same
-    time and read the same from the second-level cache; which of them a CTA takes goes round."""
+    time and read the same from the second-level cache; the slice that a CTA takes goes round."""
     local = number // slices
     turn = number - local * slices + local // cutlass.max(work.num_ctas // slices, Int32(1))
     group = work.group_begin + local
@@ -91,7 +91,7 @@ def image_of(spool: Any, block: Any, tile: Any, image: int) -> Any:
 def multiply(
     acc: Any, columns: int, a: tuple[Any, int], b: tuple[Any, int], *, transposed: bool, clear: bool
 ) -> None:
-    """acc += A B over the 64 keys or rows of an image; with `clear` acc = A B. Issued only.
+    """Issue acc += A B over the 64 keys or rows of an image; with `clear` acc = A B.
 
     Args:
         acc: this thread's columns / 2 fp32, or more, of which these are the first.
@@ -116,7 +116,7 @@ def multiply(
 
 @cute.jit
 def arrive_warp(barriers: Barriers, stage: Any, thread: Int32) -> None:
-    """One arrival for the warp: what its lanes did before is done for whoever waits."""
+    """Arrive once for the warp: whoever waits sees what its lanes did before."""
     cute.arch.sync_warp()
     if thread % WARP_SIZE == 0:
         barriers.arrive(stage)

@@ -1,4 +1,4 @@
-"""Compiles the Hopper decode; shapes are dynamic, what the plan says is not."""
+"""Compilation of the Hopper decode; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def compile_decode(plan: DecodePlan) -> Any:
 
 
 def compile_launch(launch: Any, plan: Any, *, packed: bool) -> Any:
-    """A decode's launch with these arguments."""
+    """Compile a decode's launch with these arguments."""
     return cute.compile(
         launch,
         plan,

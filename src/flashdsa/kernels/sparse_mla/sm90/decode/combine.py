@@ -1,7 +1,8 @@
 """The end of an item: each CTA of its cluster adds up a share of the dims of all their O.
 
-`stage.py` says how O lies, `exchange.py` how it travels. A warp has eight rows: it finds the weight
-of each CTA's part of them, adds the parts in the CTAs' order, and writes its share of the results.
+`stage.py` documents the layout of O, `exchange.py` its transfer. A warp has eight rows: it finds
+the weight of each CTA's part of them, adds the parts in the CTAs' order, and writes its share of
+the results.
 """
 
 from typing import Any
@@ -46,7 +47,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import (
 )
 
 WEIGHTS_AT = MOST_CTAS * OF_CTA
-"""Of the region q: the weights of each half of each CTA's rows, behind the statistics."""
+"""Offset in region q of the weights of each half of each CTA's rows, after the statistics."""
 WEIGHTS_BYTES = 2 * FP32
 WARP_ROWS = 8
 LANES_A_ROW = WARP_SIZE // WARP_ROWS
@@ -56,11 +57,11 @@ AT_ONCE = 4
 
 @cute.jit
 def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
-    """A consumer's half of O, against `rows`, to where CTAs get it."""
+    """Stage a consumer's half of O, against `rows`, for the CTAs of the cluster."""
     ctx = w.ctx
-    # Behind it both consumers have read their last keys.
+    # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
-    # The CTAs of the cluster have their barriers: nobody has sent them anything before.
+    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         announce(w, side)
@@ -71,7 +72,7 @@ def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr
 
 @cute.jit
 def write_share(w: Output, side: Int32) -> None:
-    """Both consumers, one code: their part of the CTA's share of the results."""
+    """Both consumers, one code: write their part of the CTA's share of the results."""
     ctx = w.ctx
     # staged: both halves of this CTA's O are staged.
     meet_consumers(ctx, "staged")
@@ -89,7 +90,7 @@ def write_share(w: Output, side: Int32) -> None:
 
 @cute.jit
 def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
-    """What the sum of a row's weighted O is to be multiplied by; the first CTA writes its lse.
+    """Return the factor of the sum of a row's weighted O; the first CTA writes the row's lse.
 
     Args:
         number: of the lane among the four that share the row; each weighs every fourth CTA.
@@ -119,7 +120,7 @@ def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
 
 
 def row_reduce(value: Any, combine: Any) -> Any:
-    """Over the four lanes that share a row, in all of them."""
+    """Reduce over the four lanes that share a row; all four get the result."""
     for offset in (WARP_ROWS, 2 * WARP_ROWS):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
     return value
@@ -127,10 +128,10 @@ def row_reduce(value: Any, combine: Any) -> Any:
 
 @cute.jit
 def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tuple[Any, Any]:
-    """What a row's O is to be multiplied by, and its lse.
+    """(the factor of a row's O, the row's lse).
 
     Args:
-        top: the maximum that the sum is against, log2. head: that there is.
+        top: the maximum that the sum is against, log2. head: an existing one.
     """
     factor, lse = Float32(0.0), Float32(float("inf"))
     if total != 0.0:
@@ -146,9 +147,9 @@ def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tupl
 
 @cute.jit
 def add_up(w: Output, row: Int32, number: Int32, factor: Float32) -> None:
-    """Every fourth group of this CTA's dims of a row: the CTAs' O times their weights.
+    """Add up every fourth group of this CTA's dims of a row: the CTAs' O times their weights.
 
-    Several groups at a time, as long as there are so many: each alone waits for shared memory.
+    Several groups are added at a time while that many are left: each alone waits for shared memory.
     """
     i, count = number, share_of(w.ctx, w.ctx.rank).count
     while i + (AT_ONCE - 1) * LANES_A_ROW < count:
@@ -163,7 +164,7 @@ def add_up(w: Output, row: Int32, number: Int32, factor: Float32) -> None:
 def add_groups(
     w: Output, row: Int32, first: Int32, factor: Float32, num_groups: cutlass.Constexpr
 ) -> None:
-    """Groups `first`, `first` + 4, ... of this CTA's dims of a row."""
+    """Add up groups `first`, `first` + 4, ... of this CTA's dims of a row."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)

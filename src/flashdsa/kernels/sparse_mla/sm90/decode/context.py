@@ -1,4 +1,4 @@
-"""What every role knows: the plan, shared memory, the CTA's item and its steps of it."""
+"""Context of every role: the plan, shared memory, the CTA's item and the CTA's steps of it."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import Scale
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch: an item is the plan's heads of a query, and a cluster's."""
+    """One CTA's position in the launch: an item is the plan's heads of a query, and a cluster's."""
 
     arena: Arena
     query: Int32
@@ -22,8 +22,8 @@ class Context(NamedTuple):
     rank: Int32  # of the CTA in its cluster
     num_ctas: Int32  # of the cluster
     first_slot: Int32  # of this CTA
-    end_slot: Int32  # behind its last one that may be valid
-    num_tiles: Int32  # of 64 keys, at most: what is behind the last valid slot counts
+    end_slot: Int32  # one past its last that may be valid
+    num_tiles: Int32  # of 64 keys, at most: those after the last valid slot count
     thread: Int32  # in its warpgroup
 
     @property
@@ -33,16 +33,16 @@ class Context(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """Of the latent columns of Q and K, of V and P."""
+        """Kind of the latent columns of Q and K, of V and P."""
         return F16_KIND if self.plan.packed else BF16_KIND
 
     def kind_of_piece(self, piece: int) -> str:
-        """Of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
+        """Kind of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
         return BF16_KIND if piece == PIECES - 1 else self.kind
 
     @property
     def num_steps(self) -> Any:
-        """Two tiles each; the last one may have one."""
+        """Steps of two tiles each; the last one may have one."""
         return steps_of(self.num_tiles)
 
     def barriers(self, name: str) -> Barriers:
@@ -50,11 +50,11 @@ class Context(NamedTuple):
         return self.arena.barriers(name)
 
     def tile_full(self, tile: Any) -> Barriers:
-        """k0_full or k1_full, which lies behind it."""
+        """k0_full, or k1_full, which follows it."""
         return self.barriers("k0_full").behind(tile * PIECES)
 
     def half_free(self, right: Any) -> Barriers:
-        """left_free or right_free, which lies behind it."""
+        """left_free, or right_free, which follows it."""
         return self.barriers("left_free").behind(right * TILES)
 
     def phase(self, step: Any) -> Int32:
@@ -63,7 +63,7 @@ class Context(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where results go."""
+    """Destination of the results."""
 
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16
@@ -107,20 +107,22 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
 
 
 def steps_of(num_tiles: Any) -> Any:
-    """Steps of so many tiles."""
+    """Steps of `num_tiles` tiles."""
     return (num_tiles + TILES - 1) // TILES
 
 
 def wait_for_extent(ctx: Context) -> Int32:
-    """A consumer: the CTA's tiles up to those of the last step with a valid slot."""
+    """A consumer: wait for the number of the CTA's tiles up to those of the last step with a valid
+    slot."""
     ctx.barriers("extent_full").wait(0)
     return ctx.arena.array("extent", Int32, 1)[0]
 
 
 def meet_consumers(ctx: Context, name: str) -> None:
-    """Both consumers, each thread: what they did before is done for all of them.
+    """Sync both consumers, each thread: each sees what all of them did before.
 
-    By an mbarrier, as synccheck takes a named barrier at two places of the code for divergence.
+    The barrier is an mbarrier, as synccheck takes a named barrier at two points of the code for
+    divergence.
     """
     ctx.barriers(name).arrive()
     ctx.barriers(name).wait(0)

@@ -1,7 +1,8 @@
-"""What the CTAs of a cluster tell and send each other; a CTA alone has nothing to say.
+"""Messages between the CTAs of a cluster; a CTA alone sends none.
 
-When all others have said that they read neither keys nor Q any more, a CTA sends each the dims that
-are that one's, into the place of its keys, and its statistics into that of Q: two bulk copies.
+A CTA waits until all others have announced that they read neither keys nor Q any more. It then
+sends each its dims, which overwrite the keys, and its statistics, which overwrite Q: two bulk
+copies.
 """
 
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ TOKEN_BYTES = 4
 
 
 class Share(NamedTuple):
-    """The groups of dims that are one CTA's."""
+    """The groups of dims that belong to one CTA."""
 
     first: Int32
     count: Int32
@@ -44,20 +45,22 @@ def share_of(ctx: Context, rank: Any) -> Share:
 
 @cute.jit
 def announce(w: Output, side: cutlass.Constexpr) -> None:
-    """This CTA reads neither keys nor Q any more; one thread expects what the others will send.
+    """Announce that this CTA reads neither keys nor Q any more; one thread expects what the others
+    will send.
 
     The other consumer's sums have come.
     """
     ctx = w.ctx
     if cutlass.const_expr(side == 0):
-        # left_sums: nor do the other warps of this one.
+        # left_sums: the other warps of this consumer do not read them either.
         ctx.barriers("left_sums").wait(0)
         expect_parts(w)
 
 
 @cute.jit
 def expect_parts(w: Output) -> None:
-    """A consumer: no warp of the CTA reads keys or Q any more, and the others may send theirs."""
+    """A consumer: tell that no warp of the CTA reads keys or Q any more; the others may send
+    theirs."""
     ctx = w.ctx
     if ctx.thread == 0:
         others = ctx.num_ctas - 1
@@ -72,9 +75,9 @@ def expect_parts(w: Output) -> None:
 
 @cute.jit
 def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
-    """A word to every other CTA: what came before it has been done.
+    """Tell every other CTA that all work before the call is done.
 
-    A barrier of the cluster with release semantics would be a fence of the whole GPU besides.
+    A barrier of the cluster with release semantics would also be a fence of the whole GPU.
     """
     if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
         peer = (ctx.rank + ctx.thread) % ctx.num_ctas
@@ -86,10 +89,10 @@ def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
 
 @cute.jit
 def exchange(w: Output, side: Int32) -> None:
-    """O is staged: it goes out by a thread for each other CTA, and that of all others comes in."""
+    """Send the staged O, by a thread for each other CTA, and receive that of all others."""
     ctx = w.ctx
     if side == 0 and ctx.thread < WARP_SIZE:
-        # ready: no other CTA reads keys any more, where O is to come, or Q.
+        # ready: no other CTA reads keys, which O overwrites, or Q any more.
         ctx.barriers("ready").wait(0)
         if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
             send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
@@ -102,7 +105,7 @@ def exchange(w: Output, side: Int32) -> None:
 
 @cute.jit
 def send_to(w: Output, peer: Int32) -> None:
-    """One thread: two bulk copies to a CTA."""
+    """One thread: issue two bulk copies to a CTA."""
     ctx = w.ctx
     share, rows = share_of(ctx, peer), staged_rows(w)
     keys, q = ctx.arena.address("k"), ctx.arena.address("q")
@@ -122,14 +125,14 @@ def send_to(w: Output, peer: Int32) -> None:
 
 @cute.jit
 def leave(ctx: Context, side: Int32) -> None:
-    """What this CTA sent has come, and it may end."""
+    """Wait until this CTA's messages have arrived, so that it may end."""
     if side == 0 and ctx.thread < WARP_SIZE:
         ctx.barriers("done").wait(0)
 
 
 @cute.jit
 def place_of_dims(w: Output, rank: Any) -> Any:
-    """Where a CTA's O of this one's dims begins."""
+    """Address of a CTA's O of this one's dims."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     place = rank * (share.count * rows * GROUP_BYTES)

@@ -1,4 +1,4 @@
-"""Role gather for packed rows: bytes into the tiles, and there expanded to f16 in place.
+"""Role gather for packed rows: it copies bytes into the tiles and expands them to f16 in the tiles.
 
 A *part* is the 128 latent columns of a group, of the 64 keys of a tile: 128 bytes of a key, which
 become its rows of two chunks, 128 bytes each. The bytes are copied to where the second row will be.
@@ -6,8 +6,8 @@ A thread copies 16 bytes of each of four keys; it takes them into registers when
 writes 32 bytes of f16 for them. Eight lanes of a warp have a key's 128, so that no other warp's
 bytes are written over. The RoPE columns stay bf16 and are copied as they are.
 
-A tile's second half is on its way while the first one is expanded. To hold parts in registers until
-their places are free was slower: such loads pass the first-level cache, which has 27 KB.
+A tile's second half is on its way while the first one is expanded. Holding parts in registers until
+their destinations are free was slower: such loads pass the first-level cache, which has 27 KB.
 """
 
 from typing import Any, NamedTuple
@@ -55,17 +55,17 @@ from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
 ROPE_PIECE = PIECES - 1
 UNIT_WORDS = COPY_BYTES // 4
 TURN_BYTES = ROWS_AT_ONCE * CHUNK * BF16
-"""From a thread's key in a chunk to its next one."""
+"""Bytes from a thread's key in a chunk to its next one."""
 WARP_ROWS = ROWS_AT_ONCE // 4
 """Keys of which a warp loads stretches at once."""
 HALVES = 2
-"""Of a tile; tile 0's left one is freed first, tile 1's right one."""
+"""Halves of a tile; tile 0's left one is freed first, tile 1's right one."""
 GROUPS = 2
-"""Of a half."""
+"""Groups of a half."""
 
 
 class Half(NamedTuple):
-    """What is asked for, and expanded, at once."""
+    """Half of a tile, which is requested and expanded at once."""
 
     tile: Int32
     right: Int32  # 1: dims 256-511
@@ -77,15 +77,15 @@ class Half(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a thread copies: a 16-byte unit of a group's 128 bytes, of keys 16 apart."""
+    """Coordinates of a thread's copies: 16 of a group's 128 bytes, of keys 16 apart."""
 
     unit: Int32
     key: Int32  # the first
 
 
 def place_of(thread: Int32) -> Place:
-    """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that what they
-    write goes to all banks."""
+    """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that their
+    writes go to all banks."""
     lane = thread % WARP_SIZE
     unit = lane % 4 + lane // 8 % 2 * 4
     return Place(unit, thread // WARP_SIZE * WARP_ROWS + lane // 4 % 2 + lane // 16 * 2)
@@ -95,7 +95,7 @@ def place_of(thread: Int32) -> Place:
 def copy_rope(
     role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, tile: Int32
 ) -> None:
-    """This thread's copies of a tile's RoPE columns, which are announced when they have come."""
+    """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
     to = role.ctx.arena.address("k") + tile * TILE_BYTES + swizzled_128(place.key, place.unit)
     for turn in cutlass.range_constexpr(TURNS):
         at = turn * TURN_BYTES + (CHUNKS - 1) * CHUNK_BYTES
@@ -104,14 +104,14 @@ def copy_rope(
 
 
 def row_address(role: Gatherer, row: Any) -> Any:
-    """Of a packed row; without meaning where it is negative."""
+    """Address of a packed row; meaningless if the row is negative."""
     return role.kv.iterator + Int64(row) * KV_ROW_BYTES
 
 
 def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
-    """2 or 4 words behind an address of device memory; 0 of a negative row.
+    """Load 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
 
-    First-level cache has no room: rows are read once.
+    The first-level cache has no room: rows are read once.
     """
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
@@ -131,10 +131,10 @@ def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
 def copy_groups(
     role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, half: Half
 ) -> None:
-    """This thread's copies of a half: the bytes of two groups, each to the second of its chunks.
+    """Copy this thread's part of a half: the bytes of two groups, each to the second of its chunks.
 
     Args:
-        rows, sources: of kv, one a turn: their numbers, and where the thread's unit of each begins.
+        rows, sources: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes.
     """
     to = bytes_of_half(role, place, half)
     for turn in cutlass.range_constexpr(TURNS):
@@ -150,12 +150,13 @@ def copy_groups(
 
 
 def bytes_at(place: Place) -> Any:
-    """Where the thread's unit of bytes of its first key lies in a chunk, without a conflict."""
+    """Offset of the thread's 16 bytes of its first key in a chunk, without a bank conflict."""
     return place.key * KV_GROUP + (place.unit ^ (place.key % 2 * 4)) * COPY_BYTES
 
 
 def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
-    """Where the thread's unit of its first key would lie in the first chunk of a half."""
+    """Address that the thread's 16 bytes of its first key would have in the first chunk of a
+    half."""
     chunk = 2 * half.group
     k = role.ctx.arena.address("k")
     return k + half.tile * TILE_BYTES + chunk * CHUNK_BYTES + bytes_at(place)
@@ -163,7 +164,8 @@ def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
 
 @cute.jit
 def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexpr) -> list[Any]:
-    """This thread's words of a part, which it has copied. `number`: of the group in its half."""
+    """Load this thread's words of a part, which it has copied. `number`: of the group in its
+    half."""
     at = bytes_of_half(role, place, half)
     words = []
     for turn in cutlass.range_constexpr(TURNS):
@@ -174,7 +176,7 @@ def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexp
 
 @cute.jit
 def load_scales(role: Gatherer, slots: list[Int32]) -> list[Any]:
-    """Two neighbouring scales of one of the warp's 16 keys of a tile, as words.
+    """Load two neighbouring scales of one of the warp's 16 keys of a tile, as words.
 
     Lane 2 i + j has groups 2 j and 2 j + 1 of key i of them: 4 of each turn.
     """
@@ -198,7 +200,7 @@ def write_part(
     half: Half,
     number: cutlass.Constexpr,
 ) -> None:
-    """A part's values to its two chunks; a unit of bytes becomes two of f16. It is announced."""
+    """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
     places = places_of_part(role, place, half, number)
     for turn in cutlass.range_constexpr(TURNS):
         nearest, rest = both_of_sum(sums[turn])
@@ -223,7 +225,7 @@ def take_sums(factors: Factors, place: Place, half: Half, number: int) -> list[A
 
 
 def places_of_part(role: Gatherer, place: Place, half: Half, number: int) -> list[Any]:
-    """Where the values of the thread's first key go: two units of a chunk."""
+    """Addresses of the values of the thread's first key: twice 16 bytes of a chunk."""
     chunk = 2 * (half.group + number) + place.unit // 4
     base = role.ctx.arena.address("k") + half.tile * TILE_BYTES + chunk * CHUNK_BYTES
     return [base + swizzled_128(place.key, place.unit % 4 * 2 + side) for side in range(2)]
@@ -236,7 +238,7 @@ def owner_of(place: Place, turn: Any, half: Half) -> Any:
 
 @cute.jit
 def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, step: Int32) -> None:
-    """This thread's copies of a tile, a half when it is free; and who of the keys is valid.
+    """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
 
     Args:
         slots: the lane's of the tile: lane, lane + 32.
@@ -257,7 +259,7 @@ def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, ste
 
 @cute.jit
 def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> None:
-    """This thread's share of a tile, as its halves come."""
+    """Expand this thread's share of a tile, as its halves come."""
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
         sums = [take_sums(factors, place, half, i) for i in range(GROUPS)]
@@ -266,7 +268,7 @@ def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> 
         else:
             cute.arch.cp_async_wait_group(0)
         words = [take_part(role, place, half, i) for i in range(GROUPS)]
-        # What is written lies where other lanes of the warp have read.
+        # The values overwrite bytes that other lanes of the warp have read.
         cute.arch.sync_warp()
         for i in cutlass.range_constexpr(GROUPS):
             write_part(role, words[i], sums[i], factors, place, half, i)
@@ -274,7 +276,8 @@ def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> 
 
 @cute.jit
 def gather_packed_rows(role: Gatherer) -> None:
-    """All four warps: every step of the CTA. Loops, as code that runs once costs most."""
+    """All four warps: gather every step of the CTA. The code is loops, as code that runs once costs
+    most."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     place = place_of(ctx.thread)

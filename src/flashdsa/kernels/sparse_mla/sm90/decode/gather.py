@@ -59,7 +59,8 @@ def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
 
 @cute.jit
 def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
-    """Of the last of so many steps, all of this lane's: negative where none is valid."""
+    """Bitwise and of this lane's slots of the last of `num_steps` steps: negative if none is
+    valid."""
     slots = read_slots(role, cutlass.max(num_steps - 1, Int32(0)), lane)
     together = slots[0]
     for slot in slots[1:]:
@@ -69,11 +70,12 @@ def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
 
 @cute.jit
 def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constexpr = 0) -> Int32:
-    """All warps: tiles up to those of the last step with a valid slot; told to the consumers.
+    """All warps: return the tiles up to those of the last step with a valid slot; tell the
+    consumers.
 
     Args:
-        last: `last_slots` of all steps, if there are more than `least`.
-        least: as many steps are there, their slots valid or not, if the CTA has them.
+        last: `last_slots` of all steps, if they are more than `least`.
+        least: minimum of the result's steps, their slots valid or not, if the CTA has them.
     """
     ctx = role.ctx
     num_steps = ctx.num_steps
@@ -94,7 +96,7 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
 
 @cute.jit
 def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
-    """One warp: which keys of the tile are valid.
+    """One warp: write which keys of the tile are valid.
 
     Args:
         slots: the lane's of the tile: lane, lane + 32.
@@ -109,7 +111,7 @@ def write_note(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> No
 
 
 def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
-    """The kv row of which this thread copies a unit: that of number `number` of a turn's keys."""
+    """The kv row of which this thread copies 16 bytes: that of number `number` of a turn's keys."""
     return cute.arch.shuffle_sync(
         slots[turn * ROWS_AT_ONCE // WARP_SIZE], turn * ROWS_AT_ONCE % WARP_SIZE + number
     )
@@ -117,10 +119,10 @@ def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
 
 @cute.jit
 def load_query(role: Gatherer) -> None:
-    """The item's rows of Q, before anything else; those behind the last head come as zeros.
+    """Load the item's rows of Q, before anything else; those past the last head become zeros.
 
-    Not where the CTA has no slot. Where it has none that is valid nobody multiplies Q, but both
-    consumers wait for it.
+    Nothing is loaded if the CTA has no slot. If none of its slots is valid nobody multiplies Q, but
+    both consumers wait for it.
     """
     ctx = role.ctx
     if ctx.num_steps > 0 and ctx.thread == 0:
@@ -140,7 +142,7 @@ def acquire(ctx: Context, free: str, tile: int, step: Any) -> None:
 
 @cute.jit
 def gather_rows(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: gather every step of the CTA."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE

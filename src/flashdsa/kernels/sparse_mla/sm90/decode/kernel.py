@@ -7,11 +7,11 @@ gather                | left                        | right
 --------------------- | --------------------------- | ---------------------------------------
 Q, both tiles         | (packed rows: Q to f16)     | (packed rows: Q to f16)
 (packed rows: bytes,  | S0 = Q K0^T                 |
- then f16 in place)   | P0 = exp2(S0) -> shared     | S1 = Q K1^T
+ then f16)            | P0 = exp2(S0) -> shared     | S1 = Q K1^T
                       | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
 the next step's tiles |                             |     P1 = exp2(S1) -> shared
                       | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
-                      |     and behind it S0        |
+                      |     and after it S0         |
 """
 
 from typing import Any
@@ -54,10 +54,11 @@ def decode_kernel(
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     enter_cluster(arena, thread)
-    # A launch that this one may follow early has written the ids, or still reads the results.
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
     cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role finds its place for itself: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, lse, indices, topk_length)
@@ -78,13 +79,13 @@ def decode_kernel(
 
 @cute.jit
 def gather(role: Gatherer) -> None:
-    """Every step of the CTA."""
+    """Gather every step of the CTA."""
     ctx: Context = role.ctx
     if cutlass.const_expr(ctx.plan.packed):
         gather_packed_rows(role)
     else:
         gather_rows(role)
-    # All rows are asked for: what follows may begin to take the SMs that are free.
+    # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
 
 

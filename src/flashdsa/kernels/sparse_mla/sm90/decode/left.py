@@ -57,7 +57,7 @@ class Left(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Of a thread."""
+    """Registers of a thread."""
 
     s: cute.Tensor
     p: cute.Tensor
@@ -67,17 +67,17 @@ class Registers(NamedTuple):
 
 @cute.jit
 def finish_scores(ctx: Context, step: Int32) -> None:
-    """All of the step's S is there: tile 1's may come."""
+    """Announce that all of the step's S is computed: tile 1's may follow."""
     cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
     ctx.barriers("notes").wait(ctx.phase(step), 0)
 
 
 @cute.jit
 def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
-    """From the step's S on; S of the next one is issued behind the products.
+    """Take a step after its S; S of the next one is issued after the products.
 
     Args:
-        num_tiles: from this step on. One: nothing comes of tile 1.
+        num_tiles: from this step on. 1: the step has no tile 1.
     """
     ctx = role.ctx
     k0 = ctx.arena.address("k")
@@ -86,7 +86,7 @@ def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
         unscale(ctx, r.s)
     mask_scores(ctx, r.s, role.scale, 0)
     exponentiate(r.s, r.p, r.rows, role.scale, ctx.plan.lazy_log2, ctx.kind)
-    # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
+    # P overwrites tile 0's RoPE chunk: all four warps have their scores.
     cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
     store_p(ctx, r.p, r.rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
     ctx.barriers("p0_full").arrive()
@@ -111,7 +111,7 @@ def take_step(role: Left, r: Registers, step: Int32, num_tiles: Int32) -> None:
 
 @cute.jit
 def consume_left(role: Left) -> None:
-    """Every step of the CTA, and its share of O."""
+    """Take every step of the CTA, and write its share of O."""
     ctx = role.ctx
     s = cute.make_rmem_tensor(OF_SCORES, Float32)
     p = cute.make_rmem_tensor(P_WORDS, Int32)

@@ -24,23 +24,23 @@ GROUP_DIMS = 8
 """Dims of O that a lane sends at once."""
 DIM_GROUPS = D_V // GROUP_DIMS
 CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
-"""CTAs that may share an item; all dims of O have a place in the key tiles then."""
+"""CTAs that may share an item; the key tiles then have room for all dims of O."""
 MOST_CTAS = max(CLUSTER_SIZES)
 GROUP_BYTES = GROUP_DIMS * F16
 STATISTICS = 4
-"""fp32 of a row that CTAs tell each other: maximum, sum, and what each half of O is in units of."""
+"""fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
 STAGED_AT = TILE_BYTES
-"""Of the region k: this CTA's O, behind what comes of other CTAs."""
+"""Offset in region k of this CTA's O, after what other CTAs send."""
 
 
 @dataclass(frozen=True)
 class DecodePlan(Sm90Plan):
-    """One compiled decode: choices first, then what follows from them.
+    """One compiled decode: choices, then derived values.
 
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
         gather_registers, left_registers, right_registers: of a thread.
-        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     packed: bool = False
@@ -50,12 +50,12 @@ class DecodePlan(Sm90Plan):
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        # What setmaxnreg hands out is what the CTA has at its launch.
+        # setmaxnreg hands out only the registers that the CTA has at its launch.
         self.check(self.threads * registers_each(self.threads, SM90.registers))
 
     group = 1
@@ -63,17 +63,17 @@ class DecodePlan(Sm90Plan):
     group_heads = ROWS
 
     def items(self, num_heads: int) -> int:
-        """Of a query."""
+        """Work items of a query."""
         return -(-num_heads // self.group_heads)
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return "mla_decode" + ("_packed" if self.packed else "")
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         return [
             SmemRegion(
                 "q",
@@ -119,15 +119,15 @@ class DecodePlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.gather, self.left, self.right
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        Those of tiles complete a phase a step, those of Q and O one in all.
+        Barriers of tiles complete a phase for each step, those of Q and O one in all.
         """
         gather, left, right = self.roles
         one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP

@@ -1,7 +1,7 @@
 """Q for packed rows: its latent columns in f16, times a power of two for each head.
 
-A row's largest latent number becomes one from 2^14 to 2^15, so that nothing that matters is lost;
-the RoPE columns stay bf16, times the same. Scores are multiplied by `row_unit`, its inverse.
+A row's largest latent number becomes one from 2^14 to 2^15, so that the loss is negligible; the
+RoPE columns stay bf16, times the same power. Scores are multiplied by `row_unit`, its inverse.
 """
 
 from typing import Any
@@ -22,13 +22,13 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import THREAD_ROWS, quad_reduc
 QUARTERS = 4
 """Threads of a row."""
 UNITS = 8
-"""16-byte units of a row of a chunk."""
+"""16-byte pieces of a row of a chunk."""
 LATENT_CHUNKS = (CHUNKS - 1) // QUARTERS
 """Chunks of a thread."""
 BATCH = 4
-"""Units that a thread has under way."""
+"""16-byte pieces that a thread has under way."""
 BATCHES = UNITS // BATCH
-"""Of a chunk."""
+"""Batches of a chunk."""
 TOP_EXPONENT = 14
 BIAS = 127
 MOST_POWER = 126
@@ -41,7 +41,8 @@ def one_word(ptx: str, *words: Any) -> Any:
 
 @cute.jit
 def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
-    """Both consumers: Q has come, in the form that the products take, if the CTA has slots."""
+    """Both consumers: wait until Q has come, in the form that the products take, if the CTA has
+    slots."""
     if ctx.num_steps > 0:
         ctx.barriers("q_full").wait(0)
         if cutlass.const_expr(ctx.plan.packed):
@@ -49,7 +50,8 @@ def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
 
 
 def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any]:
-    """Of a thread's units of that batch; a row's four threads are at units with other banks."""
+    """Addresses of a thread's 16-byte pieces of that batch; a row's four threads use different
+    banks."""
     base = ctx.arena.address("q") + (quarter * LATENT_CHUNKS + batch // BATCHES) * CHUNK_BYTES
     first = batch % BATCHES * BATCH
     return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
@@ -57,9 +59,9 @@ def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any
 
 @cute.jit
 def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
-    """Both consumers together, once. All of them have it in the new form behind.
+    """Convert Q by both consumers together, once. All of them have the new form afterwards.
 
-    In loops, as code that runs once costs most: it is fetched.
+    The code is loops, as code that runs once costs most: it is fetched.
     """
     thread = ctx.thread + side * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS
@@ -110,7 +112,7 @@ def to_f16(word: Any) -> Any:
 
 
 def unscale(ctx: Context, s: Any) -> None:
-    """Scores of Q as it was given."""
+    """Restore the scores of Q as it was given."""
     shared = ctx.arena.array("row_unit", Float32, ROWS)
     units = [shared[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
     for i in range(cute.size(s)):

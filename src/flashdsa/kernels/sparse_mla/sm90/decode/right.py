@@ -55,13 +55,13 @@ class Right(NamedTuple):
 
 
 def wait_for_scores() -> None:
-    """Tile 0's scores come first, so that its softmax runs under this consumer's."""
+    """Wait for tile 0's scores, so that its softmax runs during this consumer's."""
     cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
 
 
 @cute.jit
 def issue_others(role: Right, out: cute.Tensor, rows: Rows, step: Int32) -> None:
-    """O += P0 V0 as one group, against tile 0's maxima."""
+    """Issue O += P0 V0 as one group, against tile 0's maxima."""
     ctx = role.ctx
     k0 = ctx.arena.address("k")
     ctx.barriers("p0_full").wait(ctx.phase(step))
@@ -72,7 +72,7 @@ def issue_others(role: Right, out: cute.Tensor, rows: Rows, step: Int32) -> None
 
 @cute.jit
 def consume_right(role: Right) -> None:
-    """Every step of the CTA; its softmax runs under the product with P of tile 0."""
+    """Take every step of the CTA; its softmax runs during the product with P of tile 0."""
     ctx = role.ctx
     v1 = along_n(ctx.arena.address("k") + (TILE_BYTES + LEFT_CHUNKS * CHUNK_BYTES))
     s = cute.make_rmem_tensor(OF_SCORES, Float32)

@@ -1,8 +1,8 @@
 """Scales of packed rows in f16: e4m3 times a scale is rounded once, whatever the scale.
 
 A scale is a sum of two f16, of which the first is the nearest to it: its product with e4m3 (4 bits)
-and that of the rest are added in one operation. Where a scale is so small that f16 has no place
-for the rest, both are of the scale times a power of two, which the values are divided by.
+and that of the rest are added in one operation. If a scale is so small that f16 cannot represent
+the rest, both are of the scale times a power of two, which the values are divided by.
 """
 
 from typing import Any, NamedTuple
@@ -11,16 +11,16 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 LEAST_EXPONENT = -24
-"""Of a power of two in f16."""
+"""Least exponent of a power of two in f16."""
 LEAST_OF_SUM = -11
-"""Exponent from which the rest has at least two bits in f16. Other scales than powers of two take a
-power below."""
+"""Exponent from which the rest has at least two bits in f16. Smaller scales that are not powers of
+two take a power."""
 MANTISSA = (1 << 23) - 1
-"""Of the bits of fp32."""
+"""Mantissa bits of fp32."""
 
 
 class Factors(NamedTuple):
-    """Of the lane's two neighbouring groups of a key."""
+    """Factors of the lane's two neighbouring groups of a key."""
 
     scales: list[Int32]  # bits of fp32
     sums: list[Int32]  # f16 nearest to the scale, or to its multiple, and the rest
@@ -28,7 +28,7 @@ class Factors(NamedTuple):
 
 
 def factors_of_scales(scales: list[Any]) -> Factors:
-    """From the bits of fp32."""
+    """Factors from the bits of fp32."""
     sums, small = [], Boolean(False)
     for bits in scales:
         power = power_of_scale(bits)
@@ -49,7 +49,7 @@ def power_of_scale(bits: Int32) -> Int32:
 
 
 def take_sum(factors: Factors, owner: Any, number: int) -> Any:
-    """All lanes: of a lane's group of that number; two f16 in a word."""
+    """Take, by all lanes, the sum of a lane's group of that number; two f16 in a word."""
     return cute.arch.shuffle_sync(factors.sums[number], owner)
 
 
@@ -66,7 +66,7 @@ def both_of_sum(both: Any) -> tuple[Any, Any]:
 
 
 def take_power(factors: Factors, owner: Any, number: int) -> Any:
-    """All lanes: of a lane's group of that number; f16, twice in a word."""
+    """Take, by all lanes, the power of a lane's group of that number; f16, twice in a word."""
     bits = cute.arch.shuffle_sync(factors.scales[number], owner)
     return twice(power_of_two(power_of_scale(bits)))
 
@@ -110,7 +110,7 @@ def twice(value: Any) -> Any:
 
 
 def as_sum(value: Any) -> Any:
-    """The nearest f16 in the low half of a word, and what is left in the high half."""
+    """The nearest f16 in the low half of a word, and the rest in the high half."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 low, high; .reg .f32 near, rest; cvt.rn.f16.f32 low, {$r0}; "
         "cvt.f32.f16 near, low; sub.rn.f32 rest, {$r0}, near; cvt.rn.f16.f32 high, rest; "

@@ -1,8 +1,9 @@
-"""A CTA's O and statistics into its own shared memory, from where CTAs of its cluster get them.
+"""Staging of a CTA's O and statistics in its own shared memory, from which CTAs of its cluster get
+them.
 
-O is divided by the CTA's own sums and lies in f16, in groups of 8 dims: group by group a unit of 16
-bytes for each row. Of bf16 rows each half of a row is in units of a power of two of its own, which
-makes its largest number one from 2^14 to 2^15; packed rows have no values that are too large.
+O is divided by the CTA's own sums and lies in f16, in groups of 8 dims: group by group 16 bytes for
+each row. Each half of a bf16 row has a scale of its own, a power of two, which makes its largest
+number one from 2^14 to 2^15; packed rows have no values that are too large.
 """
 
 from typing import Any
@@ -41,12 +42,12 @@ MOST_POWER = 100
 
 
 def rows_of_item(w: Output) -> Any:
-    """Heads of the item that there are, of the plan's."""
+    """Heads of the item that exist, of the plan's."""
     return cutlass.min(Int32(w.lse.shape[1]) - w.ctx.head, Int32(w.ctx.plan.group_heads))
 
 
 def staged_rows(w: Output) -> Any:
-    """Rows that have a place: those of every warp that has any."""
+    """Rows that are staged: those of every warp that has any."""
     return (rows_of_item(w) + (MMA_ROWS - 1)) // MMA_ROWS * MMA_ROWS
 
 
@@ -54,7 +55,7 @@ def staged_rows(w: Output) -> Any:
 def stage(
     w: Output, out: cute.Tensor, rows: Rows, sums: list[Float32], side: cutlass.Constexpr
 ) -> None:
-    """A consumer's half of O, and what others must know of it."""
+    """Stage a consumer's half of O, and what others must know of it."""
     units = normalise(w.ctx, out, sums)
     stage_dims(w, out, side)
     stage_statistics(w.ctx, rows, sums, units, side)
@@ -62,7 +63,8 @@ def stage(
 
 @cute.jit
 def normalise(ctx: Context, out: cute.Tensor, sums: list[Float32]) -> list[Float32]:
-    """O divided by the CTA's own sums, 0 of a row without a key, in the units that are returned."""
+    """Divide O by the CTA's own sums, 0 of a row without a key; return the scales that O is divided
+    by."""
     factors, units = [], []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         factor = cute.arch.rcp_approx(sums[h]) if sums[h] != 0.0 else Float32(0.0)
@@ -83,7 +85,7 @@ def normalise(ctx: Context, out: cute.Tensor, sums: list[Float32]) -> list[Float
 
 @cute.jit
 def stage_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
-    """This consumer's groups of dims: an 8x8 matrix is a group's units of eight rows."""
+    """Stage this consumer's groups of dims: an 8x8 matrix is a group's 16 bytes of eight rows."""
     ctx = w.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     count = staged_rows(w)
@@ -106,7 +108,8 @@ def stage_dims(w: Output, out: cute.Tensor, side: cutlass.Constexpr) -> None:
 def stage_statistics(
     ctx: Context, rows: Rows, sums: list[Float32], units: list[Float32], side: cutlass.Constexpr
 ) -> None:
-    """This CTA's maxima and sums, and this half's units, to the CTA's place among all of them."""
+    """Write this CTA's maxima and sums, and this half's scales, to the CTA's offset among all
+    CTAs'."""
     row = row_of_thread(ctx.thread)
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
@@ -133,7 +136,7 @@ def power_of_two(exponent: Any) -> Any:
 
 
 def store_pair(address: Any, first: Any, second: Any) -> None:
-    """Two fp32 to shared memory."""
+    """Store two fp32 to shared memory."""
     cute.arch.inline_ptx(
         "st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, first, second]
     )

@@ -47,19 +47,19 @@ class Math(NamedTuple):
 
 
 class Registers(NamedTuple):
-    """Of a thread."""
+    """Registers of a thread."""
 
     out: cute.Tensor  # O^T: 8 blocks of 64 dims, columns / 2 fp32 each
     heads: Heads
 
 
 def meet(ctx: Context, side: Any) -> None:
-    """The four warps of a consumer."""
+    """Sync the four warps of a consumer."""
     cute.arch.barrier(barrier_id=FIRST_MEETING + side, number_of_threads=WARPGROUP_SIZE)
 
 
 def read_units(ctx: Context) -> list[Any]:
-    """What the lane's heads of Q are multiples of."""
+    """Scales of the lane's heads of Q."""
     count = ctx.plan.columns // 4
     shared = ctx.arena.array("row_unit", Float32, ctx.plan.columns)
     first = first_head(ctx.thread % WARP_SIZE)
@@ -67,17 +67,17 @@ def read_units(ctx: Context) -> list[Any]:
 
 
 def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
-    """Of the consumer's pieces of a step; found again at each use, not kept in registers."""
+    """States of the consumer's pieces of a step; found again at each use, not kept in registers."""
     first = opaque(step) * TILE_PIECES
     return [state_of_piece(role.ctx.plan, role.side, first + i) for i in range(TILE_PIECES)]
 
 
 @cute.jit
 def take_tile(role: Math, r: Registers, step: Int32) -> None:
-    """The tile of that step, whose pieces have come."""
+    """Take the tile of that step, whose pieces have come."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    # As rows of S^T a warp has 16 keys, of one of the pieces.
+    # A warp has 16 keys, of one of the pieces, as rows of S^T.
     key = warp % 2 * MMA_ROWS
     states = states_of_tile(role, step)
     stage = states[0].stage
@@ -91,7 +91,7 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     s = multiply_tile(ctx.plan, q, keys, row)
     scale = role.output.scale
     s = mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
-    # Behind it all four warps are done with P of the tile before.
+    # All four warps are done with P of the tile before when it returns.
     tops, largest = find_tops(ctx, s, row, role.side, meet)
     tops, factors = move_tops(ctx, r.heads, tops, largest, scale, role.side)
     rescale(ctx, r.out, factors)
@@ -107,7 +107,7 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
 
 @cute.jit
 def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
-    """O against maxima that have moved, which is rare."""
+    """Rescale O to maxima that have moved, which is rare."""
     moved = factors[0] != 1.0
     for factor in factors[1:]:
         moved = moved | (factor != 1.0)
@@ -118,7 +118,7 @@ def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
 
 @cute.jit
 def consume(role: Math) -> Registers:
-    """Every step of the CTA in which this consumer has a tile."""
+    """Take every step of the CTA in which this consumer has a tile."""
     ctx = role.ctx
     out = cute.make_rmem_tensor(BLOCKS * ctx.plan.columns // 2, Float32)
     out.fill(0.0)
@@ -131,7 +131,7 @@ def consume(role: Math) -> Registers:
         for state in states_of_tile(role, step):
             ring.wait(state)
         take_tile(role, r, step)
-        # Bulk copies write where threads have read.
+        # Bulk copies overwrite memory that threads have read.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
         if ctx.thread % WARP_SIZE == 0:

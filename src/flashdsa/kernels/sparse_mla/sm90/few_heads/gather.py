@@ -1,6 +1,6 @@
-"""Role gather: whole rows by bulk copies, a lane each; a warp has a piece of 32 keys of each step.
+"""Role gather: whole rows by bulk copies, one a lane; a warp has a piece of 32 keys of each step.
 
-Rows lie as they come: the consumers bring them into registers.
+Rows keep their format in shared memory: the consumers bring them into registers.
 """
 
 import cutlass
@@ -28,7 +28,7 @@ UNIT = 16
 
 @cute.jit
 def gather_pieces(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: gather every step of the CTA."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
@@ -36,7 +36,7 @@ def gather_pieces(role: Gatherer) -> None:
     first = ctx.first_slot + warp * PIECE_KEYS + lane
     row = read_slot(role, first)
     if ctx.num_tiles > side:
-        # Asked for while nobody knows yet how many steps have a valid slot: one, at least.
+        # Asked for before it is known how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(0), lane)
     last = Int32(-1)
     if ctx.num_steps > 1:
@@ -51,7 +51,7 @@ def gather_pieces(role: Gatherer) -> None:
 
 @cute.jit
 def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
-    """One warp: its piece of a step, and who of its keys is valid.
+    """One warp: load its piece of a step, and write which keys are valid.
 
     Args:
         row: the lane's, negative where its slot is not valid.
@@ -61,7 +61,7 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     piece = step * TILE_PIECES + warp % TILE_PIECES
     state = state_of_piece(ctx.plan, warp // TILE_PIECES, piece)
-    # free: the consumer has read the piece that was there before, and its mask.
+    # free: the consumer has read the piece before in this stage, and its mask.
     ring.acquire(state)
     mask = cute.arch.vote_ballot_sync(row >= 0)
     if lane == 0:
@@ -79,6 +79,6 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
 
 @cute.jit
 def clear_row(to: Int32) -> None:
-    """Zeros in place of a row: 0 times what was there may be NaN."""
+    """Write zeros over a row: 0 times its old bytes may be NaN."""
     for unit in cutlass.range(KV_ROW_BYTES // UNIT, unroll=1):
         store_words(to + unit * UNIT, [Int32(0)] * 4)

@@ -8,8 +8,8 @@ rows of 32 keys a warp | Q                           | Q
 the next step's rows   | O^T += V^T P^T              | O^T += V^T P^T
 
 Keys, and dims, are the rows of the products, as there are few heads; K and V^T come from registers,
-so that e4m3 become f16 on their way there. At the end the consumers add up their O (`merge.py`),
-and the CTAs theirs as in the other decode.
+so that e4m3 become f16 on the way. The consumers add up their O at the end (`merge.py`), and the
+CTAs theirs as in the other decode.
 """
 
 from typing import Any
@@ -50,14 +50,15 @@ def few_heads_kernel(
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     enter_cluster(arena, thread)
-    # A launch that this one may follow early has written the ids, or still reads the results.
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
     cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(arena, lse, indices, topk_length)
         gather_pieces(Gatherer(ctx, None, kv, indices))
-        # All rows are asked for: what follows may begin to take the SMs that are free.
+        # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
@@ -65,7 +66,7 @@ def few_heads_kernel(
         ctx = locate(arena, lse, indices, topk_length)
         side = group - GATHER - 1
         r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, side))
-        # Found again: what is behind the steps would be live through them.
+        # Computed again: values that are used after the steps would be live through them.
         ctx = locate(arena, lse, indices, topk_length)
         output = Output(ctx, out, lse, attn_sink, scale)
         stage_share(Math(ctx, output, q, side), r)

@@ -1,6 +1,6 @@
 """The end of a CTA's steps: its consumers exchange halves of O, and each stages half of the dims.
 
-What is staged is what the other decode stages (`decode/stage.py`), and goes on likewise
+The staged data are those of the other decode (`decode/stage.py`), and are combined likewise
 (`decode/combine.py`).
 """
 
@@ -46,14 +46,15 @@ WORDS = 4
 
 @cute.jit
 def stage_share(role: Math, r: Registers) -> None:
-    """A consumer's half of the dims of O, of all the CTA's tiles, to where CTAs get it."""
+    """Stage a consumer's half of the dims of O, of all the CTA's tiles, for the CTAs of the
+    cluster."""
     ctx = role.ctx
     publish_sums(role, r)
-    # Other CTAs' copies write where threads have read keys and Q.
+    # Other CTAs' copies overwrite memory from which threads have read keys and Q.
     cute.arch.fence_proxy("async.shared", space="cta")
-    # all_read: nobody reads keys or Q any more; all sums are there.
+    # all_read: nobody reads keys or Q any more; all sums are written.
     meet_consumers(ctx, "all_read")
-    # The CTAs of the cluster have their barriers: nobody has sent them anything before.
+    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         if role.side == 0:
@@ -68,7 +69,7 @@ def stage_share(role: Math, r: Registers) -> None:
 
 @cute.jit
 def publish_sums(role: Math, r: Registers) -> None:
-    """Each warp's sums."""
+    """Publish each warp's sums."""
     ctx = role.ctx
     columns = ctx.plan.columns
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
@@ -82,7 +83,7 @@ def publish_sums(role: Math, r: Registers) -> None:
 
 
 class Merged(NamedTuple):
-    """Of a head, of both consumers."""
+    """Merged maxima and sum of a head, of both consumers."""
 
     tops: list[Any]  # each one's maximum
     top: Any  # the larger one
@@ -90,7 +91,7 @@ class Merged(NamedTuple):
 
 
 def merge_sums(role: Math, number: int) -> Merged:
-    """The lane's head of that number."""
+    """Merge the sums of the lane's head of that number."""
     ctx = role.ctx
     columns, factor = ctx.plan.columns, role.output.scale.factor
     pitch = columns + 4
@@ -109,8 +110,8 @@ def merge_sums(role: Math, number: int) -> Merged:
 
 @cute.jit
 def find_factors(role: Math, r: Registers) -> list[Any]:
-    """What this consumer's O of the lane's heads is to be multiplied by, before both are added:
-    0 of a head without a key."""
+    """Factors of this consumer's O of the lane's heads, before both are added: 0 of a head without
+    a key."""
     unit = Float32(0.0) - Float32(r.heads.power[0])
     factors = []
     for number in cutlass.range_constexpr(role.ctx.plan.columns // 4):
@@ -119,14 +120,14 @@ def find_factors(role: Math, r: Registers) -> list[Any]:
         own = exp2((mine - merged.top) * role.output.scale.factor + unit)
         inverse = cute.arch.rcp_approx(merged.total) if merged.total != 0.0 else Float32(0.0)
         factors.append(own * inverse)
-        # What all heads read would be in registers at once.
+        # Otherwise the values that all heads read would be in registers at once.
         cute.arch.sync_warp()
     return factors
 
 
 @cute.jit
 def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
-    """This consumer's half of the dims, of both."""
+    """Exchange halves; return this consumer's half of the dims, of both consumers."""
     ctx = role.ctx
     columns = ctx.plan.columns
     count = columns // 2
@@ -145,7 +146,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
             mine.append((high if role.side == 1 else low) * factor)
             others.append((low if role.side == 1 else high) * factor)
         store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
-    # halves: the other consumer's part of this one's dims is there.
+    # halves: the other consumer's part of this one's dims has come.
     meet_consumers(ctx, "halves")
     at = own_at + ctx.thread * (WORDS * FP32)
     results = []
@@ -158,7 +159,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
 
 @cute.jit
 def stage_dims(role: Math, half: list[Any]) -> None:
-    """This consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
+    """Stage this consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
     ctx = role.ctx
     count = ctx.plan.columns // 2
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
@@ -176,7 +177,7 @@ def stage_dims(role: Math, half: list[Any]) -> None:
 
 
 def stage_heads(v: list[Any], to: Any) -> None:
-    """16 heads of the lane's dims of a block: accumulators `v` to the lane's address."""
+    """Stage 16 heads of the lane's dims of a block: accumulators `v` to the lane's address."""
     for column in range(2):
         for odd in range(2):
             word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
@@ -184,12 +185,12 @@ def stage_heads(v: list[Any], to: Any) -> None:
 
 
 def store_word(address: Any, word: Any) -> None:
-    """A word to shared memory."""
+    """Store a word to shared memory."""
     cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])
 
 
 def store_floats(address: Any, values: list[Any]) -> None:
-    """Four fp32 to shared memory."""
+    """Store four fp32 to shared memory."""
     cute.arch.inline_ptx(
         "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[address, *values],
@@ -198,7 +199,8 @@ def store_floats(address: Any, values: list[Any]) -> None:
 
 @cute.jit
 def stage_statistics(role: Math) -> None:
-    """Four lanes: this CTA's maxima and sums to its place of all CTAs'. O is in units of 1."""
+    """Write this CTA's maxima and sums, by four lanes, to its offset among all CTAs'. O has scale
+    1."""
     ctx = role.ctx
     base = ctx.arena.address("q") + ctx.rank * OF_CTA
     for number in cutlass.range_constexpr(ctx.plan.columns // 4):

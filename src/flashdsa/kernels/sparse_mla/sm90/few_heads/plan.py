@@ -36,17 +36,18 @@ CHUNK_ROW = 128
 """Bytes of a row of an operand with the 128-byte swizzle."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 PIECE_BYTES = PIECE_KEYS * KV_ROW_BYTES
-"""Of a stage. A row is an odd number of 16-byte units, so that eight of them are in all banks."""
+"""Bytes of a stage. A row is an odd multiple of 16 bytes, so that eight of them are in all
+banks."""
 
 
 @dataclass(frozen=True)
 class FewHeadsPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         columns: heads of an item, one of COLUMNS.
         gather_registers, math_registers: of a thread.
-        lazy_log2: a head's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
     """
 
     columns: int = 16
@@ -58,12 +59,12 @@ class FewHeadsPlan(Sm90Plan):
     """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        # What setmaxnreg hands out is what the CTA has at its launch.
+        # setmaxnreg hands out only the registers that the CTA has at its launch.
         self.check(self.threads * registers_each(self.threads, SM90.registers))
 
     @property
@@ -72,39 +73,39 @@ class FewHeadsPlan(Sm90Plan):
         return self.columns
 
     def items(self, num_heads: int) -> int:
-        """Of a query."""
+        """Work items of a query."""
         return -(-num_heads // self.group_heads)
 
     @property
     def stages(self) -> int:
-        """Pieces in shared memory, half of them of each consumer."""
+        """Pieces in shared memory, half of them for each consumer."""
         return 8 if self.columns == COLUMNS[0] else 6
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"mla_decode_heads{self.columns}"
 
     @property
     def operand_bytes(self) -> int:
-        """Of 64 values of each head: a chunk of Q, or P of a tile."""
+        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
         return self.columns * CHUNK_ROW
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
-        besides all CTAs' O, which may come meanwhile, and this one's, in the region k."""
+        apart from all CTAs' O, which may come meanwhile, and this one's, in the region k."""
         return ("k", self.received_bytes), ("p", 0)
 
     @property
     def received_bytes(self) -> int:
-        """All CTAs' O of one CTA's dims: more than O where dims are not shared out evenly."""
+        """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
         groups = max(size * -(-DIM_GROUPS // size) for size in CLUSTER_SIZES)
         return groups * GROUP_BYTES * self.columns
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         statistics = MOST_CTAS * ROWS * (STATISTICS + 2) * FP32
         of_warps = CONSUMERS * WARPS * (self.columns + 4) * FP32
         return [
@@ -156,15 +157,15 @@ class FewHeadsPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """In the order of their threads."""
+        """Roles in the order of their threads."""
         return self.gather, self.math
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        Those of pieces are a ring, each other one completes a phase in all.
+        Barriers of pieces are a ring, each other one completes a phase in all.
         """
         gather, math = self.roles
         one, every = Arrives.ONE_THREAD, Arrives.EVERY_THREAD

@@ -1,7 +1,7 @@
 """The wgmmas of a consumer: S^T = K Q^T and O^T += V^T P^T, keys or dims being the rows.
 
 Their first operand comes from registers, where `ldmatrix` brings rows as they lie in shared memory.
-Of a packed row a 16-bit element is two e4m3, which become f16 there:
+A 16-bit element of a packed row is two e4m3, which become f16 in registers:
 - K: a lane gets four neighbouring bytes. The first two are its elements of the first 8 columns of
   K of a product, the others those of the last 8; Q's columns lie likewise (`query.py`).
 - V, transposed: a lane gets two dims of two keys, and a row of the product is every other dim.
@@ -28,9 +28,9 @@ from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
 MMA_K = 16
 MMA_ROWS = 64
 LANE_ROWS = 8
-"""From a lane's first row of an accumulator to its second one."""
+"""Rows from a lane's first row of an accumulator to its second one."""
 LOAD_BYTES = 32
-"""Of a row, that one ldmatrix reads along it."""
+"""Bytes of a row that one ldmatrix reads along it."""
 CHUNK_STEPS = CHUNK // MMA_K
 LATENT_CHUNKS = CHUNKS - 1
 GROUP_STEPS = KV_GROUP // MMA_K
@@ -75,8 +75,8 @@ def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
     """The first operand of `count` products along 16 latent columns each: four words each.
 
     Args:
-        keys: the lane's address: row lane % 16 of the warp's, 16-byte unit lane // 16.
-        offset: bytes from there.
+        keys: the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16).
+        offset: bytes from that address.
     """
     steps = []
     for load in range(count // 2):
@@ -88,18 +88,18 @@ def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
 
 
 def rope_keys(keys: Any) -> list[list[Any]]:
-    """The same of the RoPE columns."""
+    """Same as `latent_keys`, for the RoPE columns."""
     return [load_matrices(keys + (KV_ROPE_AT + LOAD_BYTES * i)) for i in range(CHUNK_STEPS)]
 
 
 def multiply_keys(
     plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, s: list[Any] | None, kind: str
 ) -> list[Any]:
-    """S^T = K Q^T, or S^T += K Q^T, as one group; returns the accumulators.
+    """Issue S^T = K Q^T, or S^T += K Q^T, as one group; return the accumulators.
 
     Args:
         q: low word of Q's descriptor. steps: of K, 16 columns each. first: number of the first one.
-        s: what is added to; None: nothing. kind: of Q and K.
+        s: accumulators to add to; None: start at 0. kind: of Q and K.
     """
     values = [Float32(0.0) for _ in range(plan.columns // 2)] if s is None else s
     warpgroup.fence()
@@ -112,17 +112,17 @@ def multiply_keys(
 
 
 def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
-    """A tile's S^T, of Q as it lies in shared memory.
+    """Compute a tile's S^T, with Q from shared memory.
 
     Args:
         q: low word of Q's descriptor. keys: the lane's address, as in `latent_keys`.
-        row: the address of the lane's first key; its other one is 8 behind.
+        row: the address of the lane's first key; its other one is 8 rows later.
     """
     q = opaque(q)
     scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * KV_ROW_BYTES) for h in range(THREAD_ROWS)]
     rope_steps = rope_keys(keys)
     s = multiply_keys(plan, q, rope_steps, LATENT_CHUNKS * CHUNK_STEPS, None, BF16_KIND)
-    # With 16 heads there are registers for two groups: keys of one, while the other is multiplied.
+    # 16 heads leave registers for two groups: keys of one, while the other is multiplied.
     ahead = 1 if plan.columns == COLUMNS[0] else 0
     if ahead == 0:
         warpgroup.wait_group(0)
@@ -174,10 +174,10 @@ def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
 
 
 def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> None:
-    """O^T += V^T P^T of a tile; behind it all is done.
+    """Compute O^T += V^T P^T of a tile; all products are done when it returns.
 
     Args:
-        out: accumulators, a block's columns / 2 behind the other's. p: low word of P's descriptor.
+        out: accumulators, columns / 2 of each block in turn. p: low word of P's descriptor.
     """
     p = opaque(p)
     count = plan.columns // 2
@@ -192,7 +192,7 @@ def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> 
         warpgroup.commit_group()
         for i in range(count):
             out[count * block + i] = values[i]
-        # Of 32 heads registers are for one block's operands only.
+        # 32 heads leave registers for one block's operands only.
         if plan.columns > COLUMNS[0]:
             warpgroup.wait_group(0)
         elif block > 0:

@@ -1,8 +1,8 @@
 """Q for the products: chunks of 64 columns with the 128-byte swizzle, a row for each head.
 
-Its latent columns are f16, times a power of two for each head as in `decode/query`,
-and those of a 16-byte unit of a key lie in the order in which the products take that unit's bytes
-(`products.py`). The RoPE columns stay bf16.
+Its latent columns are f16, times a power of two for each head as in `decode/query`, and those of 16
+bytes of a key lie in the order in which the products take these bytes (`products.py`). The RoPE
+columns stay bf16.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import CONSUMERS
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK, D_V
 
 PAIR = 16
-"""Columns that a thread takes together: two 16-byte units of Q, one of a key."""
+"""Columns that a thread takes together: twice 16 bytes of Q, 16 bytes of a key."""
 UNIT = 8
 CHUNK_PAIRS = CHUNK // PAIR
 ROPE_UNITS = (D_QK - D_V) // UNIT
@@ -37,7 +37,7 @@ ROPE_CHUNK = D_V // CHUNK
 
 @cute.jit
 def take_query(ctx: Context, q: cute.Tensor, side: Int32) -> None:
-    """Both consumers together, if the CTA has slots: Q from device memory, zeros behind its heads.
+    """Load Q from device memory, zeros past its heads, by both consumers, if the CTA has slots.
 
     Args:
         q: (S, H, 576) bf16.
@@ -45,7 +45,7 @@ def take_query(ctx: Context, q: cute.Tensor, side: Int32) -> None:
     threads = CONSUMERS * WARPGROUP_SIZE // ctx.plan.columns
     thread = ctx.thread + side * WARPGROUP_SIZE
     row, number = thread // threads, thread % threads
-    # A head that there is not is read like a row of kv that is not valid.
+    # A head past the last is read like a row of kv that is not valid.
     present = ctx.head + row
     if present >= q.shape[1]:
         present = Int32(-1)
@@ -72,12 +72,13 @@ def take_query(ctx: Context, q: cute.Tensor, side: Int32) -> None:
         of_pair = words[PAIR // 2 * i : PAIR // 2 * (i + 1)]
         for half in cutlass.range_constexpr(2):
             unit = pair % CHUNK_PAIRS * 2 + half
-            # Of four e4m3 in a word of a key the first two are of one unit, the others of the next.
+            # The first two of four e4m3 in a word of a key are of one 16 bytes of Q, the others of
+            # the next.
             store_words(to + swizzled_128(row, unit), of_pair[half::2])
     if number < ROPE_UNITS:
         store_words(base + (ROPE_CHUNK * ctx.plan.operand_bytes + swizzled_128(row, number)), rope)
     cute.arch.fence_proxy("async.shared", space="cta")
-    # q_full: all of Q is there.
+    # q_full: all of Q is written.
     ctx.barriers("q_full").arrive()
     ctx.barriers("q_full").wait(0)
 

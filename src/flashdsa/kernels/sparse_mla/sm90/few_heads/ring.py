@@ -1,7 +1,7 @@
 """The pieces in shared memory: a ring for each consumer, which the two warps of its tiles fill.
 
-Piece n of a consumer is in stage n % stages of its ring. As it releases both pieces of a tile, no
-warp is a round ahead of the other one, whichever of them had a stage before.
+Piece n of a consumer is in stage n % stages of its ring. It releases both pieces of a tile, so no
+warp is a round before the other one, whichever of them had a stage before.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import CONSUMERS, FewHeadsP
 
 
 def tiles_of_consumer(num_tiles: Any, side: Any) -> Any:
-    """Of so many tiles of the CTA."""
+    """Tiles of a consumer, of the CTA's `num_tiles`."""
     return (num_tiles + (CONSUMERS - 1) - side) // CONSUMERS
 
 

@@ -1,4 +1,4 @@
-"""From S^T to P^T: a consumer's maxima of a tile, its sums, and what O^T is rescaled by.
+"""The step from S^T to P^T: a consumer's maxima of a tile, its sums, and the factors of O^T.
 
 A lane has two keys of the warp's 16 and a fourth of the heads. The maxima are those of all four
 warps, as all their keys add to the same O. P is multiplied by each of a key's scales, and by a
@@ -30,21 +30,22 @@ from flashdsa.problem import KV_ROW_BYTES, KV_SCALES_AT
 LANE_HEADS = 2
 """Neighbouring heads of a lane in each 8 columns."""
 MOST_LOG2 = 7
-"""What the largest scale becomes is below 2 to this, and P at most 2^8: less than f16 has."""
+"""log2 of a bound: the largest scale < 2^7 after scaling; P <= 2^8, below the largest f16."""
 FIRST_POWER = 100
 BIAS = 127
 
 
 class Heads(NamedTuple):
-    """Of the lane's heads, in registers. Their maxima are in shared memory, for each warp."""
+    """Values of the lane's heads, in registers. Their maxima are in shared memory, for each
+    warp."""
 
     total: cute.Tensor  # (columns / 4,) fp32: over the lane's keys
-    power: cute.Tensor  # (1,) Int32: O is in units of 2^-power
+    power: cute.Tensor  # (1,) Int32: O is scaled by 2^power
 
 
 @cute.jit
 def new_heads(ctx: Context, side: Int32) -> Heads:
-    """Without a key."""
+    """Heads without a key."""
     count = ctx.plan.columns // 4
     total = cute.make_rmem_tensor(count, Float32)
     power = cute.make_rmem_tensor(1, Int32)
@@ -61,7 +62,7 @@ def first_maximum(ctx: Context, side: Any, warp: Any) -> Any:
 
 @cute.jit
 def store_maxima(ctx: Context, side: Int32, values: list[Any]) -> None:
-    """The warp's, which all four warps have alike."""
+    """Store the warp's maxima, which are equal in all four warps."""
     maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
     first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
     if ctx.thread % WARP_SIZE < 4:
@@ -76,24 +77,24 @@ def head_of(i: int) -> int:
 
 
 def first_head(lane: Any) -> Any:
-    """The lane's first head; the others are 1, 8, 9, 16, ... behind."""
+    """The lane's first head; the others are 1, 8, 9, 16, ... heads later."""
     return lane % 4 * LANE_HEADS
 
 
 def offset_of_head(number: int) -> int:
-    """From the lane's first head to that of a number."""
+    """Heads from the lane's first one to that of a number."""
     return number // LANE_HEADS * 8 + number % LANE_HEADS
 
 
 def reduce_keys(value: Any, combine: Any) -> Any:
-    """Over the lanes that have the same heads, in all of them."""
+    """Reduce over the lanes that have the same heads; all of them get the result."""
     for offset in (4, 8, 16):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
     return value
 
 
 def load_scales(row: Any) -> list[list[Any]]:
-    """Of the lane's two keys. `row`: the address of the first one."""
+    """Load the scales of the lane's two keys. `row`: the address of the first one."""
     at = row + KV_SCALES_AT
     loaded = [load_words(at + 8 * h * KV_ROW_BYTES, Float32) for h in range(THREAD_ROWS)]
     return [[words[group] for group in range(GROUPS)] for words in loaded]
@@ -104,7 +105,7 @@ def mask_keys(s: list[Any], units: list[Any], scale: Scale, word: Int32, key: In
     """Scores of Q as it was given, NO_KEY for keys that are not valid; the scale's sign.
 
     Args:
-        units: of the lane's heads. word: the piece's mask. key: the lane's first in it.
+        units: scales of the lane's heads. word: the piece's mask. key: the lane's first in it.
     """
     sign = Float32(-1.0) if scale.negative else Float32(1.0)
     valid = [(word >> (key + 8 * h)) & 1 for h in range(THREAD_ROWS)]
@@ -160,10 +161,10 @@ def find_tops(
 def move_tops(
     ctx: Context, heads: Heads, tops: list[Any], largest: Any, scale: Scale, side: Int32
 ) -> tuple[list[Any], list[Any]]:
-    """Maxima that have grown are taken over, sums follow.
+    """Update the maxima that have grown, and rescale the sums.
 
     Returns:
-        The maxima, and what O is to be multiplied by.
+        The maxima, and the factors of O.
     """
     maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
     first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
@@ -188,7 +189,7 @@ def move_tops(
 
 @cute.jit
 def exponentiate(s: list[Any], heads: Heads, tops: list[Any], scale: Scale) -> list[Any]:
-    """P against these maxima, and it is added to the sums."""
+    """Compute P against these maxima, and add it to the sums."""
     p = []
     for i in cutlass.range_constexpr(len(s)):
         number = head_of(i)
@@ -200,7 +201,7 @@ def exponentiate(s: list[Any], heads: Heads, tops: list[Any], scale: Scale) -> l
 
 @cute.jit
 def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> None:
-    """P^T to shared memory: rows are heads there, for each group times the keys' scales.
+    """Store P^T to shared memory: its rows are heads, for each group times the keys' scales.
 
     Args:
         row: the address of the lane's first key. to: an address.

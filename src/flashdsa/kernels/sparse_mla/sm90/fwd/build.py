@@ -1,4 +1,4 @@
-"""Compiles the Hopper forward; shapes are dynamic, what the plan says is not."""
+"""Compilation of the Hopper forward; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every role knows: the plan, shared memory, the CTA's work."""
+"""Context of every role: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ SCORES_DONE, P_FREE = 1, 2
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its work items are first_item, first_item + num_ctas, ...
+    """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
 
     An item is 64 rows of Q: of a group of queries, or of `blocks` items of one query each.
     """
@@ -30,11 +30,11 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FwdPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def kind_of_piece(self, piece: int) -> str:
-        """What the columns of a piece are to the products."""
+        """Kind of a piece's columns in the products."""
         return BF16_KIND
 
     def barriers(self, name: str) -> Barriers:
@@ -48,7 +48,7 @@ class Context(NamedTuple):
 
 @cute.jit
 def arrive_warp(ctx: Context, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
-    """One arrival for the warp: what its lanes did before is done for whoever waits."""
+    """Arrive once for the warp: whoever waits sees what its lanes did before."""
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
         ctx.barriers(name).arrive(stage)

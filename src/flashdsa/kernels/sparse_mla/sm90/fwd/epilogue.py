@@ -28,7 +28,7 @@ BLOCK_DIMS = 32
 
 
 class Output(NamedTuple):
-    """Where results go."""
+    """Destination of the results."""
 
     ctx: Context
     out: cute.Tensor  # (S, H, 512) bf16
@@ -39,10 +39,10 @@ class Output(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Of an item's rows in the results, which are numbered over queries and heads."""
+    """Position of an item's rows in the results, which are numbered over queries and heads."""
 
     first: Int64  # number of the item's first row
-    count: Int32  # rows that there are, of 64
+    count: Int32  # existing rows, of 64
     head: Int32  # of this thread's first row
     row: Int32  # this thread's first row in the item
 
@@ -66,10 +66,10 @@ def place_of(w: Output, item: Int32) -> Place:
 def write_item(
     w: Output, out: cute.Tensor, rows: Rows, items: Int32, side: cutlass.Constexpr
 ) -> None:
-    """A consumer's half of O, divided by the rows' sums; side 0 writes lse and maxima besides.
+    """Write a consumer's half of O, divided by the rows' sums; side 0 writes lse and maxima, too.
 
     Args:
-        items: that the CTA has ended before.
+        items: number that the CTA has ended before.
     """
     ctx = w.ctx
     sums = merge_sums(ctx, rows, w.scale, items, side)
@@ -106,7 +106,7 @@ def write_item(
 
 
 def clear_rows(out: Any, factors: Any) -> None:
-    """0 where the factor is: O may be NaN there."""
+    """Write 0 where the factor is 0: O may be NaN in these rows."""
     for i in range(OF_OUT):
         out[i] = select(factors[i // 2 % THREAD_ROWS] == 0.0, Float32(0.0), out[i])
 
@@ -126,8 +126,8 @@ def merge_sums(
     shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
-    # The other consumer read the sums of the item before in front of its P of this item, and this
-    # one has waited for that P.
+    # The other consumer read the previous item's sums before its P of this item, and this one has
+    # waited for that P.
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             shared[(side * 2) * ROWS + row + 8 * h] = own[h]
@@ -149,7 +149,8 @@ def merge_sums(
 
 @cute.jit
 def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexpr) -> None:
-    """O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8 dims."""
+    """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
+    dims."""
     quad = w.ctx.thread % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
     row = (place.first + place.row) * D_V + side * HALF_DIMS

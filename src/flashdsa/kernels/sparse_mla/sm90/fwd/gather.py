@@ -61,13 +61,13 @@ class Gatherer(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """A step: of which item, its number there, and how far the item goes."""
+    """A step: its item, its number in the item, and the item's length."""
 
     item: Int32
     list: Int32  # the row of `slots`
     step: Int32
     num_slots: Int32
-    next_slots: Int32  # of the item behind it
+    next_slots: Int32  # of the item after it
 
 
 class Slots(NamedTuple):
@@ -79,7 +79,7 @@ class Slots(NamedTuple):
 
 @cute.jit
 def slots_of(role: Gatherer, item: Int32) -> Int32:
-    """Slots of the item that may be valid; any number behind the last item."""
+    """Slots of the item that may be valid; any number after the last item."""
     count = Int32(role.slots.shape[1])
     if role.num_slots.shape[0] > 0:
         if item < role.ctx.num_items:
@@ -98,7 +98,7 @@ def first_step(role: Gatherer) -> Cursor:
 
 @cute.jit
 def following(role: Gatherer, at: Cursor) -> Cursor:
-    """The step behind `at`: an item has one, even without a slot."""
+    """The step after `at`: an item has one, even without a slot."""
     item, row, step = at.item, at.list, at.step + 1
     num_slots, next_slots = at.num_slots, at.next_slots
     if step * STEP_KEYS >= num_slots:
@@ -137,7 +137,7 @@ def read_slots(role: Gatherer, at: Cursor, lane: Int32) -> Slots:
 def write_note(
     role: Gatherer, slots: Slots, flags: Int32, lane: Int32, tile: cutlass.Constexpr
 ) -> None:
-    """One warp: which keys of the tile each query has, and what follows the step."""
+    """One warp: write which keys of the tile each query has, and what follows the step."""
     plan = role.ctx.plan
     masks = role.ctx.arena.array("masks", Int32, TILES * plan.group * MASK_WORDS)
     for query in cutlass.range_constexpr(plan.group):
@@ -158,7 +158,7 @@ def write_note(
 def copy_half(
     role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, half: cutlass.Constexpr
 ) -> None:
-    """This thread's copies of a half; each piece is announced when it has come."""
+    """Copy this thread's part of a half; each piece is announced when it has come."""
     tile, _, pieces = HALVES[half]
     for piece in pieces:
         chunks = range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS))
@@ -176,7 +176,7 @@ def copy_half(
 
 @cute.jit
 def load_query(role: Gatherer, at: Cursor) -> None:
-    """One thread: the item's rows of Q; those behind the last one come as zeros."""
+    """One thread: load the item's rows of Q; those past the last one become zeros."""
     ctx = role.ctx
     barrier = ctx.barriers("q_full")
     barrier.arrive_and_expect_tx()
@@ -190,7 +190,7 @@ def load_query(role: Gatherer, at: Cursor) -> None:
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every step of the CTA."""
+    """All four warps: gather every step of the CTA."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
@@ -228,7 +228,7 @@ def gather_all(role: Gatherer) -> None:
             ring = RingProducer(ctx.barriers(f"k{tile}_full"), ctx.barriers(free))
             ring.acquire(PipelineState(Int32(tile), phase))
             copy_half(role, rows, to, unit, half)
-            # Behind the copies, which the consumers wait for longer.
+            # This follows the copies, which the consumers wait for longer.
             if cutlass.const_expr(half == 0 or half == 2):
                 if warp == tile:
                     write_note(role, slots, flags, lane, tile)

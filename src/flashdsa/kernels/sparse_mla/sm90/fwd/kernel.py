@@ -9,7 +9,7 @@ Q, both tiles         | S0 = Q K0^T                 |
                       | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
 tile 0 left, right    |                             |     P1 = exp2(S1) -> shared
                       | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
-tile 1 right, left    |     and behind it the       |
+tile 1 right, left    |     and after it the        |
                       |     next step's S0          |
 """
 
@@ -53,15 +53,15 @@ def forward_kernel(
     """One CTA; arguments as in `launch_forward`.
 
     Args:
-        slots, num_slots: indices and topk_length, or of a group rows and counts of its lists.
-        members: of the lists; None: there is no group.
+        slots, num_slots: indices and topk_length, or rows and counts of the groups' lists.
+        members: of the lists; None: no group.
     """
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role finds its place for itself: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(lse, arena)
@@ -97,13 +97,13 @@ def locate(lse: cute.Tensor, arena: Arena) -> Context:
 
 @cute.jit
 def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the forward on `stream`, of a group behind the kernel for the groups' unions.
+    """Launch the forward on `stream`; the kernel for the groups' unions comes first.
 
     Args:
         arguments: those of `Operands`, of a group with H = plan.group_heads. Then
             max_logits: (S * H,) fp32, written; of a plan without them (0,).
-            num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best so
-            many as run at once.
+            num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best
+            the number that runs at once.
         and of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.

@@ -57,9 +57,9 @@ class Left(NamedTuple):
 def issue_scores(
     ctx: Any, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
 ) -> None:
-    """Pieces of S of tile 0 as one group; the decode's too.
+    """Issue pieces of S of tile 0 as one group; the decode's too.
 
-    A step that is not `there` gives numbers without use: a branch around wgmmas would make ptxas
+    A step without `there` gives numbers that nobody uses: a branch around wgmmas would make ptxas
     wait for each of them.
     """
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
@@ -75,7 +75,8 @@ def issue_scores(
 
 @cute.jit
 def finish_scores(ctx: Context, step: Int32) -> None:
-    """All of the step's S is there: tile 1's may come, and after the item's last step its Q."""
+    """Announce that all of the step's S is computed: tile 1's may follow, and after the item's last
+    step its Q."""
     cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
     ctx.barriers("notes").wait(ctx.phase(step), 0)
     if read_flags(ctx, 0) != 0:
@@ -84,7 +85,7 @@ def finish_scores(ctx: Context, step: Int32) -> None:
 
 @cute.jit
 def consume_left(role: Left) -> None:
-    """Every step of the CTA; S of the next step is issued behind this one's last product."""
+    """Take every step of the CTA; S of the next step is issued after this one's last product."""
     ctx = role.ctx
     k0 = ctx.arena.address("k")
     v0, v1 = along_n(k0), along_n(k0 + TILE_BYTES)
@@ -106,7 +107,7 @@ def consume_left(role: Left) -> None:
         more = flags & LAST_OF_ALL == 0
         mask_scores(ctx, s, role.scale, 0)
         exponentiate(s, p, rows, role.scale, ctx.plan.lazy_log2)
-        # P takes the place of tile 0's RoPE chunk: all four warps have their scores.
+        # P overwrites tile 0's RoPE chunk: all four warps have their scores.
         cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
         store_p(ctx, p, rows, k0 + (CHUNKS - 1) * CHUNK_BYTES, 0)
         ctx.barriers("p0_full").arrive()

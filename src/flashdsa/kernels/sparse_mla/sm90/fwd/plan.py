@@ -24,12 +24,13 @@ CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
 CHUNKS = D_QK // CHUNK
 TILE_BYTES = CHUNKS * CHUNK_BYTES
 LEFT_CHUNKS = D_V // CHUNK // 2
-"""Chunks of a tile's left half; the right half has as many values, and the RoPE chunk."""
+"""Chunks of a tile's left half; the right half has the same number of value chunks, and the RoPE
+chunk."""
 HALF_DIMS = D_V // 2
 """Value dims of a consumer."""
 PIECE_CHUNKS = 2
 PIECES = -(-CHUNKS // PIECE_CHUNKS)
-"""Of a tile: each is announced, and its scores are computed, as soon as it is there."""
+"""Pieces of a tile: each is announced, and its scores are computed, as soon as it has come."""
 LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
 RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
 MASK_WORDS = TILE_KEYS // 32
@@ -42,14 +43,14 @@ GROUPS = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class FwdPlan(Sm90Plan):
-    """One compiled forward: choices first, then what follows from them.
+    """One compiled forward: choices, then derived values.
 
     Attributes:
         group: neighbouring queries whose 64 / group heads share the rows of a work item, over the
             union of their keys; 1: an item is 64 heads of one query.
         max_logits: the largest logits are written, which takes 0.8% more time.
         gather_registers, consumer_registers: of a thread.
-        lazy_log2: a row's maximum is taken over only where it has grown by this factor, in log2.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     group: int = 1
@@ -59,7 +60,7 @@ class FwdPlan(Sm90Plan):
     lazy_log2: float = 8.0
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -70,7 +71,7 @@ class FwdPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         group = f"_group{self.group}" if self.group > 1 else ""
         return "mla_fwd" + group + "_max_logits" * self.max_logits
 
@@ -81,7 +82,7 @@ class FwdPlan(Sm90Plan):
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         masks = TILES * self.group * MASK_WORDS * 4
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
         return [
@@ -120,16 +121,16 @@ class FwdPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.gather, self.left, self.right
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        Those of Q and of the sums complete a phase an item, all others a phase a step. At those
-        of P and of the sums every thread arrives for what it has read and written itself:
+        Those of Q and of the sums complete a phase an item, all others a phase a step. Every thread
+        arrives at those of P and of the sums for what it has read and written itself:
         compute-sanitizer's racecheck does not see what a warp's lanes did before one of them
         arrives for all. That costs no time.
         """

@@ -1,7 +1,8 @@
 """The wgmmas of both consumers: S = Q K^T and O += P V.
 
 Every operand is made of chunks [64 rows][64 columns] with the 128-byte swizzle. A row's columns are
-along K of the product where it is a row of Q, K or P. Of V they are along N, and the keys along K.
+along K of the product where it is a row of Q, K or P. V's columns are along N, and the keys along
+K.
 """
 
 from typing import Any
@@ -25,7 +26,7 @@ SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32"
 VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32"
 BF16_KIND = "bf16"
 F16_KIND = "f16"
-"""What Q, K, V and P are to a product; of packed rows all but the RoPE columns are f16."""
+"""Kind of Q, K, V and P in a product; all but the RoPE columns of packed rows are f16."""
 OF_SCORES = TILE_KEYS // 2
 """fp32 of S in a thread."""
 OF_OUT = HALF_DIMS // 2
@@ -35,7 +36,7 @@ P_WORDS = OF_SCORES // 2
 
 
 def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str = BF16_KIND) -> None:
-    """S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
+    """Issue S += Q K^T over the columns of a piece; with `clear` S = Q K^T. `kind`: of Q and K."""
     warpgroup.fence()
     q, k = opaque(q), opaque(k)
     for chunk in range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS)):
@@ -47,7 +48,7 @@ def multiply_scores(s: Any, q: Any, k: Any, piece: int, clear: bool, kind: str =
 
 
 def multiply_own(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
-    """O += P V as one group; P from this thread's registers."""
+    """Issue O += P V as one group; P from this thread's registers."""
     warpgroup.fence()
     v = opaque(v)
     for step in range(TILE_KEYS // MMA_K):
@@ -58,7 +59,7 @@ def multiply_own(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
 
 
 def multiply_others(out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
-    """O += P V as one group; P from shared memory."""
+    """Issue O += P V as one group; P from shared memory."""
     warpgroup.fence()
     p, v = opaque(p), opaque(v)
     for step in range(TILE_KEYS // MMA_K):

@@ -49,7 +49,7 @@ class Right(NamedTuple):
 
 @cute.jit
 def compute_scores(ctx: Any, s: cute.Tensor, step: Int32) -> None:
-    """S of tile 1: its right half first, which was freed first. The decode's too."""
+    """Compute S of tile 1: its right half first, which was freed first. The decode's too."""
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
     for pieces in (RIGHT_PIECES, LEFT_PIECES):
         for piece in pieces:
@@ -65,7 +65,7 @@ def compute_scores(ctx: Any, s: cute.Tensor, step: Int32) -> None:
 
 @cute.jit
 def consume_right(role: Right) -> None:
-    """Every step of the CTA; its softmax runs under the product with P of tile 0."""
+    """Take every step of the CTA; its softmax runs during the product with P of tile 0."""
     ctx = role.ctx
     k0 = ctx.arena.address("k")
     v0 = along_n(k0 + LEFT_CHUNKS * CHUNK_BYTES)
@@ -81,7 +81,7 @@ def consume_right(role: Right) -> None:
     ctx.barriers("q_full").wait_for(items)
     more = Boolean(True)
     while more:
-        # Tile 0's scores come first, so that its softmax runs under these.
+        # Tile 0's scores come first, so that its softmax runs during these.
         cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
         compute_scores(ctx, s, step)
         ctx.barriers("notes").wait(ctx.phase(step), 1)

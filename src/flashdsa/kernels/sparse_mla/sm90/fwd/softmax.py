@@ -1,7 +1,8 @@
-"""From S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base 2.
+"""The step from S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base
+2.
 
-A row's maximum is taken over only where it has grown by more than 2^lazy_log2, so that O is rarely
-rescaled. P is at most that, and what was left out cancels between O and the row's sum.
+A row's maximum is updated only if it has grown by more than 2^lazy_log2, so that O is rarely
+rescaled. P is at most that, and the missing factor cancels between O and the row's sum.
 """
 
 from typing import Any, NamedTuple
@@ -25,14 +26,14 @@ NO_KEY = -float("inf")
 LEAST = -3.0e38
 """The maximum of a row without a key: below every score, and minus itself it is 0."""
 LEAST_SCALE = 2.0**-124
-"""In place of 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
+"""Replaces 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
 THREAD_ROWS = 2
 MMA_ROWS = 16
 """Rows of a warp in a wgmma."""
 
 
 class Scale(NamedTuple):
-    """From scores to logits in base 2."""
+    """Factor from scores to logits in base 2."""
 
     factor: Float32  # positive
     negative: Boolean  # whether scores are to be negated first
@@ -81,7 +82,7 @@ def exp2(value: Any) -> Any:
 
 
 def quad_reduce(value: Any, combine: Any) -> Any:
-    """Over the four lanes that share a row, in all of them."""
+    """Reduce over the four lanes that share a row; all four get the result."""
     for offset in (1, 2):
         value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
     return value
@@ -103,13 +104,13 @@ def read_masks(ctx: Context, tile: int) -> list[list[Int32]]:
 
 
 def read_flags(ctx: Context, tile: int) -> Any:
-    """What follows the step: LAST_OF_ITEM, LAST_OF_ALL."""
+    """Flags of the work after the step: LAST_OF_ITEM, LAST_OF_ALL."""
     return ctx.arena.array("flags", Int32, TILES)[tile]
 
 
 @cute.jit
 def mask_scores(ctx: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
-    """NO_KEY for keys that are not valid; the scale's sign."""
+    """Set scores of keys that are not valid to NO_KEY; apply the scale's sign."""
     masks = read_masks(ctx, tile)
     every = Int32(-1)
     for words in masks:
@@ -135,10 +136,11 @@ def exponentiate(
     lazy_log2: cutlass.Constexpr,
     kind: cutlass.Constexpr = BF16_KIND,
 ) -> None:
-    """P in words of two bf16, or of two of `kind`, against each row's maximum, which may move.
+    """Compute P in words of two bf16, or of two of `kind`, against each row's maximum, which may
+    move.
 
     The sums follow. Differences are scaled, not scores: they are exact near the maximum, however
-    large it is. There is no branch: one more, never taken, cost 3% of the kernel's time.
+    large it is. The code has no branch: one more, never taken, cost 3% of the kernel's time.
     """
     for h in cutlass.range_constexpr(THREAD_ROWS):
         of_row = [i for i in range(OF_SCORES) if i // 2 % THREAD_ROWS == h]
@@ -170,7 +172,7 @@ def pack(low: Any, high: Any, kind: str = BF16_KIND) -> Any:
 
 @cute.jit
 def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
-    """P to a swizzled chunk in shared memory, and the maxima that it is against."""
+    """Store P to a swizzled chunk in shared memory, and its maxima."""
     lane = ctx.thread % WARP_SIZE
     row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
     for block in cutlass.range_constexpr(TILE_KEYS // MMA_ROWS):
@@ -191,14 +193,14 @@ def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Conste
 
 
 def multiply_rows(out: Any, factors: Any) -> None:
-    """O times a factor for each of the thread's rows."""
+    """Multiply O by a factor for each of the thread's rows."""
     for i in range(OF_OUT):
         out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
 
 
 @cute.jit
 def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
-    """O against the maxima `new` of a P that it is to get; they are never below its own."""
+    """Rescale O to the maxima `new` of the next P; they are never below its own."""
     factors = [exp2((rows.out_max[h] - new[h]) * scale.factor) for h in range(THREAD_ROWS)]
     if cute.arch.vote_any_sync((factors[0] != 1.0) | (factors[1] != 1.0)):
         multiply_rows(out, factors)
@@ -207,12 +209,12 @@ def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
 
 
 def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
-    """O against this consumer's maxima."""
+    """Rescale O to this consumer's maxima."""
     rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
 
 
 def rescale_to_others(ctx: Any, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
-    """O against the maxima of the other consumer's P; this one's are no less from here on."""
+    """Rescale O to the maxima of the other consumer's P; this one's are no less from here on."""
     maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
     first = tile * ROWS + row_of_thread(ctx.thread)
     theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]

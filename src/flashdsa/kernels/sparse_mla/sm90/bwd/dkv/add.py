@@ -12,14 +12,16 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""
 PAIR_DIMS = 16
-"""Of two neighbouring groups of 8 columns, four of them in each thread of a row: see rows.py."""
+"""Dims of two neighbouring groups of 8 columns, four of them in each thread of a row: see
+rows.py."""
 LINE_DIMS = 2 * PAIR_DIMS
-"""128 bytes of dKV, which eight lanes add in one piece: pieces of 64 take the kernel 9 % longer."""
+"""Dims of a line: 128 bytes of dKV, which eight lanes add in one piece; pieces of 64 bytes take the
+kernel 9 % longer."""
 
 
 @cute.jit
 def add_tile(dkv: Any, acc: Any, keys: list[Int32]) -> None:
-    """dKV of the rows `keys` += this thread's accumulators; a negative key has no row.
+    """Add this thread's accumulators to dKV of the rows `keys`; a negative key has no row.
 
     Args:
         dkv: pointer to the first row's first dim of the slice.
@@ -49,7 +51,7 @@ def add_tile(dkv: Any, acc: Any, keys: list[Int32]) -> None:
 
 @cute.jit
 def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32]) -> None:
-    """As `add_tile`, a row after the other: several may be of the same key."""
+    """Same as `add_tile`, a row after the other: several may be of the same key."""
     lane = cute.arch.lane_idx()
     for h in cutlass.range_constexpr(KEYS):
         row = dkv + (Int64(keys[h]) * D_QK + lane % 4 * 4)
@@ -62,12 +64,12 @@ def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32]) -> None:
 
 
 def four_dims(acc: Any, pair: int, h: int) -> list[Any]:
-    """Of one of the thread's rows its four neighbouring dims of a pair of groups."""
+    """The four neighbouring dims of a pair of groups, in one of the thread's rows."""
     return [acc[8 * pair + 4 * group + 2 * h + e] for group in range(2) for e in range(2)]
 
 
 def add_four(pointer: Any, values: list[Any], key: Any) -> None:
-    """Four neighbouring fp32, unless the key is negative."""
+    """Add four neighbouring fp32, unless the key is negative."""
     cute.arch.inline_ptx(
         "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
         "@some red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",

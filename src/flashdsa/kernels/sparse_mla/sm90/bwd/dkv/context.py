@@ -1,4 +1,4 @@
-"""What all roles know: the plan, shared memory, the CTA's work."""
+"""Context of all roles: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, Lists, Work, item
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS
 
 MANY_HEADS = 64
-"""From which on groups are small only where queries have little in common."""
+"""Minimum heads with which groups are small only where queries have little in common."""
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch."""
+    """One CTA's position in the launch."""
 
     arena: Arena
     work: Work
@@ -26,7 +26,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> DkvPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def item(self, number: Any) -> Item:
@@ -40,8 +40,8 @@ class Context(NamedTuple):
 
 @cute.jit
 def first_tile(ctx: Context, item: Item) -> Int32:
-    """Where the item begins with its list, which goes round: lists are in order of the keys, so
-    groups that run at the same time and have much in common would else add to the same rows."""
+    """First tile of the item's list, which goes round: lists are in order of the keys, so groups
+    that run at the same time and have much in common would else add to the same rows."""
     if cutlass.const_expr(ctx.plan.ordered):
         return Int32(0)
     at_once = cutlass.max(ctx.work.num_ctas // SLICES, Int32(1))
@@ -56,7 +56,7 @@ def first_tile(ctx: Context, item: Item) -> Int32:
 
 @cute.jit
 def tile_at(item: Item, first: Int32, number: Int32) -> Int32:
-    """Tile of the list that the item takes as number `number`; behind the last: item.tiles."""
+    """Tile of the list that the item takes as number `number`; after the last: item.tiles."""
     tile = first + number
     if tile >= item.tiles:
         tile -= item.tiles

@@ -21,7 +21,7 @@ class Images(NamedTuple):
 
 @cute.jit
 def load_all(role: Images) -> None:
-    """One thread: the images of the CTA's items, of each row block dS and then P."""
+    """One thread: load the images of the CTA's items, dS and then P of each row block."""
     ctx, plan = role.ctx, role.ctx.plan
     full, free = ctx.barriers("image_full"), ctx.barriers("image_free")
     ring = ctx.arena.bytes("ring")

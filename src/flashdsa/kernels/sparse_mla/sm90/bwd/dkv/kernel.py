@@ -52,7 +52,7 @@ def dkv_kernel(
     cute.arch.sync_threads()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role finds its place for itself: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.rows.registers)
         ctx = locate(arena, ids, counts, heads, groups)
@@ -80,7 +80,7 @@ def locate(
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments; see spool.py."""
+    """Arguments of every launch, in order; see spool.py."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
@@ -98,8 +98,8 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, SLICES a group; best so many as run at once, and in
-                order at most so many.
+            num_ctas: at most the work items, SLICES a group; best the number that runs at once;
+                in order at most that number.
         in order, where group g of the call is added to buffer g % buffers, then
             words: (groups, order.SLICES * order.WORDS) int32, 0.
             first: number in the call of the launch's first group.

@@ -59,7 +59,8 @@ class Tile(NamedTuple):
 
 @cute.jit
 def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
-    """This warp has read the part's image, and behind the item's last tile the part's rows."""
+    """Arrive: this warp has read the part's image, and after the item's last tile the part's
+    rows."""
     ctx = role.ctx
     free = ctx.barriers("image_free")
     cute.arch.sync_warp()
@@ -71,7 +72,7 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
 
 @cute.jit
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
-    """All products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
+    """Compute all products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
     ctx = role.ctx
     full = ctx.barriers("image_full")
     ring, rows = ctx.arena.address("ring"), ctx.arena.address("rows")
@@ -102,7 +103,7 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
 
 @cute.jit
 def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[Int32]:
-    """Rows of dKV of this thread's rows of a tile that there may not be; -1 behind the list.
+    """Rows of dKV for this thread's rows of a tile that may not exist; -1 after the list's end.
 
     Args:
         begin: the item's first tile. number: of the tile among the item's.
@@ -125,14 +126,14 @@ def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[I
 def multiply_item(
     role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
 ) -> None:
-    """The warpgroup's tiles of an item.
+    """Multiply the warpgroup's tiles of an item.
 
     Args:
         items: the CTA's items with keys before this one. tiles_before: all their tiles.
     """
     tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
     if tile >= item.tiles:
-        # No tile for this warpgroup: it does not need the rows, once they are there.
+        # No tile for this warpgroup: it does not need the rows, once they have come.
         for part in cutlass.range_constexpr(role.ctx.plan.parts):
             role.ctx.barriers("rows_full").wait_round(items, part)
             arrive_warp(role.ctx.barriers("rows_free"), part, role.ctx.thread)
@@ -167,7 +168,7 @@ def counter_of(role: Multiply) -> Any:
 
 @cute.jit
 def multiply_all(role: Multiply) -> None:
-    """Every item of the CTA."""
+    """Multiply every item of the CTA."""
     ctx = role.ctx
     items, tiles, item_number = Int32(0), Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

@@ -1,19 +1,18 @@
-"""In which order groups add to dKV, where the bits must be the same every time.
+"""Order in which groups add to dKV, if the bits must be the same every time.
 
-Lists are in order of the keys. A group adds to a key behind the group in front of it: a word in
-device memory says for each item up to which key it and all in front have added. So groups follow
-each other through the keys, a few tiles apart.
+Lists are in order of the keys. A group adds to a key after the previous group: a word in device
+memory says for each item up to which key it and all previous ones have added. So groups follow each
+other through the keys, a few tiles apart.
 
 One chain of all groups would be too slow: some forty run at the same time, and then a group may be
-no more than 0.8 tiles behind the one in front. So there are a few buffers of dKV, added up behind
-the kernel, and group g is in the chain of buffer g % buffers.
+no more than 0.8 tiles later than the previous one. So dKV has a few buffers, added up after the
+kernel, and group g is in the chain of buffer g % buffers.
 
 Who has added cannot say so at once: a release waits until additions have landed, some microseconds.
 So a warp of its own does (role publish). The others count for it, in shared memory.
 
 A list's last rows are out of order where queries name keys again. Such a list's group says nothing
-before it is done, waits for the whole of the group in front before these rows, and adds them one by
-one.
+before it is done, waits for the whole previous group before these rows, and adds them one by one.
 
 CTAs wait for others with lower items: all must be resident, so the launch is cooperative.
 """
@@ -34,15 +33,16 @@ from flashdsa.kernels.sparse_mla.sm90.union_memory import MOST_UNORDERED, UNORDE
 
 GROUP_WARPS = WARPGROUP_SIZE // WARP_SIZE
 ADDED = 0
-"""An item's word: to all lower keys the groups up to its one have added."""
+"""Index of an item's word ADDED: the groups up to its one have added to all lower keys."""
 TURN = 1
-"""Its word: parts of tiles that have been added, where the list has rows out of order."""
+"""Index of its word TURN: parts of tiles that have been added, if the list has rows out of
+order."""
 DONE = 2**31 - 1
 """More than any key."""
 
 
 class Order(NamedTuple):
-    """Of a launch."""
+    """Order of a launch."""
 
     words: cute.Tensor  # (groups, SLICES * WORDS) int32, 0
     present: cute.Tensor  # (groups,) int32
@@ -51,11 +51,11 @@ class Order(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Of an item in its chain."""
+    """Position of an item in its chain."""
 
     words: Any  # pointer to the item's words
-    before: Any  # pointer to those of the group in front, or the item's
-    is_first: Boolean  # no group of the launch is in front
+    before: Any  # pointer to those of the previous group, or the item's
+    is_first: Boolean  # the launch has no previous group
     dkv: Any  # pointer to the buffer's first element of the item's dims
     ordered: Int32  # of the list's rows, which the others follow
     has_unordered: Boolean
@@ -63,7 +63,7 @@ class Place(NamedTuple):
 
 @cute.jit
 def place_of(order: Order, dkv: cute.Tensor, item: Item) -> Place:
-    """The item's place; dkv: (buffers, S_kv, 576) fp32."""
+    """The item's position in its chain; dkv: (buffers, S_kv, 576) fp32."""
     words = order.words.iterator + (Int64(item.local) * SLICES + item.slice) * WORDS
     is_first = item.local < order.buffers
     distance = Int32(0) if is_first else order.buffers
@@ -79,7 +79,7 @@ def place_of(order: Order, dkv: cute.Tensor, item: Item) -> Place:
 
 @cute.jit
 def ask(place: Place) -> Int32:
-    """Up to which key the groups in front have added."""
+    """Key up to which the previous groups have added."""
     key = Int32(DONE)
     if not place.is_first:
         key = load_acquire(place.before + ADDED)
@@ -88,7 +88,7 @@ def ask(place: Place) -> Int32:
 
 @cute.jit
 def wait_for_key(place: Place, key: Int32) -> None:
-    """Wait until the groups in front have added to `key`."""
+    """Wait until the previous groups have added to `key`."""
     while ask(place) <= key:
         pass
     cute.arch.sync_warp()
@@ -96,7 +96,7 @@ def wait_for_key(place: Place, key: Int32) -> None:
 
 @cute.jit
 def wait_for_turn(place: Place, turn: Int32) -> None:
-    """Wait until so many parts of the item's tiles have been added."""
+    """Wait until `turn` parts of the item's tiles have been added."""
     added = load_acquire(place.words + TURN)
     while added < turn:
         added = load_acquire(place.words + TURN)

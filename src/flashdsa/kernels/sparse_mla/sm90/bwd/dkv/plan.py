@@ -11,7 +11,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK, CHUNK_BYTES, D_QK, 
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
-"""That multiply: they take turns with the tiles of keys."""
+"""Warpgroups that multiply: they take turns with the tiles of keys."""
 SLICES = 3
 """Items of a group: parts of the 576 dims."""
 SLICE_DIMS = D_QK // SLICES
@@ -20,7 +20,7 @@ LAST_LATENT_DIMS = D_V - (SLICES - 1) * SLICE_DIMS
 CHUNKS = SLICE_DIMS // CHUNK
 """Chunks of 64 dims of a slice; each is copied by a warp."""
 WORDS = 16
-"""Of an item, where additions are in order: see order.py. Two are used; the others keep those of
+"""Words of an item, if additions are in order: see order.py. Two are used; the others keep those of
 different items apart."""
 PART_BYTES = CHUNKS * CHUNK_BYTES
 """A row block's slice of Q or of dO."""
@@ -28,7 +28,7 @@ PART_BYTES = CHUNKS * CHUNK_BYTES
 
 @dataclass(frozen=True)
 class DkvPlan(Sm90Plan):
-    """One compiled dKV: choices first, then what follows from them.
+    """One compiled dKV: choices, then derived values.
 
     Attributes:
         row_blocks: of a group; Q and dO of all of them stay in shared memory for an item.
@@ -42,7 +42,7 @@ class DkvPlan(Sm90Plan):
     multiply_registers: int = 208
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -53,12 +53,12 @@ class DkvPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"mla_bwd_dkv_blocks{self.row_blocks}" + "_ordered" * self.ordered
 
     @property
     def parts(self) -> int:
-        """Products of a tile, in their order: of each row block dS^T Q, and then P^T dO."""
+        """Products of a tile, in their order: dS^T Q and then P^T dO of each row block."""
         return self.row_blocks * IMAGES
 
     @property
@@ -68,13 +68,13 @@ class DkvPlan(Sm90Plan):
 
     @property
     def full_barriers(self) -> int:
-        """That say that an image is there. There are as many as images in a turn of the
-        warpgroups, and so each is awaited by one of them, which sees all its phases."""
+        """Barriers that say that an image has come. They are as many as images in a turn of the
+        warpgroups, so each is awaited by one of them, which sees all its phases."""
         return max(self.slots, WARPGROUPS * self.parts)
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         holds = f"Q and dO of {self.row_blocks} row blocks, {SLICE_DIMS} dims, SW128"
         counters = WARPGROUPS * WARPGROUP_SIZE // WARP_SIZE * 4
         added = SmemRegion("added", counters, 16, "tiles that each warp has added")
@@ -92,7 +92,7 @@ class DkvPlan(Sm90Plan):
 
     @property
     def row_warps(self) -> int:
-        """That copy Q and dO; where additions are in order a third one publishes instead."""
+        """Warps that copy Q and dO; if additions are in order a third one publishes instead."""
         return 2 if self.ordered else 3
 
     @property
@@ -105,7 +105,7 @@ class DkvPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def publish(self) -> Role:
-        """Warp 3, where additions are in order."""
+        """Warp 3, if additions are in order."""
         does = "says to other CTAs what has been added"
         return Role("publish", WARP_SIZE, self.load_registers, does)
 
@@ -118,17 +118,17 @@ class DkvPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warps, in the order of their threads."""
+        """The warps, in thread order."""
         publish = [self.publish] if self.ordered else []
         return self.images, self.rows, *publish, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        Those of images complete a phase for each image in them; those of rows one an item that has
-        keys.
+        Barriers of images complete a phase for each image in them; those of rows one for each item
+        that has keys.
         """
         images, rows, multiply = self.images, self.rows, self.multiply
         return (

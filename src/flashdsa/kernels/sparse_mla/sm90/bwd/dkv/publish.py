@@ -1,4 +1,4 @@
-"""Role publish: says on other SMs up to which key the CTA's items have been added."""
+"""Role publish: it publishes to other SMs up to which key the CTA's items have been added."""
 
 from typing import Any, NamedTuple
 
@@ -22,11 +22,11 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS
 
 NAP_NS = 100
-"""Between two looks at a counter."""
+"""Nanoseconds between two looks at a counter."""
 
 
 class Publish(NamedTuple):
-    """Reads what the warps that multiply have counted; writes the items' words."""
+    """Reads the counts of the warps that multiply; writes the items' words."""
 
     ctx: Context
     order: Order
@@ -35,7 +35,7 @@ class Publish(NamedTuple):
 
 @cute.jit
 def count_tile(counter: Any) -> None:
-    """A warp that multiplies has added its part of one more tile."""
+    """Count: a warp that multiplies has added its part of one more tile."""
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         cute.arch.atomic_add(counter, Int32(1), sem="release", scope="cta")
@@ -54,13 +54,13 @@ def wait_for_tile(role: Publish, number: Int32) -> None:
             <= number // WARPGROUPS
         ):
             cute.arch.inline_ptx(f"nanosleep.u32 {NAP_NS};")
-    # What each lane has seen is seen by the one that says so.
+    # Each lane's observations become visible to the lane that publishes them.
     cute.arch.sync_warp()
 
 
 @cute.jit
 def say(place: Place, key: Int32) -> None:
-    """To lower keys all groups up to this one have added."""
+    """Publish: all groups up to this one have added to keys below `key`."""
     cute.arch.sync_warp()
     if cute.arch.lane_idx() == 0:
         store_release(place.words + ADDED, key)
@@ -68,7 +68,7 @@ def say(place: Place, key: Int32) -> None:
 
 @cute.jit
 def first_key(role: Publish, item: Item, tile: Int32) -> Int32:
-    """Of a tile that there may not be."""
+    """First key of a tile that may not exist."""
     key = Int32(DONE)
     if tile < item.tiles:
         key = (role.ctx.lists.row(item.group) + tile * TILE_KEYS).load()
@@ -77,7 +77,7 @@ def first_key(role: Publish, item: Item, tile: Int32) -> Int32:
 
 @cute.jit
 def publish_all(role: Publish) -> None:
-    """One warp: every tile of the CTA's items."""
+    """One warp: publish every tile of the CTA's items."""
     ctx = role.ctx
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

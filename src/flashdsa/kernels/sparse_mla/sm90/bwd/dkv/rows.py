@@ -15,14 +15,14 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS, IMAGES
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK, D_V
 
 WORD_BYTES = CHUNK * BF16 // WARP_SIZE
-"""Of a row of a chunk, copied by a lane: no more, as neighbouring words come to different places.
-Exchanges between lanes, behind the products, would take as long or longer."""
+"""Bytes of a row of a chunk, copied by a lane: no more, as neighbouring words go to different
+addresses. Exchanges between lanes, after the products, would take as long or longer."""
 WORD_DIMS = WORD_BYTES // BF16
 QUERY_ROWS = 8
-"""Neighbouring rows that are of the same query: the number of heads is a multiple."""
+"""Neighbouring rows of one query: the number of heads is a multiple."""
 OCTETS = BLOCK_ROWS // QUERY_ROWS
 PART_DIMS = (D_QK, D_V)
-"""Of Q and of dO."""
+"""Dims of Q and of dO."""
 
 
 class Rows(NamedTuple):
@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
-    """This thread's copies of a row block's Q or dO."""
+    """Copy this thread's part of a row block's Q or dO."""
     warp = role.ctx.thread // WARP_SIZE - 1
     if cutlass.const_expr(role.ctx.plan.ordered):
         # Two warps, each with the first or the last chunk and a half of the one between.
@@ -57,8 +57,8 @@ def copy_chunk(
     begin: Any,
     octets: cutlass.Constexpr,
 ) -> None:
-    """This thread's copies of 64 dims of a row block's Q or dO, a word of each row; zeros where the
-    query names no key.
+    """Copy this thread's part of 64 dims of a row block's Q or dO, a word of each row; zeros where
+    the query names no key.
 
     Args:
         begin, octets: of the block's rows, eight at a time, the first ones and how many.
@@ -85,18 +85,18 @@ def copy_chunk(
 
 
 def place_of_word(word: Any) -> Any:
-    """Where one of a row's 32 words of two dims lies in its line of a chunk, not swizzled.
+    """Offset of one of a row's 32 words of two dims in its line of a chunk, not swizzled.
 
-    In a wgmma's accumulator lane j of a row has columns 2 j and 2 j + 1 of each eight. So of every
-    16 dims words 2 j and 2 j + 1 become word j of the first and of the second eight columns, and
-    the lane has the four neighbouring dims from 4 j on.
+    Lane j of a row has columns 2 j and 2 j + 1 of each eight in a wgmma's accumulator. So words 2 j
+    and 2 j + 1 of every 16 dims become word j of the first and of the second eight columns, and the
+    lane has the four neighbouring dims from 4 j on.
     """
     return (word // 8 * 2 + word % 2) * COPY_BYTES + word % 8 // 2 * WORD_BYTES
 
 
 @cute.jit
 def copy_all(role: Rows) -> None:
-    """All warps of the role: Q and dO of the CTA's items that have keys, part by part."""
+    """All warps of the role: copy Q and dO of the CTA's items that have keys, part by part."""
     ctx = role.ctx
     items, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:

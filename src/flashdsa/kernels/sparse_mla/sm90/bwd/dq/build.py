@@ -1,4 +1,4 @@
-"""Compiles dQ; shapes are dynamic, what the plan says is not."""
+"""Compilation of dQ; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 

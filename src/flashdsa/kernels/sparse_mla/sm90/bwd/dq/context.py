@@ -1,4 +1,4 @@
-"""What both roles know: the plan, shared memory, the CTA's work."""
+"""Context of both roles: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import Item, Lists, Work, item
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch."""
+    """One CTA's position in the launch."""
 
     arena: Arena
     work: Work
@@ -19,7 +19,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> DqPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def item(self, number: Any) -> Item:

@@ -40,7 +40,7 @@ def dq_kernel(
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role finds its place for itself: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
         load_all(Load(locate(arena, ids, counts, groups), spool, kv))
@@ -59,8 +59,7 @@ def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) 
 
 
 class Operands(NamedTuple):
-    """What a launch has, in the order of its arguments. What the tensors hold is said in
-    spool.py."""
+    """Arguments of a launch, in order. The contents of the tensors are documented in spool.py."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
@@ -83,7 +82,7 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, plan.slices a group; best so many as run at once.
+            num_ctas: at most the work items, plan.slices a group; best as many as run at once.
     """
     count = len(Operands._fields)
     x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])

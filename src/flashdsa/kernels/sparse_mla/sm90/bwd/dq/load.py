@@ -20,7 +20,7 @@ ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
 """Keys of which the role copies a chunk by one instruction."""
 TURNS = TILE_KEYS // ROWS_AT_ONCE
 HALF_CHUNK = 2
-"""Of the five chunks of half the dims the one that has 32 dims."""
+"""Index of the chunk of 32 dims among the five chunks of half the dims."""
 HALVED_DIMS = 4 * CHUNK
 """First dim of the chunk of which each half of the dims has one half."""
 
@@ -35,7 +35,7 @@ class Load(NamedTuple):
 
 @cute.jit
 def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
-    """The rows of kv of which this thread copies parts, of a tile that there may not be."""
+    """Read the rows of kv of which this thread copies parts, of a tile that may not exist."""
     ids = [Int32(0)] * TURNS
     if tile < item.tiles:
         at = role.ctx.lists.row(item.group) + (tile * TILE_KEYS + role.ctx.thread // UNITS)
@@ -45,7 +45,8 @@ def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def load_images(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
-    """One thread: dS of the group's row blocks; the bytes count before any thread's arrival."""
+    """One thread: load dS of the group's row blocks; the bytes count before any thread's
+    arrival."""
     ctx = role.ctx
     full = ctx.arena.barriers("full")
     full.expect_tx(ctx.plan.images_bytes, stage)
@@ -58,10 +59,10 @@ def load_images(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
 
 @cute.jit
 def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) -> None:
-    """This thread's copies of the item's dims of 64 rows of kv.
+    """Copy this thread's part of the item's dims of 64 rows of kv.
 
     Args:
-        to: where the thread's unit of its first row lies in the stage's first chunk.
+        to: address of the thread's 16 bytes of its first row in the stage's first chunk.
     """
     plan = role.ctx.plan
     chunks = list(range(plan.key_chunks))
@@ -85,7 +86,7 @@ def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) 
 
 @cute.jit
 def load_all(role: Load) -> None:
-    """Every tile of the CTA's items."""
+    """Load every tile of the CTA's items."""
     ctx = role.ctx
     ring = ctx.arena.producer("full", "empty")
     unit = ctx.thread % UNITS
@@ -97,7 +98,7 @@ def load_all(role: Load) -> None:
         for tile in cutlass.range(item.tiles, unroll=1):
             ahead = read_ids(role, item, tile + 1)
             at = ring.state(number)
-            # empty: both warpgroups have read the tile that lay there.
+            # empty: both warpgroups have read the tile before in this stage.
             ring.acquire(at)
             if ctx.thread == 0:
                 load_images(role, item, tile, at.stage)

@@ -18,9 +18,9 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS, THREAD_ROWS, pack
 
 STEP_BYTES = MMA_K * CHUNK * BF16
-"""From 16 keys of an image or a chunk to the next ones."""
+"""Bytes from 16 keys of an image or a chunk to the next 16."""
 PRODUCTS = 2
-"""Of a warpgroup, each with its accumulator."""
+"""Products of a warpgroup, each with its accumulator."""
 
 
 class Multiply(NamedTuple):
@@ -32,7 +32,7 @@ class Multiply(NamedTuple):
 
 
 def operands(role: Multiply, product: int) -> tuple[Any, int]:
-    """Of a product: the image's number in the stage and the first chunk of the keys."""
+    """Operands of a product: the image's number in the stage and the first chunk of the keys."""
     if role.ctx.plan.row_blocks == 4:
         return role.warpgroup * PRODUCTS + product, 0
     return role.warpgroup, 3 * product
@@ -40,7 +40,7 @@ def operands(role: Multiply, product: int) -> tuple[Any, int]:
 
 @cute.jit
 def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
-    """Both products of a tile as one group."""
+    """Issue both products of a tile as one group."""
     plan = role.ctx.plan
     base = role.ctx.stage(stage)
     warpgroup.fence()
@@ -61,7 +61,7 @@ def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
 
 @cute.jit
 def multiply_all(role: Multiply) -> None:
-    """Every tile of the CTA's items."""
+    """Multiply every tile of the CTA's items."""
     ctx = role.ctx
     ring = ctx.arena.consumer("full", "empty")
     accs = [cute.make_rmem_tensor(columns // 2, Float32) for columns in ctx.plan.columns]
@@ -99,7 +99,8 @@ def first_dim(role: Multiply, item: Item, product: int, block: int) -> Any:
 
 @cute.jit
 def store_product(role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr) -> None:
-    """dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8 dims."""
+    """Store dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
+    dims."""
     ctx = role.ctx
     image, _ = operands(role, product)
     lane = ctx.thread % WARP_SIZE

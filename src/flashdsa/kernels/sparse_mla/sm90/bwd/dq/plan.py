@@ -11,22 +11,22 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import CHUNK_BYTES, D_QK
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
-"""That multiply."""
+"""Warpgroups that multiply."""
 STAGES = 4
 
 
 def dq_slices(row_blocks: int) -> int:
-    """Items of a group of so many row blocks: parts of the 576 dims."""
+    """Items of a group of `row_blocks` row blocks: parts of the 576 dims."""
     return 3 if row_blocks == 4 else 2
 
 
 @dataclass(frozen=True)
 class DqPlan(Sm90Plan):
-    """One compiled dQ: choices first, then what follows from them.
+    """One compiled dQ: choices, then derived values.
 
     Attributes:
-        row_blocks: of a group. With 4 each warpgroup takes two of them and 192 dims of an item's;
-            with 2 one of them and 288 dims.
+        row_blocks: of a group. 4: each warpgroup takes two of them and 192 dims of an item's;
+            2: one of them and 288 dims.
         load_registers, multiply_registers: of a thread.
     """
 
@@ -35,7 +35,7 @@ class DqPlan(Sm90Plan):
     multiply_registers: int = 224
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -46,7 +46,7 @@ class DqPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         return f"mla_bwd_dq_blocks{self.row_blocks}"
 
     @property
@@ -76,12 +76,12 @@ class DqPlan(Sm90Plan):
 
     @property
     def stage_bytes(self) -> int:
-        """dS images, and behind them the keys."""
+        """dS images, then the keys."""
         return self.images_bytes + self.key_chunks * CHUNK_BYTES
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         holds = f"{self.row_blocks} dS images and {self.key_chunks} chunks of 64 keys, SW128"
         return [
             SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES),
@@ -102,13 +102,13 @@ class DqPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.load, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region: a phase a tile."""
+        """The mbarriers, in order: a phase for each tile."""
         load, multiply = self.roles
         return (
             Barrier(

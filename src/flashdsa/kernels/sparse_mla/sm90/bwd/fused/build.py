@@ -1,4 +1,4 @@
-"""Compiles the fused backward; shapes are dynamic, what the plan says is not."""
+"""Compilation of the fused backward; shapes are dynamic, the plan's values are not."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def compile_fused(plan: FusedPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, copy, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named,
-    dq, dkv, heads, sm_scale, spread, num_ctas). Where plan.more is not 0 follow (more_rows,
-    more_members, more_counts, more_present, more_named, choice, ratio, most_keys). With slots there
-    is no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again, row_of_key,
-    unit_groups) follow num_ctas. See `launch_backward`.
+    dq, dkv, heads, sm_scale, spread, num_ctas). If plan.more is not 0, then (more_rows,
+    more_members, more_counts, more_present, more_named, choice, ratio, most_keys). A plan with
+    slots has no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again,
+    row_of_key, unit_groups) follow num_ctas. See `launch_backward`.
     """
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
     slots = fake_slots(keys) if plan.slots else []
@@ -57,7 +57,7 @@ def compile_fused(plan: FusedPlan) -> Any:
 
 
 def fake_slots(keys: Any) -> list[Any]:
-    """slots, those of `Places`, and unit_groups."""
+    """Fake tensors: slots, those of `Places`, and unit_groups."""
     groups, capacity, slots, words, parts, begins, room = (cute.sym_int32() for _ in range(7))
     return [
         fake_tensor(Int32, (slots, ROW_WORDS)),

@@ -1,7 +1,7 @@
 """The order of columns in shared memory, in which a lane has four neighbours of a row of dKV.
 
-In a wgmma's accumulator lane j of a row has columns 2 j and 2 j + 1 of each eight, and an addition
-of 16 bytes takes four neighbours. So of every 16 dims the words 2 j and 2 j + 1, of two dims each,
+Lane j of a row has columns 2 j and 2 j + 1 of each eight in a wgmma's accumulator, and an addition
+of 16 bytes takes four neighbours. So the words 2 j and 2 j + 1 of every 16 dims, two dims each,
 become word j of the first and of the second eight columns. Q and dO are copied so; S and dP need
 the keys in the same order, of which a small kernel makes a copy.
 """
@@ -17,7 +17,7 @@ from flashdsa.kernels.sparse_mla.sm90.choice import SECOND, is_taken
 THREADS = 256
 PIECE_DIMS = 16
 WORDS = 4
-"""Of eight dims."""
+"""Words of eight dims."""
 
 
 @cute.kernel
@@ -44,7 +44,7 @@ def load_four(pointer: Any) -> Any:
 
 
 def store_four(pointer: Any, words: list[Any]) -> None:
-    """16 bytes."""
+    """Store 16 bytes."""
     cute.arch.inline_ptx(
         "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
         read_only_args=[pointer, *words],

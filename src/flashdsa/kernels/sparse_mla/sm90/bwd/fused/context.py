@@ -1,4 +1,4 @@
-"""What all roles know: the plan, shared memory, the CTA's work."""
+"""Context of all roles: the plan, shared memory, the CTA's work."""
 
 from typing import Any, NamedTuple
 
@@ -13,10 +13,10 @@ from flashdsa.kernels.sparse_mla.sm90.union import Lists
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its work items are cta, cta + num_ctas, ...
+    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
-    Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list
-    from one that is `spread` tiles behind that of the CTA before.
+    Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list;
+    its first tile is `spread` tiles after that of the previous CTA.
     """
 
     arena: Arena
@@ -30,7 +30,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> FusedPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def barriers(self, name: str) -> Barriers:
@@ -47,7 +47,7 @@ class Context(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Of an item: keys of its list, tiles, and the tile with which the CTA begins."""
+    """Tiles of an item: keys of its list, tiles, and the tile with which the CTA begins."""
 
     keys: Int32
     count: Int32
@@ -64,7 +64,7 @@ def tiles_of(ctx: Context, item: Int32) -> Tiles:
 
 @cute.jit
 def tile_behind(tile: Int32, count: Int32) -> Int32:
-    """The next one, going round."""
+    """The tile after `tile`, going round."""
     tile += 1
     if tile >= count:
         tile = Int32(0)

@@ -1,7 +1,7 @@
 """Role dkv: dS^T Q + P^T dO of each tile, 32 dims at a time, and its addition to dKV.
 
-Keys are M. P and dS of a tile are in registers, so that their images are free at once. Of two
-accumulators one is added while the other one's products run.
+Keys are M. P and dS of a tile are in registers, so that their images are free at once. One of two
+accumulators is added while the other one's products run.
 """
 
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.kernels.sparse_mla.sm90.fwd.softmax import MMA_ROWS
 
 LINE_DIMS = 32
-"""Of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""
+"""Dims of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""
 OF_LINE = LINE_DIMS // 2
 OPCODE = f"wgmma.mma_async.sync.aligned.m64n{LINE_DIMS}k{MMA_K}.f32.bf16.bf16"
 STEPS = BLOCK_ROWS // MMA_K
@@ -45,9 +45,10 @@ A_WORDS = 4
 LINES = D_QK // LINE_DIMS
 V_LINES = V_CHUNKS * CHUNK // LINE_DIMS
 KEYS = 2
-"""Of a thread, 8 apart."""
+"""Keys of a thread, 8 apart."""
 PAIR_WORDS, PAIR_LASTS = 4 * LINE_UNITS, 2 * LINE_UNITS
-"""Of a row of the slots: from words 0 and 1, and words 2, of a pair of lines to the next pair's."""
+"""Words in a row of the slots from a pair of lines to the next pair: of words 0 and 1, and of words
+2."""
 
 
 class Dkv(NamedTuple):
@@ -55,11 +56,11 @@ class Dkv(NamedTuple):
 
     ctx: Context
     dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, ROW_WORDS) int32
-    places: Any  # with slots (groups, capacity) int32: of each key of a list, its row of them
+    places: Any  # with slots (groups, capacity) int32: slot row of each key of a list
 
 
 class Line(NamedTuple):
-    """32 dims: low words of the descriptors of Q and dO there, and bytes between their halves."""
+    """32 dims: low words of the descriptors of their Q and dO, and bytes between their halves."""
 
     rows: Any
     has_v: bool
@@ -74,7 +75,7 @@ def line_at(chunk: Any, half: int, has_v: bool = True) -> Line:
 
 @cute.jit
 def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
-    """This thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
+    """Load this thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for step in cutlass.range_constexpr(STEPS):
@@ -89,7 +90,7 @@ def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
 
 
 def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
-    """acc = dS^T Q + P^T dO of 32 dims, as one group."""
+    """Issue acc = dS^T Q + P^T dO of 32 dims, as one group."""
     warpgroup.fence()
     rows = opaque(line.rows)
     operands = [(ds, 0)] + ([(p, HALF_BYTES)] if line.has_v else [])
@@ -112,7 +113,7 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
 
 @cute.jit
 def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
-    """dKV of this thread's keys += the accumulators; a negative key has no row.
+    """Add the accumulators to dKV of this thread's keys; a negative key has no row.
 
     The row's four lanes have 64 bytes of two pieces, see `columns.py`. They exchange with the four
     lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
@@ -133,7 +134,7 @@ def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None
 
 
 def pack_line(acc: Any, h: int) -> list[Any]:
-    """The words of this thread's unit of a line, for its key h."""
+    """Pack this thread's octet of a line, for its key h, into words."""
     return pack_eight([*four_dims(acc, 0, h), *four_dims(acc, 1, h)])
 
 
@@ -141,10 +142,10 @@ def pack_line(acc: Any, h: int) -> list[Any]:
 def store_pair(
     words: list[Any], row: list[cute.Pointer], key: Int32, pair: cutlass.Constexpr
 ) -> None:
-    """This thread's units of two lines to its row of the slots; a negative key has none.
+    """Store this thread's octets of two lines to its row of the slots; a negative key has none.
 
     Args:
-        words: of both units. row: where this lane's words 0 and 1, and words 2, of pair 0 are.
+        words: of both octets. row: addresses of this lane's words 0 and 1, and words 2, of pair 0.
     """
     firsts = row[0] + pair * PAIR_WORDS
     lasts = row[1] + pair * PAIR_LASTS
@@ -159,7 +160,7 @@ def store_pair(
 
 @cute.jit
 def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[Int32]:
-    """What `line` says of this thread's two keys of a tile; -1 behind the list."""
+    """Read this thread's two keys of a tile from `line`; -1 after the list's end."""
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
     first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
@@ -171,7 +172,7 @@ def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[
 
 @cute.jit
 def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
-    """For each key the row that this lane adds to first, and then: both of a pair of rows."""
+    """Rows to which this lane adds first and second, for each key: both of a pair of rows."""
     is_next = lane // 4 % 2 == 1
     pairs = []
     for key in keys:
@@ -182,7 +183,7 @@ def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
 
 @cute.jit
 def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
-    """dKV of a tile += dS^T Q + P^T dO."""
+    """Add dS^T Q + P^T dO to dKV of a tile."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
@@ -208,7 +209,7 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
 
 @cute.jit
 def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
-    """A tile's dS^T Q + P^T dO to the slots; keys: this thread's rows there."""
+    """Store a tile's dS^T Q + P^T dO to the slots; keys: this thread's rows of them."""
     rows = role.ctx.arena.address("rows")
     unit = role.ctx.thread % LINE_UNITS
     to = []
@@ -232,7 +233,7 @@ def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None
 
 @cute.jit
 def dkv_all(role: Dkv) -> None:
-    """Every tile of the CTA's items."""
+    """Take every tile of the CTA's items."""
     ctx = role.ctx
     accs = [cute.make_rmem_tensor(OF_LINE, Float32) for _ in range(2)]
     p = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)

@@ -29,7 +29,7 @@ class Gatherer(NamedTuple):
 
 @cute.jit
 def copy_tile(role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, number: Int32) -> None:
-    """This thread's copies of the CTA's tile of that number."""
+    """Copy this thread's part of the CTA's tile of that number."""
     ctx = role.ctx
     sources = [role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)) for row in rows]
     for chunk in ORDER:
@@ -53,7 +53,7 @@ def read_rows(line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every tile of the CTA."""
+    """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.arena.address("k") + swizzled_128(own, unit)

@@ -37,7 +37,7 @@ from flashdsa.kernels.sparse_mla.sm90.union import Lists
 
 
 class Work(NamedTuple):
-    """Of all parts of the groups, as for `fused_kernel`."""
+    """Arguments of all parts of the groups, as for `fused_kernel`."""
 
     operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor]
     lse: cute.Tensor
@@ -66,14 +66,14 @@ def fused_kernel(
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do. choice: None: it is
-    taken. With slots dkv is these, and places and number are of the part; else None."""
+    taken. A plan with slots has them as dkv, and places and number of the part; else None."""
     q, kv, do = operands
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
     initialise_barriers(arena, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role finds its place for itself: what all share would be live in every role.
+    # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         gather_all(Gatherer(locate(arena, lists, heads, dq, spread, choice, places, number), kv))
@@ -122,7 +122,7 @@ def locate(
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments."""
+    """Arguments of every launch, in order."""
 
     q: cute.Tensor  # (S * H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
@@ -145,20 +145,20 @@ LIST_TENSORS = len(Lists._fields)
 
 @cute.jit
 def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch delta, the lists, the copy of kv and the backward on `stream`; where plan.more is not
-    0, the backward only where groups of plan.more queries have too little in common.
+    """Launch delta, the lists, the copy of kv and the backward on `stream`; if plan.more is not 0,
+    the backward only if groups of plan.more queries have too little in common.
 
     Queries of 64 heads and more, which alone have such groups, are not taken together here.
 
     Args:
-        arguments: those of `Operands`. Without slots follow
+        arguments: those of `Operands`. Then, if the plan has no slots
             spread: see `Context`.
-            num_ctas: at most the row blocks, S * H / 64; best so many as run at once.
-        with slots
+            num_ctas: at most the row blocks, S * H / 64; best the number that runs at once.
+        if it has slots
             num_ctas, and num_sms: streaming multiprocessors.
             slots: (rows, ROW_WORDS) int32, scratch: see `slots/plan.py`.
             those of `Places`, of which words and cursors are 0. unit_groups: see `launch_split`.
-        and where plan.more is not 0
+        and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
             ratio, most_keys: see `launch_choice`.
@@ -206,7 +206,8 @@ def launch_part(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """The backward of all groups, or of the part `number`; arguments as for `fused_kernel`."""
+    """Launch the backward of all groups, or of the part `number`; arguments as for
+    `fused_kernel`."""
     fused_kernel(*work, spread, choice, places, number, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
@@ -223,7 +224,7 @@ def launch_parts(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Of each part of the groups the places, the backward and the sums.
+    """Launch the rows' positions, the backward and the sums for each part of the groups.
 
     Args:
         on_device: num_ctas and num_sms.

@@ -13,27 +13,27 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
 HALF_ROWS = BLOCK_ROWS // 2
-"""Rows of which S and dP are one wgmma: N is so many rows of Q and as many of dO."""
+"""Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
 HALF_BYTES = HALF_ROWS * CHUNK * BF16
-"""Of Q, or of dO: 64 columns of 32 rows."""
+"""Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 V_CHUNKS = D_V // CHUNK
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
-"""64 columns: Q and dO of the first 32 rows, then of the others."""
+"""Bytes of 64 columns: Q and dO of the first 32 rows, then of the others."""
 ROPE_PLACE = V_CHUNKS * ROWS_CHUNK_BYTES
-"""Bytes from the rows' first to the columns that only Q has: of the first 32 rows, and behind them
-of the others."""
+"""Bytes from the rows' first to the columns that only Q has: of the first 32 rows, then of the
+others."""
 ROWS_BYTES = ROPE_PLACE + 2 * HALF_BYTES
 LEFT_CHUNKS = 4
 """Chunks of 64 dims of dQ that role score multiplies; role right has the others."""
 ORDER = (0, 1, 4, 5, 2, 3, 6, 7, 8)
-"""In which a tile's chunks become free, and so come and are multiplied."""
+"""Order in which a tile's chunks become free, and so come and are multiplied."""
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
 
 @dataclass(frozen=True)
 class FusedPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         queries: of a group: 64 / H, at least 1.
@@ -52,7 +52,7 @@ class FusedPlan(Sm90Plan):
     dkv_registers: int = 96
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -65,13 +65,13 @@ class FusedPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
         return f"mla_bwd_fused_group{self.queries}{kind}"
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         return [
             SmemRegion("rows", ROWS_BYTES, 1024, "Q and dO of 64 rows, by chunks and halves"),
             SmemRegion("k", CHUNKS * CHUNK_BYTES, 1024, "keys of a tile, 9 x [64, 64] SW128"),
@@ -108,15 +108,15 @@ class FusedPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in the order of their threads."""
+        """The warpgroups, in thread order."""
         return self.gather, self.score, self.right, self.dkv
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region.
+        """The mbarriers, in order.
 
-        Those of rows complete a phase an item that has keys, the others one a tile.
+        Barriers of rows complete a phase for each item that has keys, the others one for each tile.
         """
         gather, score, right, dkv = self.roles
         return (

@@ -1,6 +1,6 @@
-"""Before the backward: delta, the groups' lists, the choice and the copy of kv.
+"""Preparation of the backward: delta, the groups' lists, the choice and the copy of kv.
 
-A list is made in shared memory, and delta is read from device memory. So where a group is one query
+A list is made in shared memory, and delta is read from device memory. So if a group is one query
 its CTA makes both, every second CTA in the other order.
 """
 
@@ -18,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm90.union import Lists, launch_union, make_lis
 from flashdsa.kernels.sparse_mla.sm90.union_memory import THREADS, WARPS, Slots, allocate_shared
 
 SM_CTAS = 3
-"""On each streaming multiprocessor: so many have room in shared memory."""
+"""CTAs on each streaming multiprocessor: shared memory has room for three."""
 CARVEOUT = 100
 """Percent of the first-level cache that may be shared memory."""
 
@@ -27,7 +27,7 @@ CARVEOUT = 100
 def make_delta(
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor], query: Int32, heads: Int32
 ) -> None:
-    """delta of a query. All threads of the CTA call."""
+    """Write delta of a query. All threads of the CTA call."""
     do, out, delta = of_delta
     thread, _, _ = cute.arch.thread_idx()
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
@@ -46,7 +46,8 @@ def query_kernel(
     heads: Int32,
     choice: Any,
 ):
-    """The list of one query, where it is taken, and its delta; arguments as in `launch_prepare`."""
+    """Write the list of one query, if it is taken, and its delta; arguments as in
+    `launch_prepare`."""
     query, _, _ = cute.arch.block_idx()
     shared = allocate_shared(TILE_KEYS)
     x = Slots(*slots, num_keys, query, 1, TILE_KEYS)
@@ -79,7 +80,7 @@ def launch_prepare(
         slots: indices (S, topk) int32; topk_length (S,) int32, or (0,). keys: kv, copy.
         lists: of groups of plan.queries queries, written.
         more: lists of groups of plan.more queries, choice, and ratio and most_keys, see
-            `launch_choice`; None: there is no choice.
+            `launch_choice`; None: no choice.
     """
     num_keys = Int32(keys[0].shape[0])
     choice = None

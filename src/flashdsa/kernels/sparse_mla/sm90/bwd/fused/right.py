@@ -30,7 +30,7 @@ class Right(NamedTuple):
 
 @cute.jit
 def add_dq(role: Right, accs: Any) -> None:
-    """dQ += dS K of dims 256-575; frees the chunks, and P and dS."""
+    """Add dS K to dQ, dims 256-575; free the chunks, and P and dS."""
     ctx = role.ctx
     ds, keys = ctx.arena.address("ds"), ctx.arena.address("k")
     warpgroup.fence()
@@ -53,7 +53,7 @@ def add_dq(role: Right, accs: Any) -> None:
 
 @cute.jit
 def right_all(role: Right) -> None:
-    """Every tile of the CTA's items."""
+    """Take every tile of the CTA's items."""
     ctx = role.ctx
     accs = [cute.make_rmem_tensor(chunks * CHUNK // 2, Float32) for _, chunks in PRODUCTS]
     number, items = Int32(0), Int32(0)

@@ -21,7 +21,7 @@ from flashdsa.kernels.sparse_mla.sm90.fwd.plan import BF16, CHUNK, D_QK, D_V
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 ROPE_WARP = 3
-"""That copies the columns that only Q has."""
+"""Warp that copies the columns that only Q has."""
 
 
 class Rows(NamedTuple):
@@ -34,8 +34,8 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_rows(role: Rows, item: Int32) -> None:
-    """The warp's chunks of an item, a word of each row a lane; zeros of a query that names no key,
-    or is not there. The order of columns is that of `columns.py`."""
+    """Copy the warp's chunks of an item, a word of each row a lane; zeros of a query that names no
+    key, or is past the last. The order of columns is that of `columns.py`."""
     ctx = role.ctx
     present = ctx.lists.present[ctx.group_of(item)]
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
@@ -61,10 +61,10 @@ def copy_chunk(
     dims: cutlass.Constexpr,
     half_bytes: cutlass.Constexpr,
 ) -> None:
-    """64 columns of the item's rows.
+    """Copy 64 columns of the item's rows.
 
     Args:
-        source: this lane's word of the first row. to: its place in the first row's line.
+        source: this lane's word of the first row. to: its address in the first row's line.
         dims: of a row. half_bytes: from row 0 to row 32.
     """
     for rows in cutlass.range_constexpr(BLOCK_ROWS // QUERY_ROWS):

@@ -1,7 +1,7 @@
 """Role score: S, dP, P and dS of each tile, and the left dims of dQ.
 
 Keys are M and rows are N: S^T and dP^T of 32 rows are one product of the keys with those rows of Q
-and of dO, which lie one behind the other. P and dS go to shared memory as images [key][row].
+and of dO, which lie one after the other. P and dS go to shared memory as images [key][row].
 """
 
 from typing import Any, NamedTuple
@@ -41,9 +41,9 @@ OF_HALF = HALF_ROWS // 2
 """fp32 of S, and of dP, in a thread."""
 PRODUCTS = 2
 PRODUCT_CHUNKS = LEFT_CHUNKS // PRODUCTS
-"""Of dQ, each a group of wgmmas."""
+"""Chunks of dQ of a product, each a group of wgmmas."""
 STEP_BYTES = MMA_K * CHUNK * BF16
-"""From 16 keys of an image or a chunk to the next ones."""
+"""Bytes from 16 keys of an image or a chunk to the next 16."""
 HALVES = 2
 
 
@@ -62,7 +62,8 @@ class Scorer(NamedTuple):
 
 @cute.jit
 def write_statistics(role: Scorer, item: Int32) -> None:
-    """Of rows 2 i and 2 i + 1: lse / ln 2 of both, then delta * sm_scale of both."""
+    """Write the statistics of rows 2 i and 2 i + 1: lse / ln 2 of both, then delta * sm_scale of
+    both."""
     ctx = role.ctx
     if ctx.thread < BLOCK_ROWS:
         row = cutlass.min(item * BLOCK_ROWS + ctx.thread, role.lse.shape[0] - 1)
@@ -74,7 +75,8 @@ def write_statistics(role: Scorer, item: Int32) -> None:
 
 @cute.jit
 def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Constexpr) -> None:
-    """S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the other."""
+    """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the
+    other."""
     ctx = role.ctx
     keys = opaque(along_k(ctx.arena.address("k")))
     rows = opaque(along_k(ctx.arena.address("rows")))
@@ -87,7 +89,7 @@ def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Cons
         place = chunk * ROWS_CHUNK_BYTES + 2 * half * HALF_BYTES
         if cutlass.const_expr(not has_v):
             place = ROPE_PLACE + half * HALF_BYTES
-        # Behind a wait, and before a product of another shape.
+        # It follows a wait, and precedes a product of another shape.
         warpgroup.fence()
         for step in cutlass.range_constexpr(STEPS):
             offset = step * MMA_K * BF16
@@ -115,7 +117,8 @@ def _multiply(acc: Any, columns: int, a: Any, b: Any, accumulate: bool) -> None:
 def make_scores(
     role: Scorer, acc: cute.Tensor, members: list[Int32], half: cutlass.Constexpr
 ) -> tuple[list[Any], list[Any]]:
-    """P and dS of 32 rows, two bf16 a word; exact zeros where a query does not name the key."""
+    """Compute P and dS of 32 rows, two bf16 a word; exact zeros if a query does not name the
+    key."""
     ctx = role.ctx
     scale_log2 = role.sm_scale * Float32(LOG2_E)
     statistics = ctx.arena.address("statistics") + ctx.thread % 4 * 16
@@ -125,7 +128,7 @@ def make_scores(
         query = row * ctx.plan.queries // BLOCK_ROWS
         of_rows = load_words(statistics + row // 2 * 16, Float32)
         for key in cutlass.range_constexpr(2):
-            # A selection: what is not named may be NaN.
+            # A selection: values of keys that are not named may be NaN.
             mine = (members[key] >> query) & 1 == 1
             p, ds = [], []
             for i in cutlass.range_constexpr(2):
@@ -142,7 +145,7 @@ def make_scores(
 
 @cute.jit
 def store_image(image: Int32, words: list[Any], thread: Int32, half: cutlass.Constexpr) -> None:
-    """32 rows of an image: of each 16 rows four matrices of 8 keys by 8 rows."""
+    """Store 32 rows of an image: four matrices of 8 keys by 8 rows for each 16 rows."""
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for i in cutlass.range_constexpr(2):
@@ -155,7 +158,7 @@ def store_image(image: Int32, words: list[Any], thread: Int32, half: cutlass.Con
 
 @cute.jit
 def add_dq(role: Scorer, accs: Any) -> None:
-    """dQ += dS K of dims 0-255; frees the chunks."""
+    """Add dS K to dQ, dims 0-255; free the chunks."""
     ctx = role.ctx
     ds, keys = ctx.arena.address("ds"), ctx.arena.address("k")
     free = ctx.barriers("k_free_left")
@@ -178,21 +181,22 @@ def add_dq(role: Scorer, accs: Any) -> None:
 
 @cute.jit
 def read_members(role: Scorer, line: cute.Pointer, tile: Int32) -> list[Int32]:
-    """Of this thread's two keys of a tile, which queries name them."""
+    """Read which queries name this thread's two keys of a tile."""
     first = line + tile * TILE_KEYS
     return [Int32((first + 8 * h).load()) for h in range(2)]
 
 
 @cute.jit
 def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int32) -> None:
-    """P and dS of the CTA's tile of that number."""
+    """Compute P and dS of the CTA's tile of that number."""
     ctx = role.ctx
     for half in cutlass.range_constexpr(HALVES):
         issue_half(role, acc, number, half)
         warpgroup.wait_group(0)
         p, ds = make_scores(role, acc, members, half)
         if cutlass.const_expr(half == 0):
-            # scores_free: the other roles have read P and dS of the tile before, and so have we.
+            # scores_free: the other roles have read P and dS of the tile before, and so has this
+            # one.
             ctx.barriers("scores_free").wait_round(number - 1)
         store_image(ctx.arena.address("p"), p, ctx.thread, half)
         store_image(ctx.arena.address("ds"), ds, ctx.thread, half)
@@ -204,7 +208,7 @@ def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int
 
 @cute.jit
 def score_all(role: Scorer) -> None:
-    """Every tile of the CTA's items."""
+    """Score every tile of the CTA's items."""
     ctx = role.ctx
     acc = cute.make_rmem_tensor(2 * OF_HALF, Float32)
     accs = [cute.make_rmem_tensor(PRODUCT_CHUNKS * CHUNK // 2, Float32) for _ in range(PRODUCTS)]

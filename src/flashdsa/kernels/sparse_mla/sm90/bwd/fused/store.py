@@ -22,7 +22,7 @@ def store_dq(
     first_dim: cutlass.Constexpr,
     columns: cutlass.Constexpr,
 ) -> None:
-    """Columns of dQ in bf16, 16 bytes a lane. Rows behind the last one are not written.
+    """Store columns of dQ in bf16, 16 bytes a lane. Rows past the last one are not written.
 
     A lane has four neighbouring dims of each 16, see `columns.py`. Two lanes exchange, so that one
     has eight of the first 16, and the other eight of the next.

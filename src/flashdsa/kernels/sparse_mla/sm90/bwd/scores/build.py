@@ -1,4 +1,5 @@
-"""Compiles the kernel that computes P and dS; shapes are dynamic, what the plan says is not."""
+"""Compilation of the kernel that computes P and dS; shapes are dynamic, the plan's values are
+not."""
 
 from __future__ import annotations
 

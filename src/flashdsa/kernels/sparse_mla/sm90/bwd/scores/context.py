@@ -1,4 +1,4 @@
-"""What both roles know: the plan, shared memory, the CTA's work."""
+"""Context of both roles: the plan, shared memory, the CTA's work."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from flashdsa.kernels.sparse_mla.sm90.union import Lists
 
 
 class Context(NamedTuple):
-    """One CTA's place in the launch. Its work items are first_item, first_item + num_ctas, ...
+    """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
 
     An item is two neighbouring row blocks of a group: item i has the row blocks 2 i and 2 i + 1.
     """
@@ -27,7 +27,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> ScoresPlan:
-        """The budgets, known when the kernel is compiled."""
+        """The compile-time plan."""
         return self.arena.plan
 
     def group_of(self, item: Int32) -> Int32:
@@ -43,6 +43,6 @@ def tiles_of(ctx: Context, group: Int32) -> Int32:
 
 @cute.jit
 def release(ctx: Context, name: cutlass.Constexpr, stage: Int32) -> None:
-    """One arrival for the warp, whose lanes have synchronised behind what they read."""
+    """Arrive once for the warp, whose lanes have synchronised after their reads."""
     if ctx.thread % 32 == 0:
         ctx.arena.barriers(name).arrive(stage)

@@ -31,7 +31,7 @@ class Gatherer(NamedTuple):
 def copy_tile(
     role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, at: PipelineState
 ) -> PipelineState:
-    """This thread's copies of a tile; returns the ring's next place."""
+    """Copy this thread's part of a tile; return the ring's next state."""
     ring = role.ctx.arena.producer("k_full", "k_free")
     sources = [role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)) for row in rows]
     for chunk in cutlass.range_constexpr(CHUNKS):
@@ -54,7 +54,7 @@ def read_rows(line: cute.Pointer, tile: Int32, own: Int32) -> list[Int32]:
 
 @cute.jit
 def gather_all(role: Gatherer) -> None:
-    """All four warps: every tile of the CTA."""
+    """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.arena.address("k") + swizzled_128(own, unit)

@@ -68,7 +68,7 @@ def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
 
 
 class Operands(NamedTuple):
-    """What every launch has, in the order of its arguments."""
+    """Arguments of every launch, in order."""
 
     q: cute.Tensor  # (S * H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
@@ -79,7 +79,7 @@ class Operands(NamedTuple):
     spool: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32
-    num_ctas: Int32  # at most pairs of row blocks; best so many as run at once
+    num_ctas: Int32  # at most pairs of row blocks; best the number that runs at once
 
 
 LSE_END, LIST_TENSORS = 4, len(Lists._fields)
@@ -87,11 +87,11 @@ LSE_END, LIST_TENSORS = 4, len(Lists._fields)
 
 @cute.jit
 def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the scores on `stream`; where the plan is not optional, first delta and the lists.
+    """Launch the scores on `stream`; if the plan is not optional, first delta and the lists.
 
     Args:
-        arguments: those of `Operands`; where the plan is optional, then choice: (1,) int32; the
-            kernel has work where it is FIRST. Else, behind lse, out (S * H, 512) bf16, indices (S,
+        arguments: those of `Operands`; if the plan is optional, then choice: (1,) int32; the
+            kernel has work if it is FIRST. Else, after lse, out (S * H, 512) bf16, indices (S,
             topk) int32 and topk_length (S,) int32, or (0,): every slot counts; and delta and the
             lists are written.
     """

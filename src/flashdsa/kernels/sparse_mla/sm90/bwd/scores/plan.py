@@ -25,16 +25,16 @@ BATCH_CHUNKS = 3
 """Chunks whose products are one group, and which are freed together."""
 QUERIES = (1, 2, 4, 8, 16)
 WARP_ROWS = 16
-"""Of a warp in a wgmma."""
+"""Rows of a warp in a wgmma."""
 
 
 @dataclass(frozen=True)
 class ScoresPlan(Sm90Plan):
-    """One compiled kernel: choices first, then what follows from them.
+    """One compiled kernel: choices, then derived values.
 
     Attributes:
         queries: of a group. split_warps: a warp's 16 rows are of two queries, of 8 heads each.
-        optional: delta and lists are there; the kernel has work where a choice takes it.
+        optional: delta and lists exist already; the kernel has work if a choice takes it.
         slots: chunks that the ring of keys holds.
         gather_registers, consumer_registers: of a thread.
     """
@@ -47,7 +47,7 @@ class ScoresPlan(Sm90Plan):
     consumer_registers: int = 224
 
     def __post_init__(self) -> None:
-        """Hold the choices against the architecture.
+        """Check the choices against the architecture.
 
         Raises:
             BudgetError: names the region or role that does not fit.
@@ -60,13 +60,13 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """The exported name of its function."""
+        """Exported name of its function."""
         kind = "_split" * self.split_warps + "_optional" * self.optional
         return f"mla_bwd_scores_group{self.queries}{kind}"
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """What shared memory holds before the mbarriers, in its order."""
+        """Shared memory regions before the mbarriers, in order."""
         return [
             SmemRegion(
                 "q", ITEM_BLOCKS * BLOCK_BYTES, 1024, "Q of an item, 2 x 9 x [64, 64] SW128"
@@ -89,13 +89,13 @@ class ScoresPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, in the order of their threads."""
+        """The roles, in thread order."""
         return self.gather, self.score
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in the order in which they lie in their region."""
+        """The mbarriers, in order."""
         gather, score = self.roles
         return (
             Barrier(

@@ -26,7 +26,7 @@ A_WORDS = 4
 
 
 def multiply_chunk(s: Any, dp: Any, q: Any, do: Any, k: Any, chunk: int) -> None:
-    """S += Q K^T and dP += dO V^T over the columns of a chunk; the first one clears both.
+    """Issue S += Q K^T and dP += dO V^T over the columns of a chunk; the first one clears both.
 
     Args:
         q: low word of Q's first chunk. do: this thread's words of dO. k: low word of the chunk.

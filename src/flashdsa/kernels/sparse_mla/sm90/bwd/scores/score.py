@@ -3,7 +3,7 @@
 Q is in shared memory and dO in registers. P and dS go straight to the spool: a quad has 8 keys of 4
 neighbouring rows once the warp has transposed its accumulators, which are of rows in the order of
 `row_of`. dS is made from P in fp32. The two warpgroups run on their own; the second one starts when
-the first has issued a tile's products, so that one's softmax falls under the other's products.
+the first has issued a tile's products, so that one's softmax runs during the other's products.
 """
 
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ class Scorer(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What this thread keeps of its two rows, and where its part of a tile goes."""
+    """This thread's values of its two rows, and the destination of its part of a tile."""
 
     do: cute.Tensor  # (128,) Int32: wgmma's A of all columns
     lse_log2: list[Float32]
@@ -82,14 +82,15 @@ class Rows(NamedTuple):
 
 
 def row_of(mma_row: Any) -> Any:
-    """The row of the block that a row of the MMA is, so that each quad has four neighbours."""
+    """The row of the block that is row `mma_row` of the MMA, so that each quad has four
+    neighbours."""
     of_half = mma_row % 8
     return mma_row // WARP_ROWS * WARP_ROWS + of_half // 2 * 4 + mma_row // 8 % 2 * 2 + of_half % 2
 
 
 @cute.jit
 def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
-    """This warpgroup's 64 rows of Q; those behind the last one are copies of it."""
+    """Load this warpgroup's 64 rows of Q; those past the last one are copies of it."""
     last = role.q.shape[0] - 1
     for turn in cutlass.range_constexpr(BLOCK_ROWS * UNITS // WARPGROUP_SIZE):
         place = turn * WARPGROUP_SIZE + role.ctx.thread
@@ -103,7 +104,7 @@ def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
 
 @cute.jit
 def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
-    """dO of this thread's two rows, as wgmma takes A from registers."""
+    """Load dO of this thread's two rows, as wgmma takes A from registers."""
     lane = role.ctx.thread % WARP_SIZE
     sources = [
         cute.recast_ptr(role.do.iterator + (Int64(row) * D_V + lane % 4 * 2), dtype=Int32)
@@ -117,7 +118,7 @@ def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
 
 @cute.jit
 def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
-    """Q to shared memory, the rest to registers; returns when all of the warpgroup has."""
+    """Load Q to shared memory, the rest to registers; return when all of the warpgroup has."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     block = item * ITEM_BLOCKS + role.block_of_item
@@ -169,7 +170,8 @@ def read_members(role: Scorer, rows: Rows, tile: Int32) -> list[Int32]:
 def issue_products(
     role: Scorer, s: cute.Tensor, dp: cute.Tensor, do: cute.Tensor, at: PipelineState
 ) -> None:
-    """S and dP of a tile, a group of wgmmas a batch; frees the chunks of all but the last one."""
+    """Issue S and dP of a tile, a group of wgmmas a batch; free the chunks of all but the last
+    one."""
     ctx = role.ctx
     ring = ctx.arena.consumer("k_full", "k_free")
     q = along_k(ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
@@ -193,14 +195,14 @@ def issue_products(
 
 @cute.jit
 def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> None:
-    """This warp has read a batch's chunks."""
+    """Arrive: this warp has read a batch's chunks."""
     cute.arch.sync_warp()
     for chunk in cutlass.range_constexpr(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS):
         release(ctx, "k_free", advanced(at, chunk, ctx.plan.slots).stage)
 
 
 def let_second_start(role: Scorer, number: Int32) -> None:
-    """The first warpgroup, once: an arrival without a branch, as wgmmas are under way."""
+    """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
     cute.arch.inline_ptx(
         "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
         f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
@@ -212,7 +214,7 @@ def let_second_start(role: Scorer, number: Int32) -> None:
 def write_tile(
     role: Scorer, rows: Rows, s: cute.Tensor, dp: cute.Tensor, named: list[Int32], tile: Int32
 ) -> None:
-    """P and dS of the tile to the spool; exact zeros where a key is not named."""
+    """Write P and dS of the tile to the spool; exact zeros where a key is not named."""
     lane = role.ctx.thread % WARP_SIZE
     scale = role.sm_scale
     scale_log2 = scale * Float32(LOG2_E)
@@ -228,7 +230,7 @@ def write_tile(
                 exponent = s[place] * scale_log2 - rows.lse_log2[half]
                 p_value = cute.math.exp2(exponent, fastmath=True)
                 ds_value = p_value * (dp[place] * scale - rows.scaled_delta[half])
-                # A selection: what is not named may be NaN.
+                # A selection: values of keys that are not named may be NaN.
                 mine = (mask >> i) & 1 == 1
                 p.append(p_value if mine else Float32(0.0))
                 ds.append(ds_value if mine else Float32(0.0))
@@ -240,7 +242,7 @@ def write_tile(
 
 @cute.jit
 def score_all(role: Scorer) -> None:
-    """All four warps of a warpgroup: every tile of its row blocks."""
+    """All four warps of a warpgroup: score every tile of its row blocks."""
     ctx = role.ctx
     s = cute.make_rmem_tensor(OF_TILE, Float32)
     dp = cute.make_rmem_tensor(OF_TILE, Float32)

@@ -1,10 +1,10 @@
 """Eight fp32 of dKV in twelve bytes: 11 bits each, and the exponent of the largest.
 
-A number is off by at most 2^-10 of the largest one of its eight. Where one of them is not finite
-all eight become NaN.
+A number is off by at most 2^-10 of the largest one of its eight. All eight become NaN if one of
+them is not finite.
 
-The numbers lie one behind the other in 96 bits, and the exponent behind them. Six of them can be
-masked where they lie: with the exponent of a power of two above them they are an fp32.
+The numbers lie one after the other in 96 bits, then the exponent. Six of them can be masked without
+a shift: with the exponent of a power of two above them they are an fp32.
 """
 
 import struct
@@ -16,19 +16,20 @@ NUMBERS = 8
 WORDS = 3
 BITS = 11
 LEAST_EXPONENT = 9
-"""Biased; numbers that are smaller have the steps of this one."""
+"""Least exponent, biased; numbers that are smaller have the steps of this one."""
 NOT_FINITE = 255
 _ZERO = 1 << BITS - 1
 _MASK = (1 << BITS) - 1
 _MAGIC = 0x4B000000
-"""2^23: the low bits of what is added to it are the number as an integer."""
+"""Bits of 2^23: the low bits of a sum with it are the other number as an integer."""
 _BIASED_ZERO = f"0f{_MAGIC + _ZERO:08X}"
 _LARGEST_SCALE = 263
-"""Biased: the largest number times 2^(263 - 127 - its own exponent) is below 2^10."""
+"""Largest scale, biased: the largest number times 2^(263 - 127 - its own exponent) is below
+2^10."""
 _PLACES = ((0, 0), (0, BITS), (0, 22), (1, 1), (1, 12), (1, 23), (2, 2), (2, 13))
 """The word and the bit with which each number begins; two of them end in the next word."""
 _EXPONENT_BIT = 24
-"""Of the last word."""
+"""First bit of the exponent in the last word."""
 
 
 def _words_of_zeros(exponent: int) -> tuple[int, ...]:
@@ -50,12 +51,12 @@ def _float_bits(value: float) -> int:
 
 
 def pack_eight(values: list[Any]) -> list[Any]:
-    """Three words of eight fp32."""
+    """Pack eight fp32 into three words."""
     largest = "abs.f32 m, {$r0}; " + "".join(
         f"abs.f32 t, {{$r{i}}}; max.NaN.f32 m, m, t; " for i in range(1, NUMBERS)
     )
     exponent = (
-        # Of the largest one as it is after rounding, so that it is below 2^10 then too.
+        # The exponent is the largest one's after rounding, so that it is below 2^10 then too.
         f"mov.b32 e, m; add.u32 e, e, {1 << 23 - BITS + 1}; shr.u32 e, e, 23; "
         f"min.u32 e, e, {NOT_FINITE}; max.u32 e, e, {LEAST_EXPONENT}; "
         f"sub.u32 f, {_LARGEST_SCALE}, e; shl.b32 f, f, 23; mov.b32 s, f; "
@@ -64,7 +65,7 @@ def pack_eight(values: list[Any]) -> list[Any]:
         f"fma.rn.f32 t, {{$r{i}}}, s, {_BIASED_ZERO}; mov.b32 u{i}, t; " for i in range(NUMBERS)
     )
     words = ["", "", f"shl.b32 w2, e, {_EXPONENT_BIT}; "]
-    # Of 2^23's what is not shifted out, to be subtracted.
+    # The part of 2^23 that is not shifted out, to be subtracted.
     magics = [0] * WORDS
     for i, (word, bit) in enumerate(_PLACES):
         words[word] += f"shl.b32 f, u{i}, {bit}; add.u32 w{word}, w{word}, f; "
@@ -90,7 +91,7 @@ def pack_eight(values: list[Any]) -> list[Any]:
 
 
 def add_packed(total: list[Any], words: list[Any]) -> list[Any]:
-    """`total` and the eight numbers of three words, each sum rounded once."""
+    """Add the eight numbers of three words to `total`, each sum rounded once."""
     names = [f"{{$r{NUMBERS + word}}}" for word in range(WORDS)]
     parts = []
     for i, (word, bit) in enumerate(_PLACES):
@@ -100,7 +101,7 @@ def add_packed(total: list[Any], words: list[Any]) -> list[Any]:
             source, place = "u", 0
         elif bit + BITS > 23:
             source, place = "last", bit - 1
-        # With this exponent the number's lowest bit is 2^-9, and 2^10 of them 2.
+        # The number's lowest bit is 2^-9 with this exponent, and 2^10 of them are 2.
         power = 14 - place
         biased_zero = f"0f{_float_bits(2.0**power + 2.0):08X}"
         parts.append(

@@ -1,10 +1,11 @@
-"""Which row of the slots each key of each list has: a key's rows lie one behind the other.
+"""Rows of the slots for each key of each list: a key's rows lie one after the other.
 
-The groups are taken in parts that have room, each a run of whole units; where a part begins is
-found on the device. Of a part every key has a bit a group, set where the group's list names it. The
-bits of all groups say how many rows the key has, those of the groups in front which one a group's
-is. A list's last keys may be out of order, and named before: their rows follow the order of the
-lists and lie before all others, so that a key's other rows are as many as its bits.
+The groups are taken in parts that have room, each a run of whole batches of `unit_groups` groups;
+the device finds the first group of a part. Every key has a bit for each group of a part, set if the
+group's list names it. The bits of all groups give the number of the key's rows, those of the
+previous groups the index of a group's row. A list's last keys may be out of order, and named
+before: their rows follow the order of the lists and lie before all others, so that the number of a
+key's other rows is that of its bits.
 """
 
 from typing import Any, NamedTuple
@@ -29,35 +30,37 @@ THREADS = 256
 SPLIT_THREADS = 1024
 ORDER_THREADS = MOST_PART_GROUPS
 SM_CTAS = 4
-"""On each streaming multiprocessor, of the kernels that take groups or keys one after another."""
+"""CTAs on each streaming multiprocessor, of the kernels that take groups or keys one after
+another."""
 WORDS_AHEAD, KEYS_AHEAD = 16, 8
-"""That a thread has in flight, of a key and of a list."""
+"""Loads that a thread has in flight, of a key and of a list."""
 HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN = range(CURSORS)
-"""Of a part: rows that have an owner; rows of keys out of order; keys that have rows in order; and
-those of them that a CTA has taken to sum."""
+"""Cursors of a part: rows that have an owner; rows of keys out of order; keys that have rows in
+order; and those of them that a CTA has taken to sum."""
 
 
 class Places(NamedTuple):
-    """Where the rows of dKV go. Parts are numbered from 0; behind the last one they are empty."""
+    """Rows of dKV. Parts are numbered from 0; those after the last one are empty."""
 
-    # (S_kv, words, 2) int32, a word of 32 groups: the bits of the part's, 0 between the parts, and
-    # the row of the first one.
+    # (S_kv, words, 2) int32, for each word of 32 groups: the bits of the part's groups, 0 between
+    # the parts, and the row of the first group.
     words: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32, 0 at first
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
     keys: cute.Tensor  # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have any
     unordered: cute.Tensor  # (groups,) int32: row of the list's first key out of order
-    again: cute.Tensor  # (room,) int32: the keys out of order, each at the place of its row
+    again: cute.Tensor  # (room,) int32: the keys out of order, each at its row's index
     rows: cute.Tensor  # (groups, capacity) int32: of each key of a list
 
 
 def bits_at(places: Places, word: Any) -> Any:
-    """Pointer to the bits of a word, counted from the first key's on; the first row is behind."""
+    """Pointer to the bits of a word, counted from the first key's on; the first row follows
+    them."""
     return places.words.iterator + word * PAIR
 
 
 class Part(NamedTuple):
-    """Groups from `begin` to `end`, which is not one."""
+    """Groups from `begin` to `end`, exclusive."""
 
     number: Int32
     begin: Int32
@@ -72,7 +75,7 @@ def part_of(places: Places, number: Int32) -> Part:
 
 @cute.jit
 def unordered_of(lists: Lists, group: Int32, count: Int32) -> Int32:
-    """How many of the list's last keys may be out of order."""
+    """Number of the list's last keys that may be out of order."""
     unordered = lists.present[group] >> UNORDERED_SHIFT
     if unordered == MOST_UNORDERED:
         unordered = count
@@ -123,7 +126,7 @@ def split_kernel(
 
 @cute.kernel
 def order_kernel(lists: Lists, places: Places, number: Int32):
-    """One CTA, a thread a group: the first rows, for the keys out of order."""
+    """One CTA, a thread for each group: find the first rows of the keys out of order."""
     thread, _, _ = cute.arch.thread_idx()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, ORDER_THREADS // WARP_SIZE)
     part = part_of(places, number)
@@ -162,7 +165,7 @@ def sum_up_to(value: Int32, shared: Any, thread: Int32, threads: cutlass.Constex
 
 @cute.kernel
 def mark_kernel(lists: Lists, places: Places, number: Int32):
-    """A CTA a group at a time: the bits of its keys."""
+    """Mark the bits of the groups' keys, a group at a time in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -181,7 +184,7 @@ def mark_kernel(lists: Lists, places: Places, number: Int32):
 
 @cute.kernel
 def start_kernel(places: Places, number: Int32):
-    """A thread a key: where its rows begin, and those of each word's groups."""
+    """Find the first row of each key, and of each word's groups; a thread for each key."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -225,7 +228,7 @@ def first_row(places: Places, number: Int32, count: Int32, shared: Any, thread: 
 
 @cute.jit
 def list_key(places: Places, number: Int32, key: Int32, first: Int32, count: Int32) -> None:
-    """The key, if it has rows, into the list of keys, whose order is free. All lanes call."""
+    """Put the key, if it has rows, into the list of keys, whose order is free. All lanes call."""
     wanted = cute.arch.vote_ballot_sync(count > 0)
     at = Int32(0)
     if cute.arch.lane_idx() == 0:
@@ -241,7 +244,7 @@ def list_key(places: Places, number: Int32, key: Int32, first: Int32, count: Int
 
 @cute.kernel
 def place_kernel(lists: Lists, places: Places, number: Int32):
-    """A CTA a group at a time: the row of each key of its list."""
+    """Write the row of each key of the groups' lists, a group at a time in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -277,9 +280,9 @@ def launch_split(
     """Launch on `stream`.
 
     Args:
-        lists: that are there. places.begins is written; places.unordered is scratch.
-        room: keys of a part's lists. A unit's, of which a list has `capacity`, must have room.
-        choice: where it says FIRST, see `choice.py`, all parts are empty; None: they are not.
+        lists: existing ones. places.begins is written; places.unordered is scratch.
+        room: keys of a part's lists; at least `unit_groups` lists of `capacity` keys each.
+        choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
     """
     split_kernel(lists, places.begins, places.unordered, room, unit_groups, choice).launch(
         grid=[1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream

@@ -3,25 +3,26 @@
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 
 MOST_PART_GROUPS = 1024
-"""A group counts for so many keys that no part has more of them."""
+"""Most groups of a part: each group counts for enough keys that no part has more."""
 WORD_BITS = 32
 PAIR = 2
-"""Bits of 32 groups, and the row of the first of them."""
+"""Words of a pair: bits of 32 groups, and the row of the first of them."""
 LINE_DIMS = 32
 LINE_UNITS = 4
-"""A unit: dims 4 j to 4 j + 3 of the first and of the second half of a line of 32 dims."""
+"""Octets of a line: octet j has dims 4 j to 4 j + 3 of the first and of the second half of a line
+of 32 dims."""
 UNIT_WORDS = 3
 """See `octets.py`."""
 LINES = D_QK // LINE_DIMS
 UNITS = LINES * LINE_UNITS
 ROW_WORDS = UNITS * UNIT_WORDS
-"""Of a row of dKV in the slots. A line and the next one are a pair. First come words 0 and 1 of
-every unit: of each pair unit j of the one and of the other line, j = 0, 1, ...; and behind those of
-all units words 2, in the same order. So a lane stores 16 and 8 bytes of a pair, and four lanes
+"""Words of a row of dKV in the slots. A line and the next one are a pair. Words 0 and 1 of every
+octet come first: of each pair octet j of the one and of the other line, j = 0, 1, ...; words 2 of
+all octets follow, in the same order. So a lane stores 16 and 8 bytes of a pair, and four lanes
 whole sectors."""
 LAST_WORDS = UNITS * (UNIT_WORDS - 1)
-"""Where words 2 begin."""
+"""Offset of words 2."""
 CURSORS = 4
 """Counters of a part, see `places.py`."""
 KEY_WORDS = 4
-"""Of a key that has rows."""
+"""Words of a key that has rows."""

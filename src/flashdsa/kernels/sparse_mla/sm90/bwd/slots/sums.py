@@ -33,27 +33,27 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 
 THREADS = UNITS
-"""Of a CTA: each has a unit of the key that it sums."""
+"""Threads of a CTA: each has an octet of the key that it sums."""
 SM_CTAS = 6
-"""On each streaming multiprocessor."""
+"""CTAs on each streaming multiprocessor."""
 AHEAD = 16
 """Rows that a thread has in flight."""
 QUAD = 4
 HALVES = 2
 PAIR_LINES = 2
 LANES, LOOKS = 8, 8
-"""The last warp has so many lanes; keys that each of them looks at together."""
+"""Lanes of the last warp; keys that each of them looks at together."""
 
 
 def dim_of(thread: Any) -> Any:
-    """The first dim of the thread's unit, in the order of `plan.ROW_WORDS`."""
+    """The first dim of the thread's octet, in the order of `plan.ROW_WORDS`."""
     unit, line = thread // PAIR_LINES, thread % PAIR_LINES
     return (unit // LINE_UNITS * PAIR_LINES + line) * LINE_DIMS + unit % LINE_UNITS * QUAD
 
 
 @cute.jit
 def load_row(words: cute.Tensor, firsts: Any, lasts: Any, place: cutlass.Constexpr) -> None:
-    """The thread's words of a row, to `place` of those in flight."""
+    """Load the thread's words of a row, to index `place` of those in flight."""
     two = prims.load_ext(firsts.to_llvm_ptr(), dtype=Int32, count=WORDS - 1)
     words[WORDS * place] = two[0]
     words[WORDS * place + 1] = two[1]
@@ -62,7 +62,7 @@ def load_row(words: cute.Tensor, firsts: Any, lasts: Any, place: cutlass.Constex
 
 @cute.jit
 def add_row(acc: cute.Tensor, words: list[Any]) -> None:
-    """acc += a row's eight numbers."""
+    """Add a row's eight numbers to acc."""
     total = add_packed([acc[j] for j in range(NUMBERS)], words)
     for j in cutlass.range_constexpr(NUMBERS):
         acc[j] = total[j]
@@ -70,10 +70,10 @@ def add_row(acc: cute.Tensor, words: list[Any]) -> None:
 
 @cute.jit
 def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, count: Int32) -> None:
-    """This thread's dims of a key's dKV += those of `count` rows; count > 0.
+    """Add `count` rows to this thread's dims of a key's dKV; count > 0.
 
-    A row's words are loaded AHEAD rows before they are added, to where others just were: loads in a
-    row before their additions are moved behind them by ptxas, to save registers.
+    A row's words are loaded AHEAD rows before they are added, into the registers of the words just
+    added: ptxas moves successive loads after the additions, to save registers.
     """
     thread, _, _ = cute.arch.thread_idx()
     left = dkv.iterator + (Int64(key) * D_QK + dim_of(thread))
@@ -83,7 +83,7 @@ def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, cou
     line = slots.iterator + Int64(first) * ROW_WORDS
     firsts = line + thread * (WORDS - 1)
     lasts = line + (LAST_WORDS + thread)
-    # Fewer rows than that are the last ones of those in flight, like the rest of more.
+    # Rows fewer than AHEAD are the last ones of those in flight, like the remainder of more rows.
     missing = cutlass.max(AHEAD - count, Int32(0))
     for i in cutlass.range_constexpr(AHEAD):
         own = cutlass.max(i - missing, Int32(0)) * ROW_WORDS
@@ -112,7 +112,7 @@ def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, cou
 
 @cute.kernel
 def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int32, blocks: Int32):
-    """A CTA a key at a time, as they come; arguments as in `launch_sums`."""
+    """Sum the keys, one at a time in each CTA, as they come; arguments as in `launch_sums`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -129,7 +129,7 @@ def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int
         if thread < words:
             places.words[key, thread, 0] = Int32(0)
         add_rows(dkv, slots, key, first * blocks, count * blocks)
-        # The ticket is there; the one before it has been read by all.
+        # The ticket is written; the one before it has been read by all.
         cute.arch.sync_threads()
         ticket = (tickets + turn).load()
         turn = 1 - turn
@@ -139,7 +139,7 @@ def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int
 def sum_unordered_kernel(
     dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int32, blocks: Int32
 ):
-    """The rows of keys out of order, in their order: each CTA those of its keys."""
+    """Sum the rows of keys out of order, in their order: each CTA those of its keys."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     lane = cute.arch.lane_idx() % LANES
