@@ -70,7 +70,7 @@ bench: $(READY)  ## Measure the CPU backend; writes JSON and a chart under workb
 
 mutate: $(READY)  ## Break the CPU backend, and kernels' synchronisation: is it noticed?
 	$(BIN)/python -m workbench.mutation.cpu_backend
-	$(BIN)/python -m workbench.mutation.kernels
+	$(BIN)/python -m workbench mutate
 
 docs: $(READY)  ## Build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -19,6 +19,7 @@ import torch
 from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
+from flashdsa.cli.availability import CAPABILITY
 from flashdsa.errors import UnsupportedError
 from flashdsa.ops import autograd, registration
 from flashdsa.ops.table import OPERATIONS
@@ -30,12 +31,18 @@ settings.load_profile("flashdsa")
 
 
 HAS_GPU = torch.cuda.is_available()
+CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
 BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
 """Every backend but the emulated ones, which are slow and have tests of their own."""
 
 
 def _device_of(backend: str) -> str:
     return "cuda" if backend.startswith("sm") else "cpu"
+
+
+def _missing_backends() -> list[str]:
+    """The backends whose GPU is not here."""
+    return [n for n in BACKENDS if n in CAPABILITY and CAPABILITY[n] != CAPABILITY_HERE]
 
 
 @pytest.fixture(
@@ -52,20 +59,21 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU where there is none: such tests would hide real skips."""
-    if HAS_GPU:
-        return
-    left_out = [item for item in items if item.get_closest_marker("gpu")]
+    """Leave out what needs a GPU that this machine lacks: such tests would hide real skips."""
+    kept, left_out = [], []
+    for item in items:
+        needs_gpu = item.get_closest_marker("gpu") is not None and not HAS_GPU
+        backend = getattr(getattr(item, "callspec", None), "params", {}).get("backend")
+        (left_out if needs_gpu or backend in _missing_backends() else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+        items[:] = kept
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was left out; `-q`, which is the default here, hides pytest's header."""
-    if not HAS_GPU:
-        names = ", ".join(name for name in BACKENDS if _device_of(name) == "cuda")
-        terminalreporter.write_line(f"left out, no CUDA device: backends {names}; tests marked gpu")
+    missing = f"left out, no such device: backends {', '.join(_missing_backends())}"
+    terminalreporter.write_line(missing + "; tests marked gpu" * (not HAS_GPU))
 
 
 @pytest.fixture(scope="session")

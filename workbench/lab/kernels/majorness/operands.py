@@ -6,7 +6,12 @@ from typing import Any
 import cutlass
 from cutlass import Int64, Uint8, Uint16, Uint32, cute
 
-from flashdsa.dsl.operand_tile import Strides, descriptor_strides, operand_tile, pieces
+from workbench.lab.kernels.majorness.operand_tile import (
+    Strides,
+    descriptor_strides,
+    operand_tile,
+    pieces,
+)
 from workbench.lab.kernels.majorness.plan import CUTS, NUM_PARTS, MajornessPlan
 
 THREADS = 128

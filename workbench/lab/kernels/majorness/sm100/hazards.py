@@ -6,8 +6,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.operand_tile import pieces
 from flashdsa.hw import SM100
+from workbench.lab.kernels.majorness.operand_tile import pieces
 from workbench.lab.kernels.majorness.operands import (
     THREADS,
     descriptors_of_tile,

@@ -12,8 +12,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.operand_tile import Strides
 from flashdsa.hw import SM100
+from workbench.lab.kernels.majorness.operand_tile import Strides
 from workbench.lab.kernels.majorness.operands import (
     THREADS,
     copy_image,

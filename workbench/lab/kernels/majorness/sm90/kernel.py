@@ -12,8 +12,8 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.operand_tile import Strides
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
+from workbench.lab.kernels.majorness.operand_tile import Strides
 from workbench.lab.kernels.majorness.operands import (
     THREADS,
     copy_image,
