@@ -33,3 +33,9 @@ def test_prose_is_filled_and_lists_keep_their_lines() -> None:
 
 def test_an_item_without_columns_goes_on_behind_its_beginning() -> None:
     assert fitted("  a bb cc dd", 9) == ["  a bb cc", "      dd"]
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("ptxemu ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from ptxemu.cli import (
     exec_command,
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(
         prog="ptxemu", description=_DESCRIPTION, formatter_class=HelpFormatter
     )
+    root.add_argument("--version", action="version", version=f"ptxemu {_version()}")
     commands = root.add_subparsers(dest="command", metavar="COMMAND", required=True)
     info_command.add_parser(commands)
     launch_command.add_parser(commands, "run", check=False)
@@ -52,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
     mutate_command.add_parser(commands)
     exec_command.add_parser(commands)
     return root
+
+
+def _version() -> str:
+    try:
+        return version("ptxemu")
+    except PackageNotFoundError:  # run from its sources
+        return "of a checkout"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
