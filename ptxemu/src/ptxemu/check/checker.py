@@ -41,7 +41,7 @@ class Checker(Observer):
         self._flags = Flags()
         self._actors: dict[int, Actor] = {}
         self._tokens: dict[int, Tokens] = {}
-        """By cluster: nobody of another one gets at them."""
+        """Tokens by cluster; no other cluster can reach them."""
         self._widths: dict[int, int] = {}
         self._operations: dict[int, list[int]] = {}
         """Agent ids of each cluster's operations; the index is the bit."""
@@ -65,7 +65,7 @@ class Checker(Observer):
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found so far; call `finish` at the end of the run."""
+        """Findings so far; call `finish` at the end of the run."""
         return self._collected.all()
 
     @property

@@ -32,7 +32,7 @@ Location: TypeAlias = tuple[Space, int | None, int]
 
 
 def reach_of(scope: str) -> int:
-    """How far a scope reaches; of one device, so that sys is as far as gpu."""
+    """Return the reach of a scope; the device is the only one, so sys reaches as far as gpu."""
     return _REACH.get(scope, GPU)
 
 
@@ -57,9 +57,10 @@ class Flags:
 
     def __init__(self) -> None:
         self._released: dict[Location, dict[tuple[int, int], Knowledge]] = {}
-        """By location, and by level of the scope and which CTA or cluster of that level."""
+        """Released knowledge by location, and by the scope's level and the CTA or cluster of that
+        level."""
         self._seen: dict[Location, Knowledge] = {}
-        """What whoever reads the location knows as SC_SEEN."""
+        """Knowledge that readers of a location get as SC_SEEN, by location."""
         self._has_sc = False
         """There was a fence.sc."""
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""
 Limits: TypeAlias = "dict[tuple[Actor, int], int]"
-"""By warp, and proxy and kind as bits, of earlier accesses the clock up to which an access may
-follow them."""
+"""Last clock of earlier accesses that an access may follow, by their warp, and by their proxy and
+kind as bits."""
 
 
 def after(state: State, event: Event, space: Space, limits: Limits) -> State | None:

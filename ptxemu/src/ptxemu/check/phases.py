@@ -40,9 +40,10 @@ class Phases:
         self._operations = operations
         self._waits: dict[Object, dict[int, dict[WarpActor, tuple[int, Instruction]]]] = {}
         self._arrivals: dict[Object, dict[int, Place | None]] = {}
-        """By phase the last arrival; None where one was relaxed, which tells of nothing."""
+        """Last arrival by object and phase; None if one was relaxed, which tells nothing."""
         self._members: dict[Object, dict[int, dict[Actor, tuple[int, Place]]]] = {}
-        """By phase, the latest two, who arrived, or delivered bytes, with the clock."""
+        """Agents that arrived or delivered bytes, with the clock, by object and phase; only the
+        latest two phases."""
 
     def forget(self, cta: int) -> None:
         """A CTA is gone."""

@@ -47,7 +47,7 @@ class States:
         return state.id
 
     def __len__(self) -> int:
-        """How many states there are."""
+        """Return the number of states."""
         return len(self.table)
 
     def state(self, number: int) -> State:
@@ -99,7 +99,7 @@ class Page:
         self.shift = WORD_SHIFT
         self.ids: Ids = np.full(size >> WORD_SHIFT, state, dtype=np.int32)
         self.place = self.count = 0
-        """Where the numbers are in this process and how many; 0 if not known (`check.scans`)."""
+        """Address of the numbers in this process, and their count; 0 if unknown (`check.scans`)."""
 
     def refine(self, shift: int) -> None:
         """Track granules of 2**shift bytes, if they are larger now."""
@@ -143,7 +143,7 @@ class ShadowRegion:
         """`is_one_page`: all addresses are below 2**page_bits."""
         self.space = space
         self.name = name
-        """For people: "shared memory of cta (0,0,0)"."""
+        """Name in messages: "shared memory of cta (0,0,0)"."""
         self._bits = page_bits
         self._initial = initial
         self.pages: dict[int, Page | TmemPage] = {}

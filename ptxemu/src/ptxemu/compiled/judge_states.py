@@ -153,7 +153,10 @@ class Following:
         return self._made.own_write(b, self._event)
 
     def _atomic(self, b: Any, state: Any) -> Any:
-        """Behind atomics of the whole device; other accesses are left to Python."""
+        """Return the state after an atomic that follows atomics of the whole device.
+
+        Other accesses before it are left to Python.
+        """
         tables, second = self._tables, self._second
         writes, reads = (self._field(b, state, which) for which in (OfState.WRITES, OfState.READS))
         is_simple = b.and_(

@@ -17,7 +17,7 @@ from ptxemu.compiled.builtins import make_builtin
 from ptxemu.compiled.loops import at, constant, counted, word_at
 
 KNOWN_TYPES = ("bf16", "f16")
-"""Of the elements of A and B."""
+"""Types of the elements of A and B."""
 _PER_CHUNK, _ROWS = 8, 16
 MOST_COLUMNS = 256
 _AT_ONCE = 4

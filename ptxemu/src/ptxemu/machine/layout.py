@@ -1,4 +1,5 @@
-"""Where a kernel's variables and parameters lie: shared offsets, parameter and constant windows."""
+"""Locations of a kernel's variables and parameters: shared offsets, parameter and constant
+windows."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ class Layout:
         return offset
 
     def initial_bytes(self, variable: Variable) -> bytes:
-        """What a variable starts with, the addresses of other symbols in it filled in."""
+        """Return the initial bytes of a variable, with the addresses of other symbols filled in."""
         data = bytearray(variable.initial or b"")
         for place in variable.relocations:
             if place.symbol in self.shared_offsets:

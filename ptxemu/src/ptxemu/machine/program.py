@@ -95,7 +95,7 @@ class ThreadedBlocks(Protocol):
         ...
 
     def chain(self, first: int) -> Chain | None:
-        """What stands in a row from `first` on; None where that is no more than a block."""
+        """Return the chain that begins at `first`; None if it would be no more than a block."""
         ...
 
 
@@ -128,9 +128,9 @@ class Program:
             _ZEROS[register.type]
             for register in sorted(function.registers, key=lambda register: register.slot)
         ]
-        """What a warp's registers hold when it starts, by slot."""
+        """Initial contents of a warp's registers, by slot."""
         self.layout: RegisterLayout | None = None
-        """Where registers lie, if machine code is to find them."""
+        """Locations of registers, if machine code is to find them."""
         if make_threaded is not None:
             by_slot = sorted(function.registers, key=lambda register: register.slot)
             self.layout = RegisterLayout([register.type for register in by_slot])
@@ -151,7 +151,7 @@ class Program:
         return self.initial_registers.copy()
 
     def chain(self, first: int) -> Chain | None:
-        """What stands in a row from `first` on; None where that is no more than a node."""
+        """Return the chain that begins at `first`; None if it would be no more than a node."""
         if first in self._chains:
             return self._chains[first]
         if self._threaded is None:
