@@ -265,7 +265,7 @@ class Checker(Observer):
         phase: int,
         instruction: Instruction,
     ) -> None:
-        """A wait for a parity passed over phases: harmless where it comes behind them."""
+        """A wait for a parity passed over phases: harmless if it comes after them."""
         warp = self._actors[agent.agent_id]
         why = self._phases.may_mistake(warp, owner, offset, last, phase)
         if why is not None:

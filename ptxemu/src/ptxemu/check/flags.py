@@ -1,13 +1,13 @@
 """Flags in memory: release and acquire through a location (PTX ISA, "Release and Acquire
 Patterns", "Causality Order").
 
-A store or atomic with release semantics, or a relaxed one behind a fence, leaves knowledge at its
+A store or atomic with release semantics, or a relaxed one after a fence, leaves knowledge at its
 location; a load or atomic with acquire semantics, or a relaxed one before a fence, takes it. The
 emulator executes in one order, so a load reads what was stored there last: a store replaces what
 was left there, an atomic continues it (a release sequence).
 
-fence.sc (and membar) does more: of two of them one comes first for all, and where something behind
-the one was seen before the other, which that is has been decided. What a thread knew at a fence.sc
+fence.sc (and membar) does more: of two of them one comes first for all, and if something after
+one was seen before the other, the former comes first. What a thread knew at a fence.sc
 therefore travels as SC_RELEASED through barriers to whoever signals, with any strong store, and as
 SC_SEEN from whoever sees the signal through barriers to the next fence.sc, which acquires it.
 """
@@ -72,7 +72,7 @@ class Flags:
             self._release(warp, access)
 
     def fenced(self, warp: WarpActor, fence: Fence) -> None:
-        """A fence: what relaxed loads saw is acquired; relaxed stores behind it release."""
+        """Acquire what relaxed loads saw; relaxed stores after the fence release."""
         if fence.order != "release" and warp.to_acquire is not None:
             warp.know.unite(warp.to_acquire)
             warp.to_acquire = None

@@ -22,7 +22,7 @@ MAX_SUSPECTS = 4
 MAX_ATOMICS = 8
 """Unordered atomics of a granule that are remembered."""
 MAX_HIDDEN = 8
-"""Weak accesses behind strong ones of a granule that are remembered."""
+"""Hidden accesses of a granule (`State.hidden`) that are remembered."""
 MAX_EQUAL = 32
 """Unordered writes of one value that are remembered."""
 

@@ -31,7 +31,7 @@ class RowStates(States):
 
     Args:
         layout: `ptxemu.compiled.judge_rows`.
-        states: those that there are; these go on in their place.
+        states: the existing states, which the rows replace.
     """
 
     def __init__(self, layout: ModuleType, states: States) -> None:
@@ -136,7 +136,7 @@ class RowStates(States):
         return int(self._states[first + of.NEXT_STATE])
 
     def follow(self, number: int, event: Event, following: State) -> int:
-        """Note what follows a state behind an event; gives its number."""
+        """Note the state that follows a state after an event; return its number."""
         of = self._layout.OfState
         own = self.number_of(event)
         new = following.id
@@ -165,7 +165,7 @@ class RowStates(States):
         return state.id
 
     def _add(self, state: State) -> None:
-        """A state behind the last one."""
+        """Add a state after the last one."""
         layout, work = self._layout, self._layout.Work
         events = (*state.writes, *state.reads)
         used, new = self.words[work.POOL_USED], len(self)
@@ -273,7 +273,7 @@ class RowStates(States):
 
 
 def _columns(columns: tuple[int, int]) -> int:
-    """First column of tensor memory, and the one behind the last, as one number."""
+    """First column of tensor memory, and the one after the last, as one number."""
     return columns[0] << 16 | columns[1]
 
 

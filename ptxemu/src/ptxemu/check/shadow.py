@@ -59,15 +59,15 @@ class States:
         return is_simple(self.table[number])
 
     def following(self, number: int, event: Event) -> int:
-        """The number of the state that followed one behind the event that was last applied to it;
-        -1 if that was another event."""
+        """Return the number of the state that `event` led to; -1 if it was not the last event of
+        the state."""
         state = self.table[number]
         if state.next_event is not event or state.next_state is None:
             return -1
         return self.number(state.next_state)
 
     def follow(self, number: int, event: Event, following: State) -> int:
-        """Note what follows a state behind an event; gives its number."""
+        """Note the state that follows a state after an event; return its number."""
         state = self.table[number]
         state.next_event, state.next_state = event, following
         return self.number(following)

@@ -186,8 +186,8 @@ class State:
         self.suspects = suspects
         """Reads before any write; they race instead if a write comes that does not know them."""
         self.hidden = hidden
-        """Accesses that ones which conflict with less came behind: weak ones behind strong ones,
-        writes behind one that changed nothing."""
+        """Accesses before ones that conflict with less: weak ones before strong ones, writes before
+        one that changed nothing."""
         self.next_event: Event | None = None
         """The event that was last applied to this state, with its outcome."""
         self.next_state: State | None = None

@@ -86,7 +86,7 @@ class Layout:
 
 
 class Emitter:
-    """Writes instructions behind one another; registers go back to the buffer with `flush`."""
+    """Writes instructions one after another; registers go back to the buffer with `flush`."""
 
     def __init__(self, layout: Layout, builder: Any, buffer: Any, mask: Vector | None) -> None:
         """`mask`: the lanes that execute, the others keep their registers; None: all."""

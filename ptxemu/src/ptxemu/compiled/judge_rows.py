@@ -155,7 +155,7 @@ class Tables(NamedTuple):
         return wide(b, b.load(at(b, self.pool, I32, index)))
 
     def pool_one(self, b: Any, index: Any, event: Any) -> None:
-        """Put an event's number there."""
+        """Put an event's number into the pool."""
         b.store(b.trunc(event, I32), at(b, self.pool, I32, index))
 
 

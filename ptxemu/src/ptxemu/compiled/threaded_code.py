@@ -1,4 +1,4 @@
-"""Blocks as threaded code: records of routines and addresses, in place of Python functions.
+"""Blocks as threaded code: records of routines and addresses, instead of Python functions.
 
 What no routine does stays a Python function (`machine.codegen`) between two runs of records.
 """
@@ -90,7 +90,7 @@ class ThreadedCode:
         return None if assembler is None else assembler.finish()
 
     def parts(self, block: Block) -> tuple[Part, ...] | None:
-        """A block's parts, to be run one behind the other; None where it is better left."""
+        """Return a block's parts, to be run one after another; None if it is better left."""
         assembler = self._assembled(block)
         return None if assembler is None else assembler.parts
 

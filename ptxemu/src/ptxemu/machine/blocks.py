@@ -65,7 +65,7 @@ class Block:
 
     @property
     def loop(self) -> Guard | None:
-        """The guard of a branch behind the block back to its start."""
+        """Guard of a branch after the block back to its start."""
         return self._loop
 
     @loop.setter

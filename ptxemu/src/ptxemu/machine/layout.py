@@ -29,7 +29,7 @@ def _align(offset: int, alignment: int) -> int:
 class Layout:
     """Offsets of one kernel of a module for a launch with `dynamic_shared_bytes`.
 
-    Static shared variables come first, in order; extern ones share the dynamic part behind them.
+    Static shared variables come first, in order; extern ones share the dynamic part after them.
     Module-level variables that outlive launches are `placed`: they have addresses by name, and
     their memory is the caller's to register.
     """

@@ -34,7 +34,7 @@ class StepNode:
     together: Together | None = None
     access: PlainAccess | None = None
     goes_on: bool = False
-    """No other warp can wait for it: a warp's turn may go on behind it."""
+    """No other warp can wait for it: a warp's turn may go on after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Chain(Protocol):
 
     @property
     def end(self) -> int:
-        """The pc behind it."""
+        """The pc after it."""
         ...
 
     def run(self, warp: Warp, group: Group) -> bool:

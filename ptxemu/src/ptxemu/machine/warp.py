@@ -85,7 +85,7 @@ def advance(warp: Warp) -> Status:
 
 
 def _part(warp: Warp, node: Node | None, group: Group) -> Status:
-    """Lanes go to several places, or are done; None: behind the last instruction."""
+    """Send lanes to several targets, or end them; `node` is None after the last instruction."""
     if type(node) is SwitchNode:
         _run_switch(warp, node, group)
         return _MOVED
@@ -167,7 +167,7 @@ def _runnable_apart(warp: Warp, apart: LanesApart) -> Group | None:
 
 
 def _can_run(warp: Warp, group: Group) -> bool:
-    """Whether what it waits for is there; it goes on behind that."""
+    """Return whether a group can run; end its wait if it is over."""
     if (blocked := group.blocked) is not None:
         if not blocked.ready():
             return False

@@ -38,7 +38,7 @@ class Allocation:
 
     @property
     def end(self) -> int:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self.base + len(self.data)
 
     @property

@@ -32,7 +32,7 @@ class Words:
 
     @property
     def end(self) -> int:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self.base + len(self.data)
 
     def gather(self, addresses: NDArray[np.int64], element: int, count: int) -> NDArray[Any]:

@@ -247,7 +247,7 @@ class Scheduler:
     def _is_new_state(self) -> bool:
         """Whether some warp is where it never was since the last progress.
 
-        A warp that spins comes back to the same registers at the same place; one that computes
+        A warp that spins comes back to the same registers at the same pc; one that computes
         does not.
         """
         if self._machine.progress != self._states_since:

@@ -26,7 +26,7 @@ Writer: TypeAlias = int | str
 Memory: TypeAlias = tuple[Space, int]
 """SHARED or TMEM, and the CTA's number."""
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""[first, behind the last) bytes of shared memory or columns of TMEM."""
+"""[first, end) bytes of shared memory or columns of TMEM."""
 
 
 @dataclass(frozen=True, slots=True)
