@@ -60,7 +60,7 @@ class OperationActor(Actor):
         """A commit that arrives on mbarriers of other CTAs."""
         self.unfenced_tcgen05 = issuer.unfenced_tcgen05
         self._known_clocks: NDArray[np.int32] | None = None
-        """Of a product that has completed: the warps' clocks that it knew."""
+        """Warps' clocks that a completed product knew."""
         self.in_practice = 0
         self.joined = self.joined_reads = False
         """A warp has waited for it, or for its having read its sources."""
@@ -69,13 +69,13 @@ class OperationActor(Actor):
         self.done_at_issue = self.know.parts[self.home].done
         """The operations that its issuer knew to be done; others are done by `complete_after`."""
         self._past = 0
-        """Of a COMMIT or ARRIVAL that has completed: the operations done then; until the next
+        """Operations done when a COMMIT or ARRIVAL completed, as bits; kept until the next
         commit, or the wait."""
         issuer.tick()
 
     @property
     def label(self) -> str:
-        """For people: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
+        """Name in messages: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
         return f"{self.kind} #{self.number} issued by {self.issuer_label}"
 
     def complete_after(self, other: Actor) -> None:
@@ -92,7 +92,7 @@ class OperationActor(Actor):
             other._past = 0
 
     def complete_after_in_practice(self, other: Actor) -> None:
-        """As `complete_after`, though the ISA does not say so."""
+        """Do the same as `complete_after` for an order that the ISA does not state."""
         part = self.know.parts.get(other.home)
         if part is not None and not part.done >> other.slot & 1:
             self.complete_after(other)

@@ -41,7 +41,7 @@ class Checker(Observer):
         self._flags = Flags()
         self._actors: dict[int, Actor] = {}
         self._tokens: dict[int, Tokens] = {}
-        """By cluster: nobody of another one gets at them."""
+        """Tokens by cluster; no other cluster can reach them."""
         self._widths: dict[int, int] = {}
         self._operations: dict[int, list[int]] = {}
         """Agent ids of each cluster's operations; the index is the bit."""
@@ -65,7 +65,7 @@ class Checker(Observer):
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found so far; call `finish` at the end of the run."""
+        """Findings so far; call `finish` at the end of the run."""
         return self._collected.all()
 
     @property
@@ -265,7 +265,7 @@ class Checker(Observer):
         phase: int,
         instruction: Instruction,
     ) -> None:
-        """A wait for a parity passed over phases: harmless where it comes behind them."""
+        """A wait for a parity passed over phases: harmless if it comes after them."""
         warp = self._actors[agent.agent_id]
         why = self._phases.may_mistake(warp, owner, offset, last, phase)
         if why is not None:

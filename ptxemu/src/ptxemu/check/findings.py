@@ -139,23 +139,23 @@ class Finding:
     first: Site | None
     second: Site | None
     count: int
-    """How often it happened in the run."""
+    """Number of times that it happened in the run."""
 
     @property
     def kind(self) -> str:
-        """Of an error: "hardware", it can give wrong results there, or "isa", only the ISA's letter
-        forbids it. Else empty."""
+        """Kind of an error: "hardware" if it can give wrong results there, "isa" if only the ISA's
+        letter forbids it; else empty."""
         if self.level != "error":
             return ""
         return "isa" if self.code in AGAINST_THE_ISA else "hardware"
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Where both of its sites stand, in the source or, where that is not known, in the PTX."""
+        """Lines of its sites (at most two), in the source or, if that is not known, in the PTX."""
         return tuple(site.line for site in (self.first, self.second) if site is not None)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """For `--json`: only dicts, lists, strings, numbers and None."""
+        """Return the finding for `--json`: only dicts, lists, strings, numbers and None."""
         found = asdict(self)
         found["kind"] = self.kind
         for site in (found["first"], found["second"]):
@@ -196,7 +196,7 @@ class Findings:
         self._kernel = kernel
         self._entries: dict[_Key, Entry] = {}
         self._keys: dict[tuple[str, int, int, str], _Key] = {}
-        """By code, ids of both instructions, and what else tells findings apart."""
+        """Keys by code, ids of both instructions, and what else tells findings apart."""
         self.changes = 0
         """Times that a finding was new, or more severe than before."""
 
@@ -241,7 +241,7 @@ class Findings:
     def _key(
         self, code: str, first: Instruction | None, second: Instruction | None, about: str
     ) -> _Key:
-        """What is one finding, however often it happens."""
+        """Return the key of a finding; all its occurrences have this key."""
         quick = code, id(first), id(second), about
         key = self._keys.get(quick)
         if key is None:

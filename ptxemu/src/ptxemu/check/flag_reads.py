@@ -1,8 +1,8 @@
-"""Which loads look at flags: what they read may be old, as the kernel looks again or only asks.
+"""Loads that look at flags: their values may be old, as the kernel looks again or only asks.
 
 A load looks at a flag if its value only decides which way the code goes, or if it lies in a loop
-that does nothing but wait for another value. Of other loads the value is data, and which one it is
-matters.
+that does nothing but wait for another value. The value of any other load is data, and it matters
+which value it is.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def _is_strong_load(instruction: Instruction) -> bool:
 
 
 class _Uses:
-    """Where the values of a kernel's registers go, whatever the order of its instructions."""
+    """Flow of values between a kernel's registers, whatever the order of its instructions."""
 
     def __init__(self, program: Program) -> None:
         self._flows: dict[int, set[int]] = {}
-        """By register those that are computed with it."""
+        """Registers that are computed with a register, by that register."""
         self._used: set[int] = set()
         """Registers that memory, or something else outside, gets to see."""
         self._acts: list[int] = []
-        """pcs of what no loop does that only waits."""
+        """pcs of instructions that a loop does not have if it only waits."""
         self._branches: list[tuple[int, int, int | None]] = []
         """pc, target and the guard's register."""
         self._predicates = {r.slot for r in program.function.registers if r.type == "pred"}

@@ -1,13 +1,13 @@
 """Flags in memory: release and acquire through a location (PTX ISA, "Release and Acquire
 Patterns", "Causality Order").
 
-A store or atomic with release semantics, or a relaxed one behind a fence, leaves knowledge at its
+A store or atomic with release semantics, or a relaxed one after a fence, leaves knowledge at its
 location; a load or atomic with acquire semantics, or a relaxed one before a fence, takes it. The
 emulator executes in one order, so a load reads what was stored there last: a store replaces what
 was left there, an atomic continues it (a release sequence).
 
-fence.sc (and membar) does more: of two of them one comes first for all, and where something behind
-the one was seen before the other, which that is has been decided. What a thread knew at a fence.sc
+fence.sc (and membar) does more: of two of them one comes first for all, and if something after
+one was seen before the other, the former comes first. What a thread knew at a fence.sc
 therefore travels as SC_RELEASED through barriers to whoever signals, with any strong store, and as
 SC_SEEN from whoever sees the signal through barriers to the next fence.sc, which acquires it.
 """
@@ -32,7 +32,7 @@ Location: TypeAlias = tuple[Space, int | None, int]
 
 
 def reach_of(scope: str) -> int:
-    """How far a scope reaches; of one device, so that sys is as far as gpu."""
+    """Return the reach of a scope; the device is the only one, so sys reaches as far as gpu."""
     return _REACH.get(scope, GPU)
 
 
@@ -57,9 +57,10 @@ class Flags:
 
     def __init__(self) -> None:
         self._released: dict[Location, dict[tuple[int, int], Knowledge]] = {}
-        """By location, and by level of the scope and which CTA or cluster of that level."""
+        """Released knowledge by location, and by the scope's level and the CTA or cluster of that
+        level."""
         self._seen: dict[Location, Knowledge] = {}
-        """What whoever reads the location knows as SC_SEEN."""
+        """Knowledge that readers of a location get as SC_SEEN, by location."""
         self._has_sc = False
         """There was a fence.sc."""
 
@@ -71,7 +72,7 @@ class Flags:
             self._release(warp, access)
 
     def fenced(self, warp: WarpActor, fence: Fence) -> None:
-        """A fence: what relaxed loads saw is acquired; relaxed stores behind it release."""
+        """Acquire what relaxed loads saw; relaxed stores after the fence release."""
         if fence.order != "release" and warp.to_acquire is not None:
             warp.know.unite(warp.to_acquire)
             warp.to_acquire = None

@@ -1,4 +1,4 @@
-"""Most accesses come behind everything that conflicts with them: those are told quickly here.
+"""Quick verdicts for most accesses, which come after everything that conflicts with them.
 
 What an agent knows by a clock is looked up once an access; what is not known is left to
 `check.races`.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 MAX_READS = 32
 """Unordered reads of a granule that are remembered; older ones are forgotten."""
 Limits: TypeAlias = "dict[tuple[Actor, int], int]"
-"""By warp, and proxy and kind as bits, of earlier accesses the clock up to which an access may
-follow them."""
+"""Last clock of earlier accesses that an access may follow, by their warp, and by their proxy and
+kind as bits."""
 
 
 def after(state: State, event: Event, space: Space, limits: Limits) -> State | None:
-    """The state behind an event that nothing stands in the way of; None where that is not sure.
+    """Return the state after an event that is in order; None if that is not sure.
 
     Args:
         limits: what was found for this access, and is added to.
@@ -43,7 +43,7 @@ def after(state: State, event: Event, space: Space, limits: Limits) -> State | N
 
 
 def may_read(state: State, whose: int, since: int) -> bool:
-    """Whether a weak read in general memory comes behind an operation that was judged before.
+    """Whether a weak read in general memory comes after an operation that was judged before.
 
     Args:
         whose, since: of the read (`Event.follower`, `Event.since`).
@@ -68,7 +68,7 @@ def _after_read(state: State, event: Event, space: Space, limits: Limits) -> Sta
 
 
 def read_too(state: State, event: Event) -> State:
-    """The state behind a weak read that may come here."""
+    """Return the state after a weak read that may come here."""
     reads = state.reads
     if len(reads) == 1:
         only = reads[0]

@@ -3,8 +3,8 @@
 INVARIANT: a CTA's exit is ordered after everything that one of its warps knew when it exited; an
 access from outside that none of them knew may come after the exit.
 
-A copy that may still read the CTA's own shared memory is an error only where another CTA started
-behind the exit, which may have got that memory: kernels that ship exit without waiting for their
+A copy that may still read the CTA's own shared memory is an error only if another CTA started
+after the exit, which may have got that memory: kernels that ship exit without waiting for their
 last stores to have read, and where the memory stays as it was nobody can tell.
 """
 
@@ -39,7 +39,7 @@ class Lifetimes:
         self._exits: dict[int, Knowledge] = {}
         self._barriers: dict[str, dict[int, Any]] = {}
         self._unread: list[tuple[int, Event]] = []
-        """Reads of own shared memory that may come behind the exit, by CTA."""
+        """Reads of own shared memory that may come after the exit, by CTA."""
 
     def started(self, cta: Any) -> None:
         """A CTA became resident, maybe where one that has exited was."""

@@ -14,11 +14,11 @@ BARRIERS = ("bar", "barrier")
 
 
 class BarrierUsers:
-    """Which warps of each CTA have executed which barrier."""
+    """Barriers that the warps of each CTA have executed."""
 
     def __init__(self) -> None:
         self._users: dict[tuple[int, ...], dict[int, set[int]]] = {}
-        """By CTA and pc."""
+        """Warps that have executed a barrier, by CTA and by the barrier's pc."""
         self._warps: dict[tuple[int, ...], set[int]] = {}
         self._instructions: dict[int, Instruction] = {}
 
@@ -34,7 +34,10 @@ class BarrierUsers:
         self._users.setdefault(warp.ctaid, {}).setdefault(instruction.pc, set()).add(warp.warp)
 
     def explanation(self, code: str, first: Site, second: Site) -> str:
-        """For two unordered accesses of one CTA: the barriers that one of the warps skips."""
+        """Return a note on a barrier that only one of the two warps executes; empty if none.
+
+        The note explains two unordered accesses of one CTA.
+        """
         if first.cta is None or first.cta != second.cta or first.warp == second.warp:
             return ""
         pcs = sorted(site.pc for site in (first, second) if site.pc is not None)

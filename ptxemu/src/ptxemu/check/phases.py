@@ -5,7 +5,7 @@ sees the parity of n again and blocks, or takes a later phase for its own. So ev
 must have happened before phase n + 1 completes: one of its arrivals must come after the wait.
 
 An arrival counts for the phase that it finds. So one of phase n + 1 must come after all arrivals of
-phase n, in time at least: else it may be early and complete phase n in the place of another one.
+phase n, in time at least: else it may be early and complete phase n instead of another one.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ class Phases:
         self._operations = operations
         self._waits: dict[Object, dict[int, dict[WarpActor, tuple[int, Instruction]]]] = {}
         self._arrivals: dict[Object, dict[int, Place | None]] = {}
-        """By phase the last arrival; None where one was relaxed, which tells of nothing."""
+        """Last arrival by object and phase; None if one was relaxed, which tells nothing."""
         self._members: dict[Object, dict[int, dict[Actor, tuple[int, Place]]]] = {}
-        """By phase, the latest two, who arrived, or delivered bytes, with the clock."""
+        """Agents that arrived or delivered bytes, with the clock, by object and phase; only the
+        latest two phases."""
 
     def forget(self, cta: int) -> None:
         """A CTA is gone."""
@@ -85,7 +86,7 @@ class Phases:
             arrivals[phase] = actor, actor.instruction, "arrival"
 
     def _is_in_time(self, actor: Actor, cta: int, offset: int, phase: int) -> None:
-        """Report an arrival that nothing keeps behind those of the phase before."""
+        """Report an arrival that may come before those of the phase before."""
         phases = self._members.setdefault((cta, offset), {})
         arrived = phases.get(phase)
         if arrived is None:
@@ -129,7 +130,7 @@ class Phases:
                 self._report(cta, offset, phase, (warp, instruction, "wait"), arrival)
 
     def _is_known(self, released: Knowledge, warp: WarpActor, clock: int) -> bool:
-        """Whether the warp's wait, or what it issued behind it, is known to an arrival."""
+        """Whether the warp's wait, or what it issued after it, is known to an arrival."""
         if released.has_seen(warp.home, warp.slot, clock):
             return True
         part = released.parts.get(warp.home)

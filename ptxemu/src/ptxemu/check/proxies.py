@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from ptxemu.check.state import Actor, Event, WarpActor
 
 ROW_OF_SPACE = {Space.SHARED: ASYNC_SHARED, Space.GLOBAL: ASYNC_GLOBAL}
-"""What is ordered for the async proxy too."""
+"""Rows of accesses that are ordered for the async proxy too, by space."""
 
 
 def apply_fence(warp: WarpActor, fence: Fence) -> None:
-    """What the warp knows for the generic proxy it now knows for the fence's proxies too."""
+    """Give the warp's knowledge for the generic proxy to the fence's proxies too.
+
+    An acquire for the tensormap proxy gives what fences have released to that proxy.
+    """
     source, kind = GENERIC, fence.kind
     rows: tuple[int, ...] = ()
     if kind is FenceKind.ASYNC_PROXY:

@@ -1,4 +1,4 @@
-"""Accesses judged by machine code: those that come behind all that they conflict with.
+"""Accesses judged by machine code: those that come after all that they conflict with.
 
 What machine code is not sure of is left to `check.races`, and nothing is changed then.
 """

@@ -22,13 +22,13 @@ MAX_SUSPECTS = 4
 MAX_ATOMICS = 8
 """Unordered atomics of a granule that are remembered."""
 MAX_HIDDEN = 8
-"""Weak accesses behind strong ones of a granule that are remembered."""
+"""Hidden accesses of a granule (`State.hidden`) that are remembered."""
 MAX_EQUAL = 32
 """Unordered writes of one value that are remembered."""
 
 
 class Spot(NamedTuple):
-    """Which granules an access covers: for the address in a message."""
+    """Granules that an access covers, for the address in a message."""
 
     space: Space
     region: ShadowRegion
@@ -36,7 +36,7 @@ class Spot(NamedTuple):
     granules: Index
 
     def describe(self, state: State) -> str:
-        """The first place whose state is `state`, before the access changes it."""
+        """Name the first address whose state is `state`, before the access changes it."""
         array, index = self.page.located(self.granules)
         position = int(np.argmax(array[index] == state.id))
         address = self.page.address(self.granules, position)
@@ -278,9 +278,9 @@ def _is_other(first: Event, second: Event) -> bool:
 
 
 def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple[Event, ...]:
-    """What a later access may conflict with though it does not with the write `event`.
+    """Return events that a later access may conflict with though not with the write `event`.
 
-    Whoever conflicts with what came before a plain write conflicts with the write too.
+    An access that conflicts with an event before a plain write conflicts with the write too.
     """
     if event.reach == 0 and not event.is_silent:
         return ()

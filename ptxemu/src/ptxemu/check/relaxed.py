@@ -3,7 +3,7 @@
 For memory they order nothing until a fence (PTX ISA, "mbarrier.try_wait": .relaxed). But whoever
 sees a phase complete knows that the operations which completed it have read their sources, and
 tcgen05 instructions are ordered by tcgen05.fence::before_thread_sync before the arrival (which
-tcgen05.commit implies) and tcgen05.fence::after_thread_sync behind the wait (PTX ISA, "TensorCore
+tcgen05.commit implies) and tcgen05.fence::after_thread_sync after the wait (PTX ISA, "TensorCore
 5th Generation Memory Consistency Model Operations", canonical synchronization patterns).
 """
 
@@ -53,7 +53,7 @@ def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
 
 
 def completes_mbarriers(operation: Any) -> bool:
-    """Whether an operation, or the commit behind it, completes a phase of an mbarrier.
+    """Whether an operation, or the commit after it, completes a phase of an mbarrier.
 
     The others' end is told of by the arrival of a warp that waited for them: tcgen05.ld and
     tcgen05.st, wgmma, copies in groups.

@@ -31,7 +31,7 @@ class RowStates(States):
 
     Args:
         layout: `ptxemu.compiled.judge_rows`.
-        states: those that there are; these go on in their place.
+        states: the existing states, which the rows replace.
     """
 
     def __init__(self, layout: ModuleType, states: States) -> None:
@@ -47,9 +47,9 @@ class RowStates(States):
         self._num_unordered = int(layout.Work.NUM_UNORDERED)
         self._row = struct.Struct(f"{layout.ROW_FIELDS}i")
         self._objects: list[State | None] = []
-        """By number the state's object, where there is one."""
+        """State objects by number; None for a state without an object."""
         self.events: list[Event | None] = []
-        """By number."""
+        """Events by number; None for a free number."""
         self._free: list[int] = []
         """Numbers of events that no state has any more."""
         self._tables: dict[int, NDArray[np.int32]] = {}
@@ -90,12 +90,12 @@ class RowStates(States):
             self._words[layout.Work.POOL_END] = count
 
     def make_room(self) -> None:
-        """For many more states."""
+        """Double the room for states and for the numbers of their events."""
         for which in (self._layout.Work.STATES, self._layout.Work.POOL):
             self._hold(which, 2 * len(self._tables[which]))
 
     def __len__(self) -> int:
-        """How many states there are."""
+        """Return the number of states."""
         return int(self.words[self._num_states])
 
     def unordered(self) -> list[Event]:
@@ -116,7 +116,7 @@ class RowStates(States):
         return state
 
     def _row_of_state(self, number: int) -> tuple[int, int, int]:
-        """Where its events are, how many writes and how many reads."""
+        """Return the offset of its events in the pool, and its numbers of writes and reads."""
         of = self._layout.OfState
         first = number * self._layout.ROW_FIELDS
         row = self._states[first : first + self._layout.ROW_FIELDS]
@@ -128,7 +128,7 @@ class RowStates(States):
         return event
 
     def following(self, number: int, event: Event) -> int:
-        """What followed a state behind the event that was last applied to it; -1 if another was."""
+        """Return the state that `event` led to; -1 if it was not the last event of the state."""
         of = self._layout.OfState
         first = number * self._layout.ROW_FIELDS
         if event.number < 0 or self._states[first + of.NEXT_EVENT] != event.number:
@@ -136,7 +136,7 @@ class RowStates(States):
         return int(self._states[first + of.NEXT_STATE])
 
     def follow(self, number: int, event: Event, following: State) -> int:
-        """Note what follows a state behind an event; gives its number."""
+        """Note the state that follows a state after an event; return its number."""
         of = self._layout.OfState
         own = self.number_of(event)
         new = following.id
@@ -165,7 +165,7 @@ class RowStates(States):
         return state.id
 
     def _add(self, state: State) -> None:
-        """A state behind the last one."""
+        """Add a state after the last one."""
         layout, work = self._layout, self._layout.Work
         events = (*state.writes, *state.reads)
         used, new = self.words[work.POOL_USED], len(self)
@@ -273,12 +273,12 @@ class RowStates(States):
 
 
 def _columns(columns: tuple[int, int]) -> int:
-    """First column of tensor memory, and the one behind the last, as one number."""
+    """First column of tensor memory, and the one after the last, as one number."""
     return columns[0] << 16 | columns[1]
 
 
 def _bits(layout: ModuleType) -> tuple[int, ...]:
-    """What the row of an event says of it, for each of `what_of`."""
+    """Return the bits of an event's row for each value of `what_of`."""
     found = []
     for what in range(NUM_FORMS):
         kind, proxy = kind_and_proxy(what)

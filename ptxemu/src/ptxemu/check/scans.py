@@ -1,4 +1,4 @@
-"""Which states an access finds, and new ones put in their place."""
+"""States that an access finds, and new states that replace them."""
 
 from __future__ import annotations
 

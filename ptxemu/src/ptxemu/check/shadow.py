@@ -47,7 +47,7 @@ class States:
         return state.id
 
     def __len__(self) -> int:
-        """How many states there are."""
+        """Return the number of states."""
         return len(self.table)
 
     def state(self, number: int) -> State:
@@ -59,15 +59,15 @@ class States:
         return is_simple(self.table[number])
 
     def following(self, number: int, event: Event) -> int:
-        """The number of the state that followed one behind the event that was last applied to it;
-        -1 if that was another event."""
+        """Return the number of the state that `event` led to; -1 if it was not the last event of
+        the state."""
         state = self.table[number]
         if state.next_event is not event or state.next_state is None:
             return -1
         return self.number(state.next_state)
 
     def follow(self, number: int, event: Event, following: State) -> int:
-        """Note what follows a state behind an event; gives its number."""
+        """Note the state that follows a state after an event; return its number."""
         state = self.table[number]
         state.next_event, state.next_state = event, following
         return self.number(following)
@@ -99,7 +99,7 @@ class Page:
         self.shift = WORD_SHIFT
         self.ids: Ids = np.full(size >> WORD_SHIFT, state, dtype=np.int32)
         self.place = self.count = 0
-        """Where the numbers are in this process and how many; 0 if not known (`check.scans`)."""
+        """Address of the numbers in this process, and their count; 0 if unknown (`check.scans`)."""
 
     def refine(self, shift: int) -> None:
         """Track granules of 2**shift bytes, if they are larger now."""
@@ -143,7 +143,7 @@ class ShadowRegion:
         """`is_one_page`: all addresses are below 2**page_bits."""
         self.space = space
         self.name = name
-        """For people: "shared memory of cta (0,0,0)"."""
+        """Name in messages: "shared memory of cta (0,0,0)"."""
         self._bits = page_bits
         self._initial = initial
         self.pages: dict[int, Page | TmemPage] = {}

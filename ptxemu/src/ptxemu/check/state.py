@@ -1,4 +1,4 @@
-"""What the check knows: agents, their events, and the states of memory that events leave."""
+"""Knowledge of the check: agents, their events, and the states of memory that events leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
 EventKey: TypeAlias = tuple[int, int]
 """id of the instruction; and `check.state.what_of`."""
 CTA, CLUSTER, GPU = 1, 2, 3
-"""How far a scope reaches."""
+"""Reaches of scopes."""
 TMEM_ROW_BYTES = 2048
 _SLOT_BITS, _SPACE_BITS, _PROXY_BITS = 16, 3, 2
 
@@ -86,10 +86,10 @@ class Event:
         self.kind = kind
         self.proxy = access.proxy
         self.reach = reach
-        """How far the scope of an atomic, or of an access with a memory order, reaches
-        (`check.flags`); 0 of a weak access."""
+        """Reach of the scope of an atomic, or of an access with a memory order (`check.flags`);
+        0 for a weak access."""
         self.time = time
-        """Its place in the run, to tell which of two unordered accesses came first here."""
+        """Its position in the run, to tell which of two unordered accesses came first here."""
         self.is_silent = access.is_silent
         """It wrote what was there already."""
         self.is_non_coherent = kind is AccessKind.READ and "nc" in access.instruction.modifiers
@@ -103,19 +103,19 @@ class Event:
         self.write_state: State | None = None
         """The state of bytes that this event was the last to write and nobody read since."""
         self.reads_with: dict[tuple[Event, ...], tuple[Event, ...]] | None = None
-        """Of an operation's read: by the reads that there were, those to remember now."""
+        """Reads to remember after this read of an operation, by the reads before it."""
         self.columns: tuple[int, int] | None = None
-        """In TMEM: the first column and the one behind the last."""
+        """First column in TMEM, and the one after the last."""
         self.since = actor.since
         """Its warp's clock, or its operation's issuer's: what that knew then, it knows; -1 if some
         lanes of the warp know less."""
         self.number = -1
-        """Of its row (`check.rows`); -1 if it has none."""
+        """Number of its row (`check.rows`); -1 if it has none."""
         self.is_quick = _IS_QUICK[what] and not self.is_non_coherent
         """Machine code may judge it."""
         self.followers: dict[int, int] | None = None
-        """By warp, space and proxy (`follower`) the clock since which accesses of the warp, and of
-        what it issues, may follow."""
+        """Clock since which accesses of a warp, and of what it issues, may follow; by warp, space
+        and proxy (`follower`)."""
 
     def cover(self, access: Access) -> None:
         """Note the columns of TMEM that the event is of."""
@@ -135,7 +135,7 @@ class Event:
         return own
 
     def follower(self, space: Space) -> int:
-        """Whose access it is, and of what kind, for `followers`."""
+        """Return the key of this access in `followers`: warp or issuer, space and proxy."""
         origin = self.actor.origin
         bits = space.number << _PROXY_BITS | self.proxy.number
         return (origin.home << _SLOT_BITS | origin.slot) << _SPACE_BITS + _PROXY_BITS | bits
@@ -149,7 +149,7 @@ class Event:
 
     @property
     def action(self) -> str:
-        """For people: "generic write", "async read"..."""
+        """Name in messages: "generic write", "async read"..."""
         if self.is_mbarrier:
             return "mbarrier.init"
         kind = "atomic access" if self.kind is AccessKind.ATOMIC else self.kind.value
@@ -157,7 +157,7 @@ class Event:
 
 
 class State:
-    """What happened to a granule: unordered last writes (atomics: several), reads since."""
+    """Accesses to a granule: unordered last writes (atomics: several), and reads since then."""
 
     __slots__ = (
         "hidden",
@@ -186,8 +186,8 @@ class State:
         self.suspects = suspects
         """Reads before any write; they race instead if a write comes that does not know them."""
         self.hidden = hidden
-        """Accesses that ones which conflict with less came behind: weak ones behind strong ones,
-        writes behind one that changed nothing."""
+        """Accesses before ones that conflict with less: weak ones before strong ones, writes before
+        one that changed nothing."""
         self.next_event: Event | None = None
         """The event that was last applied to this state, with its outcome."""
         self.next_state: State | None = None
@@ -215,19 +215,19 @@ class Actor:
 
     is_warp = False
     clock = 0
-    """Of a warp; an operation's events all happen at once."""
+    """Clock of a warp; all events of an operation happen at once."""
     lagging: tuple[int, Knowledge] | None = None
-    """Of a warp: lanes that have acquired something since the warp's lanes were synchronised, as
-    bits, and what the others know (`check.lanes`)."""
+    """Lanes of a warp that have acquired something since its lanes were synchronised, as bits, and
+    the knowledge of its other lanes (`check.lanes`)."""
     copies_tmem = False
     """It is a tcgen05.ld or tcgen05.st."""
     in_practice = 0
-    """Of an operation: those that hardware, but not the ISA, completes before this one."""
+    """Operations that hardware, but not the ISA, completes before this operation, as bits."""
     number: int
     """The agent's."""
     issuer_slot: int
     issuer_clock: int
-    """Of an operation: its issuer's slot, and its clock then."""
+    """Slot of an operation's issuer, and the issuer's clock at the issue."""
     since: int
     """The clock of the warp, or of the operation's issuer when it was issued."""
 
@@ -267,7 +267,7 @@ class Actor:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name in messages."""
         raise NotImplementedError
 
     def event(self, access: Access, reach: int, time: int) -> Event:
@@ -347,18 +347,18 @@ class WarpActor(Actor):
         self._label = f"cta ({','.join(map(str, ctaid))}) warp {warp}"
         self.clock = 0
         self.released_by_fence: tuple[Knowledge, str] | None = None
-        """What its last fence made fit to be released by a relaxed store, and the scope."""
+        """Knowledge that its last fence lets a relaxed store release, and the fence's scope."""
         self.to_acquire: Knowledge | None = None
-        """What relaxed loads have seen; its next fence acquires it."""
+        """Knowledge that relaxed loads have seen; the warp's next fence acquires it."""
         self.lagging = None
         self.leading: Knowledge | None = None
-        """While an access of those others is judged: what the warp knows."""
+        """Knowledge of the warp while an access of the other lanes (`lagging`) is judged."""
         self.know.part(home, width)
         self.tick()
 
     @property
     def label(self) -> str:
-        """For people: "cta (0,0,0) warp 3"."""
+        """Name in messages: "cta (0,0,0) warp 3"."""
         return self._label
 
     def knows_by_other_lanes(self, event: Event) -> bool:
@@ -371,7 +371,7 @@ class WarpActor(Actor):
         return found
 
     def tick(self) -> None:
-        """What follows is not known to those who have learnt this agent's past."""
+        """Advance the clock: agents that have learnt this agent's past do not know what follows."""
         self.clock += 1
         self.since = self.clock
         clocks = self.know.parts[self.home].clocks

@@ -28,9 +28,9 @@ class TmemPage:
 
     def __init__(self, state: int) -> None:
         self._selected: dict[tuple[bytes, int], list[Index]] = {}
-        """What accesses of some shape select."""
+        """Granules of accesses, by the starts (as bytes) and the size of an access."""
         self.place = self.count = 0
-        """As those of a `shadow.Page`."""
+        """Same as in a `shadow.Page`."""
         self._lane_shift, self._column_shift = LANE_SHIFT, COLUMN_SHIFT
         self._grid: Ids = np.full((ROWS >> LANE_SHIFT, COLUMNS >> COLUMN_SHIFT), state, np.int32)
         self.width = COLUMNS >> COLUMN_SHIFT
@@ -100,7 +100,7 @@ class TmemPage:
 
 
 def _zeros(number: int) -> int:
-    """How many of the lowest bits are 0, of a number that is not."""
+    """Return the number of lowest bits that are 0, for a number that is not 0."""
     return (number & -number).bit_length() - 1
 
 

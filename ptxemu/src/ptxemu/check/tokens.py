@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ptxemu.check.vector_clock import Knowledge
 
 Tokens: TypeAlias = dict[Hashable, Knowledge]
-"""What was left at tokens."""
+"""Knowledge left at tokens."""
 KEPT_GENERATIONS = 4
 """Phases of a barrier whose knowledge is kept; nobody can wait for older ones."""
 

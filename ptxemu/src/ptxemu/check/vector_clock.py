@@ -1,4 +1,4 @@
-"""What an agent knows of the others' past: vector clocks of warps, sets of finished operations.
+"""Knowledge of agents about the others' past: vector clocks of warps, sets of finished operations.
 
 Knowledge is kept by cluster, because almost all of it concerns the agent's own: the clocks of a
 cluster's warps are a small matrix, its asynchronous operations are bits of Python integers.
@@ -22,8 +22,8 @@ TENSORMAP = 4
 TENSORMAP_RELEASED = 5
 """Generic accesses that a fence released to the tensormap proxy; another fence acquires them."""
 TCGEN05 = 6
-"""What tcgen05 fences order although the arrival or the wait between them is relaxed: the issue of
-tcgen05 instructions (PTX ISA, "Canonical Synchronization Patterns" of tcgen05)."""
+"""Issue of tcgen05 instructions, which tcgen05 fences order although the arrival or the wait
+between them is relaxed (PTX ISA, "Canonical Synchronization Patterns" of tcgen05)."""
 ARRIVED = 7
 """Relaxed arrivals that were left at a token: they order nothing, but have happened."""
 SC_RELEASED = 8
@@ -33,12 +33,12 @@ SC_SEEN = 9
 RELAXED = 10
 """Generic accesses that only a relaxed barrier of the cluster separates: the ISA orders nothing."""
 SEEN = 11
-"""What happened before in time, be it by relaxed arrivals and waits, which order no memory."""
+"""Events that came before in time, even by relaxed arrivals and waits, which order no memory."""
 ROWS = 12
 
 
 class Part:
-    """What is known of the agents of one cluster.
+    """Knowledge about the agents of one cluster.
 
     A warp's event at clock c is known when clocks[row, slot of the warp] >= c; an operation has
     one event, known when its bit is set.
@@ -67,7 +67,7 @@ class Part:
         self.touched = 0
         """tcgen05.ld with whose registers something was computed, which is no order."""
         self.used = 0
-        """Of those the ones whose registers were needed, which is no order for the ISA."""
+        """Operations of `touched` whose registers were needed, which is no order for the ISA."""
         self.tcgen05 = 0
         """tcgen05 operations done before the last tcgen05.fence::before_thread_sync."""
         self.handed_on = 0
@@ -114,7 +114,7 @@ class Part:
 
 
 class Knowledge:
-    """What an agent, or a token that agents meet at, knows of every cluster."""
+    """Knowledge that an agent, or a token that agents meet at, has of every cluster."""
 
     __slots__ = ("parts",)
 
@@ -173,4 +173,4 @@ class Knowledge:
 
 
 NOTHING = Knowledge()
-"""What an operation that is over knows; shared, so it must not learn."""
+"""Knowledge of an operation that is over; shared, so it must not learn."""

@@ -35,12 +35,12 @@ _PRODUCT = ("wgmma", "mma_async")
 
 @dataclass(frozen=True, slots=True)
 class _Touch:
-    """What an instruction does to a register that products use."""
+    """Use by an instruction of a register that products use."""
 
     slot: int
     instruction: Instruction
     verb: str
-    """read, written, or copied: then `slot` becomes what `source` is, a constant if None."""
+    """Read, written or copied; a copy gives `slot` the value of `source`, a constant if None."""
     source: int | None = None
 
 
@@ -57,7 +57,7 @@ _ByPc: TypeAlias = dict[int, list[_Touch]]
 
 
 class _Rules:
-    """What a kernel's instructions do to the registers of its products."""
+    """Uses of the products' registers by a kernel's instructions."""
 
     def __init__(self, program: Program) -> None:
         self.names = [register.name for register in program.function.registers]
@@ -69,8 +69,8 @@ class _Rules:
         self._between: dict[tuple[int, int], tuple[_Touch, ...] | dict[int, _Touch]] = {}
 
     def between(self, first_pc: int, count: int) -> tuple[_Touch, ...] | dict[int, _Touch]:
-        """What `count` instructions from `first_pc` on do, in order; where none of them is a copy
-        the last by register."""
+        """Return, in order, the uses by the `count` instructions from `first_pc` on; if none of
+        them is a copy, return only the last use of each register, by register."""
         key = first_pc, count
         found = self._between.get(key)
         if found is None:
@@ -89,7 +89,7 @@ class _Rules:
 
 
 _rules: WeakKeyDictionary[Program, _Rules] = WeakKeyDictionary()
-"""Of the kernels that were launched."""
+"""Rules of the kernels that were launched."""
 
 
 class WgmmaFences:
@@ -178,8 +178,8 @@ class WgmmaFences:
 
 
 def _touches(program: Program, used: set[int]) -> _ByPc:
-    """What every instruction but the products does to the registers `used`, and to those that are
-    copied into them."""
+    """Return the uses, by every instruction except the products, of the registers `used` and of
+    those that are copied into them."""
     pure: list[tuple[Instruction, PureOp]] = []
     steps: list[Instruction] = []
     for node in program.nodes:
@@ -233,7 +233,7 @@ def _copy(instruction: Instruction, op: PureOp) -> tuple[int, int | None] | None
 
 
 def _other_shapes(products: list[Instruction]) -> dict[int, dict[int, int]]:
-    """By a product's pc those (pc and line) that have another shape and share its accumulator."""
+    """Return, by a product's pc, those (pc and line) with another shape and its accumulator."""
     found: dict[int, dict[int, int]] = {}
     by_form: dict[tuple[str, frozenset[int]], list[Instruction]] = {}
     for product in products:

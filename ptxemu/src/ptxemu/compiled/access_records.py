@@ -35,12 +35,12 @@ ROUTINE = ir.FunctionType(_I32, [_I64, _I64, _I32, _I64])
 
 
 class Kind(NamedTuple):
-    """What a routine is made for."""
+    """Form of access that a routine is made for."""
 
     shape: Shape
     base_bits: int
     data_bits: tuple[int, ...]
-    """Of the registers that are loaded or stored."""
+    """Bits of the registers that are loaded or stored."""
     is_signed: bool
 
 
@@ -149,7 +149,7 @@ def _resized(b: Any, value: Any, bits: int, *, is_signed: bool) -> Any:
 
 
 class CtaContext:
-    """What a CTA's warps can reach, as `memory_code` wants it; no local memory."""
+    """Memory that a CTA's warps can reach, in the form for `memory_code`; no local memory."""
 
     def __init__(self, cta: Cta) -> None:
         self._memory = cta.machine.memory
@@ -163,7 +163,7 @@ class CtaContext:
         self._table = (0, 0)
 
     def address(self) -> int:
-        """Where the context is; it is up to date then."""
+        """Update the context and return its address."""
         table = self._memory.table()
         if table != self._table:
             self._table = table

@@ -59,7 +59,7 @@ class Chain:
         self._kept: list[NDArray[np.int64]] = []
 
     def add_block(self, block: Block, parts: tuple[Part, ...]) -> None:
-        """A block goes on behind what is there."""
+        """Append a block."""
         for part in parts:
             if isinstance(part, Records):
                 self._add_records(part.records, -1)
@@ -68,7 +68,7 @@ class Chain:
         self.end = block.end
 
     def add_access(self, node: StepNode, layout: RegisterLayout) -> bool:
-        """A load or store goes on behind what is there; False where it must not."""
+        """Append a load or store; return False if it must not be appended."""
         access = node.access
         kind = None if access is None else kind_of(access)
         if access is None or kind is None:

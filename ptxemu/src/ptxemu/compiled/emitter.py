@@ -45,19 +45,19 @@ class UnknownToMachineCodeError(Exception):
 
 
 class Layout:
-    """Where registers and other operands are in a buffer, and how they are filled in."""
+    """Offsets of registers and other operands in a buffer, and expressions that fill them in."""
 
     def __init__(self) -> None:
         self.size = 0
         """Bytes so far."""
         self.inputs: dict[Key, str] = {}
-        """By key the Python expression of what is copied in."""
+        """Python expressions of the values that are copied in, by key."""
         self.names: dict[str, Any] = {
             "convert": convert,
             "full": np.full,
             "special": special,
         }
-        """What the expressions use."""
+        """Names that the expressions use."""
         self._places: dict[Key, tuple[int, str]] = {}
 
     def place(self, key: Key, type_: str) -> int:
@@ -74,19 +74,19 @@ class Layout:
         return offset
 
     def rows(self, buffer: Any) -> Iterator[tuple[Key, Any]]:
-        """By key the part of a buffer (bytes), as an array of 32."""
+        """Yield each key with its part of a buffer (bytes), as an array of 32."""
         for key, (offset, type_) in self._places.items():
             dtype = self.dtype(key, type_)
             yield key, buffer[offset : offset + WARP_SIZE * dtype.itemsize].view(dtype)
 
     @staticmethod
     def dtype(key: Key, type_: str) -> np.dtype[Any]:
-        """How a place is kept."""
+        """Return the dtype in which a register or an operand is kept."""
         return STORAGE[type_] if isinstance(key, int) or key == MASK else VALUE[type_]
 
 
 class Emitter:
-    """Writes instructions behind one another; registers go back to the buffer with `flush`."""
+    """Writes instructions one after another; registers go back to the buffer with `flush`."""
 
     def __init__(self, layout: Layout, builder: Any, buffer: Any, mask: Vector | None) -> None:
         """`mask`: the lanes that execute, the others keep their registers; None: all."""
@@ -207,7 +207,7 @@ class Emitter:
         return self.builder.bitcast(value, FLOATS) if type_ == "f32" else value
 
     def load(self, key: Key, type_: str) -> Vector:
-        """What the buffer holds."""
+        """Return the value of a register or an operand in the buffer."""
         value = self.builder.load(self._pointer(key, type_))
         if type_ == "pred":
             return self.builder.icmp_unsigned("!=", value, splat(integers(8), 0))
@@ -237,7 +237,7 @@ class Emitter:
         return self.load(key, type_)
 
     def _pointer(self, key: Key, type_: str) -> Any:
-        """To where a register or an operand is in the buffer."""
+        """Return a pointer to a register or an operand in the buffer."""
         offset = ir.Constant(I64, self.layout.place(key, type_))
         bits = 8 * int(self.layout.dtype(key, type_).itemsize)
         pointer = self.builder.gep(self._buffer, [offset])
@@ -245,10 +245,10 @@ class Emitter:
 
 
 def lowering(instruction: Instruction, op: PureOp) -> Lower:
-    """How an instruction is done.
+    """Return the function that writes an instruction as machine code.
 
     Raises:
-        UnknownToMachineCodeError: only its definition says.
+        UnknownToMachineCodeError: only its definition can execute the instruction.
     """
     found = lowered(instruction.modifiers, op)
     if found is None:

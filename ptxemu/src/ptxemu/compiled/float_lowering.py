@@ -27,7 +27,7 @@ _INVALID = 0xFFF8 << 48
 _QUIET = 1 << 51
 _NAN_BF16 = 0x7FFF
 _NAN_ORDER = {"add": (1, 0), "sub": (1, 0), "mul": (1, 0), "fma": (1, 2, 0)}
-"""Whose NaN is the result's, as `ptxemu.isa.floating` has it."""
+"""Operands in the order in which their NaN becomes the result, as in `ptxemu.isa.floating`."""
 _ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "num": "ord"}
 _UNORDERED = {
     "equ": "==",

@@ -167,7 +167,7 @@ def _sort(b: Any, found: Any, count: Any) -> None:
 
 
 def _require_room(b: Any, work: Any, count: Any, failed: Any) -> None:
-    """For one state more than are found, of the most events."""
+    """Require room for one state more than are found, each with the most events."""
     more = b.add(count, constant(1))
     events = b.mul(more, constant(MOST_WRITES + MOST_READS + 2))
     for used, needed, end in (

@@ -1,4 +1,4 @@
-"""What comes before an access that is judged by machine code: `known_order` and `proxies` there."""
+"""Order of an access after earlier events, in machine code: `known_order` and `proxies`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class First(NamedTuple):
 
     @classmethod
     def load(cls, b: Any, row: Any) -> First:
-        """From its row."""
+        """Load the event from its row."""
         names = (OfEvent[name.upper()] for name in cls._fields)
         return cls(*(wide(b, b.load(field(b, row, name))) for name in names))
 
@@ -66,7 +66,7 @@ class Second:
         return b.and_(self.is_agent_of(b, first), same_proxy)
 
     def knows(self, b: Any, first: First) -> Any:
-        """As `Actor.knows`. Events of clusters of which more is known are left to Python."""
+        """Do the same as `Actor.knows`. Python judges events of other clusters if any are known."""
         same_home = b.icmp_signed("==", first.home, self.row.home)
         require(b, b.or_(same_home, b.not_(self._knows_others)), self._by_python)
         is_warp = has(b, first.what, What.WARP)
@@ -98,7 +98,7 @@ class Second:
         return b.or_(needs_none, b.select(is_warp, by_clock, by_bit))
 
     def _is_sound_in_tmem(self, b: Any, first: First) -> Any:
-        """Of an operation in tensor memory: whether the ISA orders it, with its fences."""
+        """Return whether the ISA, with its fences, orders an operation in tensor memory."""
         same_warp = b.icmp_signed("==", first.warp, self.row.warp)
         is_copy = has(b, first.what, What.TMEM_COPY)
         handed_on = b.or_(b.not_(is_copy), self._bit(b, "handed_on", first))

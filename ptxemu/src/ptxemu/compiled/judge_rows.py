@@ -26,9 +26,9 @@ class OfState(IntEnum):
     """The fields of a state's row."""
 
     AT = 0
-    """Where its events begin in the pool."""
+    """Offset of its events in the pool."""
     WRITES = 1
-    """How many have written last; or `BY_PYTHON`, `UNTOUCHED`."""
+    """Number of last writes; or `BY_PYTHON`, `UNTOUCHED`."""
     READS = 2
     NEXT_EVENT = 3
     """The event that was last applied to it, -1 if there was none; and what followed."""
@@ -36,11 +36,11 @@ class OfState(IntEnum):
     MARK = 5
     """The last access in which it was found."""
     NEW = 6
-    """What follows in the access that is judged."""
+    """The state that follows in the access that is judged."""
 
 
 BY_PYTHON, UNTOUCHED = -1, -2
-"""In the place of the number of writes: Python alone judges; nobody has written or read."""
+"""Values instead of the number of writes: only Python judges; nobody has written or read."""
 
 
 class OfEvent(IntEnum):
@@ -51,17 +51,17 @@ class OfEvent(IntEnum):
     SLOT = 2
     CLOCK = 3
     WHAT = 4
-    """As `What`."""
+    """See `What`."""
     WRITE_STATE = 5
     """The state of bytes that it was the last to write and nobody has read; -1 if there is none."""
     WARP = 6
     """The warp that it is of, or that issued it."""
     COLUMNS = 7
-    """In tensor memory, the first and the last, as one number."""
+    """First column in tensor memory and the one after the last, as one number."""
 
 
 class What(IntFlag):
-    """What an event is; besides the numbers of its kind and its proxy from KIND and PROXY on."""
+    """Flags of an event; numbers of its kind and its proxy from the bits KIND and PROXY on."""
 
     WARP = 1
     MBARRIER = 2
@@ -78,7 +78,7 @@ KIND, PROXY = 8, 10
 
 
 class Flag(IntFlag):
-    """How an access is to be judged."""
+    """Flags for the judgement of an access."""
 
     ROWS = 1
     """Pieces are rows of one distance, not starts."""
@@ -104,7 +104,7 @@ class Work(IntEnum):
     UNORDERED = 4
     """Room for MOST_STATES * MOST_WRITES numbers of events."""
     ACCESSES = 5
-    """How many there were."""
+    """Number of accesses so far."""
     NUM_STATES = 6
     STATES_END = 7
     """States that there is room for."""
@@ -115,16 +115,16 @@ class Work(IntEnum):
 
 
 class Verdict(IntEnum):
-    """What a call gives."""
+    """Result of a call."""
 
     DONE = 0
     OUTSIDE = 1
     """Some granules are not in the page."""
     BY_PYTHON = 2
     NO_ROOM = 3
-    """For new states."""
+    """No room is left for new states."""
     UNORDERED = 4
-    """Nothing was done, since there are additions to be told of."""
+    """Nothing was done, because there are additions to report."""
 
 
 class Tables(NamedTuple):
@@ -138,7 +138,7 @@ class Tables(NamedTuple):
 
     @classmethod
     def load(cls, b: Any, work: Any) -> Tables:
-        """From the words."""
+        """Load the addresses from the words of `Work`."""
         return cls(*(word_at(b, work, Work[name.upper()]) for name in cls._fields))
 
     def state(self, b: Any, number: Any, which: OfState) -> Any:
@@ -155,7 +155,7 @@ class Tables(NamedTuple):
         return wide(b, b.load(at(b, self.pool, I32, index)))
 
     def pool_one(self, b: Any, index: Any, event: Any) -> None:
-        """Put an event's number there."""
+        """Put an event's number into the pool."""
         b.store(b.trunc(event, I32), at(b, self.pool, I32, index))
 
 

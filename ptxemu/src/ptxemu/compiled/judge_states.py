@@ -74,7 +74,7 @@ class Following:
         return wide(b, b.load(self._tables.state(b, state, which)))
 
     def _first(self, b: Any, index: Any) -> tuple[Any, First]:
-        """Number and row of the event at a place of the pool; no mbarrier."""
+        """Return number and row of the event at an offset of the pool; no mbarrier."""
         number = self._tables.pooled(b, index)
         first = First.load(b, self._tables.event(b, number))
         require(b, b.not_(has(b, first.what, What.MBARRIER)), self._by_python)
@@ -109,7 +109,7 @@ class Following:
                 self._keep_if(b, b.not_(second.knows(b, read)), number, last)
             tables.pool_one(b, b.load(last), self._event)
             count = b.sub(b.add(b.load(last), constant(1)), b.add(first, writes))
-            # The oldest is forgotten: the state begins behind it.
+            # The oldest is forgotten: the state begins after it.
             too_many = b.zext(b.icmp_signed(">", count, constant(MOST_READS)), I64)
             with b.if_then(b.icmp_signed("==", b.mul(too_many, writes), constant(1))):
                 tables.pool_one(b, b.add(first, too_many), tables.pooled(b, begin))
@@ -153,7 +153,10 @@ class Following:
         return self._made.own_write(b, self._event)
 
     def _atomic(self, b: Any, state: Any) -> Any:
-        """Behind atomics of the whole device; other accesses are left to Python."""
+        """Return the state after an atomic that follows atomics of the whole device.
+
+        Other accesses before it are left to Python.
+        """
         tables, second = self._tables, self._second
         writes, reads = (self._field(b, state, which) for which in (OfState.WRITES, OfState.READS))
         is_simple = b.and_(
@@ -187,7 +190,7 @@ class Following:
         return b.load(result)
 
     def _keep_if(self, b: Any, condition: Any, number: Any, last: Any) -> None:
-        """Put an event behind those of a new state that are in the pool, if a condition holds."""
+        """Put an event after those of a new state in the pool, if a condition holds."""
         with b.if_then(condition):
             self._tables.pool_one(b, b.load(last), number)
             b.store(b.add(b.load(last), constant(1)), last)

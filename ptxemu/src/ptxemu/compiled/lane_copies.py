@@ -124,14 +124,17 @@ def lane_copier(size: int) -> Callable[..., int]:
 
 
 def _failure(b: Any) -> Any:
-    """Where the function gives 0."""
+    """Return a block in which the function gives 0."""
     failed = b.append_basic_block("failed")
     ir.IRBuilder(failed).ret(constant(0))
     return failed
 
 
 def _place(b: Any, table: tuple[Any, Any, Any], address: Any, count: Any, failed: Any) -> Any:
-    """Where `count` bytes at a global address are; in `table` the entry found last, as memory."""
+    """Return the address in this process of `count` bytes at a global address.
+
+    The last pointer in `table` points to the entry found last.
+    """
     first, entries, found = table
     end = b.add(first, b.mul(entries, constant(8 * TABLE_WORDS)))
     look, search, hit = (b.append_basic_block(name) for name in ("look", "search", "hit"))

@@ -13,7 +13,7 @@ Vector: TypeAlias = Any
 """An llvmlite value of a vector type of 32 lanes."""
 Builder: TypeAlias = Any
 Lower: TypeAlias = Callable[[Builder, Sequence[Vector]], Any]
-"""What writes an instruction: its result, or a tuple of them."""
+"""Writer of an instruction: gives its result, or a tuple of results."""
 FLOATS = ir.VectorType(ir.FloatType(), WARP_SIZE)
 
 

@@ -38,7 +38,7 @@ _UNSIGNED_COMPARISONS = {"lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 
 
 def lowered(modifiers: tuple[str, ...], op: PureOp) -> Lower | None:
-    """How the instruction is done; None where only its definition says."""
+    """Return the writer of the instruction; None if only its definition can execute it."""
     name, *rest = modifiers
     if name == "mov" and max(len(op.sources), len(op.destinations)) == 2:
         return _pack if len(op.sources) == 2 else _unpack
@@ -179,7 +179,7 @@ def _logic(name: str, rest: Sequence[str], type_: str) -> Lower | None:
 
 
 def _count_ones(builder: Builder, v: Sequence[Vector]) -> Vector:
-    """As u32, whatever the operand's width."""
+    """Count the ones as u32, for any width of the operand."""
     type_ = v[0].type
     name = f"llvm.ctpop.v{WARP_SIZE}i{type_.element.width}"
     count = builder.call(intrinsic(builder, name, type_, 1), v)

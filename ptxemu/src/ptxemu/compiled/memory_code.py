@@ -41,7 +41,7 @@ class Context(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a function is made for."""
+    """Form of access that a function is made for."""
 
     space: str
     """global, shared::cta or generic."""
@@ -56,7 +56,7 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """Name of the function."""
         kind = "store" if self.is_store else "load"
         return f"ptxemu_{kind}_{self.space.replace(':', '_')}_{self.element}_{self.count}"
 
@@ -150,7 +150,7 @@ class _Accessor:
         return b.add(address, self._field(Context.SHARED_DELTA))
 
     def _in_table(self, address: Any) -> Any:
-        """Where the instruction's last access went, or another allocation."""
+        """Find an address in the allocation of the instruction's last access, or in another one."""
         b = self._builder
         hit = self._function.append_basic_block("hit")
         search = self._function.append_basic_block("search")

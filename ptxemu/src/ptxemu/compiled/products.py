@@ -1,6 +1,6 @@
 """Products of the tensor cores on float64, as `numerics.dot` has them, in machine code.
 
-A matrix comes in chunks of 16 bytes and is kept as float64, a chunk's elements behind one another.
+A matrix comes in chunks of 16 bytes and is kept as float64, a chunk's elements one after another.
 Sums are made in order of k; where they are exact, as `numerics.dot` says, the order does not
 matter.
 """
@@ -17,7 +17,7 @@ from ptxemu.compiled.builtins import make_builtin
 from ptxemu.compiled.loops import at, constant, counted, word_at
 
 KNOWN_TYPES = ("bf16", "f16")
-"""Of the elements of A and B."""
+"""Types of the elements of A and B."""
 _PER_CHUNK, _ROWS = 8, 16
 MOST_COLUMNS = 256
 _AT_ONCE = 4
@@ -123,7 +123,7 @@ def fragment_product(k: int) -> Callable[..., int]:
 def row_product(k: int) -> Callable[..., int]:
     """The function that adds A times B to rows of D of f32, or puts it there.
 
-    Its arguments: A, its rows of `k` behind one another; B, `k` rows of MOST_COLUMNS; columns, a
+    Its arguments: A, its rows of `k` one after another; B, `k` rows of MOST_COLUMNS; columns, a
     multiple of 8; rows, a multiple of 4; D, bytes between its rows; whether D is read.
     """
 

@@ -1,6 +1,6 @@
-"""What machine code reads of Python's own objects: bits of an integer, the data of an array.
+"""Parts of Python's own objects that machine code reads: bits of an integer, data of an array.
 
-Both stand at fixed places in CPython and NumPy; `is_layout_known` tries whether they do here.
+Both have fixed offsets in CPython and NumPy; `is_layout_known` tries whether they hold here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from llvmlite import ir
 from ptxemu.compiled.loops import I64, at, constant, word_at
 
 _SIZE, _DIGITS = 16, 24
-"""Where an integer has its number of digits, and the digits of 30 bits, the lowest first."""
+"""Offsets, in an integer, of its number of digits and of its 30-bit digits, the lowest first."""
 _DATA, _STRIDES = 16, 40
-"""Where an array has the addresses of its data and of its strides."""
+"""Offsets, in an array, of the addresses of its data and of its strides."""
 _DIGIT_BITS = 30
 _SIZE_SHIFT = 3 if sys.version_info >= (3, 12) else 0
 """Lowest bits of the size that say something else."""

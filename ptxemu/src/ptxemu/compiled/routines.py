@@ -23,10 +23,10 @@ from ptxemu.machine.lanes import WARP_SIZE
 from ptxemu.syntax.ast import Instruction, NegatedRegister
 
 RECORD_WORDS = 8
-"""Of 64 bits: routine, two destinations, three sources, the guard's register (0: none), and -1
-where the guard is negated. An odd address is one in the warp's register file, counted from its
-start and 1 too large. Of a weak access (`access_records`) the routine's address is 1 too large, and
-there is one word more that counts, the first: its descriptor."""
+"""Words of 64 bits in a record: routine, two destinations, three sources, the guard's register (0:
+none), and -1 if the guard is negated. An odd address is one in the warp's register file, counted
+from its start and 1 too large. The routine's address of a weak access (`access_records`) is 1 too
+large, and only the first destination or source word counts: the access's descriptor."""
 MOST_DESTINATIONS, MOST_SOURCES = 2, 3
 _I1, _I8, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
 _OPERANDS = MOST_DESTINATIONS + MOST_SOURCES
@@ -36,13 +36,13 @@ _NAN_F32 = 0x7FFFFFFF
 
 
 class Kind(NamedTuple):
-    """What a routine is made for."""
+    """Form of instruction that a routine is made for."""
 
     modifiers: tuple[str, ...]
     source_types: tuple[str, ...]
     result_types: tuple[str, ...]
     negated: tuple[bool, ...]
-    """Which sources are negated predicates."""
+    """Whether each source is a negated predicate."""
     is_move: bool
 
 
@@ -170,7 +170,7 @@ less where an access failed."""
 
 @cache
 def caller() -> Caller:
-    """What does the instructions of records one behind the other."""
+    """Return the function that executes the instructions of records one after another."""
 
     def write(b: Any, arguments: Sequence[Any]) -> None:
         first, count, registers, lanes, context = arguments

@@ -1,4 +1,4 @@
-"""Blocks as threaded code: records of routines and addresses, in place of Python functions.
+"""Blocks as threaded code: records of routines and addresses, instead of Python functions.
 
 What no routine does stays a Python function (`machine.codegen`) between two runs of records.
 """
@@ -69,16 +69,16 @@ class ThreadedCode:
         self._layout = program.layout
         self._constants: dict[tuple[Scalar, str], int] = {}
         self._kept: list[NDArray[Any]] = []
-        """What records name."""
+        """Arrays whose addresses are in records."""
         self._chunk, self._used = _aligned(0), 0
         self._scratch = _aligned(64 * _WIDEST)
         self._spare: dict[tuple[Scalar, str], int] = {}
-        """By operand and type the offset in a register file of what each warp has once."""
+        """Offset in a register file of a value that each warp has once, by operand and type."""
         self._spare_end = self._layout.spare
         self.num_spare = 0
         """Values that each warp has once."""
         self._assemblers: dict[int, _Assembler | None] = {}
-        """By a block's first pc; None: it is left as it is."""
+        """Assemblers by a block's first pc; None: the block is left as it is."""
         self.nowhere, _ = self._take(_WIDEST)
         """The word of a record for results that nobody wants."""
         blocks = [node for node in program.nodes if isinstance(node, Block)]
@@ -90,7 +90,7 @@ class ThreadedCode:
         return None if assembler is None else assembler.finish()
 
     def parts(self, block: Block) -> tuple[Part, ...] | None:
-        """A block's parts, to be run one behind the other; None where it is better left."""
+        """Return a block's parts, to be run one after another; None if it is better left."""
         assembler = self._assembled(block)
         return None if assembler is None else assembler.parts
 
@@ -147,7 +147,7 @@ class ThreadedCode:
         return self._spare[key] + 1
 
     def _take(self, size: int) -> tuple[int, NDArray[np.uint8]]:
-        """So many bytes that stay where they are, and their address."""
+        """Return the address of `size` bytes that never move, and the bytes."""
         if self._used + _WIDEST > len(self._chunk):
             self._chunk, self._used = _aligned(_CHUNK), 0
             self._kept.append(self._chunk)
@@ -300,8 +300,10 @@ class Records:
         self._call = caller()
 
     def run(self, code: ThreadedCode, warp: Any, mask: Mask, context: int = 0) -> int:
-        """How many were done; less than all where an access failed (`context`: what accesses need,
-        see `access_records`)."""
+        """Run the records and return how many were done; fewer than all if an access failed.
+
+        `context`: what accesses need, see `access_records`.
+        """
         registers = warp.registers
         if registers.num_spare != code.num_spare:
             code.fill(warp, registers)

@@ -22,7 +22,7 @@ ThreadedFactory: TypeAlias = "Callable[[Block], FastFunction | None]"
 HOT_LOOP_RUNS = 32
 """Rounds of a loop after which it becomes machine code: it may go on for long."""
 HOT_RUNS, HOT_INSTRUCTIONS = 200, 8000
-"""Of other blocks: the runs, and executed instructions besides, that pay for making it."""
+"""Runs, plus executed instructions, that pay for machine code of a block that is no loop."""
 
 
 class Accelerator(Protocol):
@@ -65,7 +65,7 @@ class Block:
 
     @property
     def loop(self) -> Guard | None:
-        """The guard of a branch behind the block back to its start."""
+        """Guard of a branch after the block back to its start."""
         return self._loop
 
     @loop.setter

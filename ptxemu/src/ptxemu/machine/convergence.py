@@ -1,4 +1,4 @@
-"""Which lanes execute an instruction together: all live ones (`.aligned`) or a member mask's."""
+"""Lanes that execute an instruction together: all live ones (`.aligned`) or a member mask's."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Together:
 
 
 def together(instruction: Instruction) -> Together | None:
-    """Which lanes must be together at an instruction; None where every lane may go alone."""
+    """Return the lanes that must be together at an instruction; None if every lane may go alone."""
     base, *rest = instruction.modifiers
     if "aligned" in rest or (base == "bar" and rest[0] in _CTA_BARRIERS):
         return Together(lambda warp, mask: warp.alive, is_aligned=True)

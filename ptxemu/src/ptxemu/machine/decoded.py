@@ -1,4 +1,4 @@
-"""What decoding an instruction gives: a pure function on lanes, or a step that acts on a warp."""
+"""Results of decoding an instruction: a pure function on lanes, or a step that acts on a warp."""
 
 from __future__ import annotations
 

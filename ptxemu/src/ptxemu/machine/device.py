@@ -1,4 +1,4 @@
-"""What the emulated GPU has: the limits that a driver checks at a launch."""
+"""Limits of the emulated GPU that a driver checks at a launch."""
 
 from __future__ import annotations
 

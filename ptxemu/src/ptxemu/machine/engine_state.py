@@ -1,4 +1,4 @@
-"""Where an engine keeps what it knows of one CTA or of one warp: a typed key into its owner."""
+"""Typed keys for the state that an engine keeps in one CTA or in one warp."""
 
 from __future__ import annotations
 

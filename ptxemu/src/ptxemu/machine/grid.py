@@ -64,7 +64,7 @@ def clusters_left(machine: Machine) -> int:
 
 
 def deal(machine: Machine, share: int, shares: int) -> None:
-    """Of the clusters that are left start only every `shares`-th, from number `share` on."""
+    """Start only every `shares`-th of the clusters that are left, from number `share` on."""
     machine.share, machine.shares, machine.dealt_from = share, shares, machine.next_cluster
 
 

@@ -1,4 +1,4 @@
-"""Which instructions concern other warps or clusters, read from the kernel's text."""
+"""Instructions that concern other warps or clusters, read from the kernel's text."""
 
 from __future__ import annotations
 

@@ -11,13 +11,13 @@ from ptxemu.machine.sleepers import Sleepers
 
 @dataclass(slots=True)
 class Blocked:
-    """What a visible step returns when the warp must wait.
+    """Result of a visible step when the warp must wait.
 
     The scheduler asks `ready` until it is true, then calls `resume` (if any) and the warp goes on
-    behind the instruction. It asks again when one of `until` is woken, and where that is empty all
-    the time. `reason` is for the deadlock report. A wait with a time limit
-    (mbarrier.try_wait) has `expire`: when nothing else can go on, the scheduler may call it in
-    place of `resume`, and the warp goes on without what it waited for.
+    after the instruction. It asks again when one of `until` is woken; if `until` is empty, it asks
+    all the time. `reason` is for the deadlock report. A wait with a time limit
+    (mbarrier.try_wait) has `expire`: when nothing else can go on, the scheduler may call it
+    instead of `resume`, and the warp goes on without what it waited for.
     """
 
     ready: Callable[[], bool]

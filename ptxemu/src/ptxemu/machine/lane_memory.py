@@ -49,7 +49,7 @@ _WINDOWS = {"param": PARAM_WINDOW, "const": CONST_WINDOW}
 
 
 class LaneMemory:
-    """What one instruction's address operand reaches.
+    """Memory that one instruction's address operand reaches.
 
     Args:
         space: shared::cta, shared::cluster, global, local, param, const or generic.

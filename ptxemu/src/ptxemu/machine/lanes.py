@@ -33,7 +33,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
     **{t: np.dtype(np.uint32) for t in ("b32", "u32", "s32", "f32", "f16x2", "bf16x2", "tf32")},
     **{t: np.dtype(np.uint64) for t in ("b64", "u64", "s64", "f64", "f32x2", "b128")},
 }
-"""How a register of a declared type is kept: unsigned integers of its width (8-bit in 16); a b128
+"""Storage of a register of a declared type: unsigned integers of its width (8-bit in 16); a b128
 register is an array (32, 2) of its low and high half."""
 
 VALUE: dict[str, np.dtype[Any]] = {
@@ -60,11 +60,11 @@ VALUE: dict[str, np.dtype[Any]] = {
     "b128": np.dtype(np.uint64),
     "tf32": np.dtype(np.uint32),
 }
-"""What an instruction of a type sees of an operand: the same bits, viewed (8-bit: truncated)."""
+"""View of an operand for an instruction of a type: the same bits (8-bit: truncated)."""
 
 
 def count_lanes(mask: Mask) -> int:
-    """How many lanes are in `mask`."""
+    """Return the number of lanes in `mask`."""
     return WARP_SIZE if mask is FULL else mask.tobytes().count(1)
 
 
@@ -125,7 +125,7 @@ def bits_of(mask: Mask) -> int:
 
 
 def lane_names(mask: Mask) -> str:
-    """For messages: "0-15, 20"."""
+    """Return the lanes of `mask` for a message: "0-15, 20"."""
     lanes = [int(lane) for lane in np.flatnonzero(mask)]
     ranges: list[list[int]] = []
     for lane in lanes:

@@ -15,7 +15,7 @@ from ptxemu.machine.lane_group import Group
 from ptxemu.machine.lanes import WARP_SIZE
 
 MOST_GROUPS = 6
-"""Of a warp, where lanes part; branches may make more."""
+"""Most groups of a warp when lanes part; branches may make more."""
 STAYS = 0.995
 """Probability that the group that ran runs on, so that others fall far behind."""
 

@@ -1,4 +1,5 @@
-"""Where a kernel's variables and parameters lie: shared offsets, parameter and constant windows."""
+"""Locations of a kernel's variables and parameters: shared offsets, parameter and constant
+windows."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def _align(offset: int, alignment: int) -> int:
 class Layout:
     """Offsets of one kernel of a module for a launch with `dynamic_shared_bytes`.
 
-    Static shared variables come first, in order; extern ones share the dynamic part behind them.
+    Static shared variables come first, in order; extern ones share the dynamic part after them.
     Module-level variables that outlive launches are `placed`: they have addresses by name, and
     their memory is the caller's to register.
     """
@@ -92,7 +93,7 @@ class Layout:
         return offset
 
     def initial_bytes(self, variable: Variable) -> bytes:
-        """What a variable starts with, the addresses of other symbols in it filled in."""
+        """Return the initial bytes of a variable, with the addresses of other symbols filled in."""
         data = bytearray(variable.initial or b"")
         for place in variable.relocations:
             if place.symbol in self.shared_offsets:

@@ -1,4 +1,4 @@
-"""Which registers matter only inside one block, so that it need not give them back to the warp."""
+"""Registers that matter only inside one block; the block need not give them back to the warp."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mark_temporaries(instructions: Sequence[Instruction], blocks: Sequence[Block
 
 
 def _homes(instructions: Sequence[Instruction], blocks: Sequence[Block]) -> dict[int, int]:
-    """By register the number of the block that alone names it, or `_ELSEWHERE`."""
+    """Return, by register, the number of the only block that names it, or `_ELSEWHERE`."""
     place = [_ELSEWHERE] * len(instructions)
     for number, block in enumerate(blocks):
         place[block.first : block.end] = [number] * block.count

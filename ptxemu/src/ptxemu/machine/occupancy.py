@@ -1,4 +1,4 @@
-"""How many CTAs of a launch an SM holds at once (CUDA C++ Programming Guide, "Compute
+"""Number of CTAs of a launch that an SM holds at once (CUDA C++ Programming Guide, "Compute
 Capabilities", Technical Specifications per Compute Capability)."""
 
 from __future__ import annotations

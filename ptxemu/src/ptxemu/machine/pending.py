@@ -29,7 +29,7 @@ class PendingOperations(Generic[OperationT]):
         """Their agent ids, which grow."""
         self._count = 0
         self._behind: dict[OperationT, list[OperationT]] = {}
-        """By operation those that wait for it and perhaps for others."""
+        """Operations that wait for an operation, and perhaps for others, by that operation."""
 
     def __len__(self) -> int:
         return self._count

@@ -34,7 +34,7 @@ class StepNode:
     together: Together | None = None
     access: PlainAccess | None = None
     goes_on: bool = False
-    """No other warp can wait for it: a warp's turn may go on behind it."""
+    """No other warp can wait for it: a warp's turn may go on after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Chain(Protocol):
 
     @property
     def end(self) -> int:
-        """The pc behind it."""
+        """The pc after it."""
         ...
 
     def run(self, warp: Warp, group: Group) -> bool:
@@ -95,7 +95,7 @@ class ThreadedBlocks(Protocol):
         ...
 
     def chain(self, first: int) -> Chain | None:
-        """What stands in a row from `first` on; None where that is no more than a block."""
+        """Return the chain that begins at `first`; None if it would be no more than a block."""
         ...
 
 
@@ -128,9 +128,9 @@ class Program:
             _ZEROS[register.type]
             for register in sorted(function.registers, key=lambda register: register.slot)
         ]
-        """What a warp's registers hold when it starts, by slot."""
+        """Initial contents of a warp's registers, by slot."""
         self.layout: RegisterLayout | None = None
-        """Where registers lie, if machine code is to find them."""
+        """Locations of registers, if machine code is to find them."""
         if make_threaded is not None:
             by_slot = sorted(function.registers, key=lambda register: register.slot)
             self.layout = RegisterLayout([register.type for register in by_slot])
@@ -151,7 +151,7 @@ class Program:
         return self.initial_registers.copy()
 
     def chain(self, first: int) -> Chain | None:
-        """What stands in a row from `first` on; None where that is no more than a node."""
+        """Return the chain that begins at `first`; None if it would be no more than a node."""
         if first in self._chains:
             return self._chains[first]
         if self._threaded is None:

@@ -60,7 +60,7 @@ def _local(warp: Warp) -> Region:
 
 
 local_region = EngineState(_local)
-"""The local memories of a warp's lanes, one behind the other, at lane * stride + offset."""
+"""Local memories of a warp's lanes, one after another, at lane * stride + offset."""
 
 
 def global_region(warp: Warp, address: int, size: int) -> Region | None:

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from ptxemu.machine.lanes import STORAGE, WARP_SIZE, Lanes
 
 ROW_BYTES = 128
-"""Of a register of 32 bits or less; wider ones take two rows or four."""
+"""Bytes of a row: a register of 32 bits or less; wider registers take two rows or four."""
 SPARE_ROWS = 128
-"""For values that machine code needs besides: special registers and addresses of variables."""
+"""Rows for other values that machine code needs: special registers and addresses of variables."""
 _BOOL, _16, _32, _64, _128 = range(5)
 _KINDS = {1: _BOOL, 2: _16, 4: _32, 8: _64}
 _ROWS = {_BOOL: 1, _16: 1, _32: 1, _64: 2, _128: 4}
 
 
 class RegisterLayout:
-    """Where the registers of a kernel lie.
+    """Locations of a kernel's registers.
 
     Attributes:
-        offsets: by slot the register's first byte; spare: that of the first spare row.
-        places: by slot the kind of array and the index into it.
+        offsets: first byte of each register, by slot; spare: first byte of the first spare row.
+        places: kind of array and index into it, by slot.
         rows: rows in all.
     """
 
@@ -50,7 +50,7 @@ class RegisterLayout:
         self.rows = -(-(row + SPARE_ROWS) // 4) * 4
 
     def word_indices(self, slots: tuple[int, ...]) -> NDArray[np.intp]:
-        """Which rows registers of 32 bits are."""
+        """Return the rows of registers of 32 bits."""
         found = self._indices.get(slots)
         if found is None:
             found = np.array([self.places[slot][1] for slot in slots], np.intp)
@@ -58,7 +58,7 @@ class RegisterLayout:
         return found
 
     def byte_offsets(self, slots: tuple[int, ...]) -> NDArray[np.int64]:
-        """Where registers begin, as an array that stays."""
+        """Return the first bytes of registers, as an array that stays."""
         found = self._offsets.get(slots)
         if found is None:
             found = self._offsets[slots] = np.array([self.offsets[s] for s in slots], np.int64)
@@ -127,7 +127,7 @@ class RegisterFile:
 
 
 Registers: TypeAlias = "list[Lanes] | RegisterFile"
-"""By slot; in a list arrays are shared and never change in place."""
+"""Registers by slot; in a list, arrays are shared and never change in place."""
 
 
 def words_of(registers: Registers, slots: tuple[int, ...]) -> NDArray[np.uint32]:

@@ -17,7 +17,7 @@ NANOSECONDS_PER_INSTRUCTION = 1
 _GRID_WORKSPACE_BYTES = 8
 """Its size and the barrier, a number of 32 bits each."""
 RESERVED_FOR_LIBRARIES = 0x200
-"""Where cooperative groups find scratch space in the reserved part of shared memory."""
+"""Offset of the scratch space of cooperative groups in the reserved part of shared memory."""
 _OF_LANES: dict[str, Lanes] = {
     "%laneid": LANE_IDS,
     "%lanemask_eq": np.uint32(1) << LANE_IDS,

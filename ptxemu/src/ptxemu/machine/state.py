@@ -1,6 +1,6 @@
-"""What a launch in progress is: its machine, clusters, CTAs, warps and asynchronous operations.
+"""A launch in progress: its machine, clusters, CTAs, warps and asynchronous operations.
 
-They know one another; what starts and runs them is in `grid`, `warp` and the engines.
+They know one another; `grid`, `warp` and the engines start and run them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Region:
     owner: Cta | None
     """The CTA of shared memory."""
     origin: int
-    """What an address is above the place that observers know it by (`events.Access.starts`)."""
+    """Difference between an address and the one that observers see (`events.Access.starts`)."""
     is_writable: bool = True
 
     @property
@@ -87,17 +87,17 @@ class Region:
 
 
 class Ordering(NamedTuple):
-    """The operations that one comes behind, those included that have completed since.
+    """Operations that come before an operation, including those that have completed since.
 
-    A checker takes its verdicts from it: what is in none of the three is not ordered by the issue.
+    A checker takes its verdicts from it: the issue orders no operation outside the three.
     """
 
     after: Sequence[AsyncOperation] = ()
-    """Behind these the ISA executes it."""
+    """Operations after which the ISA executes it."""
     if_synced: Sequence[AsyncOperation] = ()
-    """Behind these too, if the issuing threads have synchronised around tcgen05.fence."""
+    """More of these, if the issuing threads have synchronised around tcgen05.fence."""
     in_practice: Sequence[AsyncOperation] = ()
-    """Behind these hardware executes it, though the ISA does not say so."""
+    """Operations after which hardware executes it, though the ISA does not say so."""
 
 
 NO_ORDER = Ordering()
@@ -125,7 +125,7 @@ class AsyncOperation:
         self.agent_id = -1
         """Set by Machine.issue."""
         self.kind = kind
-        """For people and counters: "cp.async.bulk.tensor", "wgmma", "tcgen05.mma"..."""
+        """Name in messages and counters: "cp.async.bulk.tensor", "wgmma", "tcgen05.mma"..."""
         self.issuer = issuer
         self.cta = issuer.cta
         self.instruction = instruction
@@ -144,13 +144,13 @@ class AsyncOperation:
         self.mbarriers: tuple[tuple[int, int], ...] = ()
         """The mbarriers that a commit arrives on: index of the CTA and offset."""
         self.shape: tuple[int, ...] | str | None = None
-        """For people: of a product (m, n, k), of a copy to TMEM its .shape."""
+        """Shape in messages: (m, n, k) of a product, .shape of a copy to TMEM."""
         self.result_touched = False
         """Something was computed with its result before it was waited for, and that was told."""
 
     @property
     def label(self) -> str:
-        """For people: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
+        """Name in messages: "tcgen05.mma #17 issued by cta (0,0,0) warp 12"."""
         return f"{self.kind} #{self.agent_id} issued by {self.issuer.label}"
 
     def take_step(self) -> None:
@@ -267,7 +267,7 @@ class Warp:
         self.engines: dict[EngineState[Warp, Any], Any] = {}
         """The engines' state of this warp: groups of cp.async, bulk copies, wgmma."""
         self.last_regions: dict[int, Region] = {}
-        """By pc the region of an instruction's last access to global memory."""
+        """Region of an instruction's last access to global memory, by pc."""
         self.in_flight: dict[int, Claim] = {}
         """Registers of wgmma and tcgen05.ld operations under way, by slot."""
         self.constants: dict[str, Lanes] = {}
@@ -278,7 +278,7 @@ class Warp:
 
     @property
     def label(self) -> str:
-        """For people: "cta (0,0,0) warp 3"."""
+        """Name in messages: "cta (0,0,0) warp 3"."""
         x, y, z = self.cta.ctaid
         return f"cta ({x},{y},{z}) warp {self.index}"
 
@@ -333,9 +333,9 @@ class Machine:
         """Grows with every change that another agent could wait for; a scheduler that sees it
         stand still while warps run knows that they only spin."""
         self.step_share = LOOP_ROUNDS
-        """What a visible instruction takes of a warp's turn, of LOOP_ROUNDS."""
+        """Share of a warp's turn that a visible instruction takes, out of LOOP_ROUNDS."""
         self.lanes_apart: LanesApart | None = None
-        """Which lanes of a warp go first, where they need not go in step."""
+        """Choice of the lanes of a warp that go first, if they need not go in step."""
         self.naps = 0
         """Grows with every nanosleep: the warp expects to wait."""
         self.warp_instructions = 0
@@ -346,11 +346,11 @@ class Machine:
         self.skipped_time = 0
         """Added to clocks that count instructions: time that passed while nobody could go on."""
         self.skips, self.skips_since = 0, -1
-        """How often time was skipped since `progress` had the second value."""
+        """Number of times that time was skipped since `progress` had the second value."""
         self.printed: list[str] = []
-        """What the kernel's calls of vprintf wrote, one string a thread's call."""
+        """Output of the kernel's calls of vprintf, one string for each thread's call."""
         self.elect: Callable[[Mask], int] = first_lane
-        """Which of the lanes elect.sync makes the leader."""
+        """Function that chooses the leader of elect.sync among the lanes."""
         self.cancelled_clusters = 0
         """Clusters that clusterlaunchcontrol.try_cancel kept from starting."""
         self.next_cluster = 0

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
 LEAST_PATIENCE = 4
-"""What `Warp.patience` sinks to where lanes have often gone round with nothing changing."""
+"""Least value of `Warp.patience`, for lanes that have often gone round with nothing changing."""
 
 
 class Status(Enum):
-    """What a call of `advance` came to."""
+    """Result of a call of `advance`."""
 
     MOVED = "moved"
     BLOCKED = "blocked"
@@ -45,7 +45,7 @@ _MOVED, BLOCKED, EXITED = Status.MOVED, Status.BLOCKED, Status.EXITED
 def advance(warp: Warp) -> Status:
     """Execute up to and including the next visible instruction of one group that can run.
 
-    Behind those that concern no other warp it may go on, for `Machine.step_share`.
+    The group may go on after instructions that concern no other warp (`Machine.step_share`).
     """
     group = _runnable(warp)
     if group is None:
@@ -85,7 +85,7 @@ def advance(warp: Warp) -> Status:
 
 
 def _part(warp: Warp, node: Node | None, group: Group) -> Status:
-    """Lanes go to several places, or are done; None: behind the last instruction."""
+    """Send lanes to several targets, or end them; `node` is None after the last instruction."""
     if type(node) is SwitchNode:
         _run_switch(warp, node, group)
         return _MOVED
@@ -167,7 +167,7 @@ def _runnable_apart(warp: Warp, apart: LanesApart) -> Group | None:
 
 
 def _can_run(warp: Warp, group: Group) -> bool:
-    """Whether what it waits for is there; it goes on behind that."""
+    """Return whether a group can run; end its wait if it is over."""
     if (blocked := group.blocked) is not None:
         if not blocked.ready():
             return False

@@ -13,8 +13,8 @@ from ptxemu.errors import ExecutionError
 from ptxemu.memory.words import Words
 
 TABLE_WORDS = 4
-"""Of an allocation in `GlobalMemory.table`: first address, end, what is added to an address to find
-the byte, and 1 where writing is allowed."""
+"""Words of an allocation in `GlobalMemory.table`: first address, end, the number added to an
+address to find the byte, and 1 if writing is allowed."""
 _LOWEST_HOST, _HIGHEST_HOST = 0x1_0000, 1 << 47
 """User addresses of a 64-bit process."""
 
@@ -38,7 +38,7 @@ class Allocation:
 
     @property
     def end(self) -> int:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self.base + len(self.data)
 
     @property
@@ -68,9 +68,9 @@ class GlobalMemory:
         return tuple(self._allocations)
 
     def table(self) -> tuple[int, int]:
-        """Where a table of all allocations is, for machine code, and how many it has.
+        """Return the address of a table of all allocations, for machine code, and its length.
 
-        It stays until another allocation is registered.
+        The table stays until another allocation is registered.
         """
         if self._table is None:
             entries = [
@@ -126,7 +126,7 @@ class GlobalMemory:
         return None
 
     def nearest(self, address: int) -> str:
-        """In words, where `address` lies relative to the allocation before it (for messages)."""
+        """Describe where `address` lies relative to the allocation before it (for messages)."""
         at = bisect_right(self._bases, address) - 1
         if at < 0:
             return "before every allocation"

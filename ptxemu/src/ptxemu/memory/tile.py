@@ -109,12 +109,12 @@ def clip_rows(tensor_map: TensorMap, column: int, rows: Sequence[int]) -> list[T
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where `rows` rows lie in shared memory, relative to their start rounded down to PERIOD.
+    """Locations of `rows` rows in shared memory, relative to their start rounded down to PERIOD.
 
     Attributes:
-        units: for every unit of `unit` bytes of every row, in order, the number of the unit.
+        units: the number of each unit of `unit` bytes of every row, in order.
         starts, size: the bytes that are written, as disjoint pieces.
-        end: offset behind the last byte.
+        end: offset after the last byte.
         is_linear: the rows are one range that starts at starts[0].
     """
 
@@ -128,7 +128,7 @@ class Landing:
 
 @lru_cache(maxsize=1024)
 def landing(row_bytes: int, rows: int, pitch: int, swizzle: Swizzle, phase: int) -> Landing:
-    """Where rows land whose first byte is at a multiple of PERIOD plus `phase`."""
+    """Return the landing of rows whose first byte is at a multiple of PERIOD plus `phase`."""
     unit = 8 if swizzle is Swizzle.B128_ATOM_32B_FLIP_8B else CHUNK
     row = phase + np.arange(rows, dtype=np.int64)[:, None] * pitch
     places = (row + np.arange(0, row_bytes, unit, dtype=np.int64)).reshape(-1)

@@ -30,7 +30,7 @@ def split_address(address: int) -> tuple[int, int]:
 
 @with_quick_members
 class DataPath(Enum):
-    """How the rows of D and A lie on lanes (PTX ISA, "Data Path Layout Organization")."""
+    """Layout of the rows of D and A on lanes (PTX ISA, "Data Path Layout Organization")."""
 
     A = "A"
     B = "B"
@@ -107,9 +107,9 @@ class Rectangle:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Which cells the registers of a warp's tcgen05.ld or st stand for, relative to the address.
+    """Cells of the registers of a warp's tcgen05.ld or st, relative to the address.
 
-    Packed (.pack::16b, .unpack::16b), a register is the low halves of two columns; then `columns`
+    A packed register (.pack::16b, .unpack::16b) is the low halves of two columns; then `columns`
     is the first of the two.
     """
 
@@ -189,7 +189,7 @@ COPY_SHAPES: dict[tuple[str, str], CopyShape] = {
     ("64x128b", "warpx2::01_23"): CopyShape(64, 128, _lanes_01_23()),
     ("32x128b", "warpx4"): CopyShape(32, 128, _lanes(32, 0, 32, 64, 96)),
 }
-"""By .shape and .multicast (PTX ISA, "tcgen05.cp")."""
+"""Copy shapes by .shape and .multicast (PTX ISA, "tcgen05.cp")."""
 
 
 # ---- scale factors -----------------------------------------------------------------------------
@@ -206,7 +206,9 @@ class ScaleBlock:
 
 
 def scale_blocks(rows: int, halves: bool) -> tuple[ScaleBlock, ...]:
-    """Where the scale factors of `rows` rows of A or columns of B lie (PTX ISA, "Block Scaling").
+    """Return the locations of the scale factors of `rows` rows of A or columns of B.
+
+    Source: PTX ISA, "Block Scaling".
 
     Args:
         halves: B of data path B: the two halves of N have two groups of lanes each.

@@ -32,7 +32,7 @@ class Words:
 
     @property
     def end(self) -> int:
-        """Address behind the last byte."""
+        """Address after the last byte."""
         return self.base + len(self.data)
 
     def gather(self, addresses: NDArray[np.int64], element: int, count: int) -> NDArray[Any]:
@@ -62,7 +62,7 @@ class Words:
     def exchange(
         self, addresses: NDArray[np.int64], values: NDArray[Any], element: int, count: int
     ) -> NDArray[np.bool_]:
-        """As `scatter`; returns at which of the n addresses the words were there already."""
+        """Write like `scatter`; return at which of the n addresses the words were stored before."""
         index, rows = self._rows(addresses, element, count)
         new = values if count == 1 else values.T
         same: NDArray[np.bool_] = rows.take(index, axis=0) == new

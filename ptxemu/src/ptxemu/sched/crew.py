@@ -33,7 +33,7 @@ STEPS_BEFORE = 8192
 _SECONDS_BETWEEN_LOOKS = 0.2
 """While a process waits for the others' shares."""
 MOST_BYTES = 1 << 30
-"""Of memory that is copied to find what a process has written."""
+"""Most bytes of memory that are copied to find what a process has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a process did."""
+    """Results of a process."""
 
     error: Exception | None
     warp_instructions: int
@@ -64,13 +64,13 @@ class Crew:
         self._machine = machine
         self._most = most if most > 1 and _can_be_dealt(machine) else 1
         self._pipes: list[tuple[int, int]] = []
-        """Of the first process: id of each other one, and where its report comes from."""
+        """Other processes, in the first process: the id and the pipe of the report of each."""
         self._out: int | None = None
-        """Of the others: where the report goes."""
+        """Pipe for the report, in the other processes."""
         self._number = 0
         self._counts: NDArray[np.int64] | None = None
-        """By process the clusters finished and the instructions executed since clusters were
-        dealt; all of them see it."""
+        """Clusters finished and instructions executed since clusters were dealt, by process; all of
+        them see it."""
         self._before = (0, 0)
         self._watched: list[tuple[int, Allocation, NDArray[np.uint8]]] = []
 
@@ -217,7 +217,7 @@ def _is_private(allocation: Allocation) -> bool:
 
 
 def _changes(index: int, allocation: Allocation, before: NDArray[np.uint8]) -> list[_Change]:
-    """What differs from `before`: nothing, or one change."""
+    """Return the differences from `before`: nothing, or one change."""
     is_new = allocation.data != before
     edges = np.flatnonzero(np.diff(is_new, prepend=False, append=False))
     if not len(edges):

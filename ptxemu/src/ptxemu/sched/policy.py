@@ -10,25 +10,25 @@ DEFAULT_LIMIT = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a run is interleaved; the same policy and seed give the same run.
+    """Interleaving of a run; the same policy and seed give the same run.
 
     Attributes:
         asynchronous: "eager": at once; "late": only when no warp can go on without it;
-            "slow": so, and copies after all else and in the order of their issue, as where
-            memory is what all wait for; "random": at random moments.
+            "slow": like "late", and copies after all else and in the order of their issue, as if
+            everything waits for memory; "random": at random moments.
         warps: "round_robin", or "random".
-        seed: of the random choices.
-        probability: with "random", that an asynchronous step is taken after a warp's step.
-        timeouts: that after a warp's step some warp's wait with a time limit
-            (mbarrier.try_wait) gives up, as it may at any time; without, only where all wait.
-        lanes_apart: that lanes of a warp part in front of an instruction; they meet again where
-            one waits for them (bar.warp.sync, shfl.sync). Without, they go in step.
+        seed: seed of the random choices.
+        probability: probability of an asynchronous step after a warp's step, with "random".
+        timeouts: probability that after a warp's step some warp's wait with a time limit
+            (mbarrier.try_wait) gives up, as it may at any time; if 0, only when all wait.
+        lanes_apart: probability that lanes of a warp part before an instruction; they meet again
+            when one waits for them (bar.warp.sync, shfl.sync). If 0, they go in step.
         fill: the byte that shared memory and TMEM hold at first; a result that depends on it
             depends on memory that nobody wrote.
         limit: warp instructions after which the run is stopped with a StepLimitError.
-        processes: among which the clusters of a long launch are dealt, at most, if nothing listens
-            to it and no instruction of the kernel ties clusters together. Where there is no race
-            the results are the same.
+        processes: most processes that share the clusters of a long launch, if nothing listens to it
+            and no instruction of the kernel ties clusters together. The results are the same if
+            there is no race.
     """
 
     asynchronous: str = "random"

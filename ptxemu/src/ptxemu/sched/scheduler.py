@@ -57,7 +57,7 @@ class Scheduler:
         """CTAs that are kept resident."""
         self._crew = Crew(machine, policy.processes)
         self._naps = 0
-        """Of the machine's, those that have been answered."""
+        """Naps of the machine that have been answered."""
         self._states: set[int] = set()
         self._states_since = -1
         self.steps = 0
@@ -247,7 +247,7 @@ class Scheduler:
     def _is_new_state(self) -> bool:
         """Whether some warp is where it never was since the last progress.
 
-        A warp that spins comes back to the same registers at the same place; one that computes
+        A warp that spins comes back to the same registers at the same pc; one that computes
         does not.
         """
         if self._machine.progress != self._states_since:
@@ -287,7 +287,7 @@ class Scheduler:
         return self._crew.totals(self._finished, self._machine.warp_instructions + under_way)
 
     def _whereabouts(self) -> list[str]:
-        """Where the warps that can run are."""
+        """Describe the positions of the warps that can run."""
         return [
             f"{warp.label} is near {warp.program.function.instructions[group.pc].span}"
             for warp in self._warps
@@ -303,7 +303,7 @@ class Scheduler:
         raise DeadlockError(f"{kind}: nothing can go on.\n  {lines}")
 
     def _not_started(self) -> list[str]:
-        """For the report of a deadlock: the CTAs that wait for room."""
+        """Describe the CTAs that wait for room, for the report of a deadlock."""
         machine = self._machine
         each = prod(machine.launch.cluster)
         left = clusters_left(machine)
@@ -316,7 +316,7 @@ class Scheduler:
 
 
 def _blocked_reasons(warp: Warp) -> list[str]:
-    """What each blocked group of a warp waits for."""
+    """Describe what each blocked group of a warp waits for."""
     instructions = warp.program.function.instructions
     return [
         f"{warp.label}, {int(g.mask.sum())} lanes, {instructions[g.pc - 1].span}: "

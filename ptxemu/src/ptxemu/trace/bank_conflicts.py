@@ -20,7 +20,7 @@ BANK_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Wavefronts:
-    """How often shared memory was asked for one instruction."""
+    """Wavefronts of shared memory for one instruction."""
 
     needed: int
     """Phases that have active lanes: what it takes with no conflict."""
@@ -33,12 +33,12 @@ class Wavefronts:
 
 
 def wavefronts(starts: NDArray[np.int64], size: int, lanes: NDArray[np.intp]) -> Wavefronts:
-    """Of one access.
+    """Return the wavefronts of one access.
 
     Args:
-        starts: first byte of each active lane's piece; of a matrix access of each row.
+        starts: first byte of each active lane's piece; of each row for a matrix access.
         size: bytes of each piece.
-        lanes: the lane of each piece; of a matrix access the number of the row.
+        lanes: lane of each piece; number of the row for a matrix access.
     """
     per_phase = min(WARP_SIZE, NUM_BANKS * BANK_BYTES // max(size, BANK_BYTES))
     phases = lanes // per_phase

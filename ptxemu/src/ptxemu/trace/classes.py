@@ -1,4 +1,4 @@
-"""What kind of work an instruction is, and which unit does an asynchronous operation."""
+"""Kinds of work that instructions do, and units that do asynchronous operations."""
 
 from __future__ import annotations
 

@@ -106,14 +106,14 @@ class ParallelClock:
         self._times[agent.agent_id] = self.now(agent) + count
 
     def issued(self, operation: Any, issuer: Agent) -> None:
-        """It starts now, or when those that it is pipelined behind are done."""
+        """Start it now, or when the operations before it in its pipeline are done."""
         self._times[operation.agent_id] = self.now(issuer)
         before = (*operation.after, *operation.ordering.after)
         if before:
             self._after[operation.agent_id] = [other.agent_id for other in before]
 
     def begun(self, operation: Agent) -> float | None:
-        """Those that it is pipelined behind are done."""
+        """Start it: the operations before it in its pipeline are done."""
         self._begin(operation)
         return self.now(operation)
 
@@ -132,7 +132,7 @@ class ParallelClock:
         self._not_before(agent, self._tokens.get(token, 0.0))
 
     def completed(self, operation: Agent) -> None:
-        """Those behind it may start."""
+        """Operations after it may start."""
         self._begin(operation)
 
     def joined(self, agent: Agent, operation: Agent) -> None:

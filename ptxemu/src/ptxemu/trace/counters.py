@@ -47,19 +47,19 @@ class BankCount:
 
 @dataclass(slots=True)
 class Counts:
-    """What a warp of every CTA, or all warps of one role, did."""
+    """Work of one warp of every CTA, or of all warps of one role."""
 
     name: str
     warps: list[int] = field(default_factory=list)
     """Warp numbers in the CTA."""
     instructions: Counter[str] = field(default_factory=Counter)
-    """By class (`classes.CLASSES`)."""
+    """Instructions by class (`classes.CLASSES`)."""
     bytes: Counter[str] = field(default_factory=Counter)
-    """By path; what an asynchronous operation moves counts for the warp that issued it."""
+    """Bytes by path; bytes of an asynchronous operation count for the warp that issued it."""
     operations: Counter[str] = field(default_factory=Counter)
     """Asynchronous operations by unit."""
     banks: dict[int, BankCount] = field(default_factory=dict)
-    """By pc."""
+    """Shared accesses by pc."""
 
     @property
     def conflicts(self) -> int:
@@ -76,7 +76,7 @@ class Counts:
             self.banks.setdefault(pc, BankCount(theirs.instruction)).add(theirs)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the counts for `--json`."""
         return {
             "role": self.name,
             "warps": self.warps,
@@ -159,7 +159,7 @@ class Counters(Observer):
         count.taken += found.taken
 
     def guessed_roles(self) -> dict[int, str]:
-        """What the warps seem to be for."""
+        """Return the role that each warp seems to have, by warp number."""
         return guess({index: counts.operations for index, counts in self._counts.items()})
 
     def by_role(self, roles: Roles) -> list[Counts]:

@@ -1,4 +1,4 @@
-"""Which bytes of shared memory and columns of TMEM were written and read when, and by whom."""
+"""Writes and reads of bytes of shared memory and columns of TMEM: when, and by whom."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Writer: TypeAlias = int | str
 Memory: TypeAlias = tuple[Space, int]
 """SHARED or TMEM, and the CTA's number."""
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""[first, behind the last) bytes of shared memory or columns of TMEM."""
+"""[first, end) bytes of shared memory or columns of TMEM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +82,23 @@ class MemoryMap(Observer):
         self.clock.executed(agent, count)
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
-        """For the clock."""
+        """Tell the clock of a release."""
         self.clock.released(agent, token)
 
     def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
-        """For the clock."""
+        """Tell the clock of an acquire."""
         self.clock.acquired(agent, token)
 
     def async_issued(self, operation: Any, issuer: Agent) -> None:
-        """For the clock."""
+        """Tell the clock of an issue."""
         self.clock.issued(operation, issuer)
 
     def async_completed(self, operation: Any) -> None:
-        """For the clock."""
+        """Tell the clock of a completion."""
         self.clock.completed(operation)
 
     def async_joined(self, agent: Agent, operation: Any, reads_only: bool) -> None:
-        """For the clock."""
+        """Tell the clock of a join."""
         self.clock.joined(agent, operation)
 
     def accessed(self, access: Access) -> None:
@@ -126,7 +126,7 @@ class MemoryMap(Observer):
 
     @property
     def end_time(self) -> float:
-        """Of the last access to any memory; 1 at least."""
+        """Time of the last access to any memory; at least 1."""
         return max([1.0, *(t.time for touches in self.touches.values() for t in touches)])
 
     def raster(self, memory: Memory, *, rows: int = 240, columns: int = 900) -> Raster:
@@ -204,5 +204,5 @@ def ranges_of(access: Access) -> Ranges:
 
 
 def writer_name(writer: Writer, roles: Roles) -> str:
-    """For the legend."""
+    """Return the writer's name for the legend."""
     return writer if isinstance(writer, str) else role_of(roles, writer)

@@ -152,7 +152,10 @@ def _axes(svg: Svg, raster: Raster, top: float, height: float, width: float) -> 
 
 
 def _round_steps(first: float, last: float, base: int) -> list[int]:
-    """At most ten round numbers (multiples of a power of `base` or of half of one, or less)."""
+    """Return at most ten round numbers.
+
+    They are multiples of a power of `base` or of half of one, or less.
+    """
     step = base ** max(0, math.floor(math.log(max(last - first, 1), base)))
     while (last - first) / step < 5 and step % 2 == 0:
         step //= 2
