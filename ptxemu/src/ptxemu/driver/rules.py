@@ -49,7 +49,7 @@ class Status(IntEnum):
 
 
 class DriverError(LaunchError):
-    """What the driver refuses: `status` is the code, the text says why."""
+    """A refusal of the driver: `status` is the code, the text says why."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(f"{message} (CUDA_ERROR_{status.name})")

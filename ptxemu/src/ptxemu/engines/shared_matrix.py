@@ -64,7 +64,7 @@ class Placed:
 
 @lru_cache(maxsize=4096)
 def place(descriptor: Descriptor, major: Major, lines: int, chunks: int) -> Placed:
-    """Where the (lines, 16 * chunks) bytes of a matrix are."""
+    """Return the positions of the (lines, 16 * chunks) bytes of a matrix."""
     plan = chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
     start = descriptor.start_address
     base = start - start % PERIOD

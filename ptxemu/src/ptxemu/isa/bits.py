@@ -91,7 +91,7 @@ def brev(instruction: Instruction) -> PureOp:
 
 
 def _used_bits(type_: str) -> Array:
-    """What of a field's position and length counts."""
+    """Return the bits that count of a field's position and length."""
     return _BYTE if type_[1:] == "32" else _ALL_ONES
 
 

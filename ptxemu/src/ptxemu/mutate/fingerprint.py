@@ -9,7 +9,7 @@ from ptxemu.syntax.ast import Function
 
 _DIGITS = 16
 _NUMBER_IN_MODULE = re.compile(r"(?<=L__BB)\d+(?=_)")
-"""Of the function, in the compiler's labels."""
+"""Number of the function, in the compiler's labels."""
 
 
 def fingerprint(function: Function) -> str:

@@ -115,7 +115,7 @@ class Format:
         return np.where(np.isnan(values), nan, codes).astype(U4)
 
     def _rounds_inward(self, values: Array, mode: str) -> Array:
-        """Where overflow rounds to the largest finite number and not to infinity."""
+        """Return where overflow rounds to the largest finite number and not to infinity."""
         if mode in ("rn", "rna"):
             return np.zeros(values.shape, np.bool_)
         if mode == "rz":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class StatementError(Exception):
-    """What is wrong with a statement; the parser adds where, and makes it a PtxSyntaxError."""
+    """An error in a statement; the parser adds its position, and makes it a PtxSyntaxError."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
