@@ -39,7 +39,7 @@ class UnreadableFileError(PtxEmuError, OSError):
 
 
 class StoppedError(PtxEmuError):
-    """A launch that was ended before its end, or that came behind the end."""
+    """A launch that was ended before its end, or that came after the end."""
 
 
 class UnsupportedInstructionError(PtxEmuError, NotImplementedError):

@@ -26,7 +26,7 @@ class _Quick(Enum):
 
     def __init__(self, _: str) -> None:
         self.number = len(type(self).__members__)
-        """Its place among the members."""
+        """Its position among the members."""
 
 
 EnumT = TypeVar("EnumT", bound=Enum)

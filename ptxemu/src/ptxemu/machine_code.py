@@ -101,7 +101,7 @@ _may_be_code: EngineState[Cta, bool] = EngineState(
 
 
 def judge(more: int) -> ModuleType | None:
-    """`ptxemu.compiled.judge_code` behind `more` accesses; None where Python is to go on."""
+    """`ptxemu.compiled.judge_code` after `more` accesses; None where Python is to go on."""
     if os.environ.get("PTXEMU_CORE", "") == "numpy":
         return None
     _Executed.scans += more

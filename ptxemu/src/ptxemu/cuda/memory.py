@@ -36,7 +36,7 @@ class Block:
 class EmulatedMemory:
     """The memory of one program.
 
-    Device memory lies at [base, base + device_bytes), memory that the host shares behind it.
+    Device memory lies at [base, base + device_bytes), memory that the host shares follows it.
     """
 
     def __init__(self, number: int = 0) -> None:

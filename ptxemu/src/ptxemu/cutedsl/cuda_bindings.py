@@ -54,7 +54,7 @@ class CudaBindings:
             patches.replace(module, name, _answering(ok, answer))
 
     def _answers(self, driver: ModuleType) -> dict[str, Callable[..., Any]]:
-        """Return functions by name: each gives what follows the status in a result; None for nothing."""
+        """Return functions by name: each gives a result without the status; None for nothing."""
         device = self._device
 
         def attribute(attribute: Any, *_: Any) -> int:

@@ -123,7 +123,7 @@ class _PatchingLoader(importlib.abc.Loader):
         return created
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module with the original loader, and leave it that one: its source is found."""
+        """Execute the module with the original loader and keep that loader, to find the source."""
         self._original.exec_module(module)
         module.__loader__ = self._original
         if module.__spec__ is not None:

@@ -69,7 +69,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def execution_status(error: ExecutionError) -> Status:
-    """The error that a kernel leaves behind on a GPU, for what stopped it here.
+    """The error that a kernel leaves on a GPU, for what stopped it here.
 
     A kernel that never ends has no status of its own: the watchdog of a display is what ends one.
     """
@@ -184,7 +184,7 @@ class Driver:
         return number
 
     def kernel(self, number: int) -> KernelHandle:
-        """The kernel behind a handle."""
+        """The kernel of a handle."""
         kernel = self._kernels.get(number)
         if kernel is None:
             raise DriverError(Status.INVALID_HANDLE, f"kernel handle 0x{number:x} is not valid")

@@ -83,9 +83,9 @@ class Matrix:
     """A matrix in shared memory.
 
     Attributes:
-        reading: what `products.matrix_reader` is told behind the memory: the address of the chunks'
-            numbers, lines, chunks of one; and bytes between lines, chunks and elements behind
-            where the numbers go.
+        reading: arguments of `products.matrix_reader` after the memory: address of the chunks'
+            numbers, lines, chunks of one.
+        strides: arguments of it after the target: bytes between lines, chunks and elements.
     """
 
     type: str

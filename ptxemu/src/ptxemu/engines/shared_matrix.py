@@ -51,7 +51,7 @@ class Placed:
     """A matrix in the shared memory of whichever CTA.
 
     Attributes:
-        base: the offset that `plan` counts from; end: behind the last byte.
+        base: the offset that `plan` counts from; end: the offset after the last byte.
         starts: offsets of disjoint pieces of `plan.size` bytes.
     """
 

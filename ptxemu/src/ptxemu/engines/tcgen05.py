@@ -35,7 +35,7 @@ AccumulatorKey: TypeAlias = tuple[int, str, int, int, bool, int]
 
 @dataclass(slots=True)
 class Pipeline:
-    """The operations that a later one may be pipelined behind: one thread's, or those that threads
+    """The operations that a later one may be pipelined after: one thread's, or those that threads
     of a CTA have fenced."""
 
     accumulators: dict[AccumulatorKey, AsyncOperation] = field(default_factory=dict)
@@ -159,7 +159,7 @@ def start(
     imported: list[AsyncOperation],
     in_practice: Iterable[AsyncOperation] = (),
 ) -> AsyncOperation:
-    """A new mma, cp or shift of a thread, pipelined behind `own` and `imported`; not yet issued."""
+    """A new mma, cp or shift of a thread, pipelined after `own` and `imported`; not yet issued."""
     state = thread_state(warp, lane)
     imported = [op for op in imported if op not in own]
     ordering = Ordering(own, imported, [op for op in in_practice if op not in own])
@@ -177,7 +177,7 @@ def start_mma(
     key: AccumulatorKey,
     tmem_operands: Iterable[int] = (),
 ) -> AsyncOperation:
-    """A tcgen05.mma, ordered behind what the ISA pipelines.
+    """A tcgen05.mma, ordered after what the ISA pipelines.
 
     Args:
         tmem_operands: addresses of A and of scale factors in TMEM.
@@ -201,7 +201,7 @@ def start_mma(
 def start_copy(
     warp: Warp, lane: int, instruction: Instruction, cta_group: int, address: int, shape: str
 ) -> AsyncOperation:
-    """A tcgen05.cp, ordered behind what the ISA pipelines."""
+    """A tcgen05.cp, ordered after what the ISA pipelines."""
     state = thread_state(warp, lane)
     operation = start(
         "tcgen05.cp",
@@ -219,7 +219,7 @@ def start_copy(
 def start_shift(
     warp: Warp, lane: int, instruction: Instruction, cta_group: int, address: int
 ) -> AsyncOperation:
-    """A tcgen05.shift, ordered behind what the ISA pipelines."""
+    """A tcgen05.shift, ordered after what the ISA pipelines."""
     state = thread_state(warp, lane)
     operation = start(
         "tcgen05.shift",

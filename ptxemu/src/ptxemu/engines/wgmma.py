@@ -64,7 +64,7 @@ class WgmmaState:
     """Committed groups, the oldest first."""
     num_issued: int = 0
     latest: dict[Accumulator, WgmmaOperation] = field(default_factory=dict)
-    """The last operation on each D: the next one is ordered behind it."""
+    """The last operation on each D: the next one comes after it."""
     num_fenced: int = 0
     """Operations issued before the last wgmma.fence."""
 

@@ -28,7 +28,7 @@ def popc(instruction: Instruction) -> PureOp:
 
 
 def bit_length(values: Array) -> Array:
-    """One more than the place of the highest one bit, 0 for 0 (u32 of u32 or u64)."""
+    """One more than the position of the highest one bit, 0 for 0 (u32 of u32 or u64)."""
     if values.dtype == U4:
         return np.frexp(values.astype(F8))[1].view(U4)
     upper = (values >> constant(32, U8)).astype(U4)

@@ -46,7 +46,7 @@ _NO_KEYS = np.zeros(WARP_SIZE, dtype=np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Readers of what, besides the object, tells lanes apart: in all lanes, and in one."""
+    """Readers of the key that, besides the object, tells lanes apart: in all lanes, and in one."""
 
     lanes: LaneReader
     in_lane: LaneItem
@@ -112,14 +112,14 @@ class Target:
 
     @contextmanager
     def naming(self, warp: Warp) -> Iterator[None]:
-        """Errors of the engine inside get the instruction's place."""
+        """Errors of the engine inside get the instruction's position."""
         try:
             yield
         except ExecutionError as error:
             raise self.named(warp, error) from None
 
     def named(self, warp: Warp, error: ExecutionError) -> ExecutionError:
-        """An error of the engine with the instruction's place."""
+        """An error of the engine with the instruction's position."""
         instruction = self.instruction
         return ExecutionError(f"{instruction.span}: {instruction.opcode}: {warp.label}: {error}")
 

@@ -71,7 +71,7 @@ class _Fragment:
         return self.registers * self.bits // (8 * self.element)
 
     def places(self) -> Array:
-        """Number of the element, row after row, by lane and place in the lane."""
+        """Number of the element, row after row, by lane and position in the lane."""
         slots = np.arange(WARP_SIZE * self.per_lane)
         places = slots % (self.rows * self.columns)
         if (self.rows, self.columns, self.per_lane) == (16, 16, 8):

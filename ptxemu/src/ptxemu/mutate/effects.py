@@ -221,7 +221,7 @@ class EffectRecorder(Checker):
         super().acquired(agent, token, scope)
 
     def cta_exited(self, cta: Any) -> None:
-        """Count also what the warps know when they exit."""
+        """Count the knowledge of the warps at their exit, too."""
         for warp in cta.warps:
             self._settle(warp.agent_id)
             if self._groups is not None:
@@ -366,7 +366,7 @@ def _is_barrier(token: Hashable) -> bool:
 
 
 def _family(token: Hashable) -> Hashable:
-    """Return the token, for an mbarrier without the phase: each knows what earlier ones released."""
+    """Return the token without an mbarrier's phase: each phase knows what earlier ones released."""
     return token[:-1] if isinstance(token, tuple) and token[0] == "mbarrier" else token
 
 

@@ -1,7 +1,7 @@
 """Groups of asynchronous operations: which commits and waits could change without any effect.
 
 Each change of one commit_group or wait_group is followed through the original's run beside it: what
-would still be pending behind each wait? A change has an effect if something more would be pending
+would still be pending after each wait? A change has an effect if something more would be pending
 when its warp next does what depends on that: hands on what it knows, uses registers of a pending
 product, or accesses memory that a pending operation may use too.
 """

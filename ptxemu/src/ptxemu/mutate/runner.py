@@ -32,7 +32,7 @@ POLICIES = (
     Policy(asynchronous="eager", warps="round_robin", seed=0),
     Policy(asynchronous="random", warps="random", seed=1, timeouts=0.1),
 )
-"""Tried until a mutant is caught; with timeouts, so that code behind them is reached."""
+"""Tried until a mutant is caught; with timeouts, so that code after them is reached."""
 _ENDLESS = 5
 _ENDLESS_AT_LEAST = 100_000
 _SHOWN_MESSAGE = 200
@@ -118,7 +118,7 @@ class Subject(Protocol):
         limit: int | None = None,
         known: Collection[Fault] = (),
     ) -> Outcome:
-        """Run a module in the place of the original, on the original's inputs."""
+        """Run a module instead of the original, on the original's inputs."""
 
 
 @dataclass(frozen=True, slots=True)

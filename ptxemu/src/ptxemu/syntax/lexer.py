@@ -142,7 +142,7 @@ class Cursor:
         return self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else ""
 
     def take(self) -> str:
-        """The next token, which is then behind the position."""
+        """The next token; the position moves past it."""
         token = self.next
         self._at += 1
         return token
