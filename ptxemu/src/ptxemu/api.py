@@ -1,4 +1,4 @@
-"""What a user touches: load PTX, launch kernels on arrays, read the findings."""
+"""User interface: load PTX, launch kernels on arrays, read the findings."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _UNSIGNED_FORMATS = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 @dataclass(slots=True)
 class LaunchResult:
-    """What one launch did."""
+    """Results of one launch."""
 
     kernel: str
     launch: Launch
     warp_instructions: int
     async_operations: int
     findings: list[Finding] = field(default_factory=list)
-    """With `check`: errors, warnings and notes, in the order in which they arose."""
+    """Errors, warnings and notes of `check`, in the order in which they arose."""
     printed: list[str] = field(default_factory=list)
-    """What calls of printf wrote, one string a thread's call."""
+    """Output of printf, one string per call of a thread."""
 
 
 def dim3(name: str, value: Dim3) -> tuple[int, int, int]:
@@ -296,7 +296,7 @@ def _host_bytes(address: int, size: int, owner: object) -> NDArray[np.uint8]:
 
 
 def _check_launch(launch: Launch, layout: Layout, function: Function, device: Device) -> None:
-    """What the driver refuses, in its words."""
+    """Refuse what the driver refuses, with the driver's error."""
     for what, extent, most in (
         ("grid", launch.grid, device.max_grid),
         ("block", launch.block, device.max_block),

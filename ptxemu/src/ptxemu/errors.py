@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where something stands: the PTX line, and the source line where the PTX has `.loc`."""
+    """Position in the text: the PTX line, and the source line where the PTX has `.loc`."""
 
     ptx_line: int
     source_file: str | None = None
@@ -39,7 +39,7 @@ class UnreadableFileError(PtxEmuError, OSError):
 
 
 class StoppedError(PtxEmuError):
-    """A launch that was ended before its end, or that came behind the end."""
+    """A launch that was ended before its end, or that came after the end."""
 
 
 class UnsupportedInstructionError(PtxEmuError, NotImplementedError):
@@ -66,7 +66,7 @@ class ExecutionError(PtxEmuError, RuntimeError):
     """Execution cannot go on: an illegal address, a trap, a misaligned access."""
 
     findings: Sequence[Any] = ()
-    """With the check on: what it had found until then."""
+    """Findings of the check until then, if it was on."""
 
 
 class StepLimitError(ExecutionError):

@@ -1,4 +1,4 @@
-"""What happens during a run, as calls on an Observer: accesses, synchronisation, asynchronous work.
+"""Events of a run, as calls on an Observer: accesses, synchronisation, asynchronous work.
 
 The machine and the engines report; the checker, the counters and the tracer listen. Observers are
 injected, so neither knows the other's code. An *agent* is whoever acts with its own order of
@@ -26,7 +26,7 @@ class _Quick(Enum):
 
     def __init__(self, _: str) -> None:
         self.number = len(type(self).__members__)
-        """Its place among the members."""
+        """Its position among the members."""
 
 
 EnumT = TypeVar("EnumT", bound=Enum)
@@ -44,7 +44,7 @@ def with_quick_members(enum: type[EnumT]) -> type[EnumT]:
 
 @with_quick_members
 class Space(_Quick):
-    """Where bytes live. Shared memory and TMEM belong to a CTA, the others to the grid."""
+    """Kind of memory. Shared memory and TMEM belong to a CTA, the others to the grid."""
 
     GLOBAL = "global"
     SHARED = "shared"
@@ -56,7 +56,7 @@ class Space(_Quick):
 
 @with_quick_members
 class AccessKind(_Quick):
-    """What an access does to the bytes."""
+    """Effect of an access on the bytes."""
 
     READ = "read"
     WRITE = "write"
@@ -74,7 +74,7 @@ class Proxy(_Quick):
 
 @with_quick_members
 class FenceKind(Enum):
-    """What a fence is of."""
+    """Kind of a fence."""
 
     MEMORY = "memory"
     ASYNC_PROXY = "proxy.async"
@@ -93,11 +93,11 @@ class Fence:
 
     kind: FenceKind
     order: str = ""
-    """Of MEMORY: acq_rel, sc, acquire or release."""
+    """acq_rel, sc, acquire or release, for MEMORY."""
     scope: str = ""
-    """Of MEMORY and the tensormap proxy: cta, cluster, gpu or sys."""
+    """cta, cluster, gpu or sys, for MEMORY and the tensormap proxy."""
     spaces: frozenset[Space] = frozenset((Space.SHARED, Space.GLOBAL))
-    """Of ASYNC_PROXY: the memory whose accesses it orders."""
+    """Memory whose accesses the fence orders, for ASYNC_PROXY."""
 
 
 class Agent(Protocol):
@@ -108,7 +108,7 @@ class Agent(Protocol):
 
     @property
     def label(self) -> str:
-        """For people: "cta (0,0,0) warp 3" or "cp.async.bulk #17"."""
+        """Name for people: "cta (0,0,0) warp 3" or "cp.async.bulk #17"."""
 
 
 @dataclass(slots=True)
@@ -118,7 +118,7 @@ class Access:
     agent: Agent
     space: Space
     owner: int | None
-    """For SHARED and TMEM the CTA's index in the grid, else None."""
+    """The CTA's index in the grid for SHARED and TMEM, else None."""
     starts: NDArray[np.int64]
     """First byte of each piece: global address, CTA-relative shared offset, or for TMEM
     lane * 2048 + column * 4."""
@@ -134,9 +134,9 @@ class Access:
     is_silent: bool = False
     """A write of what was there already: whoever comes before or after it sees the same."""
     silent_pieces: NDArray[np.bool_] | None = None
-    """Which pieces are such writes, where some are and some are not."""
+    """True for the pieces that are such writes, where some are and some are not."""
     element: str = ""
-    """Of a reduction through a tensor map the elements' type, which its instruction lacks."""
+    """Type of the elements for a reduction through a tensor map; its instruction lacks the type."""
 
     def by_silence(self) -> tuple[Access, ...]:
         """The silent pieces and the others as accesses of their own; itself where all are alike."""
@@ -151,7 +151,7 @@ class Access:
 
 
 class LaunchProgress(NamedTuple):
-    """How far a launch is: clusters that have finished, all of them, and warp instructions."""
+    """Progress of a launch: finished clusters, all clusters, and warp instructions."""
 
     finished: int
     clusters: int

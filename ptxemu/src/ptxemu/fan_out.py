@@ -1,4 +1,4 @@
-"""Several observers in the place of one."""
+"""Several observers that act as one."""
 
 from __future__ import annotations
 

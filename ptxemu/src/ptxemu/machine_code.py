@@ -28,7 +28,7 @@ NumPy do in a process before there is machine code for them."""
 
 
 class _Executed:
-    """How much NumPy has done that could have been machine code: instructions, products..."""
+    """Work that NumPy has done and machine code could have done: instructions, products..."""
 
     in_process = 0
     products = 0
@@ -37,7 +37,7 @@ class _Executed:
 
 
 def accelerator() -> Accelerator | None:
-    """What makes machine code of hot blocks; None to leave all of them to NumPy.
+    """Return the maker of machine code of hot blocks; None to leave all of them to NumPy.
 
     Raises:
         ValueError: PTXEMU_CORE is neither numpy nor llvm.
@@ -61,7 +61,7 @@ def compile_block(block: Block, *, masked: bool) -> FastFunction | None:
 
 
 def threaded_maker() -> ThreadedMaker | None:
-    """What runs blocks that are not hot; None to leave all of them to NumPy."""
+    """Return the maker of threaded code for blocks that are not hot; None: NumPy does them."""
     return make_threaded if os.environ.get("PTXEMU_CORE", "") != "numpy" and _is_there() else None
 
 
@@ -97,11 +97,11 @@ def lane_copies(cta: Cta) -> ModuleType | None:
 _may_be_code: EngineState[Cta, bool] = EngineState(
     lambda cta: os.environ.get("PTXEMU_CORE", "") != "numpy"
 )
-"""Of a CTA's engines; the environment takes long to ask."""
+"""Whether a CTA's engines may use machine code; the environment takes long to ask."""
 
 
 def judge(more: int) -> ModuleType | None:
-    """`ptxemu.compiled.judge_code` behind `more` accesses; None where Python is to go on."""
+    """`ptxemu.compiled.judge_code` after `more` accesses; None where Python is to go on."""
     if os.environ.get("PTXEMU_CORE", "") == "numpy":
         return None
     _Executed.scans += more

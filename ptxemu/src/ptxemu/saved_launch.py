@@ -21,7 +21,7 @@ from ptxemu.memory.address import CONST_WINDOW, PARAM_WINDOW, in_window
 from ptxemu.memory.global_memory import GlobalMemory
 
 SUFFIX = ".launch"
-"""Of the files that the command line writes."""
+"""Suffix of the files that the command line writes."""
 VERSION = 1
 _FORMAT = "ptxemu launch"
 _LOWEST_HOST, _HIGHEST_HOST = 1 << 32, 1 << 47

@@ -50,7 +50,7 @@ _SPEC = re.compile(r"(?P<map>map:)?(?P<type>\w+)(?:\[(?P<shape>[\d,x ]*)\])?=(?P
 
 @dataclass(slots=True)
 class Argument:
-    """One argument: what is passed to the launch, and the array behind it, if there is one."""
+    """One argument: what is passed to the launch, and the array that it points to, if any."""
 
     text: str
     type: str

@@ -11,14 +11,14 @@ from itertools import groupby
 MOST_COLUMNS = 100
 """Longer lines are hard to read, however wide the terminal is."""
 _COLUMNS = re.compile(r" +\S.*?  +(?=\S)")
-"""Of a list's line: what stands before its last column's text."""
+"""Matches a list's line up to its last column's text."""
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """For descriptions, and for the help of options: see `fitted`."""
+    """Formats descriptions and the help of options: see `fitted`."""
 
     def __init__(self, prog: str) -> None:
-        """As argparse calls it."""
+        """Take the argument that argparse passes."""
         super().__init__(prog, width=min(shutil.get_terminal_size().columns, MOST_COLUMNS) - 2)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

@@ -21,7 +21,7 @@ class SavedLaunches:
 
     def __init__(self, folder: Path) -> None:
         self.notes: list[str] = []
-        """What was written and what could not be, for people."""
+        """Messages for people: what was written and what could not be."""
         self._folder = folder
         self._count = 0
 

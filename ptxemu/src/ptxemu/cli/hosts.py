@@ -33,7 +33,7 @@ SOURCE = ".cu"
 
 
 class Ran(Protocol):
-    """What came of the launches."""
+    """Results of the launches."""
 
     launches: list[LaunchResult]
     findings: list[Finding]
@@ -43,7 +43,7 @@ class Ran(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How launches are run."""
+    """Settings of the launches."""
 
     arch: str | None
     """None: what the program has PTX for."""
@@ -55,7 +55,7 @@ class How:
     is_module: bool = False
     """The script is the name of a module, as for python -m."""
     leaves_stdout: bool = False
-    """What a program prints goes to stderr, for stdout is the report's."""
+    """A program's output goes to stderr, because stdout is the report's."""
     unchecked: re.Pattern[str] | None = None
     """Kernels with it in their names run without the check."""
 

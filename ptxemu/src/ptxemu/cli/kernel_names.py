@@ -1,4 +1,4 @@
-"""What people recognise of kernels' names."""
+"""The parts of kernel names that people recognise."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def with_readable_names(text: str) -> str:
 
 
 def file_name(kernel: str) -> str:
-    """What a person recognises of a kernel's name, fit for a file name.
+    """Return the part of a kernel's name that people recognise, fit for a file name.
 
     CuTe DSL's and C++'s names hold all types of all arguments: the class or function is enough.
     """

@@ -11,7 +11,7 @@ from ptxemu.cli.output_paths import output_file_or_stdout
 from ptxemu.sched.policy import DEFAULT_LIMIT, Policy
 
 MOST_PROCESSES = 8
-"""By default: each holds what it has written since the launch began."""
+"""Default maximum: each process holds what it has written since the launch began."""
 
 
 def add_schedule_options(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +99,7 @@ def _fail_on(text: str) -> str:
 
 
 def limit_of(options: argparse.Namespace) -> int | None:
-    """How many findings to show."""
+    """Return how many findings to show; None for all."""
     return None if options.all else report.MOST_SHOWN
 
 

@@ -1,4 +1,4 @@
-"""What launches did and what was found, as text and as JSON."""
+"""Results and findings of launches, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FAIL_ON = {
     "warning": "these, and warnings",
     "never": "only a launch that could not run to its end",
 }
-"""What makes the exit code 1."""
+"""Causes of exit code 1, by the word that --fail-on takes."""
 
 
 def codes_of(fail_on: str) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""What `ptxemu trace` and `ptxemu mutate` work on: a PTX file's kernel or a script's launches."""
+"""Targets of `ptxemu trace` and `ptxemu mutate`: a PTX file's kernel or a script's launches."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Chooser:
         self._count = 0
 
     def __call__(self, setup: LaunchSetup) -> Observer | None:
-        """As `OnLaunch`; None for a launch that is not chosen."""
+        """Act as an `OnLaunch`; return None for a launch that is not chosen."""
         number, self._count = self._count, self._count + 1
         is_first = setup.kernel not in self._seen
         self._seen.add(setup.kernel)

@@ -38,7 +38,7 @@ class Standin:
 
     @property
     def library(self) -> Path:
-        """What a program loads before all other libraries."""
+        """The library that a program loads before all others."""
         return self.folder / STANDIN
 
 

@@ -117,7 +117,7 @@ def _target(text: str) -> str:
 
 
 def _order(text: str, arch: str) -> tuple[int, str] | None:
-    """How well PTX suits a device, for comparison; None: it does not run there."""
+    """Return how well PTX suits a device, for comparison; None if it does not run on the device."""
     found = _TARGET.search(text)
     device = re.fullmatch(r"sm_(\d+)([af]?)", arch)
     if found is None or device is None:

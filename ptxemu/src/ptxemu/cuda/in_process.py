@@ -24,7 +24,7 @@ from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.driver.rules import Status
 
 PACKAGES = ("triton", "cupy", "cupy_backends", "torch.utils.cpp_extension", "numba.cuda", "pycuda")
-"""What needs the stand-in."""
+"""Packages that need the stand-in."""
 _LIBRARIES = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t)
 PTXAS = """\
@@ -151,7 +151,7 @@ class _Hook(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> None:
-        """As of a finder."""
+        """Implement a finder's method: call the function for PACKAGES, find nothing."""
         if fullname in PACKAGES:
             self._before()
 
@@ -186,7 +186,7 @@ def _script(path: Path, text: str) -> Path:
 
 
 def _torch_options() -> str:
-    """Of both compilers: our headers come first."""
+    """Return options for both compilers: our headers come first."""
     return f"-I{_TORCH_HEADERS} -include {_TORCH_HEADERS / 'ptxemu_torch.h'}"
 
 

@@ -1,4 +1,4 @@
-"""What the launches of programs did and what was found, for the report."""
+"""Launches of programs and their findings, for the report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Progress = Callable[[str, LaunchProgress], None]
 
 @dataclass
 class Log:
-    """How launches are run, and what came of them, in order."""
+    """Settings of the launches, and their results in order."""
 
     check: bool = True
     policy: Policy = field(default_factory=Policy)
@@ -32,7 +32,7 @@ class Log:
     failures: list[str] = field(default_factory=list)
     """Launches that could not run to their end, in words."""
     notes: list[str] = field(default_factory=list)
-    """What a reader of the results should know: refused calls, functions that are not emulated."""
+    """Notes for readers of the results: refused calls, functions that are not emulated."""
 
     stopped: bool = field(default=False, init=False)
     """Whether launches are to end: nobody waits for them any more."""

@@ -17,7 +17,7 @@ _STRIDE = 1 << 40
 _DEVICE_BYTES = 1 << 39
 _SHARED_BYTES = 1 << 38
 VARIABLE_BYTES = 1 << 32
-"""At the end of each region, for the variables of modules."""
+"""Bytes at the end of each region, for the variables of modules."""
 _ALIGNMENT = 256
 _MAP_NORESERVE = 0x4000
 """Linux's; the module mmap has it from Python 3.13 on."""
@@ -36,7 +36,7 @@ class Block:
 class EmulatedMemory:
     """The memory of one program.
 
-    Device memory lies at [base, base + device_bytes), memory that the host shares behind it.
+    Device memory lies at [base, base + device_bytes), memory that the host shares follows it.
     """
 
     def __init__(self, number: int = 0) -> None:
@@ -56,7 +56,7 @@ class EmulatedMemory:
 
     @property
     def layout(self) -> tuple[int, int, int, int]:
-        """What the stand-in must know: base, device bytes, shared bytes, room for variables."""
+        """Sizes for the stand-in: base address, device bytes, shared bytes, bytes for variables."""
         return self.base, _DEVICE_BYTES, _SHARED_BYTES, VARIABLE_BYTES
 
     def allocated(self, base: int, size: int, kind: int) -> None:

@@ -15,7 +15,7 @@ from ptxemu.cuda.server import Server
 from ptxemu.errors import UnreadableFileError
 
 _PATIENCE_SECONDS = 0.5
-"""For a program that is told to end."""
+"""Time that a program has to end after it is told to."""
 
 
 def run_program(

@@ -66,7 +66,7 @@ _TOTAL_MEMORY_OFFSET = 288
 
 
 def device_name(device: Device) -> str:
-    """What cudaDeviceProp.name and cuDeviceGetName say."""
+    """Return the name that cudaDeviceProp.name and cuDeviceGetName give."""
     return f"ptxemu {device.arch}"
 
 

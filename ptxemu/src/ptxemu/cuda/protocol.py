@@ -1,4 +1,4 @@
-"""What the stand-in and the emulator say to each other; `standin/standin.h` has the same numbers.
+"""Messages between the stand-in and the emulator; `standin/standin.h` has the same numbers.
 
 A message is a 64-bit operation, a 64-bit size and that many bytes; the answer a 64-bit status (a
 cudaError_t), a 64-bit size and the bytes. All numbers are little-endian.
@@ -17,7 +17,7 @@ _TENSOR_MAP = struct.Struct("<11Q16I")
 
 
 class Operation(IntEnum):
-    """What the stand-in asks for."""
+    """Requests of the stand-in."""
 
     HELLO = 1
     MODULE = 2

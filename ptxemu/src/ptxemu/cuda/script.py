@@ -19,7 +19,7 @@ _NOT_THE_SCRIPT = ("/ptxemu/", "/cutlass/", "/torch/", "/tvm_ffi/", "/triton/", 
 
 @dataclass(frozen=True)
 class ScriptOutcome:
-    """How a script ended."""
+    """Outcome of a script."""
 
     exit_code: int
     error: str | None = None
@@ -76,7 +76,7 @@ def _run(target: str, *, is_module: bool) -> ScriptOutcome:
 
 
 def _last_line_outside(error: BaseException) -> str:
-    """Where the script was when an error of the emulation arose, for it is the script's launch."""
+    """Return the script's line that led to an error of the emulation: the line of the launch."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame

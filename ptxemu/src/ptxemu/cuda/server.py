@@ -17,7 +17,7 @@ from ptxemu.cuda.memory import EmulatedMemory
 from ptxemu.cuda.protocol import ANSWER_HEAD, HEAD
 
 _MOST_PROGRAMS = 60
-"""Whose memories have room in the address space at once."""
+"""Maximum programs whose memories fit into the address space at once."""
 
 
 class Server:

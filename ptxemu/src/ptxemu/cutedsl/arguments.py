@@ -39,7 +39,7 @@ class ArgumentRegion:
 
 @dataclasses.dataclass(slots=True)
 class Arguments:
-    """What was found in the arguments of a call."""
+    """Memory and pointers found in the arguments of a call."""
 
     regions: list[ArgumentRegion]
     pointer_tables: list[NDArray[np.int64]]
@@ -124,7 +124,7 @@ def _walk(found: Arguments, name: str, value: Any, depth: int) -> None:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a container holds, with how each is written behind the container's name."""
+    """Yield the members of a container, each after the text that follows the container's name."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif hasattr(value, "_fields"):

@@ -48,7 +48,7 @@ class HostCall:
     image: PtxImage
     arch: str | None
     libraries: list[LibraryHandle]
-    """Where the function keeps what it has loaded; as long-lived as its machine code."""
+    """Libraries that the function has loaded; the list lives as long as its machine code."""
     launch: Callable[[HostCall, LaunchRequest], None]
     failure: BaseException | None = None
     """The first error; the C code only sees its number."""

@@ -54,7 +54,7 @@ class CudaBindings:
             patches.replace(module, name, _answering(ok, answer))
 
     def _answers(self, driver: ModuleType) -> dict[str, Callable[..., Any]]:
-        """What each function returns behind the status; None for nothing."""
+        """Return functions by name: each gives a result without the status; None for nothing."""
         device = self._device
 
         def attribute(attribute: Any, *_: Any) -> int:

@@ -103,7 +103,7 @@ def _wanted_device(name: str, args: Iterable[Any], kwargs: dict[str, Any]) -> st
 
 
 def _default_device() -> str:
-    """What `torch.set_default_device` or `with torch.device(...)` has set."""
+    """Return the device that `torch.set_default_device` or `with torch.device(...)` has set."""
     current = torch.utils._device.CURRENT_DEVICE
     return "cpu" if current is None else current.type
 
@@ -159,7 +159,7 @@ def _moved(result: Any, inputs: tuple[Any, ...]) -> None:
 
 
 def _start(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory starts; 0 where it has none on the CPU."""
+    """Return the address of a tensor's memory; 0 if it has none on the CPU."""
     if tensor.layout is not torch.strided:
         return 0
     storage = tensor.untyped_storage()  # not tensor.device: the mode answers that

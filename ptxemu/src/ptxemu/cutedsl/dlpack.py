@@ -58,7 +58,7 @@ def mark_as_device(capsule: Any) -> None:
 
 
 def extent(capsule: Any) -> Extent:
-    """Where the tensor lies; from its lowest to its highest element where it has strides."""
+    """Return the tensor's extent; with strides, it goes from the lowest to the highest element."""
     at = _tensor_address(capsule)
     data, _, _, rank, code, bits, lanes, shape_at, strides_at, offset = struct.unpack(
         "<QiiiBBHQQQ", ctypes.string_at(at, 48)

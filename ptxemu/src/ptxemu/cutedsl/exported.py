@@ -21,7 +21,7 @@ Call = Callable[[FfiHostFunction, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def _ptx_path(code: bytes) -> Path:
-    """Where the PTX of an object file is kept: $PTXEMU_CACHE_DIR, by default ~/.cache/ptxemu."""
+    """Return the path of an object file's PTX in $PTXEMU_CACHE_DIR, by default ~/.cache/ptxemu."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     root = os.environ.get("PTXEMU_CACHE_DIR") or Path(home, "ptxemu")
     return Path(root, "exported", f"{hashlib.sha256(code).hexdigest()}.ptx")
@@ -35,7 +35,7 @@ def keep_ptx(compiled: Any, object_path: str | Path) -> None:
 
 
 class ExportedModule:
-    """What `cute.runtime.load_module` returns while an emulation is active."""
+    """The module that `cute.runtime.load_module` returns while an emulation is active."""
 
     def __init__(self, path: str | Path, arch: str | None, call: Call) -> None:
         """Load an object file for the device `arch`; None: for the one that it is of.

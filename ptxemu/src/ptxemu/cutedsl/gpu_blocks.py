@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEPT_BYTES = 256 << 20
-"""How much of the memory that was asked for last is kept."""
+"""Maximum bytes kept of the memory that was requested last."""
 
 _known: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
-"""By address, as long as a tensor has them or they are kept."""
+"""Blocks by address, as long as a tensor has them or they are kept."""
 _kept: deque[NDArray[np.uint8]] = deque()
 
 

@@ -215,7 +215,7 @@ def _patch_torch_cuda(patches: Patches, torch: Any, device: Device) -> None:
 
 
 def _patch_torch(patches: Patches, torch: Any, mode: Any, device: Device) -> None:
-    """What torch does below its function modes: generators, streams, custom operators."""
+    """Patch what torch does below its function modes: generators, streams, custom operators."""
     generator = torch.Generator
 
     class CpuGenerator(generator):  # type: ignore[misc, valid-type]

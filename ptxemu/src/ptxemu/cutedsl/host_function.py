@@ -140,7 +140,7 @@ class HostFunction:
         self._raise_failure(host_call, result.value)
 
     def _load_library(self, host_call: HostCall) -> None:
-        """What the host code does once: it keeps the handles in variables of its own."""
+        """Do the host code's one-time part: it keeps the handles in variables of its own."""
         library = ctypes.c_void_p()
         where = ctypes.addressof(library)
         status = _INITIALISE(self._code.address("cuda_init"))(where)

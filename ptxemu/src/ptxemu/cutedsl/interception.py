@@ -37,7 +37,7 @@ class Target(Protocol):
     arch: str | None
 
     def launcher(self, arguments: Arguments) -> Launcher:
-        """What cudaLaunchKernelEx does during one host call with these arguments."""
+        """Return what acts as cudaLaunchKernelEx during one host call with these arguments."""
 
 
 class Interception:
@@ -221,7 +221,7 @@ def _named(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Argu
 
 @contextmanager
 def _driver_errors() -> Iterator[None]:
-    """What a driver would refuse becomes the exception that CuTe DSL raises for its code."""
+    """Turn what a driver would refuse into the exception that CuTe DSL raises for its code."""
     try:
         yield
     except LaunchError as error:

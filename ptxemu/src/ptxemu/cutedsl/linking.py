@@ -50,7 +50,7 @@ class LinkedObject:
         self._engine.finalize_object()
 
     def address(self, name: str) -> int:
-        """Where the function `name` starts.
+        """Return the address of the function `name`.
 
         Raises:
             LinkError: the object has no such function.

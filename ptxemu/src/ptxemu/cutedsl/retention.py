@@ -73,7 +73,7 @@ def _patch(compiler: ModuleType) -> None:
 
 
 def _forget_compiled() -> None:
-    """What direct calls of jit functions have cached was compiled without PTX."""
+    """Clear the caches of direct calls of jit functions: they were compiled without PTX."""
     module = sys.modules.get(_SINGLETONS_MODULE)
     if module is None:
         return
@@ -118,12 +118,12 @@ class _PatchingLoader(importlib.abc.Loader):
         self._original = original
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the original loader."""
+        """Create the module as the original loader does."""
         created: ModuleType | None = self._original.create_module(spec)
         return created
 
     def exec_module(self, module: ModuleType) -> None:
-        """As the original loader; the module keeps that one, so that its source is found."""
+        """Execute the module with the original loader and keep that loader, to find the source."""
         self._original.exec_module(module)
         module.__loader__ = self._original
         if module.__spec__ is not None:

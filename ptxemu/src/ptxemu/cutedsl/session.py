@@ -31,13 +31,13 @@ Progress = Callable[[str, LaunchProgress], None]
 
 
 class Emulation:
-    """What ran inside one `emulate` block.
+    """Results of one `emulate` block.
 
     Attributes:
         launches: the result of every launch, in order.
-        findings: what the check found, over all launches.
+        findings: the check's findings, over all launches.
         failures: launches that could not run to their end, in words; their errors were raised.
-        notes: what a reader of the results should know, for example that bounds were unknown.
+        notes: notes for readers of the results, for example that bounds were unknown.
     """
 
     _active: Emulation | None = None
@@ -103,7 +103,7 @@ class Emulation:
             raise HazardError(f"{len(errors)} finding(s):\n{shown}{more}", errors)
 
     def launcher(self, arguments: Arguments) -> Launcher:
-        """What cudaLaunchKernelEx does during one host call with these arguments."""
+        """Return what acts as cudaLaunchKernelEx during one host call with these arguments."""
 
         def launch(call: HostCall, request: LaunchRequest) -> None:
             if self._captured is not None:

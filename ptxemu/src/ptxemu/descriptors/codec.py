@@ -32,7 +32,7 @@ _OF_64_BITS: dict[str, Callable[[int], AnyDescriptor]] = {
     "zero_mask": ZeroColumnMask.decode,
 }
 DESCRIPTORS = (*_OF_64_BITS, "instruction", "tensor_map")
-"""What `decode` knows."""
+"""Descriptors that `decode` knows."""
 
 
 def decode(value: int | bytes, what: str, *, kind: str | None = None) -> AnyDescriptor:

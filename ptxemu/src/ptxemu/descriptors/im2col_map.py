@@ -94,10 +94,10 @@ def decode_map(raw: bytes) -> TensorMap:
 
 
 def encode_im2col(made: Im2colMap) -> bytes:
-    """What cuTensorMapEncodeIm2col makes of its arguments.
+    """Return the tensor map that cuTensorMapEncodeIm2col makes of its arguments.
 
     Raises:
-        LaunchError: what the driver refuses; names the argument.
+        LaunchError: the driver refuses an argument; the message names it.
     """
     require("dims", made.dims, 3 <= made.rank <= bits.MAX_RANK, "3 to 5 dimensions")
     check_modes(made, box_rank=1)

@@ -56,7 +56,7 @@ def _size(value: int, unit_bits: int, name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InstructionDescriptor:
-    """For .kind::f16, tf32, f8f6f4 and i8 (PTX ISA, "Instruction descriptor").
+    """Descriptor for .kind::f16, tf32, f8f6f4 and i8 (PTX ISA, "Instruction descriptor").
 
     Attributes:
         kind: f16, tf32, f8f6f4 or i8; not in the bits, but it gives them their meaning.
@@ -145,7 +145,7 @@ class InstructionDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class BlockScaledInstructionDescriptor:
-    """For .kind::mxf8f6f4, mxf4 and mxf4nvf4 (PTX ISA, "Instruction descriptor").
+    """Descriptor for .kind::mxf8f6f4, mxf4 and mxf4nvf4 (PTX ISA, "Instruction descriptor").
 
     Attributes:
         kind: mxf8f6f4, mxf4 or mxf4nvf4; not in the bits, but it gives them their meaning.

@@ -1,4 +1,4 @@
-"""Where the elements of an operand matrix lie in shared memory, for every major-ness and swizzle.
+"""Positions of an operand matrix's elements in shared memory, for every major-ness and swizzle.
 
 Everything is counted in chunks of 16 bytes: start address, strides and swizzles move whole chunks.
 A K-major matrix is rows of chunks along K, an MN-major one columns of chunks along MN.
@@ -80,9 +80,9 @@ class ChunkPlan:
     """The same bytes as disjoint pieces of `size` bytes."""
     size: int
     end: int
-    """Offset behind the last byte."""
+    """Offset after the last byte."""
     address: int
-    """Of `chunks`, for machine code."""
+    """Address of `chunks`, for machine code."""
 
 
 def linear_offsets(layout: MatrixLayout) -> NDArray[np.int64]:

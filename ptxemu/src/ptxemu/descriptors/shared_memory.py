@@ -141,7 +141,7 @@ class Tcgen05Descriptor:
         )
 
     def problems(self) -> list[str]:
-        """What the ISA forbids in the fields, in words."""
+        """Return what the ISA forbids in the fields, in words."""
         found = []
         if self.fixed != 0b001:
             found.append(f"bits 46-48 must be 0b001; got 0b{self.fixed:03b}")

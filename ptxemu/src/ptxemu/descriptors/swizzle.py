@@ -57,7 +57,7 @@ _SPANS = {
 
 
 def swizzled(addresses: NDArray[np.int64], swizzle: Swizzle) -> NDArray[np.int64]:
-    """Where bytes that belong at `addresses` lie: bits of a shared address select the chunk.
+    """Return the swizzled addresses of bytes: bits of a shared address select the chunk.
 
     Bits 7 and up number the rows of 128 bytes. B32, B64 and B128 XOR bit 7, bits 7-8, bits 7-9
     into the bits from 4 on; the atoms of 32 and 64 bytes XOR bits 7-8 into 5-6, and 7 into 6.

@@ -205,14 +205,14 @@ def encode_tiled(
     l2_promotion: int = 0,
     fill: int = 0,
 ) -> bytes:
-    """What cuTensorMapEncodeTiled makes of its arguments; the rank is the number of `dims`.
+    """Return the tensor map that cuTensorMapEncodeTiled makes; the rank is the number of `dims`.
 
     The enumerations are the driver's: `data_type` a CUtensorMapDataType, `swizzle` a
-    CUtensorMapSwizzle and so on. What a Hopper driver refuses and one for Blackwell takes is let
-    through: see `TensorMap.needs_sm100`. Element strides default to 1.
+    CUtensorMapSwizzle and so on. Arguments that a Hopper driver refuses and one for Blackwell takes
+    are let through: see `TensorMap.needs_sm100`. Element strides default to 1.
 
     Raises:
-        LaunchError: what the driver refuses; names the argument.
+        LaunchError: the driver refuses an argument; the message names it.
     """
     require("data_type", data_type, 0 <= data_type < len(DRIVER_TYPES), "a CUtensorMapDataType")
     require("swizzle", swizzle, 0 <= swizzle < len(Swizzle), "a CUtensorMapSwizzle")

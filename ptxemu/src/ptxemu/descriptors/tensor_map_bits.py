@@ -47,7 +47,7 @@ INTERLEAVE = Field(1, 11, 2)
 SWIZZLE = Field(1, 13, 2)
 FILL = Field(1, 15, 1)
 TF32 = Field(1, 16, 1)
-"""With the type f32: round to tf32 when loading."""
+"""Rounds to tf32 when loading; only with the type f32."""
 L2_PROMOTION = Field(1, 17, 2)
 ATOMICITY = Field(1, 19, 2)
 DIMS = (*(Field(4 + k // 2, 32 * (k % 2), 32) for k in range(4)), Field(6, 0, 32))
@@ -60,7 +60,7 @@ _STRIDES_LOW = (Field(1, 32, 32), Field(2, 0, 32), Field(2, 32, 32), Field(3, 0,
 _STRIDES_HIGH = tuple(Field(3, 32 + 4 * k, 4) for k in range(4))
 MODE = Field(1, 0, 4)
 IM2COL_MODE = 3
-"""Of maps in im2col mode, whose fields take the place of the box."""
+"""MODE of maps in im2col mode, whose fields replace the box."""
 _CHANNELS = Field(6, 56, 8)
 """Channels - 1."""
 _PIXELS = Field(7, 32, 10)

@@ -13,7 +13,7 @@ from ptxemu.descriptors.bits import put, take
 
 @dataclass(frozen=True, slots=True)
 class ZeroColumnMask:
-    """Which columns of B count as zero (PTX ISA, "Zero-Column Mask Descriptor").
+    """Columns of B that count as zero (PTX ISA, "Zero-Column Mask Descriptor").
 
     The N columns are cut into 128 / M sub-masks. Each alternates spans of `use_span` columns where
     B is used and `skip_span` columns of zeros; sub-mask i starts with zeros if `first_span[i]`,
@@ -67,7 +67,7 @@ class ZeroColumnMask:
         )
 
     def zero_columns(self, m: int, n: int) -> NDArray[np.bool_]:
-        """For an M x N instruction, shape (n,): True where B counts as zero."""
+        """Return shape (n,) for an M x N instruction: True where B counts as zero."""
         mask = np.zeros(n, dtype=np.bool_)
         if not self.is_nonzero:
             return mask

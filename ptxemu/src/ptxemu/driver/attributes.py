@@ -1,4 +1,4 @@
-"""What the emulated device and its kernels answer when host code asks for an attribute."""
+"""Attributes of the emulated device and its kernels, as host code reads them."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Status(IntEnum):
 
 
 class DriverError(LaunchError):
-    """What the driver refuses: `status` is the code, the text says why."""
+    """A refusal of the driver: `status` is the code, the text says why."""
 
     def __init__(self, status: Status, message: str) -> None:
         super().__init__(f"{message} (CUDA_ERROR_{status.name})")
@@ -69,7 +69,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def execution_status(error: ExecutionError) -> Status:
-    """The error that a kernel leaves behind on a GPU, for what stopped it here.
+    """The error that a kernel leaves on a GPU, for what stopped it here.
 
     A kernel that never ends has no status of its own: the watchdog of a display is what ends one.
     """
@@ -184,7 +184,7 @@ class Driver:
         return number
 
     def kernel(self, number: int) -> KernelHandle:
-        """The kernel behind a handle."""
+        """The kernel of a handle."""
         kernel = self._kernels.get(number)
         if kernel is None:
             raise DriverError(Status.INVALID_HANDLE, f"kernel handle 0x{number:x} is not valid")

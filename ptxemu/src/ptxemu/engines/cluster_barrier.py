@@ -33,7 +33,7 @@ class ClusterBarrier:
         """The lanes that have arrived twice: hardware counts the second for the next phase."""
 
     def token(self, phase: int) -> Hashable:
-        """What arrivals of `phase` release and its waits acquire."""
+        """Return the token that arrivals of `phase` release and its waits acquire."""
         return ("cluster_barrier", self._cluster.index, phase)
 
     def arrive(self, warp: Warp, lanes: Mask) -> int:
@@ -62,7 +62,7 @@ class ClusterBarrier:
         return True
 
     def describe(self, phase: int) -> str:
-        """For the deadlock report."""
+        """Return a text for the deadlock report."""
         warp = self._missing_warp()
         missing = "" if warp is None else f"; {warp.label} is missing"
         return f"cluster barrier of cluster {self._cluster.index}, phase {phase}{missing}"

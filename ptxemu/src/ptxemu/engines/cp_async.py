@@ -33,7 +33,7 @@ _UNITS: dict[int, np.dtype[np.generic]] = {
     8: np.dtype(np.uint64),
     16: np.dtype(np.complex128),
 }
-"""What NumPy moves at once: a complex number is 16 bytes."""
+"""Types that NumPy moves at once, by bytes: a complex number is 16 bytes."""
 
 
 class ThreadCopies(AsyncOperation):
@@ -110,7 +110,7 @@ def checked_copies(
     size: int,
     instruction: Instruction,
 ) -> LaneCopies:
-    """What lanes copy to shared addresses.
+    """Return the lanes' copies to shared addresses.
 
     Raises:
         ExecutionError: an address or a count is wrong.

@@ -33,14 +33,14 @@ def _accumulator(d: tuple[int, ...]) -> Accumulator:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WgmmaForm:
-    """What a wgmma.mma_async says at decode time.
+    """Parts of a wgmma.mma_async that are known at decode time.
 
     Attributes:
         n, k: the shape; dtype, atype, btype: the types of D, A and B.
         d: slots of D's registers; a: slots of A's registers, () where A is in shared memory.
         negate_a, negate_b, a_major, b_major, saturate: modifiers and immediates.
         metadata: slot of the sparsity metadata's register, None where A is dense.
-        givers: which lanes of every four give metadata: the first one, and that behind the last.
+        givers: lanes of every four that give metadata: the first, and the one after the last.
     """
 
     n: int
@@ -83,9 +83,9 @@ class Matrix:
     """A matrix in shared memory.
 
     Attributes:
-        reading: what `products.matrix_reader` is told behind the memory: the address of the chunks'
-            numbers, lines, chunks of one; and bytes between lines, chunks and elements behind
-            where the numbers go.
+        reading: arguments of `products.matrix_reader` after the memory: address of the chunks'
+            numbers, lines, chunks of one.
+        strides: arguments of it after the target: bytes between lines, chunks and elements.
     """
 
     type: str
@@ -143,7 +143,7 @@ class MmaOperands(NamedTuple):
 
 
 class Decoded:
-    """What the operands say, whichever thread gives them.
+    """Decoded operands of a tcgen05.mma, the same whichever thread gives them.
 
     Attributes:
         lane, column: D's first ones; a: A's descriptor, None where it is in tensor memory, from

@@ -34,7 +34,7 @@ class Groups:
 
     def __init__(self) -> None:
         self._committed: dict[int, int] = {0: ALL_BITS}
-        """By number of commits the threads that have made so many."""
+        """Threads by their number of commits."""
         self._open: list[Member] = []
         self._members: list[Member] = []
         self._read: list[Member] = []
@@ -65,7 +65,7 @@ class Groups:
         self._drop_open(bits)
 
     def due(self, lanes: Mask, pending: int, *, reads_only: bool = False) -> list[Member]:
-        """What the threads of `lanes` wait for who allow `pending` groups to be incomplete."""
+        """Return what the threads of `lanes` wait for if they allow `pending` incomplete groups."""
         bits = bits_of(lanes)
         latest = [(threads & bits, n - pending) for n, threads in self._committed.items()]
         members = self._members if reads_only else self._read + self._members

@@ -27,12 +27,12 @@ _WIDTHS = {"u32": 32, "b32": 32, "s32": 32, "u64": 64, "b64": 64, "s64": 64, "pr
 
 @dataclass(slots=True, eq=False)
 class LaneCopies:
-    """What the lanes of one instruction copy.
+    """Copies of the lanes of one instruction.
 
     Attributes:
         offsets: in the CTA's shared memory; sources: global addresses; counts: bytes to read of
             each, the rest is zero; None: all.
-        address: where 3 rows of 32 words with these are, for machine code; 0: nowhere.
+        address: address of 3 rows of 32 words with these, for machine code; 0: none.
     """
 
     offsets: NDArray[np.int64]
@@ -80,8 +80,8 @@ class CopyOperands:
         self._words = np.zeros(0, np.int64)
 
     def take(self, warp: Warp, mask: Mask) -> LaneCopies | None:
-        """What the lanes of `mask` copy; None where something is wrong with an address or a count,
-        or where machine code is not to do it."""
+        """Return the copies of the lanes of `mask`; None if an address or a count is wrong, or if
+        machine code is not to do it."""
         registers = warp.registers
         if not self.is_known or not isinstance(registers, RegisterFile):
             return None

@@ -96,7 +96,7 @@ class Mbarriers:
         return None
 
     def token(self, offset: int, phase: int) -> Hashable:
-        """What arrivals of `phase` release and a wait for it acquires."""
+        """Return the token that arrivals of `phase` release and a wait for it acquires."""
         return ("mbarrier", self.cta.index, offset, phase)
 
     def expect_tx(self, offset: int, count: int) -> None:
@@ -155,7 +155,7 @@ class Mbarriers:
         return (self.at(offset).phase & 1) != (parity & 1)
 
     def describe(self, offset: int) -> str:
-        """For messages: the object's state."""
+        """Return the object's state as a text for messages."""
         barrier = self.at(offset)
         return (
             f"mbarrier at shared 0x{offset:x} of cta {self.cta.ctaid} is in phase "

@@ -1,4 +1,4 @@
-"""What a tcgen05.mma may look like: shapes, types and options that the ISA allows."""
+"""Shapes, types and options that the ISA allows for a tcgen05.mma."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WS_COLUMNS = (64, 128, 256)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MmaForm:
-    """What a tcgen05.mma says at decode time.
+    """Parts of a tcgen05.mma that are known at decode time.
 
     Attributes:
         scale_count: scale factors of a row for one instruction (.scale_vec::NX); 0 without them.
@@ -60,7 +60,7 @@ class MmaPlan:
         return self.descriptor.k
 
     def packing(self, type_: str, *, in_tmem: bool) -> str:
-        """How elements narrower than 8 bits are packed (see `numerics.dot.numbers`)."""
+        """Return the packing of elements (see `numerics.dot.numbers`); "natural" from 8 bits on."""
         if dot.BITS[type_] >= 8:
             return "natural"
         if self.descriptor.kind in ("mxf4", "mxf4nvf4"):

@@ -38,7 +38,7 @@ class Generation:
     """The lanes that have executed the instruction, of warps that have not arrived yet."""
     is_complete: bool = False
     num_holding: int = 0
-    """Of barrier.red: threads whose predicate holds."""
+    """Threads whose predicate holds, for barrier.red."""
     all_hold: bool = True
     completed: Sleepers = field(default_factory=Sleepers)
 
@@ -57,7 +57,7 @@ class NamedBarriers:
         self._uses: dict[int, int] = {}
 
     def token(self, number: int, generation: Generation) -> Hashable:
-        """What arrivals release and those who wait acquire."""
+        """Return the token that arrivals release and those who wait acquire."""
         return ("barrier", self._cta.index, number, generation.number)
 
     def arrive(
@@ -111,7 +111,7 @@ class NamedBarriers:
         return True
 
     def describe(self, number: int, generation: Generation) -> str:
-        """For the deadlock report."""
+        """Return a text for the deadlock report."""
         warps = ", ".join(str(index) for index in sorted(generation.warps))
         return (
             f"barrier {number} of cta {self._cta.ctaid}, use {generation.number}: "

@@ -24,7 +24,7 @@ _CANONICAL_HALF = np.uint16(0x7FFF)
 
 
 def reduction(operation: str, type_: str) -> Combine | None:
-    """What an operation does to bytes that are elements of `type_`; None: hardware has it not.
+    """Return the operation on bytes that are elements of `type_`; None if hardware lacks it.
 
     Args:
         operation: add, min, max, inc, dec, and, or, xor.

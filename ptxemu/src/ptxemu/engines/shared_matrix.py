@@ -51,7 +51,7 @@ class Placed:
     """A matrix in the shared memory of whichever CTA.
 
     Attributes:
-        base: the offset that `plan` counts from; end: behind the last byte.
+        base: the offset that `plan` counts from; end: the offset after the last byte.
         starts: offsets of disjoint pieces of `plan.size` bytes.
     """
 
@@ -64,7 +64,7 @@ class Placed:
 
 @lru_cache(maxsize=4096)
 def place(descriptor: Descriptor, major: Major, lines: int, chunks: int) -> Placed:
-    """Where the (lines, 16 * chunks) bytes of a matrix are."""
+    """Return the positions of the (lines, 16 * chunks) bytes of a matrix."""
     plan = chunk_plan(MatrixLayout.of(descriptor, major, lines, chunks))
     start = descriptor.start_address
     base = start - start % PERIOD

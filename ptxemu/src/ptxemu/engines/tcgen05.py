@@ -35,7 +35,7 @@ AccumulatorKey: TypeAlias = tuple[int, str, int, int, bool, int]
 
 @dataclass(slots=True)
 class Pipeline:
-    """The operations that a later one may be pipelined behind: one thread's, or those that threads
+    """The operations that a later one may be pipelined after: one thread's, or those that threads
     of a CTA have fenced."""
 
     accumulators: dict[AccumulatorKey, AsyncOperation] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Pipeline:
         self.shifts.update(other.shifts)
 
     def before_mma(self, key: AccumulatorKey) -> list[AsyncOperation]:
-        """What an mma comes behind."""
+        """Return the operations that an mma comes after."""
         cta_group = key[0]
         found = [op for copy, op in self.copies.items() if copy[0] == cta_group]
         found += [op for shift, op in self.shifts.items() if shift[0] == cta_group]
@@ -68,13 +68,13 @@ class Pipeline:
         return [op for key, op in self.copies.items() if key[0] == cta_group]
 
     def before_copy(self, cta_group: int, shape: str) -> list[AsyncOperation]:
-        """What a cp comes behind."""
+        """Return the operations that a cp comes after."""
         if shape != "4x256b":
             return []
         return [op for key, op in self.shifts.items() if key[0] == cta_group]
 
     def before_shift(self, cta_group: int) -> list[AsyncOperation]:
-        """What a shift comes behind."""
+        """Return the operations that a shift comes after."""
         return [op for key, op in self.accumulators.items() if key[0] == cta_group]
 
 
@@ -93,7 +93,7 @@ class ThreadState:
     """The last mma that read an operand at an address of TMEM: (cta_group, address)."""
 
     def readers(self, cta_group: int) -> list[AsyncOperation]:
-        """What an mma or cp comes behind because it may overwrite its operands."""
+        """Return the operations whose operands an mma or cp may overwrite; it comes after them."""
         found = (op for key, op in self.tmem_readers.items() if key[0] == cta_group)
         return list(dict.fromkeys(found))
 
@@ -104,12 +104,12 @@ class _Threads:
 
     states: dict[int, ThreadState] = field(default_factory=dict)
     imported: Pipeline = field(default_factory=Pipeline)
-    """What all threads have imported together."""
+    """Operations that all threads have imported together."""
 
 
 _threads: EngineState[Warp, _Threads] = EngineState(lambda warp: _Threads())
 _fenced: EngineState[Cta, Pipeline] = EngineState(lambda cta: Pipeline())
-"""What threads of a CTA pair have fenced with before_thread_sync; the even CTA has it."""
+"""Operations that threads of a CTA pair fenced with before_thread_sync; the even CTA has them."""
 
 
 def thread_state(warp: Warp, lane: int) -> ThreadState:
@@ -122,7 +122,7 @@ def thread_state(warp: Warp, lane: int) -> ThreadState:
 
 
 def fenced_pipeline(cta: Cta) -> Pipeline:
-    """What threads of the CTA, or of its pair, have fenced with before_thread_sync."""
+    """Return what threads of the CTA, or of its pair, have fenced with before_thread_sync."""
     return _fenced(cta.cluster.ctas[cta.rank & ~1])
 
 
@@ -159,7 +159,7 @@ def start(
     imported: list[AsyncOperation],
     in_practice: Iterable[AsyncOperation] = (),
 ) -> AsyncOperation:
-    """A new mma, cp or shift of a thread, pipelined behind `own` and `imported`; not yet issued."""
+    """A new mma, cp or shift of a thread, pipelined after `own` and `imported`; not yet issued."""
     state = thread_state(warp, lane)
     imported = [op for op in imported if op not in own]
     ordering = Ordering(own, imported, [op for op in in_practice if op not in own])
@@ -177,7 +177,7 @@ def start_mma(
     key: AccumulatorKey,
     tmem_operands: Iterable[int] = (),
 ) -> AsyncOperation:
-    """A tcgen05.mma, ordered behind what the ISA pipelines.
+    """A tcgen05.mma, ordered after what the ISA pipelines.
 
     Args:
         tmem_operands: addresses of A and of scale factors in TMEM.
@@ -201,7 +201,7 @@ def start_mma(
 def start_copy(
     warp: Warp, lane: int, instruction: Instruction, cta_group: int, address: int, shape: str
 ) -> AsyncOperation:
-    """A tcgen05.cp, ordered behind what the ISA pipelines."""
+    """A tcgen05.cp, ordered after what the ISA pipelines."""
     state = thread_state(warp, lane)
     operation = start(
         "tcgen05.cp",
@@ -219,7 +219,7 @@ def start_copy(
 def start_shift(
     warp: Warp, lane: int, instruction: Instruction, cta_group: int, address: int
 ) -> AsyncOperation:
-    """A tcgen05.shift, ordered behind what the ISA pipelines."""
+    """A tcgen05.shift, ordered after what the ISA pipelines."""
     state = thread_state(warp, lane)
     operation = start(
         "tcgen05.shift",

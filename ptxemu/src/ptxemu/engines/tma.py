@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 
 SHARED_ALIGNMENT = 128
-"""Of a tile in shared memory."""
+"""Alignment of a tile in shared memory, in bytes."""
 GATHERED_ROWS = 4
 _NAN_FILL = np.frombuffer(b"\xf7\x7f", dtype=np.uint8)
-"""What NaN fill puts into every 16 bits, whatever the type."""
+"""Bytes that NaN fill puts into every 16 bits, whatever the type."""
 _TF32_NAN = np.uint32(0x7FFFE000)
 
 
@@ -193,7 +193,7 @@ class GlobalTile(NamedTuple):
         return [first + row * stride for row in rows]
 
     def _tiles(self, data: Bytes) -> Iterator[tuple[Tile, Bytes]]:
-        """What is inside the tensor, with its part of `data`."""
+        """Yield what is inside the tensor, with its part of `data`."""
         if not self.gathered:
             tile = clip(self.tensor_map, self.coordinates)
             if tile is not None:
@@ -273,7 +273,7 @@ def _report_tile(
 
 
 def filler(made: TensorMap, shape: tuple[int, ...]) -> Bytes:
-    """What a copy finds outside the tensor."""
+    """Return the bytes that a copy reads outside the tensor."""
     if not made.fill:
         return np.zeros(shape, dtype=np.uint8)
     return np.tile(_NAN_FILL, prod(shape) // 2).reshape(shape)

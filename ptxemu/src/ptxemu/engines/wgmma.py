@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROWS = 16
 """Rows of D of one warp."""
 WARPS = 4
-"""Of a warpgroup."""
+"""Warps of a warpgroup."""
 WARP_SIZE = 32
 _FENCE = Fence(FenceKind.WGMMA)
 _SIXTEEN = np.uint32(16)
@@ -64,7 +64,7 @@ class WgmmaState:
     """Committed groups, the oldest first."""
     num_issued: int = 0
     latest: dict[Accumulator, WgmmaOperation] = field(default_factory=dict)
-    """The last operation on each D: the next one is ordered behind it."""
+    """The last operation on each D: the next one comes after it."""
     num_fenced: int = 0
     """Operations issued before the last wgmma.fence."""
 
@@ -118,8 +118,8 @@ def issue(
 
 
 def _before(state: WgmmaState, form: WgmmaForm) -> list[WgmmaOperation]:
-    """What an operation is ordered behind: those of its shape on its D, and with a wgmma.fence in
-    between those of other shapes that have some of its registers."""
+    """Return the operations that come before one: those of its shape on its D, and, if a
+    wgmma.fence is in between, those of other shapes that have some of its registers."""
     own, fenced = form.accumulator, state.num_fenced
     return [
         operation

@@ -31,7 +31,7 @@ _LEFT, _RIGHT = int(_left.ctypes.data), int(_right.ctypes.data)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """What one warp of four reads and multiplies, wherever its registers and its CTA are.
+    """Reads and product of one warp of four, wherever its registers and its CTA are.
 
     Attributes:
         a, b: where the matrices are; `a` is None where A is in registers.
@@ -91,7 +91,7 @@ def execute(
 
 @lru_cache(maxsize=4096)
 def _part(layout: RegisterLayout, form: WgmmaForm, a: int | None, b: int, warp: int) -> _Part:
-    """What the `warp`-th of a warpgroup does."""
+    """Return the part of warp `warp` of a warpgroup."""
     first = _ROWS * warp
     left, row_bytes, column_bytes = _LEFT, _K * _DOUBLE, _DOUBLE
     placed, chunks = None, _chunks_in_registers(layout, form)

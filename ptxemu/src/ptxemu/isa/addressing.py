@@ -37,7 +37,7 @@ _RANK_SHIFT = np.uint64(SHARED_RANK_SHIFT)
 _RANK_MASK = np.uint64(0xFF)
 _OFFSET_MASK = np.uint64(SHARED_OFFSET_MASK)
 _POLICY = np.full(WARP_SIZE, 0x10F0_0000_0000_0000, dtype=np.uint64)
-"""What createpolicy gives: cache policies have no effect and are opaque."""
+"""Result of createpolicy: cache policies have no effect and are opaque."""
 _POLICY.flags.writeable = False
 
 _WINDOWS = {"local": LOCAL_WINDOW, "param": PARAM_WINDOW, "const": CONST_WINDOW}

@@ -82,7 +82,7 @@ def _constant(instruction: Instruction, operand: Operand) -> int:
     section="Data Movement and Conversion Instructions: cp.async.commit_group",
 )
 def commit_group(instruction: Instruction) -> Step:
-    """What the thread has issued since its last commit becomes a group."""
+    """Make a group of what the thread has issued since its last commit."""
     Modifiers(instruction, "cp.async.commit_group").done()
 
     def step(warp: Warp, mask: Mask) -> None:

@@ -132,7 +132,7 @@ class _ClusterArrivals:
     not_waited: Mask
     """Lanes that have arrived and not waited since."""
     arrived_twice: Mask
-    """Of these the ones that have two waits to come: for the phase before, and for `phase`."""
+    """Those of `not_waited` with two waits to come: for the phase before, and for `phase`."""
 
 
 _NOBODY = np.zeros(WARP_SIZE, dtype=np.bool_)

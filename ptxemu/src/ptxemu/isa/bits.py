@@ -28,7 +28,7 @@ def popc(instruction: Instruction) -> PureOp:
 
 
 def bit_length(values: Array) -> Array:
-    """One more than the place of the highest one bit, 0 for 0 (u32 of u32 or u64)."""
+    """One more than the position of the highest one bit, 0 for 0 (u32 of u32 or u64)."""
     if values.dtype == U4:
         return np.frexp(values.astype(F8))[1].view(U4)
     upper = (values >> constant(32, U8)).astype(U4)
@@ -91,7 +91,7 @@ def brev(instruction: Instruction) -> PureOp:
 
 
 def _used_bits(type_: str) -> Array:
-    """What of a field's position and length counts."""
+    """Return the bits that count of a field's position and length."""
     return _BYTE if type_[1:] == "32" else _ALL_ONES
 
 

@@ -175,7 +175,7 @@ def _to_global(
     has_policy: bool,
     combine: Combine | None,
 ) -> Step:
-    """From the CTA's shared memory to global memory; completes as part of a bulk group."""
+    """Copy from the CTA's shared memory to global memory; complete as part of a bulk group."""
     modifiers.one_of(BULK_GROUP)
     has_mask = combine is None and modifiers.flag("cp_mask")
     modifiers.done()
@@ -245,7 +245,7 @@ def prefetch(instruction: Instruction) -> Step:
 
 @visible("cp.async.bulk.commit_group", section=_SECTION + "cp.async.bulk.commit_group")
 def commit_group(instruction: Instruction) -> Step:
-    """What the thread has issued with .bulk_group since its last commit becomes a group."""
+    """Make a group of what the thread has issued with .bulk_group since its last commit."""
     Modifiers(instruction, "cp.async.bulk.commit_group").done()
 
     def step(warp: Warp, mask: Mask) -> None:

@@ -71,7 +71,7 @@ def comparison(operator: str, type_: str, *, ftz: bool) -> Function | None:
 
 
 def _preparation(type_: str, *, ftz: bool) -> Function | None:
-    """What makes an operand comparable."""
+    """Return the function that makes an operand comparable; None if it is so already."""
     if type_ == "bf16":
         return bf16.widen
     if type_ == "bf16x2":
@@ -185,14 +185,14 @@ _TRUE: dict[str, Array] = {
     "f16x2": constant(0x3C00, U2),
     "bf16x2": constant(0x3F80, U2),
 }
-"""What `set` writes where the comparison holds; elsewhere 0."""
+"""Values that `set` writes where the comparison holds; elsewhere it writes 0."""
 
 
 _RESULTS: dict[str, tuple[str, ...]] = {
     "f16": ("u32", "s32", "u16", "s16", "f16", "bf16"),
     "bf16": ("u32", "s32", "u16", "s16", "bf16"),
 }
-"""What `set` may write when it compares halves."""
+"""Types that `set` may write when it compares halves."""
 
 
 @pure("set", section=f"{SECTION}: set")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _Arguments = list[int]
 _Function = Callable[["Warp", int, _Arguments, Instruction], int | None]
-"""What a call of one lane does with its arguments, given as unsigned integers; its result."""
+"""A call of one lane: takes the arguments as unsigned integers and returns the result."""
 
 
 @visible("call", section="Control Flow Instructions: call")

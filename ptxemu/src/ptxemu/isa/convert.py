@@ -77,7 +77,7 @@ def _integer_to_integer(instruction: Instruction, result_type: str, source_type:
 
 
 def _widened(type_: str, *, ftz: bool) -> Function:
-    """What turns a float of any type into float64, exactly."""
+    """Return the function that turns a float of any type into float64, exactly."""
     if type_ == "bf16":
         return lambda a: bf16.widen(a).astype(F8)
     if type_ == "f32" and ftz:
@@ -105,7 +105,7 @@ def _float_to_integer(instruction: Instruction, result_type: str, source_type: s
 
 
 def _clamping(type_: str, *, is_long: bool) -> Function:
-    """What turns integral float64 into integers of a type, clamped to its range."""
+    """Return the function from integral float64 to integers of a type, clamped to its range."""
     dtype = VALUE[type_]
     limits = np.iinfo(dtype)
     low, high = float(limits.min), float(limits.max)
@@ -158,7 +158,7 @@ def _from_integer(type_: str, mode: str, *, is_long: bool) -> Function:
 
 
 def _narrowing(type_: str, mode: str) -> Function:
-    """What rounds float64 to a smaller type in a mode."""
+    """Return the function that rounds float64 to a smaller type in a mode."""
     if type_ == "f32":
         return partial(rnd.narrow_f32, mode=mode)
     if type_ == "f16":
@@ -255,7 +255,7 @@ def _widening(result_type: str, source_type: str, *, ftz: bool) -> Function:
 
 
 def _rounding(result_type: str, source_type: str, mode: str, *, ftz: bool) -> Function:
-    """To a smaller type; f32 to f16 or bf16, to nearest, does without float64."""
+    """Return the rounding to a smaller type; f32 to f16 or bf16, to nearest, needs no float64."""
     if source_type == "f32" and mode == "rn":
         return f16.narrow if result_type == "f16" else bf16.narrow  # both lose subnormals of f32
     widen = _widened(source_type, ftz=ftz)

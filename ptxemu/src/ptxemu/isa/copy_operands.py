@@ -1,4 +1,4 @@
-"""What decoders of asynchronous copies share: operands, the lanes that issue a copy, waits."""
+"""Common parts of decoders of asynchronous copies: operands, lanes that issue a copy, waits."""
 
 from __future__ import annotations
 

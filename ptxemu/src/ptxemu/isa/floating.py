@@ -63,7 +63,7 @@ _NAN_ORDER = {
     "fma": (1, 2, 0),
     **dict.fromkeys(("rcp", "sqrt"), (0,)),
 }
-"""Whose NaN an H200 gives first of an f64 operation's operands."""
+"""Operands of an f64 operation in the order in which an H200 gives their NaN."""
 _LARGE_DIVISOR = constant(2.0**126, F4)
 
 

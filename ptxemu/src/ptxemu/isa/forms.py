@@ -1,4 +1,4 @@
-"""What decoders of pure instructions share: their operands, checked, and opcodes that types split.
+"""Common parts of decoders of pure instructions: checked operands, opcodes that types split.
 
 `add.s32` and `add.f32` are two instructions of two sections of the manual with one opcode: each
 section's file defines its own with `overload`, and the types at the opcode's end choose.
@@ -40,7 +40,7 @@ _BITS: dict[np.dtype[Any], Function] = {
     F4: bits_of_f32,
     F8: lambda values: values.view(U8),
 }
-"""What gives the bits of float results."""
+"""Functions that give the bits of float results."""
 
 _OVERLOADS: dict[str, dict[str, PureDecoder]] = {}
 

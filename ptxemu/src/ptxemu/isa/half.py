@@ -171,5 +171,5 @@ def max_(instruction: Instruction) -> PureOp:
 
 
 def widened(type_: str) -> Function:
-    """What turns a half of a type into float32."""
+    """Return the function that turns a half of a type into float32."""
     return bf16.widen if type_ == "bf16" else (lambda a: a.astype(F4))

@@ -10,7 +10,7 @@ _TARGETS = {"tcgen05": ("sm_100", "sm_103"), "wgmma": ("sm_90",)}
 
 
 def check_kernel(function: Function, target: str | None = None) -> list[str]:
-    """What ptxas refuses in a kernel, in words with the PTX lines; empty where all is legal.
+    """Return what ptxas refuses in a kernel, in words with the PTX lines; empty if all is legal.
 
     Args:
         target: the module's `.target`, to check that it has the tensor cores that are used.

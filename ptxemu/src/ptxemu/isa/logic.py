@@ -97,7 +97,7 @@ _TWO_OPERANDS: dict[int, Function] = {
     0b1110: lambda a, b: a | b,
     0b1111: lambda a, b: ~np.zeros_like(a),
 }
-"""By truth table: bit 2 * a + b."""
+"""Functions of a and b by truth table: bit 2 * a + b."""
 
 
 @pure("lop3", section=f"{SECTION}: lop3")

@@ -46,7 +46,7 @@ _NO_KEYS = np.zeros(WARP_SIZE, dtype=np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What besides the object tells lanes apart: in all lanes, and in one."""
+    """Readers of the key that, besides the object, tells lanes apart: in all lanes, and in one."""
 
     lanes: LaneReader
     in_lane: LaneItem
@@ -112,14 +112,14 @@ class Target:
 
     @contextmanager
     def naming(self, warp: Warp) -> Iterator[None]:
-        """Errors of the engine inside get the instruction's place."""
+        """Errors of the engine inside get the instruction's position."""
         try:
             yield
         except ExecutionError as error:
             raise self.named(warp, error) from None
 
     def named(self, warp: Warp, error: ExecutionError) -> ExecutionError:
-        """An error of the engine with the instruction's place."""
+        """An error of the engine with the instruction's position."""
         instruction = self.instruction
         return ExecutionError(f"{instruction.span}: {instruction.opcode}: {warp.label}: {error}")
 
@@ -310,7 +310,7 @@ def _complain_of_scope(warp: Warp, instruction: Instruction) -> None:
 
 
 def _turns(barriers: Mbarriers, offset: int, counts: list[int]) -> list[slice]:
-    """Which lanes' arrivals at one object, so many each, are one step: all, or each by itself."""
+    """Split the lanes' arrivals at one object (`counts`) into steps: one for all, or one each."""
     barrier = barriers.by_offset.get(offset)
     if len(counts) == 1 or (barrier is not None and sum(counts) <= barrier.pending):
         return [slice(None)]

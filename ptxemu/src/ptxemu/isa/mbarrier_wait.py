@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _last_seen: EngineState[Warp, dict[tuple[int, int], tuple[Mbarrier, int]]] = EngineState(
     lambda warp: {}
 )
-"""By CTA and offset the object that a warp saw there last, and the latest phase of it."""
+"""The object that a warp last saw and its latest phase, by the object's CTA and offset."""
 
 _PARITY = np.array(1, dtype=np.uint32)
 
@@ -36,7 +36,7 @@ class _Wait:
     barriers: Mbarriers
     offset: int
     parity: int | None
-    """Of the awaited phase; None where a state names the phase itself."""
+    """Parity of the awaited phase; None where a state names the phase itself."""
     phase: int
 
     def is_complete(self) -> bool:
@@ -50,7 +50,7 @@ class _Wait:
         return self.barriers.at(self.offset).phase - 1 if self.parity is not None else self.phase
 
     def describe(self) -> str:
-        """For the deadlock report."""
+        """Return a text for the deadlock report."""
         wanted = f"parity {self.parity}" if self.parity is not None else f"phase {self.phase}"
         return f"mbarrier wait for {wanted}: {self.barriers.describe(self.offset)}"
 

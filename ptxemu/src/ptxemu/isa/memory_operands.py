@@ -1,4 +1,4 @@
-"""What memory instructions share: space, order and type modifiers, and their data operands."""
+"""Common parts of memory instructions: space, order and type modifiers, and data operands."""
 
 from __future__ import annotations
 

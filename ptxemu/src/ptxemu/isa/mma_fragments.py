@@ -1,11 +1,11 @@
-"""How the lanes of a warp hold the matrices of mma (PTX ISA, "Matrix Fragments for mma").
+"""Layout of the matrices of mma in the lanes of a warp (PTX ISA, "Matrix Fragments for mma").
 
 All shapes m8n8 and m16n8 but one hold their fragments alike, in words of 32 bits (of f64 in words
 of 64). Lane l, with g = l / 4 and t = l % 4: word r of A is row g + 8(r % h), word t + 4(r / h) of
 that row, h being 1 for 8 rows and 2 for 16; word r of B is column g, word t + 4r; element i of C
 and D is row g + 8(i / 2), column 2t + i % 2.
 
-m8n8k4 of f16 is four products, one of each two groups of four lanes, laid out of their own.
+m8n8k4 of f16 is four products, each of two groups of four lanes, with a layout of its own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def registers_of(cells: Array, type_: str) -> Array:
 
 
 _QUAD = LANE_IDS.astype(np.intp) // 4 % 4
-"""Which of the four products of m8n8k4 a lane takes part in."""
+"""Number of the product of m8n8k4, of four, that each lane takes part in."""
 _LINE = LANE_IDS.astype(np.intp) % 4
 _SECOND = LANE_IDS.astype(np.intp) // 16
 """1 for the lanes that hold the second half of an operand."""

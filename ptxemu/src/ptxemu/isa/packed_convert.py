@@ -65,7 +65,7 @@ _RANDOM_BITS = {
     **dict.fromkeys(("e4m3x4", "e5m2x4", "e2m3x4", "e3m2x4"), (16, 16)),
     "e2m1x4": (8, 8),
 }
-"""How far apart the random bits of operands lie, and how many each has (PTX ISA, "cvt": .rs)."""
+"""Distance between the random bits of operands, and bits of each (PTX ISA, "cvt": .rs)."""
 
 
 def _stochastic(

@@ -95,7 +95,7 @@ def definitions() -> list[Definition]:
 
 
 class Modifiers:
-    """The modifiers of an instruction behind its opcode, taken one by one; none may be left."""
+    """The modifiers of an instruction after its opcode, taken one by one; none may be left."""
 
     def __init__(self, instruction: Instruction, opcode: str) -> None:
         self._instruction = instruction

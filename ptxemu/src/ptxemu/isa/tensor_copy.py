@@ -117,7 +117,7 @@ class TensorOperand:
         return [read(warp) for read in self.readers]
 
     def tile(self, warp: Warp, lane: int, *, writes: bool) -> GlobalTile | GlobalColumn:
-        """What one lane names."""
+        """Return the tile or the column that one lane names."""
         address, *numbers = (read(warp, lane) for read in self.items)
         made = fetch_map(warp, address, self.instruction)
         if isinstance(made, Im2colMap) != self.im2col:

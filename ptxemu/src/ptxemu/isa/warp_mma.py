@@ -57,7 +57,7 @@ class Registers:
 
     @classmethod
     def decode(cls, operands: tuple[Operand, ...], word: str) -> Registers:
-        """From the operands d, a, b, c, whose registers are words of type `word`."""
+        """Return the registers of the operands d, a, b, c, which are words of type `word`."""
         d, *sources = (elements(operand) for operand in operands[:4])
         a, b, c = ([reader(part, word) for part in parts] for parts in sources)
         return cls(a, b, c, [writer(part) for part in d])
@@ -134,7 +134,7 @@ def multiply(instruction: Instruction) -> Step:
 
 
 def _take_bit_operation(modifiers: Modifiers) -> BitProduct | None:
-    """How many bits of k of a row and a column are left by the operation."""
+    """Return the count of the bits of k that the operation leaves of a row and a column, if any."""
     name = modifiers.one_of("xor", "and", default="")
     if not name:
         return None

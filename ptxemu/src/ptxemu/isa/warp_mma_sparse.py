@@ -28,7 +28,7 @@ _GIVERS = {
     **{(bits, words): 1 if words == 8 else 2 for bits, words in product((16, 32), (8, 16))},
     **{(bits, words): 2 if words == 8 else 4 for bits, words in product((8, 4), (8, 16))},
 }
-"""How many lanes of four give metadata, by the bits of A's elements and the words of a row of B."""
+"""Lanes of every four that give metadata, by bits of A's elements and words of a row of B."""
 _SHAPES = tuple(f"m16n8k{k}" for k in (8, 16, 32, 64, 128))
 
 

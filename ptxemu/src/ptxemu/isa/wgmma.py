@@ -35,7 +35,7 @@ _SHAPE = re.compile(r"m64n(\d+)k(\d+)")
 
 @visible("wgmma.fence", section="wgmma.fence")
 def wgmma_fence(instruction: Instruction) -> Step:
-    """Orders register accesses before it ahead of those of the wgmma.mma_async behind it."""
+    """Orders earlier register accesses before those of the wgmma.mma_async that follow."""
     _sync_aligned(instruction, "wgmma.fence")
     return lambda warp, mask: engine.fence(warp, instruction)
 

@@ -71,7 +71,7 @@ class _Fragment:
         return self.registers * self.bits // (8 * self.element)
 
     def places(self) -> Array:
-        """Number of the element, row after row, by lane and place in the lane."""
+        """Number of the element, row after row, by lane and position in the lane."""
         slots = np.arange(WARP_SIZE * self.per_lane)
         places = slots % (self.rows * self.columns)
         if (self.rows, self.columns, self.per_lane) == (16, 16, 8):
@@ -157,7 +157,7 @@ def store(instruction: Instruction) -> Step:
 def _memory_form(
     instruction: Instruction, modifiers: Modifiers, role: str, pointer: int
 ) -> tuple[_Fragment, Callable[[Warp], Array], LaneMemory]:
-    """What load and store share: the fragment; addresses (places of a lane, 32 lanes); memory."""
+    """Return the fragment, the addresses (elements of a lane, 32 lanes) and the memory."""
     modifiers.one_of("sync")
     modifiers.one_of("aligned")
     layout = modifiers.one_of("row", "col")
@@ -240,7 +240,7 @@ def multiply(instruction: Instruction) -> Step:
 
 
 _MODIFIERS_WITHOUT_OPERAND_TYPES = 9
-"""Of wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32, whose A and B are f16."""
+"""Modifiers of wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32, whose A and B are f16."""
 _RESULTS = {
     "f16": ("f16", "f32"),
     **dict.fromkeys(("bf16", "tf32"), ("f32",)),

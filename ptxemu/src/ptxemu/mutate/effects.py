@@ -1,10 +1,10 @@
-"""Which synchronisation of a run changed what agents know: what changed nothing is redundant there.
+"""Synchronisation that changed what agents know in a run; all other is redundant in that run.
 
-Knowledge counts where it is of something that happened: an access to memory, an initialisation of
-an mbarrier, an arrival. An instruction without which the agent would know as much of those when it
-does something the next time (for it learns it again until then) could have been left out:
-happens-before of this run is the same without it, by induction over the run. That is measured on
-the original, whatever the check says of the mutant.
+Only knowledge of what happened counts: an access to memory, an initialisation of an mbarrier, an
+arrival. An instruction could have been left out if the agent would know the same of those without
+it at its next action (the agent learns them again until then): happens-before of this run is the
+same without it, by induction over the run. The measure is taken on the original, whatever the
+check says of the mutant.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ALL_ROWS = (GENERIC, TENSORMAP, TENSORMAP_RELEASED, TCGEN05, ARRIVED)
 
 
 class Effects(NamedTuple):
-    """What the instructions of one or more runs did, by pc."""
+    """Effects of the instructions of one or more runs, by pc."""
 
     executed: frozenset[int] = frozenset()
     of_accesses: frozenset[int] = frozenset()
@@ -59,7 +59,7 @@ class Effects(NamedTuple):
     """Changes of commits and waits of groups that would have had an effect: pc and mutation."""
 
     def united(self, other: Effects) -> Effects:
-        """Of both runs."""
+        """Return the effects of both runs."""
         return Effects(
             self.executed | other.executed,
             self.of_accesses | other.of_accesses,
@@ -84,7 +84,7 @@ class Effects(NamedTuple):
 
 @dataclass(slots=True)
 class _Learnt:
-    """What an agent knew when it last did something, and what it has acquired since, from where."""
+    """An agent's knowledge at its last action, and what it has acquired since, with the sources."""
 
     base: Knowledge
     lessons: list[tuple[tuple[int, ...], Knowledge]] = field(default_factory=list)
@@ -100,22 +100,22 @@ class EffectRecorder(Checker):
         self._ordered: tuple[set[int], set[int]] = (set(), set())
         """Instructions with an effect, on accesses and on arrivals."""
         self._happened: dict[tuple[int, int], list[list[int]]] = {}
-        """By cluster and slot of a warp, for each row: the clocks at which something happened."""
+        """Clocks at which something happened, by cluster and slot of a warp, for each row."""
         self._generic_operations: dict[int, int] = {}
-        """By cluster the bits of the operations of the generic proxy."""
+        """Bits of the operations of the generic proxy, by cluster."""
         self._releasers: dict[Hashable, set[int]] = {}
         self._open_waits: dict[int, Instruction] = {}
-        """By agent its last mbarrier.try_wait, until it succeeds."""
+        """The last mbarrier.try_wait of each agent, until it succeeds."""
         self._without: dict[int, WgmmaFences] = {}
-        """By wgmma.fence (pc) the rule of wgmma.fence, followed as if this one were not there."""
+        """The rule of wgmma.fence without one wgmma.fence, by the pc of that fence."""
         self._tcgen05_fences = Tcgen05Fences()
         self._groups: Groups | None = None
         self._learnt: dict[int, _Learnt] = {}
-        """By agent what it has learnt since it last did something."""
+        """Knowledge that each agent has learnt since it last did something."""
 
     @property
     def effects(self) -> Effects:
-        """Of the run so far."""
+        """Effects of the run so far."""
         accesses, arrivals = map(frozenset, self._ordered)
         changes = frozenset() if self._groups is None else frozenset(self._groups.effective)
         return Effects(frozenset(self._executed), accesses, arrivals, changes)
@@ -221,7 +221,7 @@ class EffectRecorder(Checker):
         super().acquired(agent, token, scope)
 
     def cta_exited(self, cta: Any) -> None:
-        """What the warps know when they exit counts too."""
+        """Count the knowledge of the warps at their exit, too."""
         for warp in cta.warps:
             self._settle(warp.agent_id)
             if self._groups is not None:
@@ -366,7 +366,7 @@ def _is_barrier(token: Hashable) -> bool:
 
 
 def _family(token: Hashable) -> Hashable:
-    """Of an mbarrier all phases, for each knows what the ones before it released."""
+    """Return the token without an mbarrier's phase: each phase knows what earlier ones released."""
     return token[:-1] if isinstance(token, tuple) and token[0] == "mbarrier" else token
 
 

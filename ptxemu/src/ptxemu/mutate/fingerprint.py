@@ -9,14 +9,14 @@ from ptxemu.syntax.ast import Function
 
 _DIGITS = 16
 _NUMBER_IN_MODULE = re.compile(r"(?<=L__BB)\d+(?=_)")
-"""Of the function, in the compiler's labels."""
+"""Number of the function, in the compiler's labels."""
 
 
 def fingerprint(function: Function) -> str:
     """Hexadecimal digits that differ where instructions, guards or targets of branches do.
 
-    Names of the kernel and of its parameters, its place in the module, comments, places in the
-    source and lines count for nothing.
+    Names of the kernel and of its parameters, its position in the module, comments, positions in
+    the source and lines count for nothing.
     """
     labels: dict[int, list[str]] = {}
     for name, pc in function.labels.items():

@@ -25,9 +25,9 @@ class FloatSums(Observer):
                 self._added.append((access.starts.copy(), access.size))
 
     def is_exact(self, base: int, size: int) -> NDArray[np.bool_]:
-        """Of each byte of an array, whether at most one number was added to it.
+        """Return for each byte of an array whether at most one number was added to it.
 
-        Behind several additions the last bits are those of their order, which is the schedule's.
+        After several additions the last bits depend on their order, which the schedule decides.
         """
         count = np.zeros(size, dtype=np.int64)
         for starts, piece in self._added:

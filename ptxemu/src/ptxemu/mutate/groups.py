@@ -1,7 +1,7 @@
 """Groups of asynchronous operations: which commits and waits could change without any effect.
 
 Each change of one commit_group or wait_group is followed through the original's run beside it: what
-would still be pending behind each wait? A change has an effect if something more would be pending
+would still be pending after each wait? A change has an effect if something more would be pending
 when its warp next does what depends on that: hands on what it knows, uses registers of a pending
 product, or accesses memory that a pending operation may use too.
 """
@@ -59,7 +59,7 @@ class Groups:
         self._queues: dict[tuple[int, str, tuple[int, str]], _Queue] = defaultdict(_Queue)
         self._registers: dict[int, frozenset[int]] = {}
         self._more: dict[int, dict[tuple[int, str], set[int]]] = defaultdict(dict)
-        """By warp and change the operations that would be pending and are not."""
+        """Operations that a change leaves pending and the original does not, by warp and change."""
 
     def issued(self, warp: int, operation: Any) -> None:
         """A warp has started an operation that joins a group."""
@@ -124,7 +124,7 @@ class Groups:
         return [change for change in self._changes[family] if change not in self.effective]
 
     def _missing(self, warp: int) -> dict[tuple[int, str], set[int]]:
-        """Of `_more` the warp's, of changes that have had no effect yet."""
+        """Return the warp's part of `_more`, for changes that have had no effect yet."""
         more = self._more.get(warp, {})
         if not self.effective.isdisjoint(more):
             for change in self.effective & more.keys():

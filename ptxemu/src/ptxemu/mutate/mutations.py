@@ -32,7 +32,7 @@ class Mutation:
     """A register that `replacement` uses and the kernel lacks."""
 
     def apply(self, module: Module, kernel: str) -> Module:
-        """The module with the mutant in the place of `kernel`."""
+        """The module with the mutant instead of `kernel`."""
         function = module.functions[kernel]
         pc = self.site.instruction.pc
         mutant = _spliced(function, pc, self.replacement)
@@ -115,7 +115,7 @@ def _with_operands(instruction: Instruction, operands: tuple[Operand, ...]) -> I
 
 
 def _made(opcode: str, operands: tuple[Operand, ...], place: Instruction) -> Instruction:
-    """A new instruction under the guard and at the place of another one."""
+    """A new instruction under the guard and at the position of another one."""
     return replace(
         place,
         opcode=opcode,
@@ -126,7 +126,7 @@ def _made(opcode: str, operands: tuple[Operand, ...], place: Instruction) -> Ins
 
 
 def _spliced(function: Function, pc: int, new: Sequence[Instruction]) -> Function:
-    """The function with `new` in the place of the instruction at `pc`; labels follow."""
+    """The function with `new` instead of the instruction at `pc`; labels follow."""
     shift = len(new) - 1
     code = [*function.instructions[:pc], *new, *function.instructions[pc + 1 :]]
     renumbered = tuple(

@@ -1,4 +1,4 @@
-"""Repeats one launch on the same inputs: with another kernel in its place, under any schedule."""
+"""Repeats one launch on the same inputs: with another kernel instead, under any schedule."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Report:
         return [r for r in self.results if r.verdict in (SURVIVED, NOTED)]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the report as lines for people."""
         head = ["category", "sites", "mutants", *_VERDICTS, "of reached", "share"]
         rows = [self._row(c, c) for c in CATEGORIES if self._of(c)]
         rows.append(self._row("all", None))
@@ -110,7 +110,7 @@ class Report:
         ]
 
     def to_json_dict(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the report for `--json`."""
         return {
             "kernel": self.kernel,
             "share": self.share(),

@@ -32,7 +32,7 @@ POLICIES = (
     Policy(asynchronous="eager", warps="round_robin", seed=0),
     Policy(asynchronous="random", warps="random", seed=1, timeouts=0.1),
 )
-"""Tried until a mutant is caught; with timeouts, so that code behind them is reached."""
+"""Tried until a mutant is caught; with timeouts, so that code after them is reached."""
 _ENDLESS = 5
 _ENDLESS_AT_LEAST = 100_000
 _SHOWN_MESSAGE = 200
@@ -57,7 +57,7 @@ _SAME_GROUPS = "nothing more would be pending when the warp does something that 
 
 
 class Fault(NamedTuple):
-    """What tells findings apart from those of another run."""
+    """Properties of a finding that tell whether another run has the same one."""
 
     level: str
     code: str
@@ -66,7 +66,7 @@ class Fault(NamedTuple):
 
     @classmethod
     def of(cls, finding: Finding) -> Fault:
-        """Of a finding of the check."""
+        """Return the Fault of a finding of the check."""
         first, second = finding.first, finding.second
         return cls(
             finding.level,
@@ -78,25 +78,25 @@ class Fault(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one run."""
+    """Results of one run."""
 
     faults: dict[Fault, str]
     """The findings with their messages."""
     outputs: list[NDArray[np.uint8]]
     """The results after the run: everything that the kernel could write, but for scratch memory."""
     is_exact: list[NDArray[np.bool_]] = field(default_factory=list)
-    """Of a run of the original, of each byte of `outputs`: no order of additions decides it."""
+    """True for bytes of `outputs` that no order of additions decides; for a run of the original."""
     error_kind: str = ""
     """deadlock or error, where the run failed."""
     error: str | None = None
     reached: set[int] = field(default_factory=set)
     """PTX lines of the visible instructions that were executed."""
     waited: set[int] = field(default_factory=set)
-    """Of those the lines where a warp had to wait."""
+    """Lines of `reached` where a warp had to wait."""
     warp_instructions: int = 0
     seconds: float = 0.0
     effects: Effects = field(default_factory=Effects)
-    """Of a run of the original."""
+    """Effects of a run of the original."""
 
 
 class Subject(Protocol):
@@ -118,12 +118,12 @@ class Subject(Protocol):
         limit: int | None = None,
         known: Collection[Fault] = (),
     ) -> Outcome:
-        """Run a module in the place of the original, on the original's inputs."""
+        """Run a module instead of the original, on the original's inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of one mutant."""
+    """Result of one mutant."""
 
     mutation: Mutation
     verdict: str
@@ -136,12 +136,12 @@ class Result:
     policy: Policy | None = None
     seconds: float = 0.0
     launch: int | None = None
-    """Of the launches the one (from 0) in which it was caught or noted."""
+    """Number of the launch (from 0) in which it was caught or noted."""
 
 
 @dataclass(slots=True)
 class Baseline:
-    """What the original does under every policy."""
+    """Behaviour of the original under every policy."""
 
     faults: set[Fault]
     outputs: list[NDArray[np.uint8]]
@@ -154,7 +154,7 @@ class Baseline:
     limit: int
     """Warp instructions after which a mutant counts as endless."""
     seconds: float
-    """Of one run (of every launch)."""
+    """Duration of one run (of every launch)."""
 
 
 def mutate(
@@ -271,9 +271,9 @@ class Trial:
         equivalents: Equivalents,
         notes: bool = False,
     ) -> None:
-        """For each subject its `measure`d original; the others as in `mutate`."""
+        """Take each subject's `measure`d original in `baselines`; the others as in `mutate`."""
         self.merged = functools.reduce(_merged, baselines)
-        """What the originals do, all launches taken together."""
+        """Behaviour of the originals, all launches taken together."""
         launches = sorted(
             enumerate(zip(subjects, baselines, strict=True)), key=lambda launch: launch[1][1].limit
         )
@@ -374,7 +374,7 @@ def _new(outcome: Outcome, baseline: Baseline, level: str) -> list[Fault]:
 
 
 def _noticed(outcome: Outcome, baseline: Baseline) -> tuple[str, str] | None:
-    """How a run differs from the original, and a message; None if it does not."""
+    """Return the kind of a run's difference from the original, and a message; None without one."""
     for level, how in (("error", "finding"), ("warning", "warning")):
         for fault in _new(outcome, baseline, level):
             return how, outcome.faults[fault]

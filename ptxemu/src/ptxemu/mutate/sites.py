@@ -1,4 +1,4 @@
-"""Where a kernel synchronises: the instructions that can be removed or weakened, by category.
+"""Synchronisation sites of a kernel: instructions that can be removed or weakened, by category.
 
 Left alone: griddepcontrol (it orders grids, and one grid runs here), barrier.red (its result would
 have to be invented), and bar.warp.sync unless it is asked for (without `Policy.lanes_apart` the
@@ -41,11 +41,11 @@ class Site:
     category: str
     instruction: Instruction
     number: int
-    """Among those of its category, from 1: unlike lines it stays when other code changes."""
+    """Number among those of its category, from 1: unlike lines it stays when other code changes."""
 
     @property
     def name(self) -> str:
-        """For lists of equivalent mutants: "barrier#3"."""
+        """Name for lists of equivalent mutants: "barrier#3"."""
         return f"{self.category}#{self.number}"
 
     @property

@@ -1,4 +1,4 @@
-"""Which tcgen05 fences of a run ordered something that the fences around them do not."""
+"""The tcgen05 fences of a run that ordered something that the fences around them do not."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Tcgen05Fences:
 
     def __init__(self) -> None:
         self._unused: dict[int, int] = {}
-        """By warp the ::after_thread_sync behind which it has not used TMEM yet."""
+        """The last ::after_thread_sync of each warp that has not used TMEM since then."""
         self._fresh: set[int] = set()
         """Warps that have started operations since their last ::before_thread_sync."""
         self._issuers: dict[int, set[int]] = {}
-        """By cluster the warps (their columns) that have started operations."""
+        """Warps (their columns) that have started operations, by cluster."""
 
     def issued(self, agent_id: int, warp: WarpActor) -> int | None:
         """A warp has started an operation; the fence that orders it, if it is the first use."""

@@ -1,4 +1,4 @@
-"""What atomic operations and reductions make of an old value and an operand, on bits.
+"""Results of atomic operations and reductions of an old value and an operand, on bits.
 
 Every function takes and gives unsigned words of the type's width; packed types work on each half.
 """

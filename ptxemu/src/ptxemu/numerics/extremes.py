@@ -35,7 +35,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def _with_zeros(a: Array, b: Array, result: Array, combine: Callable[..., Array]) -> Array:
-    """Where both operands are zeros the signs combined: or for the minimum, and for the maximum."""
+    """Combine the signs where both operands are zeros: or for the minimum, and for the maximum."""
     bits = _BITS[a.dtype]
     zeros = combine(a.view(bits), b.view(bits)).view(a.dtype)
     return np.where((a == 0) & (b == 0), zeros, result)

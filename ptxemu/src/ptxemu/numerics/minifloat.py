@@ -28,7 +28,7 @@ _TO_INTEGER: dict[str, Callable[[Array], Array]] = {
 class Format:
     """A format with a sign, an exponent and a mantissa, subnormals included.
 
-    `largest` is the largest finite number. Codes behind it are infinity, if there is one, and NaN.
+    `largest` is the largest finite number. Codes above it are infinity, if there is one, and NaN.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Format:
 
     @property
     def sign_bit(self) -> int:
-        """The sign's place in a code."""
+        """The sign's bit in a code."""
         return 1 << (self.exponent_bits + self.mantissa_bits)
 
     def quantise(self, values: Array, mode: str) -> Array:
@@ -115,7 +115,7 @@ class Format:
         return np.where(np.isnan(values), nan, codes).astype(U4)
 
     def _rounds_inward(self, values: Array, mode: str) -> Array:
-        """Where overflow rounds to the largest finite number and not to infinity."""
+        """Return where overflow rounds to the largest finite number and not to infinity."""
         if mode in ("rn", "rna"):
             return np.zeros(values.shape, np.bool_)
         if mode == "rz":

@@ -70,7 +70,7 @@ def values_of(name: str) -> Array:
 
 @cache
 def pairs_as_f16x2(name: str, relu: bool) -> Array:
-    """For each pair of codes (two bytes, or two nibbles for e2m1) the two float16 in a uint32.
+    """Return the two float16 in a uint32 for each pair of codes (two bytes; two nibbles for e2m1).
 
     The unused upper bits of a 6-bit code's byte are ignored.
     """
@@ -88,7 +88,7 @@ def pairs_as_f16x2(name: str, relu: bool) -> Array:
 
 @cache
 def ue8m0_pairs_as_bf16x2() -> Array:
-    """For each pair of ue8m0 codes the two bf16 in a uint32."""
+    """Return the two bf16 in a uint32 for each pair of ue8m0 codes."""
     codes = np.arange(256, dtype=U4)
     halves = np.where(codes == 0, 0x40, codes << 7)
     halves = np.where(codes == UE8M0_NAN, bf16.NAN, halves).astype(U4)

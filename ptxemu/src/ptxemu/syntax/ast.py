@@ -130,7 +130,7 @@ class Instruction:
     """
 
     opcode: str
-    """As written: "ld.shared::cta.v4.b32"."""
+    """The opcode as written: "ld.shared::cta.v4.b32"."""
     modifiers: tuple[str, ...]
     """The opcode split at its dots: ("ld", "shared::cta", "v4", "b32")."""
     operands: tuple[Operand, ...]
@@ -212,7 +212,7 @@ class Function:
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """reqntid, maxntid, minnctapersm, maxnreg, reqnctapercluster, explicitcluster..."""
     returns: tuple[Parameter, ...] = ()
-    """What a device function returns, laid out in a block of its own."""
+    """Results of a device function, laid out in a block of their own."""
     branch_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The labels of each `.branchtargets` list, by the list's Symbol name in `brx.idx`."""
     call_targets: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class Module:
     functions: dict[str, Function] = field(default_factory=dict)
     variables: tuple[Variable, ...] = ()
     name: str = "<ptx>"
-    """Where the text is from, for messages."""
+    """Source of the text, for messages."""
 
     @property
     def kernels(self) -> dict[str, Function]:

@@ -39,7 +39,7 @@ class Locations:
         self.current = (self._files.get(number, f"file {number}"), line) if line else (None, None)
 
     def span(self, ptx_line: int) -> Span:
-        """The place of a statement that begins on a PTX line."""
+        """The position of a statement that begins on a PTX line."""
         return Span(ptx_line, *self.current)
 
 

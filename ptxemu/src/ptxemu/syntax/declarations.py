@@ -35,7 +35,7 @@ _DIRECTIVES = frozenset(
         "abi_preserve_control",
     )
 )
-"""What may stand between a function's parameters and its body, beside .pragma and .attribute."""
+"""Directives allowed between a function's parameters and body, besides .pragma and .attribute."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ _ROUNDED = frozenset(("f16", "f32", "f64"))
 
 @dataclass(slots=True)
 class Initial:
-    """What a variable starts with; `data` may be shorter than the variable, the rest is zero."""
+    """Initial value of a variable; `data` may be shorter than the variable, the rest is zero."""
 
     data: bytearray
     shape: list[int] | None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class StatementError(Exception):
-    """What is wrong with a statement; the parser adds where, and makes it a PtxSyntaxError."""
+    """An error in a statement; the parser adds its position, and makes it a PtxSyntaxError."""
 
     def __init__(self, message: str, line: int | None = None) -> None:
         super().__init__(message)
@@ -142,7 +142,7 @@ class Cursor:
         return self._tokens[self._at + 1] if self._at + 1 < len(self._tokens) else ""
 
     def take(self) -> str:
-        """The next token, which is then behind the position."""
+        """The next token; the position moves past it."""
         token = self.next
         self._at += 1
         return token

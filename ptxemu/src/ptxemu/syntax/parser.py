@@ -58,7 +58,7 @@ class _ModuleReader:
         return self._module
 
     def located(self, error: StatementError) -> PtxSyntaxError:
-        """The error with the place and the text of the statement that is being read."""
+        """The error with the position and the text of the statement that is being read."""
         statement = self._statement
         if self._body is not None and self._body.statement is not None:
             statement = self._body.statement

@@ -8,7 +8,7 @@ from ptxemu.syntax.ast import Operand, Register, Symbol, Vector
 from ptxemu.syntax.lexer import StatementError
 
 Named: TypeAlias = Register | Vector | Symbol
-"""What a declared name stands for: a Vector is a `.v2` or `.v4` register."""
+"""Meaning of a declared name: a Vector is a `.v2` or `.v4` register."""
 
 _DIGITS = "0123456789"
 _COMPONENTS = (("x", "y", "z", "w"), ("r", "g", "b", "a"))
@@ -73,7 +73,7 @@ class Scope:
         return name in self._names or name in self._declared
 
     def find(self, name: str) -> Named | None:
-        """What the name means here: the innermost scope that declares it decides."""
+        """Return the meaning of the name here: the innermost scope that declares it decides."""
         scope: Scope | None = self
         while scope is not None:
             found = scope._names.get(name) or scope._materialise(name)
