@@ -13,7 +13,7 @@ from flashdsa.errors import ArgumentValueError
 
 
 class TopKTieBreak(IntEnum):
-    """Which of equal scores at the cut-off are taken."""
+    """Choice among equal scores at the cut-off."""
 
     NONE = 0
     """Any; here the smallest index."""

@@ -25,7 +25,7 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """What `flash_mla_with_kvcache` takes as `tile_scheduler_metadata`; arguments are not used."""
+    """Return `tile_scheduler_metadata` for `flash_mla_with_kvcache`; arguments are not used."""
     return FlashMLASchedMeta(), None
 
 
@@ -192,7 +192,7 @@ def _without_gaps(cache: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _selected_rows(rows: Tensor, ids: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What valid slots name of the packed rows, in bf16, and the slots as ids of that."""
+    """Return the packed rows that valid slots name, in bf16, and the slots as ids of these rows."""
     num_slots = rows.shape[0] * rows.shape[1]
     valid = (ids >= 0) & (ids < num_slots)
     if lengths is not None:

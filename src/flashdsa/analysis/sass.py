@@ -129,14 +129,14 @@ def _stands_for_none(line: Line) -> bool:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where a listing has its general registers: (text position, register), and their count."""
+    """Columns of general registers in a listing: (text position, register), and of their count."""
 
     count: slice
     registers: tuple[tuple[int, int], ...]
 
 
 def _columns(rows: list[str]) -> _Columns | None:
-    """From the ruler above a kernel: rows of digits, the last of them behind a '#'."""
+    """Read the ruler above a kernel: rows of digits, the last of them after a '#'."""
     ruler: list[str] = []
     for row in rows:
         at = row.find(_COLUMNS)

@@ -229,7 +229,7 @@ def topk_indices(
 
 
 def _device_of_indexers(backend: str) -> str:
-    """Where a backend's indexer takes its tensors; with "auto" this machine's GPU if one serves."""
+    """Return the device of a backend's indexer; for "auto" this machine's GPU if one serves."""
     if not torch.cuda.is_available():
         return "cpu"
     here = capability(torch.device("cuda", torch.cuda.current_device()))

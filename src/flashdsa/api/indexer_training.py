@@ -34,7 +34,7 @@ def attention_target(
     accumulate_into: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """What the attention looks at: ``P[s, i] = sum_h exp(sm_scale * q . kv_i - lse')``.
+    """Return the attention's weights: ``P[s, i] = sum_h exp(sm_scale * q . kv_i - lse')``.
 
     ``lse' = logaddexp(lse, attn_sink)``, so heads that look elsewhere weigh less. It is not
     normalised: sums over the ranks of tensor parallelism and over layers that share an indexer are

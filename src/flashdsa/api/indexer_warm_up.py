@@ -142,8 +142,9 @@ class _Problem:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Of the attention's logits: fp32 holds the products of 16-bit numbers. Those of fp32
-        numbers are off by some 1e-7 of a logit there, which P shows where logits are large."""
+        """Dtype of the attention's logits: fp32 holds the products of 16-bit numbers. Products of
+        fp32 numbers would be off by some 1e-7 of a logit in fp32; P shows that if logits are
+        large."""
         return torch.float32 if self.q.dtype.itemsize == 2 else torch.float64
 
     def visible(self, rows: slice) -> Tensor:

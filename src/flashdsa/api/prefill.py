@@ -85,7 +85,7 @@ def prefill_logits(
 def causal_ranges(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None, *, num_queries: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Which keys each query sees where sequences follow each other and attention is causal.
+    """Return the keys that each query sees if sequences follow each other and attention is causal.
 
     The last query of a sequence sees all its keys, the one before it all but the last, and so on:
     a chunk of queries against a longer sequence of keys is the same call. Where a sequence has

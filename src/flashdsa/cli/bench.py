@@ -25,7 +25,7 @@ TARGETS = (
     "memory", "all",
 )  # fmt: skip
 ON_CPU = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk")
-"""What "all" measures on a CPU."""
+"""Targets that "all" measures on a CPU."""
 DTYPES = ("float32", "bfloat16", "float64")
 _SIZE = click.IntRange(min=1)
 _MIB = 1 << 20
@@ -221,7 +221,7 @@ def _print_operation(console: Console, rows: list[Row]) -> None:
 
 
 def duration(us: float) -> str:
-    """With a unit: 66 ms, 11.7 us."""
+    """Return the time with a unit: 66 ms, 11.7 us."""
     if us >= 1e6:
         return f"{us / 1e6:.3g} s"
     return f"{us / 1e3:.4g} ms" if us >= 1e3 else f"{us:.3g} us"

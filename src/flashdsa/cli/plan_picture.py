@@ -23,7 +23,7 @@ COLOURS = {
 GREY = "#666666"
 PALE = "#c9c9c9"
 LEAST_SHARE = 0.022
-"""Of a memory: what a line of text needs."""
+"""Share of a memory that a line of text needs."""
 CELL_CHARACTERS = 19
 
 

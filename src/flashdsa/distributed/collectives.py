@@ -61,7 +61,7 @@ def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
 
 
 def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
-    """As `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
+    """Do `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
     does. `parts` travel in their own dtype."""
     return _sum_in_order(all_to_all(parts, group), group.size, dtype)
 
@@ -80,5 +80,5 @@ def _sum_in_order(parts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which values of `dtype` are added: fp32, or fp64 for fp64."""
+    """Return the dtype in which values of `dtype` are added: fp32, or fp64 for fp64."""
     return torch.float64 if dtype == torch.float64 else torch.float32

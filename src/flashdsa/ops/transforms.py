@@ -17,7 +17,7 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU).add(
     torch._C.DispatchKey.AutocastCUDA
 )
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
-"""What autocast casts; as in torch's own operations, fp64 stays as it is."""
+"""Dtypes that autocast casts; fp64 stays as it is, like in torch's own operations."""
 
 
 def without_autocast(function: Callable[..., Any], *arguments: Any) -> Any:

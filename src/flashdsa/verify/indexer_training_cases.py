@@ -55,7 +55,7 @@ class IndexerTrainingInputs:
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order of `indexer_scores`."""
+        """Operands in the order of `indexer_scores`."""
         return self.q_index, self.k_index, self.weights, self.indices
 
 
@@ -128,4 +128,4 @@ INDEXER_TRAINING_CASES: list[IndexerTrainingCase] = [
     IndexerTrainingCase(_attention("fp32, every feature"), index_heads=5),
     IndexerTrainingCase(_attention("fp64, every feature"), index_heads=5),
 ]
-"""What every backend with these operations runs."""
+"""Cases that every backend with these operations runs."""

@@ -124,7 +124,8 @@ def _cut(d_qk: int) -> float:
 
 
 def bias_limit(lse: Tensor, relative: float) -> float:
-    """Of a row of O, dQ or dKV, where logits may be off by `relative` of their size."""
+    """Return the bias limit of a row of O, dQ or dKV if logits may be off by `relative` of their
+    size."""
     finite = lse[lse.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return BIAS_TOLERANCE + relative * largest
@@ -147,7 +148,7 @@ def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
 def _dkv_roundings(
     inputs: SparseMlaInputs, operands: tuple[Tensor, ...], dKV: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """By dKV's name: what P and dS in bf16 may do to each row, and to its length."""
+    """Return how far P and dS in bf16 may move each row, and change its length, by dKV's name."""
     spread = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
     along = along_limit(*reference.mla_bwd_dkv_along(*operands, dKV=dKV, **inputs.options))
     rows = dKV.flatten(1)
