@@ -1,7 +1,7 @@
 """Break a kernel's synchronisation, one instruction at a time, over its saved small calls.
 
 A mutant that is done is written down at once, to ROWS/NAME.jsonl, whose first line says what it is
-of. Where all are done, one line with their number is at the end.
+of. One line with the number of mutants follows at the end, once all are done.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 nvdisasm marks for each instruction which registers it writes (^), reads (v) or both (x). These
 marks are exact, wide operands included, except at a CALL, which it takes to write whatever the ABI
-lets any callee write; those are dropped here. What it draws between the marks (:) is its own idea
-of what is live; `live_registers` says why it is too much, and does without it.
+lets any callee write; those are dropped here. The signs between the marks (:) are its own
+idea of what is live; `live_registers` says why it is too much, and does without it.
 """
 
 from __future__ import annotations

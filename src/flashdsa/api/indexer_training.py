@@ -121,7 +121,7 @@ def indexer_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `indexer_scores` from any gradient of the scores.
 
-    With ``z = q_index . k_index`` and ``A = grad_scores weights [z > 0]``: ``dq_index = A K``,
+    ``z = q_index . k_index``, ``A = grad_scores weights [z > 0]``, ``dq_index = A K``,
     ``dk_index = A^T Q`` over every slot that names the key, ``d_weights = sum_i grad_scores
     relu(z)``.
 

@@ -183,8 +183,8 @@ def _gradients(
     """Add a chunk's share of dq_index, dk_index and d_weights to `sums`.
 
     INVARIANT: a pair of a query and a key that is hidden adds 0, whatever the two hold: its z is
-    selected out, and its A, which is 0, meets finite numbers only. Of a pair that is seen a NaN is
-    in z and, by the softmax, in all of the query's g, so in A.
+    selected out, and its A, which is 0, meets finite numbers only. A NaN of a pair that
+    is seen is in z and, by the softmax, in all of the query's g, so in A.
 
     Args:
         g: (queries, S_kv), gradient of the scores. hidden: bool, likewise; g is 0 there.

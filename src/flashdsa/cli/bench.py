@@ -68,8 +68,8 @@ def bench(
     """Measure speed and memory; write JSON and a chart (PNG) beside it.
 
     TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk, memory
-    (on a CPU) or all (the default). With sizes one case of these sizes is timed in place of the
-    default ones. Every result is judged against float64: exit code 1 if one is wrong.
+    (on a CPU) or all (the default). Sizes replace the default cases by one case of these sizes.
+    Every result is judged against float64: exit code 1 if one is wrong.
 
     Each operation is timed by turns with a ceiling: what the same machine reaches in the same run
     on the plainest code of its kind, torch.matmul or one reading of a large buffer.

@@ -1,7 +1,7 @@
 """Ranks agree on a call before its first collective, or all of them raise.
 
 Collectives whose ranks differ in sizes do not fail: they hang, corrupt memory or end the process.
-So every rank first sends 16 bytes: a hash of what the call is, and whether it failed here. Where
+So every rank first sends 16 bytes: a hash of what the call is, and whether it failed here. If
 these differ, descriptions of a fixed size follow, and each rank raises.
 
 INVARIANT: every rank sends in every call. Nothing that a rank has seen before lets it leave out an

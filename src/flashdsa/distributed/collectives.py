@@ -49,7 +49,7 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
 def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
     """This rank's part [n, ...] of the sum of every rank's `parts` [size * n, ...].
 
-    In the dtype of `parts` and in an order that is the library's own.
+    The library adds in the dtype of `parts` and in its own order.
     """
     if group.size == 1:
         return parts
@@ -67,7 +67,7 @@ def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> 
 
 
 def all_reduce_in_order(share: Tensor, group: Group) -> Tensor:
-    """The sum of every rank's `share`, added from rank 0 upwards. For few numbers."""
+    """The sum of every rank's `share`, added from rank 0 upwards. Use it for few numbers."""
     return _sum_in_order(all_gather(share, group), group.size, share.dtype)
 
 

@@ -83,8 +83,8 @@ class SequenceLayout:
     def zigzag(cls, seq_len: int, mesh: Mesh) -> SequenceLayout:
         """2P chunks of whole pages; rank r has chunk r and chunk 2P - 1 - r.
 
-        Balances causal work that grows with the position, as the indexer's does. Where 2P * 64
-        divides `seq_len` it is the order of torch's head-tail load balancer.
+        Balances causal work that grows with the position, as the indexer's does. If 2P * 64
+        divides `seq_len`, it is the order of torch's head-tail load balancer.
 
         Args:
             seq_len: tokens of the one sequence.

@@ -105,7 +105,7 @@ def context_parallel_sparse_mla(
         save_gathered: keep the gathered rows for the backward instead of gathering them again.
         kv_gathered: of `gather_latents(kv_local, mesh, async_op=True)`, to overlap by hand.
         attention: `d_v`, `sm_scale`, `topk_length`, `attn_sink`, `deterministic`, `backend` as for
-            `flashdsa.sparse_mla`. With `deterministic` the shares are added in the order of ranks,
+            `flashdsa.sparse_mla`. `deterministic` adds the shares in the order of ranks,
             whatever the collective library does: the same bits for the same layout and number of
             ranks. The gradient of `attn_sink` is summed over ranks: do not sum it again.
 

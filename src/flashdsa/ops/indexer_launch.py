@@ -132,7 +132,7 @@ def launch_again(
     every tensor to: its number of dimensions; its fixed sizes; one B; sizes that fit int32; no
     gaps, or stride 1 in the table's rows; its alignment; the type cuda and one device index; its
     dtype, but not the sign of integers. Left to check here are those that must be int32, and the
-    numbers of pages and of the table's rows. What is refused goes to the checks, which say what is
+    numbers of pages and of the table's rows. A refused call goes to the checks, which say what is
     wrong with it.
 
     Ids that lie in the table or among the lengths are looked for, in some 0.4 us. That they share

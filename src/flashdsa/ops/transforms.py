@@ -36,7 +36,7 @@ def without_autocast(function: Callable[..., Any], *arguments: Any) -> Any:
 def as_autocast_casts(tensor: Tensor) -> Tensor:
     """`tensor` as an operation gets it that autocast casts operands of; differentiable.
 
-    For functions that save such an operand beside the operation's result for their backward.
+    Functions need it that save such an operand beside the operation's result for their backward.
     """
     device = tensor.device.type
     casts = device in AUTOCAST_DEVICES.values() and torch.is_autocast_enabled(device)

@@ -64,8 +64,8 @@ def make_indexer_training_inputs(
 ) -> IndexerTrainingInputs:
     """The inputs of one case; the same (case, seed) gives the same values on every device.
 
-    Where the attention's case poisons, so do keys that no valid slot names, gradients of invalid
-    slots, and the queries and weights of rows without a valid slot.
+    If the attention's case poisons, poison is also in keys that no valid slot names, in gradients
+    of invalid slots, and in the queries and weights of rows without a valid slot.
     """
     attention = make_sparse_mla_inputs(case.attention, seed, device)
     generator = torch.Generator().manual_seed(seed + 1)

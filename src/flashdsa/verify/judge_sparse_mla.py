@@ -134,7 +134,8 @@ def bias_limit(lse: Tensor, relative: float) -> float:
 def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
     """O and lse as a right forward would hand them to the backward: the reference's, rounded.
 
-    Where the case poisons or has empty queries, O of those is NaN, which no gradient may show.
+    If the case poisons or has empty queries, O of its empty queries is NaN, which no gradient may
+    show.
     """
     O, lse = reference.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
@@ -293,8 +294,8 @@ def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
 def judge_chain(inputs: SparseMlaInputs, q_grad: Tensor, kv_grad: Tensor) -> list[Comparison]:
     """The verdicts on gradients against float64 from the unrounded O, by their norms alone.
 
-    The backward gets O in the inputs' dtype, and `delta = sum_d O dO` has that rounding. With large
-    logits P (dP - delta) cancels, and what is left has much of it.
+    The backward gets O in the inputs' dtype, and `delta = sum_d O dO` has that rounding. P (dP -
+    delta) cancels for large logits, and the rest has much of it.
     """
     O, lse = reference.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options

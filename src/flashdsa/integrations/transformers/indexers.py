@@ -70,8 +70,8 @@ def exact_forward(
 ) -> Tensor:
     """The indexer's choice from its own scores.
 
-    By `dsa_topk_prefill` where that serves the model's dtype and heads and each query sees
-    neighbouring keys; otherwise some queries at a time.
+    `dsa_topk_prefill` makes it if that serves the model's dtype and heads and each query sees
+    neighbouring keys; otherwise torch makes it for some queries at a time.
 
     Args: of the model's forward; attention_mask is (B, S, T).
 
