@@ -1,1 +1,1 @@
-"""What measures, proves or explores flashdsa and ptxemu; no wheel carries it."""
+"""Tools that measure, prove or explore flashdsa and ptxemu; no wheel carries them."""

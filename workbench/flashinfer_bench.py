@@ -16,7 +16,7 @@ INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64"
 ATTENTION = "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64"
 ATTENTION_PS1 = "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps1"
 HARDWARE = ("NVIDIA H100", "NVIDIA H200")
-"""What the kernels behind the solutions have run on."""
+"""GPUs on which the kernels of the solutions have run."""
 
 _INDEXER_SOURCE = '''"""DSA top-k indexer by flashdsa."""
 

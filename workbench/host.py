@@ -4,7 +4,7 @@
     python -m workbench.host --before DIR --out X.json     # beside another tree's src, by turns
 
 A call counts without the GPU's part: back to back while the queue is short, and after a pause of
-50 ms, when caches are cold. With --before both trees run in processes of their own, by turns, and
+50 ms, when caches are cold. --before runs both trees in processes of their own, by turns, and
 the least of all turns counts. The row "x.add_(1)" is torch's own smallest call.
 """
 

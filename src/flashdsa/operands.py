@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 class SparseMlaOperands(NamedTuple):
-    """Of `sparse_mla_fwd`: q (S, H, d_qk), kv (S_kv, d_qk) or packed rows (S_kv, 656) of bytes,
-    indices (S, topk) int32, topk_length (S,) int32, attn_sink (H,)."""
+    """Operands of `sparse_mla_fwd`: q (S, H, d_qk), kv (S_kv, d_qk) or packed rows (S_kv, 656) of
+    bytes, indices (S, topk) int32, topk_length (S,) int32, attn_sink (H,)."""
 
     q: Tensor
     kv: Tensor
@@ -24,7 +24,7 @@ class SparseMlaOperands(NamedTuple):
 
 
 class SparseMlaOutOperands(NamedTuple):
-    """Of `sparse_mla_fwd_out`: the forward's, and what it writes: out (S, H, d_v), lse (S, H),
+    """Operands of `sparse_mla_fwd_out`: the forward's, and its outputs out (S, H, d_v), lse (S, H),
     max_logits (S, H)."""
 
     q: Tensor
@@ -38,7 +38,7 @@ class SparseMlaOutOperands(NamedTuple):
 
     @property
     def inputs(self) -> SparseMlaOperands:
-        """Without the outputs."""
+        """The operands without the outputs."""
         return SparseMlaOperands(self.q, self.kv, self.indices, self.topk_length, self.attn_sink)
 
     @property
@@ -48,7 +48,7 @@ class SparseMlaOutOperands(NamedTuple):
 
 
 class MlaBwdOperands(NamedTuple):
-    """Of `mla_bwd`: the forward's, and dO, O (S, H, d_v), lse (S, H)."""
+    """Operands of `mla_bwd`: the forward's, and dO, O (S, H, d_v), lse (S, H)."""
 
     q: Tensor
     kv: Tensor
@@ -61,8 +61,9 @@ class MlaBwdOperands(NamedTuple):
 
 
 class IndexerOperands(NamedTuple):
-    """Of `indexer_logits`: q_index_fp8 (B, H, 128) e4m3, k_index_cache_fp8 (num_pages, 64, 1, 132)
-    bytes, weights (B, H) fp32, seq_lens (B,) int32, block_table (B, max_pages) int32."""
+    """Operands of `indexer_logits`: q_index_fp8 (B, H, 128) e4m3,
+    k_index_cache_fp8 (num_pages, 64, 1, 132) bytes, weights (B, H) fp32,
+    seq_lens (B,) int32, block_table (B, max_pages) int32."""
 
     q_index_fp8: Tensor
     k_index_cache_fp8: Tensor
@@ -72,7 +73,7 @@ class IndexerOperands(NamedTuple):
 
 
 class TopkIndexerOperands(NamedTuple):
-    """Of `dsa_topk_indexer`: the indexer's, and topk_indices (B, topk) int32, written."""
+    """Operands of `dsa_topk_indexer`: the indexer's, and topk_indices (B, topk) int32, written."""
 
     q_index_fp8: Tensor
     k_index_cache_fp8: Tensor
@@ -83,20 +84,20 @@ class TopkIndexerOperands(NamedTuple):
 
     @property
     def inputs(self) -> IndexerOperands:
-        """Without the output."""
+        """The operands without the output."""
         return IndexerOperands(*self[:5])
 
 
 class TopkOperands(NamedTuple):
-    """Of `topk_indices`: scores (B, max_len) fp32, lengths (B,) int32."""
+    """Operands of `topk_indices`: scores (B, max_len) fp32, lengths (B,) int32."""
 
     scores: Tensor
     lengths: Tensor
 
 
 class PrefillOperands(NamedTuple):
-    """Of `prefill_logits`: q_index (S, H, 128) and k_index (S_kv, 128) of one dtype, weights (S, H)
-    fp32, ends (S,) int32, starts (S,) int32, k_scale (S_kv,) fp32 of e4m3 keys."""
+    """Operands of `prefill_logits`: q_index (S, H, 128) and k_index (S_kv, 128) of one dtype,
+    weights (S, H) fp32, ends (S,) int32, starts (S,) int32, k_scale (S_kv,) fp32 of e4m3 keys."""
 
     q_index: Tensor
     k_index: Tensor
@@ -107,7 +108,8 @@ class PrefillOperands(NamedTuple):
 
 
 class TopkPrefillOperands(NamedTuple):
-    """Of `dsa_topk_prefill`: those of the scores, and topk_indices (S, topk) int32, written."""
+    """Operands of `dsa_topk_prefill`: those of `prefill_logits`, and topk_indices (S, topk) int32,
+    written."""
 
     q_index: Tensor
     k_index: Tensor
@@ -119,25 +121,25 @@ class TopkPrefillOperands(NamedTuple):
 
     @property
     def inputs(self) -> PrefillOperands:
-        """Without the output."""
+        """The operands without the output."""
         return PrefillOperands(*self[:4], self.starts, self.k_scale)
 
 
 class IndexKOperands(NamedTuple):
-    """Of `quantize_index_k`: k (T, 128) bf16 or fp32."""
+    """Operand of `quantize_index_k`: k (T, 128) bf16 or fp32."""
 
     k: Tensor
 
 
 class IndexQOperands(NamedTuple):
-    """Of `quantize_index_q`: q (B, H, 128) bf16 or fp32, weights (B, H) fp32."""
+    """Operands of `quantize_index_q`: q (B, H, 128) bf16 or fp32, weights (B, H) fp32."""
 
     q: Tensor
     weights: Tensor
 
 
 class CacheWriteOperands(NamedTuple):
-    """Of `write_index_k_cache`: k (T, 128), slots (T,) int32 or int64, cache, written."""
+    """Operands of `write_index_k_cache`: k (T, 128), slots (T,) int32 or int64, cache, written."""
 
     k: Tensor
     slots: Tensor
@@ -145,14 +147,14 @@ class CacheWriteOperands(NamedTuple):
 
 
 class CacheReadOperands(NamedTuple):
-    """Of `read_index_k_cache`: cache (num_pages, 64, 1, 132) bytes, slots (T,)."""
+    """Operands of `read_index_k_cache`: cache (num_pages, 64, 1, 132) bytes, slots (T,)."""
 
     cache: Tensor
     slots: Tensor
 
 
 class AttentionTargetOperands(NamedTuple):
-    """Of `attention_target`: the forward's of sparse MLA, and its lse (S, H)."""
+    """Operands of `attention_target`: those of `sparse_mla_fwd`, and its lse (S, H)."""
 
     q: Tensor
     kv: Tensor
@@ -163,8 +165,8 @@ class AttentionTargetOperands(NamedTuple):
 
 
 class IndexerScoresOperands(NamedTuple):
-    """Of `indexer_scores`: q_index (S, H, 128), k_index (S_kv, 128), weights (S, H), indices
-    (S, topk) int32, topk_length (S,) int32."""
+    """Operands of `indexer_scores`: q_index (S, H, 128), k_index (S_kv, 128), weights (S, H),
+    indices (S, topk) int32, topk_length (S,) int32."""
 
     q_index: Tensor
     k_index: Tensor
@@ -174,7 +176,8 @@ class IndexerScoresOperands(NamedTuple):
 
 
 class IndexerBwdOperands(NamedTuple):
-    """Of `indexer_bwd`: the scores' operands, and the gradient of the scores (S, topk)."""
+    """Operands of `indexer_bwd`: those of `indexer_scores`, and the gradient of the scores
+    (S, topk)."""
 
     q_index: Tensor
     k_index: Tensor
@@ -185,14 +188,15 @@ class IndexerBwdOperands(NamedTuple):
 
 
 class IndexerKlOperands(NamedTuple):
-    """Of `indexer_kl`: scores and target (S, topk)."""
+    """Operands of `indexer_kl`: scores and target (S, topk)."""
 
     scores: Tensor
     target: Tensor
 
 
 class IndexerKlBwdOperands(NamedTuple):
-    """Of `indexer_kl_bwd`: scores and target (S, topk), and the gradient of each row's KL (S,)."""
+    """Operands of `indexer_kl_bwd`: scores and target (S, topk), and the gradient of each row's KL
+    (S,)."""
 
     scores: Tensor
     target: Tensor

@@ -1,4 +1,4 @@
-"""What one call asks for, as frozen data: dimensions, dtypes, features. No torch, no tensors."""
+"""Requirements of one call as frozen data: dimensions, dtypes, features. No torch, no tensors."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ SCALE_BYTES = 4
 INDEX_TOKEN_BYTES = INDEX_HEAD_DIM + SCALE_BYTES
 KV_SCALES = D_V // KV_GROUP
 KV_SCALES_AT = D_V
-"""Byte of a packed kv row at which its fp32 scales begin, behind one e4m3 byte a latent column."""
+"""Byte of a packed kv row at which its fp32 scales begin, after one e4m3 byte a latent column."""
 KV_ROPE_AT = KV_SCALES_AT + KV_SCALES * SCALE_BYTES
 KV_ROW_BYTES = KV_ROPE_AT + D_ROPE * 2
-"""Of a packed kv row: e4m3, scales, bf16 RoPE columns."""
+"""Bytes of a packed kv row: e4m3 latents, scales, bf16 RoPE columns."""
 PACKED_DTYPES = ("uint8", "int8")
 """Names of the dtypes in which packed rows come."""
 PAGE_BYTES = PAGE_SIZE * INDEX_TOKEN_BYTES
@@ -75,7 +75,7 @@ class Problem:
     dtype: str
     """Name of the main operand's dtype, e.g. "bfloat16"."""
     kv_dtype: str | None = None
-    """Of kv where the operation has it: `dtype`, or bytes for packed rows."""
+    """Dtype of kv if the operation has it: `dtype`, or bytes for packed rows."""
     num_heads: int | None = None
     d_qk: int | None = None
     d_v: int | None = None

@@ -20,7 +20,7 @@ _FALSE = ("", "0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the environment asks for. `from_environment` reads it."""
+    """Settings that the environment asks for. `from_environment` reads them."""
 
     backend: str = field(
         default="auto",
@@ -82,7 +82,7 @@ def raw_settings() -> tuple[Any, Any]:
 
 @lru_cache
 def _of_raw(*values: Any) -> Settings:
-    """From what the environment has under `_VARIABLES`, None where one is not set."""
+    """Return the settings of the raw values of `_VARIABLES`; None: a variable is not set."""
     return _parse(*("" if value is None else os.fsdecode(value) for value in values))
 
 

@@ -1,4 +1,4 @@
-"""What `context_parallel.py` measures, part by part, and the clock that it measures with."""
+"""Parts that `context_parallel.py` measures, and the clock that it measures with."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from flashdsa.errors import UnsupportedError
 
 D_QK, D_V, INDEX_HEADS = 576, 512, 64
 BACKLOG_CYCLES = 4_000_000
-"""Of a GPU that sleeps while the host queues what is timed: 2 ms."""
+"""Cycles that a GPU sleeps while the host queues the timed work: 2 ms."""
 
 
 @dataclass
@@ -203,7 +203,7 @@ def _say_all(run: Run, name: str, here: bool) -> None:
 
 @dataclass
 class IndexerInputs:
-    """Of one rank: e4m3 queries, bf16 keys, weights, for `rows` queries."""
+    """Inputs of one rank: e4m3 queries, bf16 keys, weights, for `rows` queries."""
 
     q: Tensor
     k: Tensor

@@ -159,13 +159,13 @@ DISTRIBUTION_SHAPES = ((1, 8 * K), (1, 128 * K), (32, 16 * K), (128, 16 * K))
 
 
 def uniform_lengths(rows: int, longest: int, seed: int = 1) -> tuple[int, ...]:
-    """From 1 to the longest."""
+    """Return lengths from 1 to `longest`, uniform."""
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(1, longest + 1, (rows,), generator=generator).tolist())
 
 
 def log_uniform_lengths(rows: int, seed: int = 1) -> tuple[int, ...]:
-    """From 1K to 64K tokens, their logarithms uniform."""
+    """Return lengths from 1K to 64K tokens, their logarithms uniform."""
     generator = torch.Generator().manual_seed(seed)
     share = torch.rand(rows, generator=generator, dtype=torch.float64)
     return tuple(int(length) for length in K * 64**share)

@@ -16,7 +16,7 @@ from workbench.bench import attention, indexer, prefill
 
 @dataclass(frozen=True)
 class Bench:
-    """What `python -m workbench bench NAME` times.
+    """A benchmark that `python -m workbench bench NAME` times.
 
     Attributes:
         packages: of the peers, whose versions are recorded.

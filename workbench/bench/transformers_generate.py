@@ -5,9 +5,9 @@
 
 Two layers with the model's head sizes (H = 128, 512 + 64, 64 index heads, topk 2048), batch 1,
 bf16. A row has a prefill and 32 decoded tokens: the shortest times of four rounds, in which the
-implementations take turns, behind a call of each for warm-up.
-`peak_GiB_above_weights` is what torch allocated beyond what was there. What runs out of memory says
-so in its row. `workbench/charts.py` draws the result.
+implementations take turns, after a call of each for warm-up.
+`peak_GiB_above_weights` is what torch allocated beyond the weights. A run that lacks memory says so
+in its row. `workbench/charts.py` draws the result.
 """
 
 from __future__ import annotations

@@ -66,8 +66,8 @@ def bench(
     """Time an operation by turns with other libraries; write JSON and a chart beside it.
 
     The loop, the document and the judge are those of `flashdsa bench`; workbench/README.md has the
-    protocol. Results of peers are judged, too; a wrong one takes no part in a ratio. What is not
-    installed is named. Exit code 1 if a result of ours is wrong.
+    protocol. Results of peers are judged, too; a wrong one takes no part in a ratio. Missing peers
+    are named. Exit code 1 if a result of ours is wrong.
 
     \b
     Peers

@@ -82,7 +82,7 @@ def launch(
 
 
 def judged(call: Any, gpu: bool) -> dict[str, Any]:
-    """What is wrong with its results, and what ptxemu's check found but for orders of additions."""
+    """Return the faults of its results and the errors of ptxemu's check, no order of additions."""
     from flashdsa.verify.compare import failures
     from workbench.small_calls.call import emulator_of, gpu_of
 

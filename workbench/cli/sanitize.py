@@ -171,7 +171,7 @@ def build(folder: Path, names: Sequence[str]) -> int:
 
 
 def verdict(folder: Path, name: str) -> dict[str, int]:
-    """What ptxemu found when the mutant was built: code -> number.
+    """Return what ptxemu found when the mutant was built: code -> number.
 
     Raises:
         ArgumentValueError: it was not built.
@@ -195,7 +195,7 @@ def is_as_demanded(control: Control, result: Result) -> bool:
 
 
 def machine(sanitizer: Sanitizer) -> dict[str, Any]:
-    """What was run where."""
+    """Return a description of the machine and of the software that ran."""
     import torch
 
     from flashdsa.bench.checkout import find_checkout

@@ -92,7 +92,7 @@ def tensor_core(core: TensorCore, a: Matrix, b: Matrix) -> Matrix:
 def nearest(step: int, a: Matrix, b: Matrix) -> Matrix:
     """Add exactly inside an instruction, round to nearest fp32 after it: ptxemu's rule.
 
-    With a step of 1: one fp32 accumulator, element by element, by fused multiply-add.
+    A step of 1 is one fp32 accumulator, element by element, by fused multiply-add.
     """
     total = np.zeros((len(a), len(b)), dtype=np.float32)
     for left, right in _parts(step, a, b):

@@ -48,7 +48,7 @@ MOVED = {
 INSTRUCTIONS = {"softmax": 2096, "load": 295, "mma": 103}
 """PTX instructions of a tile and CTA, all warps of the role."""
 THREADS = 128
-"""Of the softmax role."""
+"""Threads of the softmax role."""
 
 
 def matmuls(plan: FwdPlan) -> tuple[Matmul, ...]:

@@ -15,7 +15,7 @@ from workbench.model.machine import H200, GpuModel
 
 PLAN = IndexerPlan()
 WARPS_OF_A_SCHEDULER = 4
-"""Of the 16 that score and rank."""
+"""Warps of each scheduler, of the 16 that score and rank."""
 H200_SHEET = 4.8e12
 """B/s of the H200's data sheet: a stream there reaches its "hbm"."""
 DIES_LATENCY = 300

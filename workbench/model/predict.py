@@ -10,7 +10,7 @@ from workbench.model.timeline import Step, ends, period
 from workbench.model.traffic import Footprint, Traffic, chip_seconds
 
 BUSY_SHARE = 0.5
-"""With the tensor core at work for more of the time than this, the clock is the busy one."""
+"""Share of the time above which a working tensor core makes the clock the busy one."""
 CHAIN = "waiting between roles"
 CHIP = "L2 and HBM"
 

@@ -1,7 +1,7 @@
 """Break a kernel's synchronisation, one instruction at a time, over its saved small calls.
 
 A mutant that is done is written down at once, to ROWS/NAME.jsonl, whose first line says what it is
-of. Where all are done, one line with their number is at the end.
+of. One line with the number of mutants follows at the end, once all are done.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ SCHEDULES = (
     Policy(asynchronous="slow", warps="random", seed=0, timeouts=0.5),
     Policy(asynchronous="late", warps="random", seed=1, timeouts=1.0),
 )
-"""In the last two warps have to wait and give up again and again, and reach what comes then."""
+"""Policies of most kernels. Under the last two, warps have to wait and give up again and again, and
+reach the code after that."""
 APART = (*POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
-"""For a kernel whose order is that of a warp's lanes."""
+"""Policies of a kernel whose order is that of a warp's lanes."""
 
 Known = dict[tuple[str, str], Result]
-"""By names of site and mutation."""
+"""Results by names of site and mutation."""
 
 
 def chosen(names: tuple[str, ...]) -> dict[str, Row | Peer]:
@@ -163,7 +164,7 @@ class Campaign:
         }
 
     def _tried(self, again: bool) -> Known:
-        """What a run that was stopped has tried, or what stands of a whole one.
+        """Return what a stopped run has tried, or what stands of a whole one.
 
         Raises:
             ArgumentValueError: it is of another kernel.
@@ -190,7 +191,7 @@ class Campaign:
         return {n: r for n, r in known.items() if stopped or r.verdict in stands}
 
     def _argued_anew(self, result: Result) -> Result:
-        """With the argument that the file has now."""
+        """Return the result with the argument that the file has now."""
         if result.verdict in (CAUGHT, REDUNDANT, NOT_REACHED):
             return result
         reason = self._equivalents.reason(result.mutation)
@@ -208,7 +209,7 @@ def staleness(name: str, launches: Path) -> tuple[str | None, str]:
 
 
 def survivors_of(report: Report) -> Iterator[str]:
-    """What is neither caught nor explained, by name."""
+    """Yield the name of each mutant that is neither caught nor explained."""
     for result in report.results:
         if result.verdict in (SURVIVED, NOTED, NOT_REACHED):
             site, name = result.mutation.site, result.mutation.name

@@ -1,1 +1,1 @@
-"""What neighbouring queries of one batch share."""
+"""Rows that neighbouring queries of one batch share."""

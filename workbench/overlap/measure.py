@@ -12,7 +12,7 @@ from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 
 GROUPS = (1, 2, 4, 8)
 _SLOTS_AT_ONCE = 1 << 22
-"""Of a sort: 32 MiB of int64, and as much again for its result."""
+"""Slots of one sort: 32 MiB of int64, and as much again for its result."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ PACKAGES = ("", ".deepseek_sparse_attention", *(
 TOP_K = "cudnn.deepseek_sparse_attention.indexer_top_k.indexer_top_k_decode_varlen"
 LOGITS = "cudnn.deepseek_sparse_attention.indexer_forward.indexer_fwd_sm90"
 MANY_ROWS = 148
-"""With more of them its kernel takes less of an SM's shared memory; see the module below, too."""
+"""Rows above which its kernel takes less shared memory of an SM; see the module below, too."""
 ALIGNMENT = 16
 MODULE = '''"""cuDNN Frontend's top-k and logits; made by workbench/peers/build_cudnn.py."""
 

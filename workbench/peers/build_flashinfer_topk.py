@@ -1,8 +1,8 @@
 """FlashInfer's exact top-k kernels as a module that `workbench.bench` finds as peers.
 
 Three of them: on clusters, radix selection by several CTAs a row, and filtered. FlashInfer's own
-API takes the first one on Blackwell only; it runs on Hopper, too. From the headers of an unpacked
-flashinfer-python wheel nvcc makes a shared object, beside a module that calls it. Put the folder
+API takes the first one on Blackwell only; it runs on Hopper, too. nvcc makes a shared object from
+the headers of an unpacked flashinfer-python wheel, beside a module that calls it. Put the folder
 on PYTHONPATH.
 """
 

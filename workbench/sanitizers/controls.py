@@ -29,9 +29,9 @@ from workbench.small_calls.table import TABLE
 NO_WORD = -12345678
 """Neither a count nor a weight."""
 GUARD = 1 << 22
-"""Elements before and behind a mutant's ids."""
+"""Elements before and after a mutant's ids."""
 BLOCK = re.compile(r"(then|else|while|loop|if|for)_.*\d+$")
-"""What CuTe DSL calls the body of a statement when it traces a function."""
+"""Names that CuTe DSL gives the body of a statement when it traces a function."""
 Mutate = Callable[[], AbstractContextManager[None]]
 
 
@@ -245,7 +245,7 @@ CONTROLS = {
                            _wait("exchange_halves", "halves")),
 }
 # fmt: on
-"""By name."""
+"""Controls by name."""
 
 
 def build(name: str, folder: Path) -> dict[str, int]:
@@ -258,7 +258,7 @@ def build(name: str, folder: Path) -> dict[str, int]:
     made: dict[Any, Any] = {}
 
     def mutant(spec: Any, plan: Any) -> Any:
-        """Of the first plan of the kernel that the call takes."""
+        """Return the mutant of the first plan of the kernel that the call takes."""
         if spec is TABLE[control.row].spec and not made:
             with control.mutate():
                 made[plan] = compile_plan(spec, plan)
@@ -325,7 +325,7 @@ def object_of(folder: Path, name: str) -> Path:
 
 
 def verdict_of(folder: Path, name: str) -> Path:
-    """What ptxemu said of it."""
+    """Return the path of what ptxemu said of it."""
     return object_of(folder, name).with_suffix(".json")
 
 

@@ -31,7 +31,7 @@ ENDED = re.compile(r"^(right|ended) ", re.MULTILINE)
 """A line of a process whose call ended with the right result, or whose mutant ended."""
 QUOTED_LINES = 8
 _ports = itertools.count(49152, 16)
-"""By which a sanitizer talks to its process; it tries up to ten."""
+"""Ports by which a sanitizer talks to its process; it tries up to ten."""
 
 
 @dataclass(frozen=True, order=True)
@@ -48,7 +48,7 @@ class Sanitizer:
 
 
 def version_in(text: str) -> tuple[int, ...]:
-    """From `compute-sanitizer --version`; () if it is not in there."""
+    """Return the version in the output of `compute-sanitizer --version`; () if it has none."""
     found = re.search(r"^Version (\d+(?:\.\d+)*)", text, re.MULTILINE)
     return tuple(map(int, found.group(1).split("."))) if found else ()
 
@@ -84,10 +84,10 @@ def newest(
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one case under one tool.
+    """Result of one case under one tool.
 
     Attributes:
-        reports: errors, or hazards; None: it said nothing of them. warnings: hazards that are less.
+        reports: errors, or hazards; None: it said nothing of them. warnings: lesser hazards.
         seconds: of the whole process, start-up and other processes on the GPU included.
         trouble: why the case counts as not run; "" if it ended, with the right result.
         quote: the first report's first lines.
@@ -103,7 +103,7 @@ class Result:
 
     @property
     def cell(self) -> str:
-        """For a table."""
+        """Cell of a table."""
         if self.trouble:
             return self.trouble.split(":")[0]
         found = f"{self.reports}" + (f" + {self.warnings} warnings" if self.warnings else "")
@@ -141,7 +141,7 @@ def run_case(
 
 
 def what_is_left(process: subprocess.Popen[str]) -> str:
-    """What a stopped process had written; "" where one of its own lives on and keeps the pipe."""
+    """Return what a stopped process had written; "" if its child lives on and keeps the pipe."""
     try:
         return process.communicate(timeout=5)[0]
     except subprocess.TimeoutExpired:

@@ -163,7 +163,7 @@ _OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., list[Comparison]]
     "indexer_scores": (make_indexer_training_inputs, judge_training.check_index_scores),
     "indexer_bwd": (make_indexer_training_inputs, judge_training.check_index_backward),
 }
-"""What makes an operation's inputs, and what judges it."""
+"""Functions that make an operation's inputs and judge its results."""
 
 
 def _call_on_gpu(call: Callable[..., Any], *given: Any, **options: Any) -> Any:

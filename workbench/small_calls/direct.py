@@ -90,7 +90,7 @@ class Ranked:
         return pairs_plan(**self.plan) if self.pairs else IndexerPlan(**self.plan)
 
     def inputs(self) -> Inputs:
-        """On the CPU; of requests, the pages of their longest row."""
+        """Return inputs on the CPU; a request has the pages of its longest row."""
         from tests.kernels.indexer.exact_inputs import make_inputs
 
         heads = self.kernel_plan.num_heads
@@ -137,7 +137,7 @@ class Order:
 
     @property
     def name(self) -> str:
-        """Of both choices."""
+        """Name of both choices."""
         return f"{self.topk}, {self.pattern}"
 
     def lists(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -172,7 +172,7 @@ class Order:
         return rows
 
     def judge(self, runner: Runner) -> list[Comparison]:
-        """As a stable sort has them, NaN last."""
+        """Require the rows of a stable sort, NaN last."""
         scores, rows, valid = self.lists()
         best = scores.nan_to_num(nan=-torch.inf).masked_fill(~valid, -torch.inf)
         order = best.sort(descending=True, stable=True).indices

@@ -60,7 +60,7 @@ class Row:
 
     @property
     def entry(self) -> str:
-        """In the name of the PTX function."""
+        """Part of the PTX function's name."""
         return self.helper or self.spec.entry
 
     @property
@@ -474,7 +474,7 @@ TABLE: dict[str, Row] = {
     ), mutated=0),
 }
 # fmt: on
-"""By the name that results and `equivalent/` have."""
+"""Rows by the name that results and `equivalent/` have."""
 
 
 def rows_of(names: Iterable[str]) -> dict[str, Row]:

@@ -1,4 +1,4 @@
-"""What the workbench's commands have in common: help, examples, outputs tried before the work."""
+"""Common to the workbench's commands: help, examples, outputs tried before the work."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_counts_are_of_the_ptx_that_they_name(folder: Path) -> None:
 
 
 def test_the_page_has_the_table_of_the_counts() -> None:
-    """If not: workbench.mutation.table.write_row writes it with the next row."""
+    """Else workbench.mutation.table.write_row writes it with the next row."""
     rows = table.read_rows()
     (block,) = table.BLOCK.findall((table.RESULTS / "README.md").read_text())
     assert block == table.markdown(rows)

@@ -135,7 +135,7 @@ def test_a_slow_case_hides_no_other_and_results_are_written(tmp_path: Path) -> N
 
 
 def test_mutants_are_chosen_by_what_is_said_of_them(tmp_path: Path) -> None:
-    """Without a folder for them a text that no call has is a mistake: nothing would run."""
+    """A text that no call has is a mistake if mutants have no folder: nothing would run."""
     assert mutants_with("slots: the warps") == ["places"]
     for wrong in (["--only", "slots: the warps"], ["--only", "none", "--controls", str(tmp_path)]):
         done = sanitize(*wrong)
@@ -189,7 +189,7 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel() -> None:
     "name", ["left P", "right P", "sums", "decode P", "decode O", "few heads O"]
 )
 def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(name: str) -> None:
-    """By its source: compiling them takes as long as all tests of this file."""
+    """Its source is read: compiling the kernels takes as long as all tests of this file."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, of which the kernel's sources are")
     control = CONTROLS[name]
     function, barrier = control.mutate.args

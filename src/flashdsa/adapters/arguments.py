@@ -1,4 +1,4 @@
-"""What adapters do with arguments that flashdsa has no use for: refuse them by name."""
+"""Refusal, by name, of arguments that flashdsa has no use for."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from flashdsa.errors import ArgumentValueError
 
 
 class TopKTieBreak(IntEnum):
-    """Which of equal scores at the cut-off are taken."""
+    """Choice among equal scores at the cut-off."""
 
     NONE = 0
     """Any; here the smallest index."""
@@ -36,13 +36,13 @@ def best_positions(
         scores: (rows, columns) fp32, bf16 or fp16 (made fp32, exactly).
         lengths: (rows,) int32, how many scores a window has.
         topk: how many.
-        tie_break: a `TopKTieBreak`. With LARGE the scores are copied in reverse order first.
-        row_starts: (rows,) int32, the column at which a window begins; 0 by default. With it the
-            windows are copied first.
+        tie_break: a `TopKTieBreak`. LARGE copies the scores in reverse order first.
+        row_starts: (rows,) int32, the column at which a window begins; 0 by default. It
+            makes a copy of the windows first.
         sorted: in descending order of scores; otherwise ascending positions.
 
     Returns:
-        (rows, topk) int32, -1 behind those of a short row; positions count from the window's begin.
+        (rows, topk) int32, -1 after those of a short row; positions count from the window's begin.
 
     Raises:
         ArgumentValueError: tie_break is none of them.

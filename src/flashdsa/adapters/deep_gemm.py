@@ -32,7 +32,7 @@ def set_num_sms(new_num_sms: int) -> None:
 
 
 def get_num_sms() -> int:
-    """What `set_num_sms` was told, else the current GPU's number; 1 without a GPU."""
+    """Return the number of `set_num_sms`, else the current GPU's; 1 without a GPU."""
     if _num_sms is not None:
         return _num_sms
     if not torch.cuda.is_available():

@@ -25,7 +25,7 @@ class FlashMLASchedMeta:
 
 
 def get_mla_metadata(*args: Any, **kwargs: Any) -> tuple[FlashMLASchedMeta, None]:
-    """What `flash_mla_with_kvcache` takes as `tile_scheduler_metadata`; arguments are not used."""
+    """Return `tile_scheduler_metadata` for `flash_mla_with_kvcache`; arguments are not used."""
     return FlashMLASchedMeta(), None
 
 
@@ -92,13 +92,13 @@ def flash_mla_with_kvcache(
 ) -> tuple[Tensor, Tensor]:
     """Sparse decode from a paged cache of bf16 rows, or of DeepSeek-V3.2's fp8 rows.
 
-    Where the backend does not read packed rows, those that are selected are made bf16 first, in
-    torch, which is slow.
+    If the backend does not read packed rows, torch first makes the selected ones bf16, which is
+    slow.
 
     Args:
         q: (b, s_q, H, 576) bf16.
-        k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes. Between
-            pages there may be gaps of whole rows.
+        k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes. Gaps
+            of whole rows between pages are allowed.
         block_table, cache_seqlens, tile_scheduler_metadata, num_splits, enable_batch_invariant,
             use_legacy: not used. Each query is computed alone: results do not depend on the batch.
         head_dim_v: 512.
@@ -192,7 +192,7 @@ def _without_gaps(cache: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _selected_rows(rows: Tensor, ids: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What valid slots name of the packed rows, in bf16, and the slots as ids of that."""
+    """Return the packed rows that valid slots name, in bf16, and the slots as ids of these rows."""
     num_slots = rows.shape[0] * rows.shape[1]
     valid = (ids >= 0) & (ids < num_slots)
     if lengths is not None:

@@ -1,1 +1,1 @@
-"""What the compiler made of a kernel: registers, spills and instructions, read from its cubin."""
+"""Result of the compiler for a kernel: registers, spills and instructions, read from its cubin."""

@@ -1,4 +1,4 @@
-"""How close a role is to its registers, and one sentence on what to change."""
+"""Grade of a role's register use, and one sentence on what to change."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import StrEnum
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 
 TIGHT_SHARE = 0.9
-"""Of the budget: with more than this live, a variable more may spill."""
+"""Share of the budget: if more registers are live, one more variable may spill."""
 SPARE_STEPS = 3
 """Register steps that a role may leave unused before the report offers them to others."""
 
 
 class Grade(StrEnum):
-    """From good to bad."""
+    """Grades from good to bad."""
 
     OK = "ok"
     TIGHT = "tight"
@@ -38,11 +38,11 @@ def advise(
     threads: int | None,
     by_setmaxnreg: bool,
 ) -> str:
-    """What to change.
+    """Say what to change.
 
     Args:
-        most: which line holds most of the peak; "": not known. free: registers of the CTA that no
-            role has. by_setmaxnreg: whether the budget is.
+        most: the line that holds most of the peak; "": not known. free: registers of the CTA that
+            no role has. by_setmaxnreg: whether the budget is.
     """
     line = f"; {most}" if most else ""
     steps = free // (threads * REGISTER_STEP) if free and threads else 0

@@ -23,7 +23,7 @@ _TIMEOUT_SECONDS = 600
 
 @dataclass(frozen=True)
 class Kept:
-    """What CuTe DSL made of one `cute.compile`: one of possibly several in a kernel of ours."""
+    """Result of CuTe DSL for one `cute.compile`: one of possibly several in a kernel of ours."""
 
     ptx: str
     cubin: bytes

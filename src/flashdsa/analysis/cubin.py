@@ -23,13 +23,13 @@ _MAXREG_COUNT, _REGCOUNT, _NUM_BARRIERS = 0x1B, 0x2F, 0x4C
 
 @dataclass(frozen=True)
 class KernelRecord:
-    """What the cubin says of one kernel.
+    """Properties of one kernel in the cubin.
 
     Attributes:
-        registers: of each thread at launch. register_cap: at most, by .maxnreg, .reqntid or
+        registers: of each thread at launch. register_cap: upper limit by .maxnreg, .reqntid or
             .minnctapersm; None: not recorded.
         threads: of a CTA, by .reqntid or .maxntid; None: not fixed.
-        stack_bytes, local_bytes: of each thread. shared_bytes: static, dynamic is the launch's.
+        stack_bytes, local_bytes: of each thread. shared_bytes: static; the launch sets dynamic.
         barriers: named barriers (bar.sync); mbarriers are shared memory.
     """
 

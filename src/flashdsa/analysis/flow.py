@@ -1,4 +1,4 @@
-"""Where control goes from each instruction of a kernel, and what of it a role's warps reach."""
+"""Control flow from each instruction of a kernel, and the part that a role's warps reach."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _joins(code: Code) -> dict[str, list[int]]:
 
 
 def reach(edges: Edges, starts: Iterable[int], stops: frozenset[int] = frozenset()) -> set[int]:
-    """What is reached from `starts`, without entering `stops`."""
+    """Return what is reached from `starts`, without entering `stops`."""
     seen: set[int] = set()
     waiting = [start for start in starts if start not in stops]
     while waiting:

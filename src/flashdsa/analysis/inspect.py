@@ -1,4 +1,4 @@
-"""From a name or a file to reports."""
+"""Reports of a name or a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hardware grants of registers."""
+"""Register limits of the hardware."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ CTA_REGISTERS = SM100.registers
 
 
 def registers_by_threads(threads: int | None) -> int:
-    """What each thread of a CTA can have at launch; None: as many threads as the launch says."""
+    """Return the most registers of each thread at launch; None: the launch sets the threads."""
     return MAX_REGISTERS if threads is None else registers_each(threads, CTA_REGISTERS)

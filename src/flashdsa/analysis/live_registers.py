@@ -1,6 +1,6 @@
-"""How many registers hold a value that is still needed, at each instruction.
+"""Number of registers that hold a value still needed, at each instruction.
 
-From nvdisasm's marks of reads and writes, by two passes over the control flow:
+The sources are nvdisasm's marks of reads and writes. Two passes go over the control flow:
 
 - backwards, what is read later; a write kills, a guarded one (@P0) does not, since without the
   guard the old value remains;
@@ -25,11 +25,11 @@ from flashdsa.analysis.sass import Code, Instruction
 
 @dataclass(frozen=True)
 class Liveness:
-    """Of each instruction, general registers as bits.
+    """General registers of each instruction, as bits.
 
     Attributes:
-        before, after: that hold a value needed at it, or behind it. counts: the most of the two,
-            a callee's included. writes: that it writes; at a call, the callee.
+        before, after: that hold a value needed at it, or after it. counts: the larger of the two
+            numbers, a callee's included. writes: that it writes; at a call, that the callee writes.
     """
 
     before: list[int]
@@ -59,7 +59,7 @@ def live_registers(code: Code, edges: Edges) -> Liveness:
 
 @dataclass(frozen=True)
 class _Effect:
-    """What an instruction reads and writes; of a call, the callee's, and the most it holds."""
+    """Reads and writes of an instruction; of a call, the callee's, and the most it holds."""
 
     reads: int
     writes: int
@@ -131,7 +131,7 @@ def _backwards(
 
 
 def _forwards(edges: Edges, effects: list[_Effect]) -> tuple[list[int], list[int]]:
-    """What may have been written, before and after each; a callee starts with everything."""
+    """Return what may be written before and after each; a callee starts with everything."""
     back = predecessors(edges)
     before, after = [0] * len(edges), [0] * len(edges)
     changed = True
@@ -152,10 +152,10 @@ def _forwards(edges: Edges, effects: list[_Effect]) -> tuple[list[int], list[int
 def nearest(
     code: Code, masks: list[int], edges: Edges, at: int, registers: int
 ) -> dict[int, Instruction]:
-    """Of each register, the nearest instruction from `at` along the edges with its bit in its mask.
+    """Return, for each register, the nearest instruction from `at` with its bit in the mask.
 
-    With the writes and the edges backwards: what made the value that the register holds at `at`.
-    With the reads and the edges forwards: what needs it first.
+    The search follows `edges`. Writes and edges backwards give what made the value that the
+    register holds at `at`. Reads and edges forwards give what needs the value first.
     """
     found: dict[int, Instruction] = {}
     wanted = registers

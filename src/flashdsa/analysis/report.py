@@ -159,7 +159,7 @@ def report_kernel(
 
 @dataclass(frozen=True)
 class _Whole:
-    """What the roles of a kernel share."""
+    """Data that the roles of a kernel share."""
 
     record: KernelRecord
     code: Code

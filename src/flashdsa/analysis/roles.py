@@ -1,4 +1,4 @@
-"""Which instructions belong to which role of a warp-specialised kernel.
+"""Instructions of each role of a warp-specialised kernel.
 
 - A kernel whose plan names roles and their source files: a role is what is reached only through
   the first instruction that leads to (nearly) all of its files' memory accesses and waits, and to
@@ -29,8 +29,8 @@ from flashdsa.plan.kernel_spec import RoleSources
 WHOLE = "whole kernel"
 BEFORE = "before setmaxnreg"
 MOST = 0.9
-"""Of a role's acting instructions: those whose common way in is the role's. The compiler gives a
-few instructions, of waits above all, the line of another role."""
+"""Share of a role's acting instructions whose common dominator is the role's first instruction.
+The compiler gives a few instructions, mostly waits, the line of another role."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class CodeRegion:
 def find_regions(
     code: Code, edges: Edges, planned: tuple[RoleSources, ...] = ()
 ) -> list[CodeRegion]:
-    """The roles of a kernel. With a plan but no line information, as if there were no plan."""
+    """Return the roles of a kernel. A plan without line information counts as no plan."""
     if planned and any(one.line for one in code.instructions):
         regions = _planned_regions(code, edges, planned)
         if regions:
@@ -67,7 +67,7 @@ def setmaxnreg(instruction: Instruction) -> int | None:
 
 
 def _own(code: Code) -> int:
-    """How many instructions are the kernel's own; called functions lie behind them."""
+    """Return the number of the kernel's own instructions; called functions lie after them."""
     return len(code.instructions) if code.called_from is None else code.called_from
 
 

@@ -2,8 +2,8 @@
 
 nvdisasm marks for each instruction which registers it writes (^), reads (v) or both (x). These
 marks are exact, wide operands included, except at a CALL, which it takes to write whatever the ABI
-lets any callee write; those are dropped here. What it draws between the marks (:) is its own idea
-of what is live; `live_registers` says why it is too much, and does without it.
+lets any callee write; those are dropped here. The signs between the marks (:) are its own
+idea of what is live; `live_registers` says why it is too much, and does without it.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ def _stands_for_none(line: Line) -> bool:
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where a listing has its general registers: (text position, register), and their count."""
+    """Columns of general registers in a listing: (text position, register), and of their count."""
 
     count: slice
     registers: tuple[tuple[int, int], ...]
 
 
 def _columns(rows: list[str]) -> _Columns | None:
-    """From the ruler above a kernel: rows of digits, the last of them behind a '#'."""
+    """Read the ruler above a kernel: rows of digits, the last of them after a '#'."""
     ruler: list[str] = []
     for row in rows:
         at = row.find(_COLUMNS)

@@ -40,9 +40,9 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too; d_qk = 576 in DeepSeek's MLA.
         kv: (S_kv, d_qk) or (S_kv, 1, d_qk), or pages (num_pages, 64, d_qk) or (num_pages,
             page_size, 1, d_qk), q's dtype; V is its first `d_v` columns. Or uint8 or int8 with
-            656 in place of d_qk = 576: packed rows, see `quantize_kv`.
-        indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values. Of a
-            paged kv ``page * page_size + offset``.
+            656 instead of d_qk = 576: packed rows, see `quantize_kv`.
+        indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values. A
+            paged kv takes ``page * page_size + offset``.
         d_v: columns of V, at most d_qk.
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
         topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
@@ -55,8 +55,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
 
     Returns:
         O (S, H, d_v) in q's dtype, and lse (S, H) in fp32 (fp64 for fp64 inputs), the natural
-        logarithm ``log sum_i exp(sm_scale * q . kv_i)``. O is differentiable, lse is not. With
-        `return_max_logits` also max_logits (S, H) like lse, ``max_i sm_scale * q . kv_i``, -inf
+        logarithm ``log sum_i exp(sm_scale * q . kv_i)``. O is differentiable, lse is not.
+        `return_max_logits` adds max_logits (S, H) like lse, ``max_i sm_scale * q . kv_i``, -inf
         for a query without a valid slot; not differentiable.
 
     Raises:
@@ -149,7 +149,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
 ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     """Gradients of sparse MLA from the forward's results.
 
-    With ``P = exp(s - lse')``, ``lse' = logaddexp(lse, attn_sink)``, ``delta = sum_d O dO``:
+    ``P = exp(s - lse')``, ``lse' = logaddexp(lse, attn_sink)``, ``delta = sum_d O dO``,
     ``dS = P (dP - delta) sm_scale``, ``dQ = dS K``, ``dKV = dS^T Q + [P^T dO, 0]``,
     ``d_sink = -sum_s exp(sink - lse') delta``.
 

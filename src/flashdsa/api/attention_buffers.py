@@ -39,7 +39,7 @@ def prepare_sparse_mla_fwd(
 ) -> Callable[[], None]:
     """`sparse_mla_fwd` of these very tensors as a function without arguments, for CUDA graphs.
 
-    What it returns launches on torch's current stream and does nothing else: no check, no
+    The function launches on torch's current stream and does nothing else: no check, no
     allocation, no copy. Values may change between its calls, addresses may not. Calls of one such
     function must follow each other, as those of one stream do: they share a workspace.
 

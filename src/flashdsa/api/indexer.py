@@ -51,8 +51,8 @@ def dsa_topk_indexer(
     token position; NaN scores rank last. An id is a cache slot, ``page * 64 + offset``, or with
     ``ids="position"`` the token's position in its row.
 
-    For multi-token prediction, where each request has ``next_n`` queries, 1 to 4, over the same
-    pages, every operand but the cache and `block_table` may have them as a second dimension: q
+    Multi-token prediction has ``next_n`` queries a request, 1 to 4, over the same pages. Every
+    operand but the cache and `block_table` may then have them as a second dimension: q
     (B, next_n, H, 128), weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n,
     topk). A request's pages are then read together; the results are those of B * next_n rows.
 
@@ -229,7 +229,7 @@ def topk_indices(
 
 
 def _device_of_indexers(backend: str) -> str:
-    """Where a backend's indexer takes its tensors; with "auto" this machine's GPU if one serves."""
+    """Return the device of a backend's indexer; for "auto" this machine's GPU if one serves."""
     if not torch.cuda.is_available():
         return "cpu"
     here = capability(torch.device("cuda", torch.cuda.current_device()))

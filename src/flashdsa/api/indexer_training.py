@@ -34,7 +34,7 @@ def attention_target(
     accumulate_into: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
-    """What the attention looks at: ``P[s, i] = sum_h exp(sm_scale * q . kv_i - lse')``.
+    """Return the attention's weights: ``P[s, i] = sum_h exp(sm_scale * q . kv_i - lse')``.
 
     ``lse' = logaddexp(lse, attn_sink)``, so heads that look elsewhere weigh less. It is not
     normalised: sums over the ranks of tensor parallelism and over layers that share an indexer are
@@ -121,7 +121,7 @@ def indexer_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `indexer_scores` from any gradient of the scores.
 
-    With ``z = q_index . k_index`` and ``A = grad_scores weights [z > 0]``: ``dq_index = A K``,
+    ``z = q_index . k_index``, ``A = grad_scores weights [z > 0]``, ``dq_index = A K``,
     ``dk_index = A^T Q`` over every slot that names the key, ``d_weights = sum_i grad_scores
     relu(z)``.
 

@@ -142,8 +142,9 @@ class _Problem:
 
     @property
     def logits_dtype(self) -> torch.dtype:
-        """Of the attention's logits: fp32 holds the products of 16-bit numbers. Those of fp32
-        numbers are off by some 1e-7 of a logit there, which P shows where logits are large."""
+        """Dtype of the attention's logits: fp32 holds the products of 16-bit numbers. Products of
+        fp32 numbers would be off by some 1e-7 of a logit in fp32; P shows that if logits are
+        large."""
         return torch.float32 if self.q.dtype.itemsize == 2 else torch.float64
 
     def visible(self, rows: slice) -> Tensor:
@@ -182,8 +183,8 @@ def _gradients(
     """Add a chunk's share of dq_index, dk_index and d_weights to `sums`.
 
     INVARIANT: a pair of a query and a key that is hidden adds 0, whatever the two hold: its z is
-    selected out, and its A, which is 0, meets finite numbers only. Of a pair that is seen a NaN is
-    in z and, by the softmax, in all of the query's g, so in A.
+    selected out, and its A, which is 0, meets finite numbers only. A NaN of a pair that
+    is seen is in z and, by the softmax, in all of the query's g, so in A.
 
     Args:
         g: (queries, S_kv), gradient of the scores. hidden: bool, likewise; g is 0 there.

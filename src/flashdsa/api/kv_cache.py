@@ -44,10 +44,10 @@ def quantize_kv(kv: Tensor, *, scale: str = "ue8m0") -> Tensor:
 def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue8m0") -> None:
     """Write row t of `kv` into slot `slots[t]` of the cache, quantised if its rows are packed.
 
-    -1 skips a row (padding). Where values are checked (on the CPU, or with FLASHDSA_CHECK=1) any
+    -1 skips a row (padding). If values are checked (on the CPU, or with FLASHDSA_CHECK=1), any
     other slot outside the cache, or one that is named twice, is an error and nothing is written.
-    Where they are not, a slot outside is skipped, and of a slot named twice either row stays. No
-    value is read by the host then: a CUDA graph may capture the call.
+    Without checks, a slot outside is skipped, and a slot named twice gets either row. The host
+    reads no value then: a CUDA graph may capture the call.
 
     Args:
         kv: (T, 576) or (T, 1, 576) bf16 or fp32.

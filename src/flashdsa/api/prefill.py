@@ -85,17 +85,17 @@ def prefill_logits(
 def causal_ranges(
     cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None, *, num_queries: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Which keys each query sees where sequences follow each other and attention is causal.
+    """Return the keys that each query sees if sequences follow each other and attention is causal.
 
     The last query of a sequence sees all its keys, the one before it all but the last, and so on:
-    a chunk of queries against a longer sequence of keys is the same call. Where a sequence has
+    a chunk of queries against a longer sequence of keys is the same call. If a sequence has
     fewer keys than queries, its first queries see nothing.
 
     Args:
         cu_seqlens_q: (B + 1,) int32 or int64, 0 and then the end of each sequence's queries.
         cu_seqlens_k: likewise of keys, (B + 1,); None: those of the queries.
-        num_queries: S, the last of cu_seqlens_q. Without it, that is read, which on a GPU waits
-            for the device and cannot be captured into a graph.
+        num_queries: S, the last of cu_seqlens_q. None reads that one, which on a GPU waits for
+            the device and cannot be captured into a graph.
 
     Returns:
         starts, ends (S,) int32, on cu_seqlens_q's device.
@@ -103,7 +103,7 @@ def causal_ranges(
     Raises:
         TypeError, ValueError: a wrong argument, and where values are checked (on the CPU, or with
             FLASHDSA_CHECK=1; not in compiled code) offsets that do not begin at 0 or that decrease,
-            and a `num_queries` that is not the last of cu_seqlens_q. Where they are not, queries
+            and a `num_queries` that is not the last of cu_seqlens_q. Without checks, queries
             from the last offset on count as the last sequence's, with ends beyond its keys, and
             queries from `num_queries` on are left out; `dsa_topk_prefill` clamps ends to S_kv.
     """

@@ -63,7 +63,7 @@ def quantize_index_q(q: Tensor, weights: Tensor, *, backend: str = "auto") -> tu
 def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     """`x` as the fp8 indexer sees it: rounded to e4m3 with a scale a vector, and back.
 
-    The gradient passes straight through. With "ue8m0" the result is exact in bf16 (4 significant
+    The gradient passes straight through. "ue8m0" makes the result exact in bf16 (4 significant
     bits times a power of two), so that `indexer_scores` learns on the numbers that are ranked.
 
     Args:

@@ -100,7 +100,7 @@ Make = Callable[[Case, str, int, str], Task]
 
 @dataclass(frozen=True)
 class Operation:
-    """What can be timed.
+    """An operation that can be timed.
 
     Attributes:
         cases: the default ones, by device ("cpu", "cuda").

@@ -14,7 +14,7 @@ _OURS, _SLOWER, _GREY = "#1d5fa8", "#d55e00", "#666666"
 def draw_chart(result: BenchResult, path: Path) -> None:
     """Write the PNG of a result that has at least one timed row.
 
-    With peers a bar is the fastest one's time over ours, else our rate over the ceiling's.
+    A bar is the fastest peer's time over ours; without peers, our rate over the ceiling's.
     """
     bars = []
     for row in result.rows:

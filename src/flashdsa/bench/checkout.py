@@ -1,4 +1,4 @@
-"""Where the running source comes from: the git checkout, its commit, whether it was changed."""
+"""Origin of the running source: the git checkout, its commit, whether it was changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 RESULTS = Path("workbench") / "results"
 RECORDED = "git.json"
-"""Beside src/ in a copy of the tree without .git: the `Checkout.as_dict` of where it was copied."""
+"""File beside src/ in a copy of the tree without .git: the `Checkout.as_dict` of the original."""
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ class IndexerInputs:
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """In the operation's order, the output last; several queries of a request as a second
-        dimension."""
+        """Operands in the operation's order, the output last. Several queries of a request are a
+        second dimension."""
         rows = (self.q, self.weights, self.seq_lens, self.ids)
         if self.next_n > 1:
             rows = tuple(one.unflatten(0, (-1, self.next_n)) for one in rows)
@@ -167,7 +167,7 @@ def scored_rows(batch: int) -> list[int]:
 
 
 def judge_positions(x: IndexerInputs, row: int, positions: Tensor) -> str | None:
-    """What is wrong with the positions chosen in a row; None if nothing is."""
+    """Return what is wrong with the positions chosen in a row; None if nothing is."""
     length = x.lengths[row]
     if positions.numel() and not bool(((positions >= 0) & (positions < length)).all()):
         return "a position outside the row"

@@ -1,4 +1,4 @@
-"""What machine this is: CPU, memory, GPUs, clocks; as plain data for reports."""
+"""Description of this machine: CPU, memory, GPUs, clocks; as plain data for reports."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ serve the case."""
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, and how.
+    """Options of a measurement.
 
     Attributes:
         plan: operations with their cases. peers: by name.
         memory: (operation, case) of which the peak is measured.
         conditions: of `Timer.in_turns`; by default the operation's.
-        packages: whose versions are recorded besides.
+        packages: more packages whose versions are recorded.
     """
 
     plan: Iterable[tuple[Operation, Iterable[Case]]]
@@ -54,7 +54,7 @@ class BenchOptions:
 
     @property
     def device(self) -> str:
-        """Where the backend's tensors are."""
+        """Device of the backend's tensors."""
         return "cuda" if self.backend.startswith("sm") else "cpu"
 
 
@@ -176,7 +176,7 @@ def in_a_line(error: Exception) -> str:
 
 
 def result_path(result: BenchResult, target: str, out: Path | None = None) -> Path:
-    """Where the result file goes.
+    """Return the path of the result file.
 
     Args:
         target: what was measured; it is part of the file's name unless it is "all".
@@ -191,7 +191,7 @@ def result_path(result: BenchResult, target: str, out: Path | None = None) -> Pa
 
 
 def default_folder() -> Path:
-    """Where results go without --out: workbench/results/<machine> in a checkout, else ./out."""
+    """Return the folder without --out: workbench/results/<machine> in a checkout, else ./out."""
     checkout = find_checkout()
     return checkout.root / RESULTS / describe_machine().slug() if checkout else Path("out")
 

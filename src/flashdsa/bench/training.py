@@ -1,4 +1,4 @@
-"""What trains the indexer, to time: target, scores, divergence, its gradient, backward, all."""
+"""Timed parts of the indexer's training: target, scores, KL, its gradient, backward, all."""
 
 from __future__ import annotations
 

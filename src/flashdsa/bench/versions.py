@@ -1,4 +1,4 @@
-"""Which software took part: versions of Python and of the packages that matter."""
+"""Versions of the software that took part: Python and the packages that matter."""
 
 from __future__ import annotations
 

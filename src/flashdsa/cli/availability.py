@@ -1,4 +1,4 @@
-"""Which backend can run on this machine, and why the others cannot."""
+"""Backends that can run on this machine, and why the others cannot."""
 
 from __future__ import annotations
 

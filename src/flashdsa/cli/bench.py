@@ -25,7 +25,7 @@ TARGETS = (
     "memory", "all",
 )  # fmt: skip
 ON_CPU = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk")
-"""What "all" measures on a CPU."""
+"""Targets that "all" measures on a CPU."""
 DTYPES = ("float32", "bfloat16", "float64")
 _SIZE = click.IntRange(min=1)
 _MIB = 1 << 20
@@ -68,8 +68,8 @@ def bench(
     """Measure speed and memory; write JSON and a chart (PNG) beside it.
 
     TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk, memory
-    (on a CPU) or all (the default). With sizes one case of these sizes is timed in place of the
-    default ones. Every result is judged against float64: exit code 1 if one is wrong.
+    (on a CPU) or all (the default). Sizes replace the default cases by one case of these sizes.
+    Every result is judged against float64: exit code 1 if one is wrong.
 
     Each operation is timed by turns with a ceiling: what the same machine reaches in the same run
     on the plainest code of its kind, torch.matmul or one reading of a large buffer.
@@ -221,7 +221,7 @@ def _print_operation(console: Console, rows: list[Row]) -> None:
 
 
 def duration(us: float) -> str:
-    """With a unit: 66 ms, 11.7 us."""
+    """Return the time with a unit: 66 ms, 11.7 us."""
     if us >= 1e6:
         return f"{us / 1e6:.3g} s"
     return f"{us / 1e3:.4g} ms" if us >= 1e3 else f"{us:.3g} us"

@@ -130,7 +130,7 @@ def check(
 
 
 def _print_list(backend: str, operations: tuple[str, ...] | None, as_json: bool) -> None:
-    """Which case reaches which kernel."""
+    """Print the kernels that each case reaches."""
     from flashdsa.verify.launch_list import list_launches
 
     cases = list_launches(backend, operations)

@@ -1,4 +1,4 @@
-"""What the commands share on the screen: progress on stderr, tables and JSON on stdout."""
+"""Shared output of the commands: progress on stderr, tables and JSON on stdout."""
 
 from __future__ import annotations
 

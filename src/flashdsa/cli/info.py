@@ -102,7 +102,7 @@ def _print_settings(console: Console, settings: list[tuple[str, str, str]]) -> N
 
 
 def _kernels_said(row: dict[str, Any]) -> str:
-    """How many functions of a backend come from where; --json names them."""
+    """Return the number of a backend's functions by origin; --json names them."""
     count = Counter(row["functions"].values())
     said = [f"{number} {origin}" for origin, number in count.items()]
     if row["object"]:
@@ -112,7 +112,7 @@ def _kernels_said(row: dict[str, Any]) -> str:
 
 
 def _print_backends(console: Console, rows: list[dict[str, Any]]) -> None:
-    """What each backend takes, and said once whether it runs here and why not."""
+    """Print what each backend takes, and once whether it runs here and why not."""
     from rich.markup import escape
     from rich.padding import Padding
 

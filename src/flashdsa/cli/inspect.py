@@ -46,7 +46,7 @@ def inspect(
     as mla_bwd_deterministic), or the path of a .cubin or .ptx file of anyone.
 
     A thread has the registers of its launch until setmaxnreg changes them; the threads of a CTA
-    share 65,536, and a thread takes 255 at most. What does not fit is spilled to local memory,
+    share 65,536, and a thread takes 255 at most. The compiler spills the rest to local memory,
     which is device memory. So each role of a warp-specialised kernel is held against its budget:
 
     \b

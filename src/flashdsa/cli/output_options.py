@@ -43,7 +43,7 @@ class OutputFile(_Output):
         self._suffixes = suffixes
 
     def require(self, name: str, path: Path) -> None:
-        """As of every output."""
+        """Raise unless the file can be written and has one of the suffixes."""
         require_creatable(name, path, self._suffixes)
 
 
@@ -51,7 +51,7 @@ class OutputFolder(_Output):
     """A folder, which need not be there."""
 
     def require(self, name: str, path: Path) -> None:
-        """As of every output."""
+        """Raise unless the folder can be made or written to."""
         require_creatable_folder(name, path)
 
 
@@ -59,7 +59,7 @@ class JsonOrFolder(_Output):
     """A .json file, or a folder for one."""
 
     def require(self, name: str, path: Path) -> None:
-        """As of every output."""
+        """Raise unless the file or the folder can be written."""
         if path.suffix == ".json":
             require_creatable(name, path)
         else:

@@ -23,7 +23,7 @@ COLOURS = {
 GREY = "#666666"
 PALE = "#c9c9c9"
 LEAST_SHARE = 0.022
-"""Of a memory: what a line of text needs."""
+"""Share of a memory that a line of text needs."""
 CELL_CHARACTERS = 19
 
 
@@ -107,7 +107,7 @@ def _is_shared(span: tuple[int, int], spans: Sequence[tuple[int, int]]) -> bool:
 def _runs(live: LiveRange, steps: int) -> Iterator[tuple[int, int, str]]:
     """(first step, steps, label) of each run of neighbouring steps that the range covers.
 
-    What began in the block before is of this block now.
+    A run that began in the previous block counts as this block's.
     """
     wraps = live.first > live.last
     inside = range(1, steps - 1) if wraps else range(steps)

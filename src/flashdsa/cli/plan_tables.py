@@ -71,7 +71,7 @@ def _tmem_table(tmem: dict[str, Any]) -> PlanTable:
 
 
 def _with_sharing(table: PlanTable, regions: Regions, title: str) -> PlanTable:
-    """With a column before the last one, if there are regions that share memory."""
+    """Add a column before the last one, if there are regions that share memory."""
     if not any(region["shares_with"] for region in regions):
         return table
     cells = [", ".join(region["shares_with"]) for region in regions]

@@ -1,7 +1,7 @@
 """Ranks agree on a call before its first collective, or all of them raise.
 
 Collectives whose ranks differ in sizes do not fail: they hang, corrupt memory or end the process.
-So every rank first sends 16 bytes: a hash of what the call is, and whether it failed here. Where
+So every rank first sends 16 bytes: a hash of what the call is, and whether it failed here. If
 these differ, descriptions of a fixed size follow, and each rank raises.
 
 INVARIANT: every rank sends in every call. Nothing that a rank has seen before lets it leave out an
@@ -90,7 +90,7 @@ def agree(
 def _compare(
     group: dist.ProcessGroup, description: Mapping[str, str], error: Exception | None
 ) -> str:
-    """What another rank found wrong, or what differs; nothing where all ranks agree."""
+    """Return what another rank found wrong, or what differs; "" if all ranks agree."""
     text = json.dumps(description, sort_keys=True)
     header = torch.tensor([_hash(text), error is not None], dtype=torch.int64, device=CPU)
     headers = exchange(header, group)
@@ -102,7 +102,7 @@ def _compare(
 
 
 def _told(error: Exception) -> str:
-    """What other ranks hear of it."""
+    """Return the text of the error for the other ranks."""
     kind = "" if isinstance(error, FlashDsaError) else f"{type(error).__name__}: "
     return kind + str(error)
 

@@ -37,7 +37,7 @@ def agreed(
 ) -> Tensor:
     """`x` as it may be sent.
 
-    In compiled code it comes out of the comparison, so that nothing is sent before; otherwise it is
+    Compiled code gets it from the comparison, so that nothing is sent before that; otherwise it is
     `x` itself: `agree` was called before.
 
     Args:

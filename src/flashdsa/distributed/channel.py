@@ -46,7 +46,7 @@ def _cpu_backend(group: dist.ProcessGroup) -> Any:
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta:
-    """For how long the group's own collectives wait."""
+    """Return how long the group's own collectives wait."""
     options = group._get_backend(group._device_types[0]).options
     timeout: timedelta = options._timeout
     return timeout

@@ -49,7 +49,7 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
 def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
     """This rank's part [n, ...] of the sum of every rank's `parts` [size * n, ...].
 
-    In the dtype of `parts` and in an order that is the library's own.
+    The library adds in the dtype of `parts` and in its own order.
     """
     if group.size == 1:
         return parts
@@ -61,13 +61,13 @@ def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
 
 
 def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
-    """As `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
+    """Do `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
     does. `parts` travel in their own dtype."""
     return _sum_in_order(all_to_all(parts, group), group.size, dtype)
 
 
 def all_reduce_in_order(share: Tensor, group: Group) -> Tensor:
-    """The sum of every rank's `share`, added from rank 0 upwards. For few numbers."""
+    """The sum of every rank's `share`, added from rank 0 upwards. Use it for few numbers."""
     return _sum_in_order(all_gather(share, group), group.size, share.dtype)
 
 
@@ -80,5 +80,5 @@ def _sum_in_order(parts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which values of `dtype` are added: fp32, or fp64 for fp64."""
+    """Return the dtype in which values of `dtype` are added: fp32, or fp64 for fp64."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -193,7 +193,7 @@ def decode_topk_indexer(
 
 
 def _with_a_page(x: IndexerOperands) -> IndexerOperands:
-    """With a table of one page, of which no token is read, where this rank's has none."""
+    """Return operands with a table of at least one page; no token is read of an added page."""
     require_tensor("block_table", x.block_table)
     require_rank("block_table", x.block_table, (2,), "[B, max_pages]")
     if x.block_table.shape[1]:

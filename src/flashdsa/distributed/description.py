@@ -1,4 +1,4 @@
-"""What a rank says of its tensors so that the others can compare."""
+"""Description of a rank's tensors, which the other ranks compare."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 
 
 class Spread(NamedTuple):
-    """How a result becomes a DTensor: on which mesh, and rows of all ranks."""
+    """Data to make a DTensor of a result: the mesh, and the number of rows of all ranks."""
 
     mesh: DeviceMesh
     num_rows: int

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 
 Mesh = DeviceMesh | dist.ProcessGroup | tuple[int, int]
-"""What a layout is made of; (rank, number of ranks) where nothing communicates."""
+"""Mesh or group of a layout; (rank, number of ranks) if nothing communicates."""
 
 
 class Group(NamedTuple):
@@ -69,7 +69,7 @@ def require_device_of_group(name: str, device: torch.device, group: dist.Process
 
 
 def device_of_group(mesh: DeviceMesh | dist.ProcessGroup) -> torch.device:
-    """Where tensors of the group lie: the mesh's devices, or the GPU of a group that serves one."""
+    """Return the device of the group's tensors: the mesh's, or the GPU if the group serves one."""
     on_gpu = mesh.device_type == "cuda" if isinstance(mesh, DeviceMesh) else serves(mesh, "cuda")
     if on_gpu and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())

@@ -205,7 +205,7 @@ def _check(
 
 
 def _require_rows(query_rows: Tensor, num_local: int) -> None:
-    """Where values are checked, each is a row of this rank."""
+    """Require that each is a row of this rank, if values are checked."""
     if not are_values_read(query_rows):
         return
     outside = (query_rows < 0) | (query_rows >= num_local)

@@ -21,7 +21,7 @@ class GatheredLatents:
     """An all-gather of kv that is under way; `wait` gives the gathered rows."""
 
     def __init__(self, started: Tensor, group: Group) -> None:
-        """Of what `start_all_gather` returned."""
+        """Keep what `start_all_gather` returned."""
         self._rows, self._group, self._waiting = started, group, group.size > 1
 
     def require_rows_of(self, kv: Tensor, dtype: torch.dtype) -> None:

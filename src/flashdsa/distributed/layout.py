@@ -1,6 +1,6 @@
-"""Which rank holds which page of a sequence, and the table that leads from tokens to gathered rows.
+"""The rank of each page of a sequence, and the table that leads from tokens to gathered rows.
 
-Tokens lie on the ranks in whole pages of 64. What an all-gather returns is the shards one after
+Tokens lie on the ranks in whole pages of 64. An all-gather returns the shards one after
 another, the *gathered rows*; `block_table` lists their pages in the order of the tokens, so that
 the indexer's ids address gathered rows directly and nothing is ever reordered.
 """
@@ -26,12 +26,12 @@ from flashdsa.ops.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.problem import PAGE_SIZE
 
 PADDING = -1
-"""In place of a page, a token or a row that is none."""
+"""Value instead of a page, a token or a row that does not exist."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SequenceLayout:
-    """How the tokens of one step lie on the ranks. Make one by `zigzag` and its siblings.
+    """Layout of the tokens of one step on the ranks. Make one by `zigzag` and its siblings.
 
     Every rank has the same number of local rows, `num_local`; those without a token are padding.
     A layout is of one rank: `positions` and what follows it differ from rank to rank.
@@ -47,7 +47,7 @@ class SequenceLayout:
         seq_lens: int32 [num_local], keys that each local query sees: those of its document up to
             itself. 0 of padding.
         block_table: int32 [documents, max_pages], the pages of the gathered cache in token order.
-        mesh: where the layout was made of one; `unshard` needs it.
+        mesh: of a layout that was made of one; `unshard` needs it.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class SequenceLayout:
 
     @property
     def summary(self) -> str:
-        """In a few words, for messages; equal for equal layouts."""
+        """A few words for messages; equal for equal layouts."""
         sizes = f"{self.seq_len} tokens on {self.num_ranks} ranks"
         return f"{self.kind} of {sizes} ({self.fingerprint})"
 
@@ -83,8 +83,8 @@ class SequenceLayout:
     def zigzag(cls, seq_len: int, mesh: Mesh) -> SequenceLayout:
         """2P chunks of whole pages; rank r has chunk r and chunk 2P - 1 - r.
 
-        Balances causal work that grows with the position, as the indexer's does. Where 2P * 64
-        divides `seq_len` it is the order of torch's head-tail load balancer.
+        Balances causal work that grows with the position, as the indexer's does. If 2P * 64
+        divides `seq_len`, it is the order of torch's head-tail load balancer.
 
         Args:
             seq_len: tokens of the one sequence.

@@ -53,7 +53,7 @@ class AttentionOptions(TypedDict, total=False):
 
 
 class _Call(NamedTuple):
-    """What a call is besides its tensors."""
+    """Arguments of a call besides its tensors."""
 
     group: Group
     d_v: int
@@ -65,7 +65,7 @@ class _Call(NamedTuple):
 
     @property
     def options(self) -> str:
-        """What must be the same on all ranks."""
+        """Options that must be the same on all ranks."""
         return (
             f"d_v={self.d_v} sm_scale={self.sm_scale} deterministic={self.deterministic} "
             f"grad_wire={self.grad_wire} save_gathered={self.save_gathered} backend={self.backend}"
@@ -105,7 +105,7 @@ def context_parallel_sparse_mla(
         save_gathered: keep the gathered rows for the backward instead of gathering them again.
         kv_gathered: of `gather_latents(kv_local, mesh, async_op=True)`, to overlap by hand.
         attention: `d_v`, `sm_scale`, `topk_length`, `attn_sink`, `deterministic`, `backend` as for
-            `flashdsa.sparse_mla`. With `deterministic` the shares are added in the order of ranks,
+            `flashdsa.sparse_mla`. `deterministic` adds the shares in the order of ranks,
             whatever the collective library does: the same bits for the same layout and number of
             ranks. The gradient of `attn_sink` is summed over ranks: do not sum it again.
 
@@ -266,7 +266,7 @@ def _check(
 
 
 def _check_gathered(gathered: object, kv: Tensor, dtype: torch.dtype) -> None:
-    """What `gather_latents` returned for these rows, or None."""
+    """Require what `gather_latents` returned for these rows, or None."""
     if gathered is None:
         return
     if not isinstance(gathered, GatheredLatents):
@@ -280,7 +280,7 @@ def _check_gathered(gathered: object, kv: Tensor, dtype: torch.dtype) -> None:
 def _facts(
     x: SparseMlaOperands, options: _Options, layout: SequenceLayout | None, ids: str
 ) -> dict[str, str]:
-    """What all ranks must have the same; the number of queries may differ."""
+    """Return what must be the same on all ranks; the number of queries may differ."""
     facts = {
         "kv_local": describe(x.kv),
         "q_local": describe(x.q, of_each_row=True),

@@ -21,7 +21,7 @@ NAMES = ("q", "kv", "indices")
 
 
 class ContextParallelSparseMLA(ParallelStyle):
-    """For modules whose forward takes (q, kv, indices, ...), by place or by name, and attends.
+    """Style for attention modules whose forward takes (q, kv, indices, ...), by position or name.
 
     Before each call kv becomes the rows of all ranks, and token positions become rows if a layout
     is given; the module stays as it is. DTensors, `Shard(0)`, come in as their local parts, and O
@@ -33,7 +33,7 @@ class ContextParallelSparseMLA(ParallelStyle):
     """
 
     def __init__(self, layout: SequenceLayout | None = None) -> None:
-        """With a `layout`, indices are token positions; without, rows of the gathered kv."""
+        """Take indices as token positions with a `layout`, else as rows of the gathered kv."""
         super().__init__()
         self.layout = layout
 

@@ -17,7 +17,7 @@ from flashdsa.api import sparse_mla
 from flashdsa.errors import UnsupportedError
 
 NAME = "flashdsa"
-"""Of the backend, in `TransformerConfig.dsa_kernel_backend`."""
+"""Name of the backend, in `TransformerConfig.dsa_kernel_backend`."""
 
 
 def register() -> None:

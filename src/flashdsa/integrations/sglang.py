@@ -33,7 +33,7 @@ PARAMETERS = (
     "topk_length",
     "attn_sink",
 )
-"""Of the method in the versions that are known here."""
+"""Parameters of the method in the versions that are known here."""
 
 
 def register() -> None:
@@ -72,7 +72,7 @@ def forward(
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
 ) -> Tensor:
-    """In the place of `_forward_flashmla_sparse`; any number of heads, without padding.
+    """Replace `_forward_flashmla_sparse`; any number of heads, without padding.
 
     Args:
         backend: SGLang's, not used.

@@ -19,7 +19,7 @@ from torch.autograd import forward_ad, profiler
 from flashdsa.ops.overlap import apart_again
 
 Serve = Callable[[Sequence[Any]], Any]
-"""Of an operation's operands: serves calls like the one that it was made for."""
+"""Function of an operation's operands: serves calls like the one that it was made for."""
 _Guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 
 
@@ -62,7 +62,7 @@ class CallMemory:
         self._calls: dict[tuple[Any, ...], list[_Alike]] = {}
 
     def find(self, key: tuple[Any, ...], operands: Sequence[Any]) -> Serve | None:
-        """What serves a call with this key and such operands, if one was kept.
+        """Return the function that serves a call with this key and such operands, if one was kept.
 
         Args:
             operands: whatever they are; None where an optional one is missing.

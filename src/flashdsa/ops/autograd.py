@@ -33,7 +33,7 @@ from flashdsa.ops.table import (
 from flashdsa.settings import raw_settings
 
 Gradients = dict[str, Tensor | None]
-"""By the name of an operand; those that have none are left out."""
+"""Gradients by the name of an operand; operands without a gradient are left out."""
 
 
 def _save_attention(ctx: Any, operands: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -69,7 +69,7 @@ def _save_operands(ctx: Any, operands: Any, output: Any) -> None:
 
 
 def _scores_backward(ctx: Any, d_scores: Tensor) -> Gradients:
-    """Of q_index, k_index and weights, in their dtypes."""
+    """Return the gradients of q_index, k_index and weights, in their dtypes."""
     x = IndexerScoresOperands(*ctx.saved_tensors)
     dq, dk, d_weights = torch.ops.flashdsa.indexer_bwd.default(
         x.q_index,
@@ -86,7 +86,7 @@ def _scores_backward(ctx: Any, d_scores: Tensor) -> Gradients:
 
 
 def _kl_backward(ctx: Any, d_kl: Tensor) -> Gradients:
-    """Of the scores; the target has none."""
+    """Return the gradient of the scores; the target has none."""
     x = IndexerKlOperands(*ctx.saved_tensors)
     backend = ctx.parameters["backward_backend"]
     d_scores = torch.ops.flashdsa.indexer_kl_bwd.default(*x, d_kl.contiguous(), backend)
@@ -94,7 +94,7 @@ def _kl_backward(ctx: Any, d_kl: Tensor) -> Gradients:
 
 
 class _Gradient(NamedTuple):
-    """How an operation is differentiated."""
+    """Functions that differentiate an operation."""
 
     save: Callable[[Any, Any, Any], None]
     """Keeps what the backward needs: takes the context, the operands and the output."""
@@ -216,7 +216,8 @@ def refuse_tangents(name: str, values: Iterable[object]) -> None:
 
 
 def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """What the dispatcher calls where gradients are recorded, for an operation with outputs."""
+    """Return the function that the dispatcher calls if gradients are recorded and there are
+    outputs."""
     function = _function(spec, op)
 
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:

@@ -12,7 +12,8 @@ from flashdsa.ops.rules import refuse_packed
 
 
 def rows_and_slots(operands: Any) -> Any:
-    """With kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple where it has them.
+    """Return operands with kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple if it
+    has them.
 
     Raises:
         UnsupportedError: kv has packed rows, and a gradient is asked for.

@@ -24,8 +24,8 @@ from flashdsa.problem import PAGE_BYTES
 from flashdsa.settings import raw_settings
 
 REFUSALS = (TypeError, ValueError, BufferError)
-"""What a compiled function raises before it launches, for tensors that it was not compiled for. Its
-RuntimeError is the driver's: that one is the caller's to see."""
+"""Errors of a compiled function before it launches, for tensors that it was not compiled for. Its
+RuntimeError is the driver's: the caller gets it."""
 
 
 Launch = tuple[Callable[..., Any], int, int]
@@ -34,12 +34,12 @@ NamedTuple takes 20 ns more to unpack."""
 
 
 class LaunchCache:
-    """How calls are launched, by the numbers of elements of the queries and of the ids and by the
-    GPU; if they are checked, by their order, the kind of their ids and what chose the backend too.
+    """Launches by key: the numbers of elements of the queries and of the ids, and the GPU; for
+    checked calls also the order, the kind of the ids and what chose the backend.
 
-    Two calls with one key differ in their rows (2 rows of 32 heads and 1024 ids, one of 64 and
-    2048): where both come, the launch that is kept looks at the rows. To have them in the key would
-    cost every call 45 ns.
+    Two calls with one key may differ in their rows (2 rows of 32 heads and 1024 ids, one of 64 and
+    2048): if both come, the kept launch looks at the rows. Rows in the key would cost every call
+    45 ns.
     """
 
     def __init__(self, most: int = 4096) -> None:
@@ -132,7 +132,7 @@ def launch_again(
     every tensor to: its number of dimensions; its fixed sizes; one B; sizes that fit int32; no
     gaps, or stride 1 in the table's rows; its alignment; the type cuda and one device index; its
     dtype, but not the sign of integers. Left to check here are those that must be int32, and the
-    numbers of pages and of the table's rows. What is refused goes to the checks, which say what is
+    numbers of pages and of the table's rows. A refused call goes to the checks, which say what is
     wrong with it.
 
     Ids that lie in the table or among the lengths are looked for, in some 0.4 us. That they share

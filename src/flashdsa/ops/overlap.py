@@ -61,7 +61,7 @@ def share_memory(tensor: Tensor | None, other: Tensor | None) -> bool:
 
 
 def num_bytes(tensor: Tensor) -> int:
-    """From the first element to behind the last one."""
+    """Return the bytes from the first element to the end of the last one."""
     return _reach(_steps(tensor), tensor.itemsize) if tensor.numel() else 0
 
 
@@ -91,7 +91,7 @@ def apart_again(tensors: Sequence[Tensor | None], written: Sequence[int]) -> Cal
 
 
 def _address(tensor: Tensor | None) -> int:
-    """Where it begins; 0 if it has no data, as a fake or a transform's."""
+    """Return the first byte's address; 0 if it has no data (a fake or a transform's tensor)."""
     if tensor is None or type(tensor) not in (Tensor, Parameter):
         return 0
     try:
@@ -110,7 +110,7 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def _reach(steps: list[tuple[int, int]], itemsize: int) -> int:
-    """Bytes from the first element to behind the last one."""
+    """Return the bytes from the first element to the end of the last one."""
     return itemsize + sum(step * (size - 1) for step, size in steps)
 
 

@@ -85,11 +85,12 @@ def _call(
 MOST_SERVED = 4096
 """Calls that are remembered; the next one empties the memory."""
 _served: dict[tuple[Any, ...], Serve] = {}
-"""By what the checks and the choice read. After a pause of the process they take 0.1 ms."""
+"""Served calls by what the checks and the choice read. These take 0.1 ms after a pause of the
+process."""
 
 
 def _layout(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """What the checks read of an operand."""
+    """Return the properties of an operand that the checks read."""
     if tensor is None:
         return None
     offset = tensor.storage_offset()
@@ -118,7 +119,7 @@ def _checked(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
 
 
 def _serving_by(entry: Callable[..., Any], spec: OpSpec, parameters: Parameters) -> Serve:
-    """By an implementation that binds nothing."""
+    """Return the `Serve` of an implementation that binds nothing."""
     return lambda operands: entry(spec.kind(*operands), **parameters)
 
 
@@ -173,7 +174,7 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
 
 
 def _find_served(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
-    """What serves a call, which is checked unless one like it was."""
+    """Return the function that serves a call; the call is checked unless one like it was."""
     count = len(spec.operands)
     *values, backend = arguments[count:]
     chosen_by = backend, raw_settings(), registry.size
@@ -205,7 +206,8 @@ def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Cal
 
 
 def _implementation(spec: OpSpec) -> Callable[..., Any]:
-    """What the dispatcher calls with tensors of any device, under autocast among others."""
+    """Return the function that the dispatcher calls with tensors of any device, under autocast
+    too."""
 
     def run(*arguments: Any) -> Any:
         return without_autocast(serve, spec, arguments)
@@ -219,7 +221,7 @@ def _implementation(spec: OpSpec) -> Callable[..., Any]:
 
 
 def _fake(spec: OpSpec) -> Callable[..., Any]:
-    """What the dispatcher calls with tensors that have no data."""
+    """Return the function that the dispatcher calls with tensors that have no data."""
 
     def run(*arguments: Any) -> Any:
         operands, parameters, _backend = spec.unpack(arguments)

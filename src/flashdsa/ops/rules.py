@@ -22,7 +22,7 @@ MAX_PAGES = 2**31 // PAGE_SIZE
 PACKED = (torch.uint8, torch.int8)
 """dtypes of packed kv rows."""
 SCALE_BYTES = 4
-"""Of a key's fp32 scale, which stands among bytes in the index-K cache."""
+"""Bytes of a key's fp32 scale, which lies among bytes in the index-K cache."""
 
 
 def same_dtype(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -36,7 +36,7 @@ def kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
-    """As many columns as q has, or a packed row's 656 bytes in place of 576 columns."""
+    """Require as many columns as q has, or a packed row's 656 bytes instead of 576 columns."""
     rows, d_qk = sizes["S_kv"], sizes["d_qk"]
     if kv.dtype not in PACKED:
         require_shape(name, kv, (rows, d_qk), "[S_kv, d_qk] or [S_kv, 1, d_qk]")
@@ -75,18 +75,19 @@ def sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def lse_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Of lse, for q of `dtype`."""
+    """Return the dtypes of lse, for q of `dtype`."""
     return (sum_dtype(dtype),)
 
 
 def sink_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Of attn_sink, for q of `dtype`."""
+    """Return the dtypes of attn_sink, for q of `dtype`."""
     wide = dtype == torch.float64
     return (torch.float32, torch.float64) if wide else (torch.float32,)
 
 
 def index_weight_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Of the weights of index heads, for q_index of `dtype`: that of sums, or q_index's."""
+    """Return the dtypes of the index heads' weights, for q_index of `dtype`: that of sums, and
+    q_index's."""
     return tuple(dict.fromkeys((sum_dtype(dtype), dtype)))
 
 

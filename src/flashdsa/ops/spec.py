@@ -34,7 +34,7 @@ Dtypes = tuple[torch.dtype, ...] | Callable[[torch.dtype], tuple[torch.dtype, ..
 Sizes = dict[str, int]
 """The value of each name in the operands' shapes."""
 Parameters = dict[str, Any]
-"""What a backend's function takes by keyword."""
+"""Keyword arguments of a backend's function."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ _ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
     "ScalarType?": _dtype_or_none,
     "str": _backend,
 }
-"""By a parameter's kind: the value that the schema takes, or an error."""
+"""Functions by a parameter's kind: return the value that the schema takes, or raise."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +208,8 @@ class OpSpec:
 
     @cached_property
     def memory(self) -> CallMemory:
-        """Of its calls: the checks read nothing of the operands but their types, sizes and strides,
-        whether they begin where they must, and whether what is written lies apart."""
+        """Memory of its calls. The checks read only the operands' types, sizes and strides, whether
+        they begin at their required addresses, and whether the written ones lie apart."""
         begins_at = {n: x.begins_at for n, x in enumerate(self.operands) if x.begins_at > 1}
         return CallMemory(begins_at, self.written)
 
@@ -220,7 +220,7 @@ class OpSpec:
 
     @property
     def schema(self) -> str:
-        """As torch's dispatcher has it: "name(Tensor q, ..., str backend) -> (Tensor, Tensor)"."""
+        """Schema in torch's dispatcher: "name(Tensor q, ..., str backend) -> (Tensor, Tensor)"."""
         arguments = []
         for number, operand in enumerate(self.operands):
             alias = f"({chr(ord('a') + number)}!)" if operand.written else ""
@@ -285,7 +285,7 @@ class OpSpec:
         return sizes
 
     def problem(self, operands: Sequence[Any], parameters: Parameters, sizes: Sizes) -> Problem:
-        """What a backend must be able to do for this call, the GPU's capability included."""
+        """Return what a backend must support for this call, the GPU's capability included."""
         first = operands[0]
         known = {**sizes, "num_heads": sizes.get("H"), **parameters, **self.facts}
         for operand, tensor in zip(self.operands, operands, strict=True):

@@ -17,7 +17,7 @@ _AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU).add(
     torch._C.DispatchKey.AutocastCUDA
 )
 _CAST = (torch.float32, torch.bfloat16, torch.float16)
-"""What autocast casts; as in torch's own operations, fp64 stays as it is."""
+"""Dtypes that autocast casts; fp64 stays as it is, like in torch's own operations."""
 
 
 def without_autocast(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -36,7 +36,7 @@ def without_autocast(function: Callable[..., Any], *arguments: Any) -> Any:
 def as_autocast_casts(tensor: Tensor) -> Tensor:
     """`tensor` as an operation gets it that autocast casts operands of; differentiable.
 
-    For functions that save such an operand beside the operation's result for their backward.
+    Functions need it that save such an operand beside the operation's result for their backward.
     """
     device = tensor.device.type
     casts = device in AUTOCAST_DEVICES.values() and torch.is_autocast_enabled(device)

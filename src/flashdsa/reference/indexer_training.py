@@ -96,7 +96,7 @@ def indexer_scores(
 
 
 class IndexerGradients(NamedTuple):
-    """Of `indexer_scores`, and beside each the size of what is summed into it."""
+    """Gradients of `indexer_scores`, and for each the size of what is summed into it."""
 
     dq_index: Tensor
     dk_index: Tensor

@@ -10,7 +10,7 @@ def merge_attention(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Ten
     """O `[S, H, d_v]` and lse `[S, H]` of P parts of such shapes, both float64.
 
     `lse = log sum_p exp(lse_p)`, `O = sum_p exp(lse_p - lse) O_p` over the parts that have a key:
-    an lse of +inf says that a part has none. Without a part O = 0 and lse = +inf.
+    an lse of +inf says that a part has none. If there is no part, O = 0 and lse = +inf.
     """
     parts = [(out.detach().cpu().double(), lse.detach().cpu().double()) for out, lse in
              zip(outs, lses, strict=True)]  # fmt: skip

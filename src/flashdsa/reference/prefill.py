@@ -86,8 +86,8 @@ def dsa_topk_prefill(
     """The rows of each query's best keys, int32 `[S, topk]`, then -1.
 
     `scores` `[S, S_kv]` are the reference's, or what a kernel computed itself: a selection is
-    judged by the scores that it was made from. In ascending row, or with `sorted` in descending
-    score (ties by row); NaN ranks last.
+    judged by the scores that it was made from. The order is ascending row, or with `sorted`
+    descending score (ties by row); NaN ranks last.
     """
     picked = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
     table = scores.detach().cpu().double().tolist()

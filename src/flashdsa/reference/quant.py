@@ -15,7 +15,7 @@ AMAX_FLOOR = 1e-4
 
 
 def _e4m3_value(code: int) -> float:
-    """What one e4m3 (fn) byte stands for: 1 sign, 4 exponent (bias 7), 3 mantissa bits."""
+    """Return the value of one e4m3 (fn) byte: 1 sign, 4 exponent (bias 7), 3 mantissa bits."""
     sign = -1.0 if code & 0x80 else 1.0
     exponent, mantissa = (code >> 3) & 0xF, code & 0x7
     if exponent == 0xF and mantissa == 0x7:

@@ -132,7 +132,7 @@ def _forward(
 
 
 class _Query(NamedTuple):
-    """What the backward of one query needs; `n` is its number of valid slots."""
+    """Values for the backward of one query; `n` is its number of valid slots."""
 
     s: int
     rows: Tensor  # [n] int64, the kv rows named
@@ -316,7 +316,7 @@ def mla_bwd_dq_rounding(
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
 ) -> tuple[float, float]:
-    """What independent relative errors of rms 1 in every dS do to `||dQ error||^2`.
+    """Return the effect of independent relative errors of rms 1 in every dS on `||dQ error||^2`.
 
     Slots of a query that name the same key have the same dS, hence the same error.
 

@@ -1,4 +1,4 @@
-"""Where a tool of the CUDA toolkit is: in its package from PyPI, else on PATH."""
+"""Path of a tool of the CUDA toolkit: in its package from PyPI, else on PATH."""
 
 from __future__ import annotations
 

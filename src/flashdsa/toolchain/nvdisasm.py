@@ -34,7 +34,7 @@ class Disassembler:
     version: str
 
     def text(self, image: bytes, *options: str) -> str:
-        """What it prints of a cubin.
+        """Return what it prints of a cubin.
 
         Raises:
             OldCubinError: the cubin has an older layout than this needs.

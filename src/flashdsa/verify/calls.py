@@ -185,7 +185,7 @@ def indexer_kl_bwd(
 
 
 def mean_weight(inputs: IndexerTrainingInputs) -> float:
-    """What each query's KL counts in the mean."""
+    """Return the weight of each query's KL in the mean."""
     return 1 / max(1, inputs.case.attention.num_queries)
 
 

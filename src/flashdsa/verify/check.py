@@ -29,7 +29,7 @@ class CheckRow:
     limit: float
     passed: bool
     seconds: float
-    """Of the whole case, reference included."""
+    """Time of the whole case, reference included."""
     message: str
 
 

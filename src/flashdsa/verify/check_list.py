@@ -32,7 +32,7 @@ NEEDS = {
     "indexer_kl_loss": {"attention_target", "indexer_scores", "indexer_bwd", "indexer_kl"},
     **{name: set[str]() for name in COMPOSED},
 }
-"""What a backend must have for an operation that it has not itself."""
+"""Operations that a backend must have for an operation that it does not have itself."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _sparse_mla_checks(seed: int, backend: str, device: str) -> list[Check]:
 
 
 def _call_backward(inputs: SparseMlaInputs, backend: str, **options: Any) -> object:
-    """Of any O and lse."""
+    """Call the backward with O and lse of zeros."""
     O = torch.zeros_like(inputs.do)
     lse = O.new_zeros(O.shape[:2], dtype=judge_sparse_mla.accumulator_dtype(inputs))
     return calls.mla_bwd(inputs, O, lse, backend, **options)
@@ -186,26 +186,26 @@ def _prefill_checks(seed: int, backend: str, device: str) -> list[Check]:
 
 
 def _call_target(inputs: IndexerTrainingInputs, backend: str) -> object:
-    """Of any lse."""
+    """Call it with an lse of zeros."""
     q = inputs.attention.q
     lse = q.new_zeros(q.shape[:2], dtype=inputs.grad_scores.dtype)
     return calls.attention_target(inputs, lse, backend)
 
 
 def _call_kl(inputs: IndexerTrainingInputs, backend: str) -> object:
-    """Of any scores and target."""
+    """Call it with arbitrary scores and target."""
     scores = inputs.grad_scores
     return flashdsa.indexer_kl(scores, scores.abs(), backend=backend)
 
 
 def _call_kl_backward(inputs: IndexerTrainingInputs, backend: str) -> object:
-    """Likewise."""
+    """Call it with arbitrary scores, target and gradient."""
     scores = inputs.grad_scores
     return calls.indexer_kl_bwd(scores, scores.abs(), scores[:, 0].contiguous(), backend)
 
 
 def _call_kl_loss(inputs: IndexerTrainingInputs, backend: str) -> object:
-    """Of any lse."""
+    """Call it with an lse of zeros."""
     q = inputs.attention.q
     lse = q.new_zeros(q.shape[:2], dtype=inputs.grad_scores.dtype)
     return calls.indexer_kl_loss(inputs, lse, backend)

@@ -67,7 +67,7 @@ def _failure(output: str, message: str, first_bad: Coordinate | None = None) -> 
 
 
 def coordinate(flat_index: int, shape: torch.Size) -> Coordinate:
-    """Of the element of that number in a tensor of that shape."""
+    """Return the coordinate of element `flat_index` of a tensor of `shape`."""
     where = torch.unravel_index(torch.tensor(flat_index), shape)
     return tuple(int(i) for i in where)
 

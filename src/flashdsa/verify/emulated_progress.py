@@ -1,4 +1,4 @@
-"""How far a case is that runs on the emulator."""
+"""Progress of a case that runs on the emulator."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from flashdsa.backends.emulated.devices import B200, H200
 from flashdsa.backends.emulated.runner import EmulatedProgress, emulation
 
 DEVICES = {"emulate-sm90": H200, "emulate-sm100": B200}
-"""What each emulated backend stands for."""
+"""Device that each emulated backend stands for."""
 MOST = 0.99
-"""Of a case that is not over yet."""
+"""Largest share that is shown for a case that still runs."""
 
 
 class CaseProgress:
@@ -24,11 +24,11 @@ class CaseProgress:
     def __init__(self, tell: Callable[[float, str], None]) -> None:
         self._tell = tell
         self._rates: dict[str, float] = {}
-        """Of an operation: warp instructions a unit of work, of the last case that was run."""
+        """Warp instructions a unit of work, by operation, as the last case of it needed."""
 
     @contextmanager
     def watch(self, backend: str, operation: str, work: int) -> Iterator[None]:
-        """In it the case runs.
+        """Report the progress of the case that runs in this context.
 
         Args:
             work: of the case, in a unit that is the same for all cases of the operation.

@@ -55,7 +55,7 @@ class IndexerTrainingInputs:
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In the order of `indexer_scores`."""
+        """Operands in the order of `indexer_scores`."""
         return self.q_index, self.k_index, self.weights, self.indices
 
 
@@ -64,8 +64,8 @@ def make_indexer_training_inputs(
 ) -> IndexerTrainingInputs:
     """The inputs of one case; the same (case, seed) gives the same values on every device.
 
-    Where the attention's case poisons, so do keys that no valid slot names, gradients of invalid
-    slots, and the queries and weights of rows without a valid slot.
+    If the attention's case poisons, poison is also in keys that no valid slot names, in gradients
+    of invalid slots, and in the queries and weights of rows without a valid slot.
     """
     attention = make_sparse_mla_inputs(case.attention, seed, device)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -128,4 +128,4 @@ INDEXER_TRAINING_CASES: list[IndexerTrainingCase] = [
     IndexerTrainingCase(_attention("fp32, every feature"), index_heads=5),
     IndexerTrainingCase(_attention("fp64, every feature"), index_heads=5),
 ]
-"""What every backend with these operations runs."""
+"""Cases that every backend with these operations runs."""

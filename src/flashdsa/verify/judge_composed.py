@@ -20,7 +20,7 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from flashdsa.verify.tolerances import CHAIN_TOLERANCE, KL_TOLERANCE, tolerance
 
 LOSS_PARTS = 3
-"""Of the sparse loss: scores, target and KL, each with a limit of its own."""
+"""Parts of the sparse loss: scores, target and KL, each with a limit of its own."""
 
 
 def _normal(generator: torch.Generator, *shape: int, dtype: torch.dtype, device: str) -> Tensor:

@@ -35,12 +35,12 @@ GRADIENTS = ("dq_index", "dk_index", "d_weights")
 
 
 def _sums(inputs: IndexerTrainingInputs) -> torch.dtype:
-    """Of scores, targets and sums."""
+    """Return the dtype of scores, targets and sums."""
     return inputs.grad_scores.dtype
 
 
 def _limits(inputs: IndexerTrainingInputs, operation: str, output: str) -> float | None:
-    """The norm's limit, of data that the norm rule is for."""
+    """Return the norm's limit; None for data that the norm rule does not judge."""
     limit = tolerance(operation, output, inputs.case.attention.dtype).norm
     return limit if inputs.case.attention.judges_norms else None
 

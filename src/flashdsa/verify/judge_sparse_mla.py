@@ -124,7 +124,8 @@ def _cut(d_qk: int) -> float:
 
 
 def bias_limit(lse: Tensor, relative: float) -> float:
-    """Of a row of O, dQ or dKV, where logits may be off by `relative` of their size."""
+    """Return the bias limit of a row of O, dQ or dKV if logits may be off by `relative` of their
+    size."""
     finite = lse[lse.isfinite()]
     largest = float(finite.abs().max()) if finite.numel() else 0.0
     return BIAS_TOLERANCE + relative * largest
@@ -133,7 +134,8 @@ def bias_limit(lse: Tensor, relative: float) -> float:
 def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
     """O and lse as a right forward would hand them to the backward: the reference's, rounded.
 
-    Where the case poisons or has empty queries, O of those is NaN, which no gradient may show.
+    If the case poisons or has empty queries, O of its empty queries is NaN, which no gradient may
+    show.
     """
     O, lse = reference.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
@@ -147,7 +149,7 @@ def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
 def _dkv_roundings(
     inputs: SparseMlaInputs, operands: tuple[Tensor, ...], dKV: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """By dKV's name: what P and dS in bf16 may do to each row, and to its length."""
+    """Return how far P and dS in bf16 may move each row, and change its length, by dKV's name."""
     spread = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
     along = along_limit(*reference.mla_bwd_dkv_along(*operands, dKV=dKV, **inputs.options))
     rows = dKV.flatten(1)
@@ -292,8 +294,8 @@ def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
 def judge_chain(inputs: SparseMlaInputs, q_grad: Tensor, kv_grad: Tensor) -> list[Comparison]:
     """The verdicts on gradients against float64 from the unrounded O, by their norms alone.
 
-    The backward gets O in the inputs' dtype, and `delta = sum_d O dO` has that rounding. With large
-    logits P (dP - delta) cancels, and what is left has much of it.
+    The backward gets O in the inputs' dtype, and `delta = sum_d O dO` has that rounding. P (dP -
+    delta) cancels for large logits, and the rest has much of it.
     """
     O, lse = reference.sparse_mla_fwd(
         inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options

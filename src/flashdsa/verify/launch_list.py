@@ -1,4 +1,4 @@
-"""Which case of `flashdsa check` reaches which kernel: every choice is made, nothing is run.
+"""Kernels that each case of `flashdsa check` reaches: every choice is made, nothing is run.
 
 A backend's own functions choose plans and launch what was compiled for them; here they get
 functions that write down their names instead. No kernel is compiled, no GPU is needed.
@@ -44,11 +44,11 @@ class Recorder:
 
     @property
     def num_sms(self) -> int:
-        """Of the device."""
+        """Number of SMs of the device."""
         return self._device.num_sms
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
-        """The device's, whatever the CTA."""
+        """Return the device's capacity; the CTA does not matter."""
         return self._device.clusters
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ class Recorder:
         return (torch.zeros if small else torch.empty)(shape, dtype=dtype)
 
     def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """As `empty`."""
+        """Return a function that calls `empty`."""
         return partial(self.empty, *shape, dtype=dtype)
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Tensor, ...]:
@@ -91,11 +91,11 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Reached:
-    """What a case of an operation reaches on a backend.
+    """Kernels or functions that a case of an operation reaches on a backend.
 
     Attributes:
         kernels: compiled functions; none where torch or the CPU backend does all.
-        functions: "module:function" of the backend's implementations, where it has no kernels.
+        functions: "module:function" of the backend's implementations if it has no kernels.
         refused: why the backend does not take the case, or "".
     """
 
@@ -107,9 +107,9 @@ class Reached:
 
 
 def list_launches(backend: str, operations: Collection[str] | None = None) -> list[Reached]:
-    """What each case of `run_checks` reaches, in the order of `OPERATIONS`.
+    """List the kernels of each case of `run_checks`, in the order of `OPERATIONS`.
 
-    On a device that is not here: an H200 for Hopper, a B200 for Blackwell. The number of its SMs
+    The device is not here: an H200 for Hopper, a B200 for Blackwell. The number of its SMs
     decides some choices, so another GPU of the family may choose otherwise.
 
     Args:

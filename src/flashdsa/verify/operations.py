@@ -1,4 +1,4 @@
-"""What is checked, by name, in its order. Nothing here imports torch, for the sake of --help."""
+"""Names of checked operations, in their order. No import of torch here, so --help is fast."""
 
 from __future__ import annotations
 

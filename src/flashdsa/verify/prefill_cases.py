@@ -63,7 +63,7 @@ class PrefillInputs:
 
     @property
     def options(self) -> dict[str, Any]:
-        """By keyword."""
+        """Keyword arguments."""
         return {"k_scale": self.k_scale}
 
     def output_buffer(self) -> Tensor:
@@ -135,7 +135,7 @@ def make_prefill_inputs(
 
 
 def causal(queries: int, keys: int, first_key: int = 0) -> tuple[tuple[int, int], ...]:
-    """Of the last `queries` of a sequence of `keys` that begins at `first_key`."""
+    """Return ranges of the last `queries` of a sequence of `keys` that begins at `first_key`."""
     return tuple((first_key, first_key + keys - queries + s + 1) for s in range(queries))
 
 

@@ -1,4 +1,4 @@
-"""How right is right: every limit of the contract, keyed by (operation, output, dtype).
+"""Every limit of the contract, keyed by (operation, output, dtype).
 
 The dtype is that of the operation's main input (q, k); an output that is asked for in another
 precision has its own name ("dKV:bf16").
@@ -80,14 +80,14 @@ BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
 BF16_ROUNDING = 2 * 2.0**-8
 """Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
 BF16_HALF_ULP = 2.0**-8
-"""Of a number, at most: what its rounding to bf16 may change."""
+"""Largest relative error of a number by its rounding to bf16."""
 BF16_RMS = 2.0**-8 * math.sqrt((1 - 1 / 4) / (6 * math.log(2)))
-"""Of a number's relative error by one rounding to bf16."""
+"""Rms of a number's relative error by one rounding to bf16."""
 BF16_CHANCE = 4.0
 """Standard deviations by which the square of dQ's error may be above its mean."""
 F16_KEYS = 2.0**-11
-"""Of a logit's size, and of 1, a typical one: how far it may be off where packed rows whose scales
-are no powers of two are rounded to f16 for the tensor cores."""
+"""Limit of a logit's error, as a share of its size and of 1 (a typical logit), if packed rows
+whose scales are no powers of two are rounded to f16 for the tensor cores."""
 WGMMA_SUMS = ("sm90", "emulate-sm90")
 """Backends whose logits are sums of wgmma."""
 WGMMA_CUT = 2.0**-23
@@ -107,12 +107,12 @@ class Tolerance:
     """Limits of one output; a limit that does not apply to it is None."""
 
     norm: float | None = None
-    """Of `||out - ref|| / ||ref||`, on standard-normal data."""
+    """Limit of `||out - ref|| / ||ref||`, on standard-normal data."""
     row: float | None = None
-    """Of the per-row rule, on any data."""
+    """Limit of the per-row rule, on any data."""
     absolute: float | None = None
     relative: float | None = None
-    """Of `|out - ref| <= absolute + relative * |ref|`, element by element."""
+    """Limit `|out - ref| <= absolute + relative * |ref|`, element by element."""
 
 
 _BF16, _FP16, _FP32, _FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
@@ -200,7 +200,7 @@ TRAINED_SCORES = {_BF16: 1e-5, _FP16: 1e-5, _FP32: 1e-5, _FP64: 1e-11}
 TRAINED_SCORE_CUT = 2.0**-22
 """Share of sum_h |w_h| sum_d |q_hd k_d|, besides: sums of 128 fp32 products that cancel."""
 KL_TOLERANCE = {_BF16: 1e-4, _FP16: 1e-4, _FP32: 1e-4, _FP64: 1e-10}
-"""Of a KL, and of sum p |log p - log pi| besides."""
+"""Limit of a KL's absolute error; this share of sum p |log p - log pi| is allowed besides."""
 
 
 def tolerance(operation: str, output: str, dtype: torch.dtype) -> Tolerance:
@@ -213,7 +213,7 @@ def tolerance(operation: str, output: str, dtype: torch.dtype) -> Tolerance:
 
 
 def along_limit(total: torch.Tensor, spread: torch.Tensor) -> torch.Tensor:
-    """How far rounding each term of a row to bf16 may move the row along itself.
+    """Return how far rounding each term of a row to bf16 may move the row along itself.
 
     Args:
         total: sum of the sizes of the terms' parts along the row: each is off by half an ulp.

@@ -1,4 +1,4 @@
-"""What the instructions do not take is refused with the limit and the ISA's section."""
+"""Plans that the instructions do not take are refused with the limit and the ISA's section."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_ends_of_an_item_are_the_clocks_that_nothing_overlaps() -> None:
 
 
 def test_saturated_mmas_starve_transfers() -> None:
-    """At 30% of its rate, 60 clocks of a transfer need more than the MMA's 100."""
+    """60 clocks of a transfer, at 30% of its rate, need more than the MMA's 100."""
     mma = Step("mma", "mma", 100, "tensor", after=(("send", 2),))
     sending = transfer("send", "send", 60, "dsmem", ("mma", 0), part=Part.EVERY)
     assert period((mma, *sending)) == pytest.approx(100)

@@ -11,8 +11,8 @@ from flashdsa.api import sparse_mla
 from flashdsa.errors import UnsupportedError
 
 NAME = "dsa"
-"""Of the attention implementation. NOTE: with "flash" in it transformers would look for a kernel on
-the hub."""
+"""Name of the attention implementation. NOTE: a name with "flash" in it makes transformers look for
+a kernel on the hub."""
 OPTIONS = "_flashdsa"
 """Attribute of an attention module that `enable` has changed."""
 
@@ -35,7 +35,7 @@ ids say what each query sees."""
 
 
 class Options(NamedTuple):
-    """What `enable` was asked for.
+    """Options that `enable` got.
 
     Attributes:
         backend: of `flashdsa.sparse_mla`.
@@ -49,7 +49,7 @@ class Options(NamedTuple):
 def register() -> None:
     """Make "dsa" known to transformers, as an attention implementation and as a kind of mask.
 
-    A model needs `enable` besides: it hands over latents in the place of expanded keys.
+    A model needs `enable` besides: it hands over latents instead of expanded keys.
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -60,7 +60,7 @@ def register() -> None:
 
 
 def latent_states(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-    """In the place of a module's `expand_kv`: the latents themselves.
+    """Replace a module's `expand_kv`: return the latents themselves.
 
     Args:
         kv_nope: (B, 1, T, rank). k_rot: (B, 1, T, rope), with rotary position.

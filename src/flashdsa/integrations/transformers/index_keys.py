@@ -12,9 +12,9 @@ from flashdsa.api import write_index_k_cache
 from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE
 
 ATTRIBUTE = "_flashdsa_index_keys"
-"""Of a layer of the model's cache."""
+"""Attribute of a layer of the model's cache."""
 MORE_TOKENS = 256
-"""Room for at least so many tokens behind the ones that are there, where the cache grows."""
+"""Minimum room, in tokens, after the present ones if the cache grows."""
 
 
 @dataclass
@@ -116,5 +116,5 @@ def is_static(layer: Any) -> bool:
 
 
 def version_of(x: Tensor) -> int | None:
-    """How often `x` was written to; None where torch does not count (inference mode)."""
+    """Return how often `x` was written to; None if torch does not count (inference mode)."""
     return None if x.is_inference() else x._version

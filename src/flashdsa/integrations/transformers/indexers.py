@@ -33,7 +33,7 @@ ROTARY: Mapping[str, str] = {
     "DeepseekV32Indexer": "apply_rotary_pos_emb",
     "GlmMoeDsaIndexer": "apply_rotary_pos_emb_interleave",
 }
-"""By the indexer's class: the function of its module that rotates queries and keys."""
+"""Function of the module that rotates queries and keys, by the indexer's class."""
 PARAMETERS = (
     "hidden_states",
     "q_resid",
@@ -43,8 +43,8 @@ PARAMETERS = (
     "past_key_values",
 )
 FEW_QUERIES = 32
-"""Of a sequence, that are picked for one by one, as rows of `dsa_topk_indexer`: the tokens of a
-draft, whose keys are the only new ones."""
+"""Most queries of a sequence that are rows of `dsa_topk_indexer`, each with its own choice: the
+tokens of a draft, whose keys are the only new ones."""
 CHUNK_ELEMENTS = 2**26
 """Scores of heads, queries and keys that are held at once (fp32: 256 MiB)."""
 
@@ -70,8 +70,8 @@ def exact_forward(
 ) -> Tensor:
     """The indexer's choice from its own scores.
 
-    By `dsa_topk_prefill` where that serves the model's dtype and heads and each query sees
-    neighbouring keys; otherwise some queries at a time.
+    `dsa_topk_prefill` makes it if that serves the model's dtype and heads and each query sees
+    neighbouring keys; otherwise torch makes it for some queries at a time.
 
     Args: of the model's forward; attention_mask is (B, S, T).
 
@@ -171,7 +171,7 @@ def fp8_forward(
 
 
 INDEXERS: Mapping[str, Callable[..., Tensor]] = {"exact": exact_forward, "fp8": fp8_forward}
-"""By `enable`'s name."""
+"""Forwards by `enable`'s name."""
 
 
 def _project(
@@ -212,8 +212,10 @@ def _queries_and_keys(
 def _shared_operands(
     q: Tensor, k: Tensor, weights: Tensor, mask: Tensor, topk: int
 ) -> TopkPrefillOperands | None:
-    """Of `dsa_topk_prefill`, the keys of all sequences one behind the other; None where no backend
-    serves them, or a query sees keys that are no neighbours. To know that waits for the device.
+    """Return operands of `dsa_topk_prefill` with all sequences' keys one after the other.
+
+    None if no backend serves them, or a query sees keys that are no neighbours; this last check
+    waits for the device.
 
     Args:
         q: (B, S, H, D). k: (B, T, D). weights: (B, S, H) fp32. mask: (B, S, T), what is seen.
@@ -237,8 +239,9 @@ def _serves_positions(operands: TopkIndexerOperands) -> bool:
 
 
 def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each query its first key and how many it sees, (B, S), and whether all these follow the
-    first one, a bool on the mask's device. Some queries at a time: the mask is large enough."""
+    """Return each query's first key and the number of keys that it sees, (B, S), and whether all
+    these follow the first one, a bool on the mask's device. It takes some queries at a time: the
+    mask alone is large."""
     num_keys = mask.shape[-1]
     parts = []
     for rows in mask.split(max(1, CHUNK_ELEMENTS // (batch * num_keys)), dim=-2):
@@ -251,8 +254,8 @@ def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rows_of(first: Tensor, lengths: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
-    """Of each query the first row (B * S,) int32 that it sees of all sequences' keys, and the row
-    behind the last one.
+    """Return the first row (B * S,) int32 of all sequences' keys that each query sees, and the row
+    after the last one.
 
     Args:
         first: (B, S), in the query's own sequence. lengths: (B, S).
@@ -282,11 +285,11 @@ def _allowed(mask: Tensor) -> Tensor:
 
 
 def _lengths(allowed: Tensor, first: Tensor) -> Tensor:
-    """How many keys each query sees (B, S) int32, from the first one of its sequence (B,) on.
+    """Return how many keys each query sees (B, S) int32, from its sequence's first one (B,) on.
 
     Raises:
-        ArgumentValueError: on the CPU or with FLASHDSA_CHECK=1, where a query's keys are no range
-            from there.
+        ArgumentValueError: on the CPU or with FLASHDSA_CHECK=1, if a query's keys are no range
+            from that first one.
     """
     lengths = allowed.sum(dim=2, dtype=torch.int32)
     if allowed.device.type == "cpu" or values_are_checked():
@@ -300,5 +303,5 @@ def _lengths(allowed: Tensor, first: Tensor) -> Tensor:
 
 
 def _quantisable(x: Tensor) -> Tensor:
-    """In a dtype that the quantisation takes."""
+    """Return `x` in a dtype that the quantisation takes."""
     return x if x.dtype in (torch.bfloat16, torch.float32) else x.float()

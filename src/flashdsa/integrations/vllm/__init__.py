@@ -31,7 +31,7 @@ def attend(
     valid_counts: Tensor,
     sm_scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """What the backend computes.
+    """Compute the backend's attention.
 
     Args:
         q: (T, H, 576), or its latent and RoPE columns apart.

@@ -60,13 +60,13 @@ class FlashDsaMLASparseImpl(SparseMLACommonImpl):  # type: ignore[misc]
         block_size: int,
         is_decode: bool,
     ) -> tuple[Tensor, Tensor]:
-        """As vLLM calls it: slots of the cache's rows, and how many of each row are in use."""
+        """Compute for vLLM: slots of the cache's rows, and how many of each row are in use."""
         rows, _ = flat_kv_row_view(kv_cache, block_size)
         return attend(q, rows, topk_indices, valid_counts, self.scale)
 
 
 class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]
-    """What vLLM asks before it builds the layers."""
+    """Answers that vLLM needs before it builds the layers."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16]
     supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "bfloat16"]
@@ -78,12 +78,12 @@ class FlashDsaMLASparseBackend(AttentionBackend):  # type: ignore[misc]
 
     @staticmethod
     def get_impl_cls() -> type[FlashDsaMLASparseImpl]:
-        """Of a layer's attention."""
+        """Return the class of a layer's attention."""
         return FlashDsaMLASparseImpl
 
     @staticmethod
     def get_builder_cls() -> type[FlashDsaMLASparseBuilder]:
-        """Of the metadata's builder."""
+        """Return the class of the metadata's builder."""
         return FlashDsaMLASparseBuilder
 
     @classmethod

@@ -18,9 +18,9 @@ THREADS = 128
 CARRIERS = {1: Uint8, 2: Uint16}
 """Types that carry elements of 1 and 2 bytes."""
 BuildDescriptor = Callable[[Any, Strides, str], Any]
-"""From a shared address, strides and a swizzle ("INTER", "SW128"...) to the 64 bits."""
+"""Function of a shared address, strides and a swizzle ("INTER", "SW128"...) to the 64 bits."""
 Descriptors = dict[str, Any]
-"""By cut: [part][step]."""
+"""Descriptors by cut: [part][step]."""
 
 
 def tile_a(arena: Any, plan: MajornessPlan) -> Any:
