@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +22,8 @@ _own: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 INVARIANT: a group is in it on every rank or on none, since all ranks make a group's first exchange
 together. The key is the group itself: one that is made again, under its old name, starts anew.
 """
+# Connections that outlive the interpreter end the process by std::terminate, now and then.
+atexit.register(_own.clear)
 
 
 def exchange(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
