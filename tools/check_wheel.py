@@ -28,18 +28,18 @@ from flashdsa.kernels.catalog import BACKENDS, variants_of
 
 MAX_BYTES = 20_000_000
 GLIBC = (2, 28)
-"""Of manylinux_2_28."""
+"""The limit of manylinux_2_28."""
 LIBRARIES = {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 NAME = re.compile(r"flashdsa-[^-]+-py3-none-manylinux_2_28_(x86_64|aarch64)\.whl")
 KERNELS = "flashdsa/_kernels/"
 CUDA_MACHINE = 190
-"""Of ELF files with a GPU's code."""
+"""The machine number of ELF files with a GPU's code."""
 NEW_ABI = 8
-"""Of GPU code: from this version on e_flags have the architecture in their second byte."""
+"""The ELF version from which e_flags of GPU code have the architecture in their second byte."""
 
 
 def problems(wheel: Path, *, every_function: bool = True) -> list[str]:
-    """What is wrong with a wheel.
+    """List the faults of a wheel.
 
     Args:
         every_function: all of the catalog's must be in it; otherwise those of its manifest.
@@ -97,7 +97,7 @@ def _wrong_requirements(archive: zipfile.ZipFile) -> list[str]:
 def _wrong_object(
     path: Path, said: dict[str, Any], backend: str, every_function: bool
 ) -> list[str]:
-    """How an object differs from its manifest, and what it needs that users may not have."""
+    """List differences from the manifest, and needs that users may lack."""
     found = [f"{path.name}: not what the manifest says"] if describe(path) != said else []
     wanted = set(variants_of(backend)) if every_function else set(said["functions"])
     lacking = sorted(wanted - set(said["functions"]))

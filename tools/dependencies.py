@@ -46,7 +46,7 @@ class Resolution:
     python: str
     processor: str
     options: tuple[str, ...]
-    """Of `uv pip compile`."""
+    """Options of `uv pip compile`."""
     requirement: str = ""
     """Beside those of pyproject.toml."""
 

@@ -31,7 +31,7 @@ _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 
 
 class Fingerprint(NamedTuple):
-    """Of a variant: backend and exported name, hash and lines of its PTX."""
+    """A variant: backend and exported name, hash and lines of its PTX."""
 
     name: str
     digest: str
@@ -56,7 +56,7 @@ def normalised(ptx: str) -> str:
 
 
 def names() -> list[str]:
-    """Of all variants, as "sm90/mla_fwd"."""
+    """Names of all variants, as "sm90/mla_fwd"."""
     return sorted(f"{backend}/{name}" for backend in BACKENDS for name in variants_of(backend))
 
 
