@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HOUSES = ("src", "tests", "tools", "ptxemu/src", "ptxemu/tests", "workbench")
 PYTHON_FILES = sorted(path for house in HOUSES for path in (ROOT / house).rglob("*.py"))
-TESTS = [path for path in PYTHON_FILES if "tests" in path.relative_to(ROOT).parts]
-SOURCES = [path for path in PYTHON_FILES if path not in set(TESTS)]
+TESTS = {path for path in PYTHON_FILES if "tests" in path.relative_to(ROOT).parts}
+SOURCES = [path for path in PYTHON_FILES if path not in TESTS]
 
 MAX_FILE_LINES = 400
 MAX_TEST_FILE_LINES = 600

@@ -1,11 +1,11 @@
 """Draws docs/assets/first-page.png: speed in four bars, transformers with and without flashdsa.
 
-`python -m workbench.first_page` reads the newest of results/peers and results/integrations.
+`python -m workbench.first_page` draws the figures of README's table and the newest of
+results/integrations.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -15,11 +15,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-RESULTS = Path(__file__).parent / "results"
+from tools.readme_figures import figures, newest
+
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "first-page.png"
 INK, MUTED, LINE = "#1f2933", "#7b8794", "#cbd2d9"
 OURS, PALE, THEIRS = "#1d5fa8", "#9fc3e8", "#d55e00"
-# Word of a row's group -> the fastest other library.
+# Operation, as the last word of its name in README's table -> the fastest other library.
 OPERATIONS = {
     "forward": "FlashMLA",
     "backward": "cuDNN Frontend",
@@ -29,16 +30,11 @@ OPERATIONS = {
 WITHOUT, WITH = "sdpa", "flashdsa, indexer=exact"  # exact: the scores of transformers' indexer
 
 
-def newest(folder: str) -> dict[str, Any]:
-    """The last document by the date in its name."""
-    found: dict[str, Any] = json.loads(max((RESULTS / folder).glob("*.json")).read_text())
-    return found
-
-
-def draw_speed(axes: Axes, rows: list[dict[str, Any]]) -> None:
+def draw_speed(axes: Axes) -> None:
     """One bar an operation: the geometric mean; a line from the lowest to the highest case."""
+    ratios_of = {figure.operation.split()[-1]: figure.ratios for figure in figures()}
     for place, (operation, peer) in enumerate(OPERATIONS.items()):
-        ratios = [row["peer_us"] / row["ours_us"] for row in rows if operation in row["group"]]
+        ratios = ratios_of[operation]
         mean, low, high = geometric_mean(ratios), min(ratios), max(ratios)
         axes.barh(place, mean, height=0.52, color=OURS, zorder=2)
         axes.plot([low, high], [place] * 2, color=PALE, lw=2, marker="|", ms=11, mew=2, zorder=3)
@@ -90,14 +86,15 @@ def draw_with_and_without(
 
 def draw() -> None:
     """Speed on the left, transformers on the right."""
-    peers, model = newest("peers"), newest("integrations")
+    _, model = newest("integrations/*.json")
+    (gpu,) = {one.gpu for one in figures()}
     figure = Figure(figsize=(16, 6), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
-    draw_speed(figure.add_axes((0.125, 0.12, 0.21, 0.67)), peers["rows"])
+    draw_speed(figure.add_axes((0.125, 0.12, 0.21, 0.67)))
     speed, memory = (figure.add_axes((left, 0.17, 0.18, 0.48)) for left in (0.572, 0.793))
     draw_with_and_without(speed, model["rows"], "prefill_tokens_per_s", 1e-3, "{:.0f}")
     draw_with_and_without(memory, model["rows"], "peak_GiB_above_weights", 1.0, "{:.1f}")
-    bars = f"bar: geometric mean; line: lowest to highest case; {peers['gpu']}"
+    bars = f"bar: geometric mean; line: lowest to highest case; {gpu}"
     about = f'indexer="exact", 2 layers, bf16, {model["device"].removeprefix("NVIDIA ")}'
     for x, y, words, size, colour in (
         (0.02, 0.91, "Speed beside the fastest other library", 18, INK),
