@@ -14,7 +14,7 @@ from torch import Tensor
 from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, prefill, sparse_mla
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.kernels.sparse_mla.operands import Operands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.operands import (
     PrefillOperands,
     SparseMlaOperands,

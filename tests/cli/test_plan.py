@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 
 Run = Callable[..., Result]
 

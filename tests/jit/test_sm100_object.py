@@ -15,8 +15,8 @@ import pytest
 from flashdsa.jit import loader
 from flashdsa.jit.loader import installed_hash, load
 from flashdsa.jit.shared_object import is_from
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from tools import build_kernels
 
 ROOT = Path(__file__).parents[2]

@@ -57,12 +57,12 @@ def hashes(package: Path) -> Hashes:
 
 FOLLOW = [
     ("kernels/indexer/sm90/plan.py", {"sm90"}),
-    ("kernels/sparse_mla/ordered_sum.py", {"sm90", "sm100"}),
-    ("kernels/sparse_mla/sm100/bwd/plan.py", {"sm100"}),
+    ("kernels/attention/ordered_sum.py", {"sm90", "sm100"}),
+    ("kernels/attention/sm100/bwd/plan.py", {"sm100"}),
     ("plan/smem.py", {"sm90", "sm100"}),
     ("hw/arch.py", {"sm90", "sm100"}),
     ("jit/runtime_shim.c", {"sm90", "sm100"}),
-    ("kernels/sparse_mla/sm100/bwd/timeline.py", set()),
+    ("kernels/attention/sm100/bwd/timeline.py", set()),
     ("kernels/catalog.py", set()),
     ("plan/kernel_spec.py", set()),
     ("jit/loader.py", set()),

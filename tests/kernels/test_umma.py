@@ -21,9 +21,9 @@ from flashdsa.dsl.umma import (
     shared_descriptor,
 )
 from flashdsa.hw import TMEM_LANES
+from flashdsa.kernels.attention.sm100.bwd import products as bwd
+from flashdsa.kernels.attention.sm100.fwd import products as fwd
 from flashdsa.kernels.catalog import INDEXER_SM100, MLA_BWD, SPARSE_MLA_FWD_SM100
-from flashdsa.kernels.sparse_mla.sm100.bwd import products as bwd
-from flashdsa.kernels.sparse_mla.sm100.fwd import products as fwd
 from ptxemu.descriptors import Tcgen05Descriptor, operand_addresses
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
 

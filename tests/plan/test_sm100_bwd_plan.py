@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from flashdsa.hw import SM100
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan, Step
-from flashdsa.kernels.sparse_mla.sm100.bwd.timeline import TIMELINE
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan, Step
+from flashdsa.kernels.attention.sm100.bwd.timeline import TIMELINE
 from flashdsa.plan import BudgetError, check_arrivals
 
 PLAN = BwdPlan()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashdsa.hw import SM100
-from flashdsa.kernels.sparse_mla.sm100.fwd.plan import GROUPS, HEADS, FwdPlan
-from flashdsa.kernels.sparse_mla.sm100.fwd.products import products_of
+from flashdsa.kernels.attention.sm100.fwd.plan import GROUPS, HEADS, FwdPlan
+from flashdsa.kernels.attention.sm100.fwd.products import products_of
 
 PLAN = FwdPlan()
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from flashdsa.kernels.attention.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
+from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
-from flashdsa.kernels.sparse_mla.sm100.bwd.products import products_of
 from workbench.model.machine import GpuModel
 from workbench.model.predict import Work
 from workbench.model.timeline import BULK, DSMEM, After, Part, Step, mma_step, transfer

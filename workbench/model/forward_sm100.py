@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
-from flashdsa.kernels.sparse_mla.sm100.fwd.plan import (
+from flashdsa.kernels.attention.sm100.fwd.plan import (
     BOX_BYTES,
     CLUSTER,
     FP32,
@@ -18,7 +17,8 @@ from flashdsa.kernels.sparse_mla.sm100.fwd.plan import (
     TILE_KEYS,
     FwdPlan,
 )
-from flashdsa.kernels.sparse_mla.sm100.fwd.products import products_of
+from flashdsa.kernels.attention.sm100.fwd.products import products_of
+from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
 from workbench.model.machine import GpuModel
 from workbench.model.predict import Work
 from workbench.model.timeline import Step, mma_step

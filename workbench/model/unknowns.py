@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, D_QK
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BOX_DIMS as BWD_BOX_DIMS
-from flashdsa.kernels.sparse_mla.sm100.fwd.plan import TILE_KEYS
+from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK, CLUSTER, D_QK
+from flashdsa.kernels.attention.sm100.bwd.plan import BOX_DIMS as BWD_BOX_DIMS
+from flashdsa.kernels.attention.sm100.fwd.plan import TILE_KEYS
 from workbench.model import backward_sm100, forward_sm100
 from workbench.model.machine import B200
 from workbench.model.predict import Work, predict

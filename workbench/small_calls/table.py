@@ -15,9 +15,9 @@ import torch
 
 from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import BwdPlan
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
@@ -212,7 +212,7 @@ _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
     "flashdsa.backends.sm90.mla_bwd_spool:MOST_BUFFERS": 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
-    "flashdsa.kernels.sparse_mla.sm90.choice:UNORDERED_GROUPS": 0,
+    "flashdsa.kernels.attention.union.choice:UNORDERED_GROUPS": 0,
 }
 """Groups in order are one chain."""
 _chain = partial(backward, ordered=True, settings=_CHAIN)

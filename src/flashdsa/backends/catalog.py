@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.kernels.attention.sm100.bwd.plan import HEADS as BWD_HEADS
+from flashdsa.kernels.attention.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import HEADS as BWD_HEADS
-from flashdsa.kernels.sparse_mla.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, Operation
 
 _CPU_ATTENTION = Features(

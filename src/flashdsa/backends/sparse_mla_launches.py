@@ -13,7 +13,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.sparse_mla.operands import Operands
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 
 UNION_BYTES = 5

@@ -8,6 +8,15 @@ from __future__ import annotations
 from itertools import product
 
 from flashdsa.hw import SM90, SM100
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as fused
+from flashdsa.kernels.attention.sm90.decode.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
+from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
+from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
@@ -21,15 +30,6 @@ from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import DkvPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.fused import plan as fused
-from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ScoresPlan
-from flashdsa.kernels.sparse_mla.sm90.decode.plan import DecodePlan
-from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, FwdPlan
-from flashdsa.kernels.sparse_mla.sm100.bwd import plan as sm100_bwd
-from flashdsa.kernels.sparse_mla.sm100.fwd import plan as sm100_fwd
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
 
@@ -183,7 +183,7 @@ MLA_BWD = KernelSpec(
         sm100_bwd.BwdPlan(deterministic=True),
         sm100_bwd.BwdPlan(from_registers=True),
     ),
-    build="flashdsa.kernels.sparse_mla.sm100.bwd.build:compile_backward",
+    build="flashdsa.kernels.attention.sm100.bwd.build:compile_backward",
     entry="backward_kernel",
     sources={
         "softmax": ("softmax.py",),
@@ -191,7 +191,7 @@ MLA_BWD = KernelSpec(
         "reduce": ("reduce_dkv.py",),
         "mma": ("mma.py", "products.py", "umma_issue.py"),
     },
-    timeline="flashdsa.kernels.sparse_mla.sm100.bwd.timeline:TIMELINE",
+    timeline="flashdsa.kernels.attention.sm100.bwd.timeline:TIMELINE",
 )
 _SIDES = {"left": ("left.py",), "right": ("right.py",)}
 SPARSE_MLA_FWD = KernelSpec(
@@ -199,7 +199,7 @@ SPARSE_MLA_FWD = KernelSpec(
     arch=SM90.name,
     operations=(Operation.SPARSE_MLA_FWD,),
     plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
-    build="flashdsa.kernels.sparse_mla.sm90.fwd.build:compile_forward",
+    build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), **_SIDES},
 )
@@ -208,7 +208,7 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     arch=SM100.name,
     operations=(Operation.SPARSE_MLA_FWD,),
     plans=tuple(sm100_fwd.FwdPlan(group) for group in sm100_fwd.GROUPS),
-    build="flashdsa.kernels.sparse_mla.sm100.fwd.build:compile_forward",
+    build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
     sources={
         "softmax": ("softmax.py", "query.py", "epilogue.py"),
@@ -216,14 +216,14 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
         "mma": ("mma.py", "products.py", "umma_issue.py"),
     },
 )
-_SM90_BWD = "flashdsa.kernels.sparse_mla.sm90.bwd"
+_GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
 
 MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=tuple(ScoresPlan(queries, optional=True) for queries in (2, 4)),
-    build=f"{_SM90_BWD}.scores.build:compile_scores",
+    build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
     sources={"gather": ("gather.py", "cp_async.py"), "score": ("score.py", "products.py")},
 )
@@ -232,7 +232,7 @@ MLA_BWD_DQ = KernelSpec(
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=(DqPlan(),),
-    build=f"{_SM90_BWD}.dq.build:compile_dq",
+    build=f"{_GROUPED_BWD}.dq.build:compile_dq",
     entry="dq_kernel",
     sources={"load": ("load.py", "cp_async.py"), "multiply": ("multiply.py",)},
 )
@@ -241,7 +241,7 @@ MLA_BWD_DKV = KernelSpec(
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=(DkvPlan(), DkvPlan(ordered=True)),
-    build=f"{_SM90_BWD}.dkv.build:compile_dkv",
+    build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     sources={
         "images": ("images.py",),
@@ -260,7 +260,7 @@ MLA_BWD_FUSED = KernelSpec(
         *(fused.FusedPlan(queries, slots=True) for queries in fused.QUERIES),
         *(fused.FusedPlan(more=queries, slots=True) for queries in (2, 4)),
     ),
-    build=f"{_SM90_BWD}.fused.build:compile_fused",
+    build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_fused",
     entry="fused_kernel",
     sources={
         "gather": ("gather.py",),
@@ -274,7 +274,7 @@ SPARSE_MLA_DECODE = KernelSpec(
     arch=SM90.name,
     operations=(Operation.SPARSE_MLA_FWD,),
     plans=(DecodePlan(), DecodePlan(packed=True)),
-    build="flashdsa.kernels.sparse_mla.sm90.decode.build:compile_decode",
+    build="flashdsa.kernels.attention.sm90.decode.build:compile_decode",
     entry="decode_kernel",
     sources={"gather": ("gather.py", "expand.py", "cp_async.py"), **_SIDES},
 )
@@ -283,7 +283,7 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     arch=SM90.name,
     operations=(Operation.SPARSE_MLA_FWD,),
     plans=tuple(map(FewHeadsPlan, COLUMNS)),
-    build="flashdsa.kernels.sparse_mla.sm90.few_heads.build:compile_few_heads",
+    build="flashdsa.kernels.attention.sm90.decode_few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
     sources={"gather": ("gather.py",), "math": ("consume.py", "query.py", "merge.py")},
 )

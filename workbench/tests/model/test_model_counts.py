@@ -11,8 +11,8 @@ import torch
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
+from flashdsa.kernels.attention.sm100.bwd.plan import B_H
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
 from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters

@@ -15,8 +15,8 @@ from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.backends.sparse_mla_launches import MOST_UNION_BYTES, UNION_BYTES
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
+from flashdsa.kernels.attention.sm100.bwd.plan import B_H, B_TOPK, CLUSTER
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER
 from flashdsa.operands import MlaBwdOperands
 
 PLANS = {
@@ -27,7 +27,7 @@ PLANS = {
 """Plans by heads of a query and whether they are deterministic."""
 
 Launch = Callable[..., Any]
-"""A compiled function: see `kernels.sparse_mla.sm100.bwd.build.compile_backward`."""
+"""A compiled function: see `kernels.attention.sm100.bwd.build.compile_backward`."""
 
 
 def backward(

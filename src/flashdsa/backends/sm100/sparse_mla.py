@@ -7,8 +7,8 @@ from functools import cache, partial
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_arguments
+from flashdsa.kernels.attention.sm100.fwd.plan import PAIR_ROWS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
-from flashdsa.kernels.sparse_mla.sm100.fwd.plan import PAIR_ROWS, FwdPlan
 from flashdsa.operands import SparseMlaOperands
 
 

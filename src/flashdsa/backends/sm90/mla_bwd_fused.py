@@ -11,9 +11,9 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import FusedPlan
+from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-from flashdsa.kernels.sparse_mla.sm90.bwd.fused.plan import FusedPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
 from flashdsa.operands import MlaBwdOperands
 
 MOST_LIST_BYTES = 1 << 28

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import TILE_KEYS
-from flashdsa.kernels.sparse_mla.sm90.members import members_bits
+from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.union.members import members_bits
 
 
 class Lists(NamedTuple):

@@ -15,8 +15,7 @@ from flashdsa.backends.sm90.mla_bwd_fused import (
     Outputs,
     bind_arguments,
 )
-from flashdsa.kernels.catalog import MLA_BWD_FUSED
-from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
     CURSORS,
     KEY_WORDS,
     MOST_PART_GROUPS,
@@ -24,7 +23,8 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
     ROW_WORDS,
     WORD_BITS,
 )
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
+from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
+from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.operands import MlaBwdOperands
 
 MOST_SLOT_BYTES = 1 << 31

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES as DKV_SLICES
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan, dq_slices
+from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
+from flashdsa.kernels.attention.sm90.core.spool import ROW_BLOCKS, block_bytes, group_queries
+from flashdsa.kernels.attention.sm90.fwd.plan import D_QK
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import SLICES as DKV_SLICES
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.plan import WORDS, DkvPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.dq.plan import DqPlan, dq_slices
-from flashdsa.kernels.sparse_mla.sm90.bwd.scores.plan import ITEM_BLOCKS, ScoresPlan
-from flashdsa.kernels.sparse_mla.sm90.bwd.spool import ROW_BLOCKS, block_bytes, group_queries
-from flashdsa.kernels.sparse_mla.sm90.fwd.plan import D_QK
 from flashdsa.operands import MlaBwdOperands
 
 MOST_WORKSPACE_BYTES = 1 << 30
@@ -41,7 +41,7 @@ kernel is taken."""
 BLOCKS = max(ROW_BLOCKS)
 """Row blocks of a group."""
 FIRST = 0
-"""Number of the large groups, see `kernels.sparse_mla.sm90.choice`."""
+"""Number of the large groups, see `kernels.attention.union.choice`."""
 
 
 class Grouping(NamedTuple):
@@ -50,7 +50,7 @@ class Grouping(NamedTuple):
     Attributes:
         queries: neighbouring ones of a group. topk: slots of a query.
         ratio, most_length: longest lists on average, and longest single list, in slots of a query,
-            with which they are taken; see `sm90.choice`.
+            with which they are taken; see `kernels.attention.union.choice`.
     """
 
     queries: int
@@ -71,7 +71,7 @@ class Grouping(NamedTuple):
 
     @property
     def limits(self) -> tuple[float, int]:
-        """See `sm90.choice.launch_choice`."""
+        """See `kernels.attention.union.choice.launch_choice`."""
         return self.ratio, self.most_keys
 
     @property
@@ -209,7 +209,7 @@ def launch_part(
 
     Args:
         functions: of these three. workspace: the spool, the choice, and of the deterministic
-            backward (groups, words) int32: see `kernels.sparse_mla.sm90.bwd.dkv.order`.
+            backward (groups, words) int32: see `kernels.attention.sm90.bwd_grouped.dkv.order`.
     """
     compute_scores, compute_dq, compute_dkv = functions
     spool, choice, words = workspace

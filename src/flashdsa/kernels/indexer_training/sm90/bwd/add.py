@@ -13,9 +13,9 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.smem import shared_pointer
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import add_four
 from flashdsa.kernels.indexer_training.sm90.bwd.gate import MMA_ROWS, THREAD_ROWS
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHUNK, FP32
-from flashdsa.kernels.sparse_mla.sm90.bwd.dkv.add import add_four
 from flashdsa.problem import INDEX_HEAD_DIM
 
 LINE_DIMS = 32

@@ -9,9 +9,9 @@ from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.indexer_training.sm90.bwd.kernel import launch_backward, launch_chosen
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import BwdPlan, SumPlan
-from flashdsa.kernels.sparse_mla.ordered_sum import launch_ordered_sum
 from flashdsa.problem import INDEX_HEAD_DIM
 
 

@@ -15,6 +15,7 @@ from cutlass import Float32, Int32, Int64, cute
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.union.choice import is_taken
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Lists
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     LIST_THREAD_LIMIT,
@@ -38,7 +39,6 @@ from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
     read_slots,
     word_of,
 )
-from flashdsa.kernels.sparse_mla.sm90.choice import is_taken
 
 CARVEOUT = 100
 """Percent of the first-level cache that may be shared memory."""

@@ -14,6 +14,7 @@ from cutlass.cute.nvgpu import warpgroup
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp
 from flashdsa.kernels.indexer_training.sm90.bwd.add import add_dims
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, tile_behind, tiles_of
 from flashdsa.kernels.indexer_training.sm90.bwd.gate import MMA_ROWS, THREAD_ROWS, clear, gate
@@ -35,7 +36,6 @@ from flashdsa.kernels.indexer_training.sm90.bwd.products import (
     issue_dq,
     issue_scores,
 )
-from flashdsa.kernels.sparse_mla.sm90.bwd.grouped import arrive_warp
 from flashdsa.problem import INDEX_HEAD_DIM
 
 IMAGES_READY = 1

@@ -6,6 +6,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
+from flashdsa.kernels.attention.sm90.core.products import MMA_K
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,
@@ -16,7 +17,6 @@ from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     IMAGE_BYTES,
     TILE_KEYS,
 )
-from flashdsa.kernels.sparse_mla.sm90.fwd.products import MMA_K
 from flashdsa.problem import INDEX_HEAD_DIM
 
 LINE_BYTES = CHUNK * BF16

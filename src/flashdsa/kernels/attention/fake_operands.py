@@ -1,0 +1,51 @@
+"""Operands to compile kernels of sparse MLA with: tensors and lists of groups without memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, cute
+
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.kernels.attention.operands import Operands
+from flashdsa.kernels.attention.union.members import members_bits
+from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
+
+
+def fake_operands(heads: int | None = None, *, packed: bool = False) -> Operands:
+    """Operands of a forward or a decode.
+
+    Args:
+        heads: of a query, where the plan says how many; None: any number.
+        packed: kv has packed rows.
+    """
+    queries, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(5))
+    rows = (queries, heads or cute.sym_int32())
+    row = (Uint8, (keys, KV_ROW_BYTES)) if packed else (BFloat16, (keys, D_QK))
+    return Operands(
+        q=fake_tensor(BFloat16, (*rows, D_QK)),
+        kv=fake_tensor(*row),
+        indices=fake_tensor(Int32, (queries, topk), 4),
+        topk_length=fake_tensor(Int32, (lengths,), 4),
+        attn_sink=fake_tensor(Float32, (sinks,), 4),
+        out=fake_tensor(BFloat16, (*rows, D_V)),
+        lse=fake_tensor(Float32, rows, 4),
+        sm_scale=Float32(1.0),
+    )
+
+
+def fake_max_logits() -> Any:
+    """Logits' maxima of a forward: for each head of a query, or without an element."""
+    return fake_tensor(Float32, (cute.sym_int32(),), 4)
+
+
+def fake_lists(queries: int) -> list[Any]:
+    """Lists of a launch: rows, members, counts, present and named of groups of `queries`
+    queries."""
+    groups, capacity = cute.sym_int32(), cute.sym_int32()
+    member = Uint8 if members_bits(queries) == Uint8.width else Uint16
+    return [
+        fake_tensor(Int32, (groups, capacity), 4),
+        fake_tensor(member, (groups, capacity), member.width // 8),
+        *(fake_tensor(Int32, (groups,), 4) for _ in range(3)),
+    ]

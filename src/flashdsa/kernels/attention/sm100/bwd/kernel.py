@@ -1,0 +1,270 @@
+"""The backward of sparse MLA for Blackwell: a pair of CTAs takes one item after the other, each a
+query or a group of them, with four warpgroups a CTA.
+
+load            | mma                      | softmax                  | reduce
+--------------- | ------------------------ | ------------------------ | ------------------------
+rows, K[0]      | Q, dO                    |                          | dO -> TMEM
+K[1]            | P(0), dP(0)              |                          |
+                | P(b+1)                   | P <-> peer, S            |
+                | dKV part 0 = S dO + dS Q | dP <-> peer, dS          |
+K[b+2]          | dQ += dS K               |                          | part 0 += to dKV
+                | dP(b+1)                  |                          |
+                | dKV part 1, owner part 2 |                          | part 1, part 2
+next item's     | next Q, dO               | dQ -> global             | last parts
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, GridConstant, Int32, Int64, cute
+from cutlass.experimental import primitives as prims
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.cta_pair import enter_pair, leave_pair
+from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
+from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
+from flashdsa.kernels.attention.sm100.bwd.context import (
+    Context,
+    first_turn,
+    locate,
+    next_turn,
+)
+from flashdsa.kernels.attention.sm100.bwd.dq import DqWriter, write_dq
+from flashdsa.kernels.attention.sm100.bwd.load import Loader, load_blocks
+from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, issue_item
+from flashdsa.kernels.attention.sm100.bwd.plan import (
+    B_H,
+    B_TOPK,
+    BOX_DIMS,
+    CLUSTER,
+    D_QK,
+)
+from flashdsa.kernels.attention.sm100.bwd.products import products_of
+from flashdsa.kernels.attention.sm100.bwd.query import QueryLoader, load_query, wait_until_read
+from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
+from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax, softmax_item
+from flashdsa.kernels.attention.union.launch import Lists, launch_union
+
+SOFTMAX, LOAD, REDUCE, MMA = range(4)
+"""Warpgroups, in the plan's order of roles."""
+
+
+@cute.kernel
+def backward_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    do_map: GridConstant[tensor_map.TensorMap],
+    kv_map: GridConstant[tensor_map.TensorMap],
+    kv_rope_map: GridConstant[tensor_map.TensorMap],
+    lse: cute.Tensor,
+    delta: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    members: Any,
+    present: Any,
+    dq: cute.Tensor,
+    dkv: cute.Tensor,
+    slots: Any,
+    scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of a pair; arguments as in `Operands`, `Items` and `launch_pairs`."""
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    arena, hold = enter_pair(plan, thread, warp, 1)
+
+    # Each role computes its own coordinates: values shared by all would be live in every role, and
+    # ptxas would spill them before the roles part.
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    if group == SOFTMAX:
+        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        turn = first_turn()
+        while turn.item < topk_length.shape[0]:
+            ctx = locate(topk_length, indices, arena, turn)
+            own_lse, own_delta = of_row(ctx, lse), of_row(ctx, delta)
+            if cutlass.const_expr(plan.group > 1):
+                own_delta = delta_beside(own_lse, own_delta)
+            softmax_item(Softmax(ctx, scale, own_lse, own_delta))
+            write_dq(DqWriter(ctx, dq))
+            turn = next_turn(ctx)
+    elif group == LOAD:
+        cute.arch.setmaxregister_decrease(plan.load.registers)
+        turn = first_turn()
+        while turn.item < topk_length.shape[0]:
+            ctx = locate(topk_length, indices, arena, turn)
+            load_blocks(
+                Loader(
+                    ctx,
+                    kv_map.get_ptr(),
+                    kv_rope_map.get_ptr(),
+                    indices,
+                    members,
+                    Int32(dkv.shape[0]),
+                )
+            )
+            turn = next_turn(ctx)
+    elif group == REDUCE:
+        cute.arch.setmaxregister_increase(plan.reduce.registers)
+        turn, ring_slot = first_turn(), Int32(0)
+        while turn.item < topk_length.shape[0]:
+            ctx = locate(topk_length, indices, arena, turn)
+            first_row = None
+            if cutlass.const_expr(slots is not None):
+                first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * D_QK
+            store_do(ctx)
+            ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
+            turn = next_turn(ctx)
+        finish(plan)
+    else:
+        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        turn = first_turn()
+        if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
+            if prims.elect_sync():
+                while turn.item < topk_length.shape[0]:
+                    ctx = locate(topk_length, indices, arena, turn)
+                    issue_item(Issuer(ctx, Static(products_of(plan))))
+                    turn = next_turn(ctx)
+            cute.arch.sync_warp()
+        elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
+            if prims.elect_sync():
+                while turn.item < topk_length.shape[0]:
+                    ctx = locate(topk_length, indices, arena, turn)
+                    load_query(QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
+                    turn = next_turn(ctx)
+                wait_until_read(arena, turn)
+            cute.arch.sync_warp()
+    leave_pair(plan, hold, warp, 1)
+
+
+@cute.jit
+def of_row(ctx: Context, values: cute.Tensor) -> Float32:
+    """lse or delta (S, H) of this thread's row; 0 past the last query, which has no key."""
+    row = Int64(ctx.item) * B_H + ctx.thread
+    if cutlass.const_expr(ctx.plan.group > 1):
+        value = Float32(0.0)
+        if row < values.shape[0] * values.shape[1]:
+            value = (values.iterator + row).load()
+    else:
+        value = (values.iterator + row).load()
+    return value
+
+
+@cute.jit
+def delta_beside(lse: Float32, delta: Float32) -> Float32:
+    """A row's delta, 0 where lse is NaN: dS of the keys that the query names is NaN by S then. dS
+    of the other keys, which its group names, is 0 times delta and must be 0."""
+    kept = delta
+    if not lse >= -Float32.inf:
+        kept = Float32(0.0)
+    return kept
+
+
+class Operands(NamedTuple):
+    """Arguments of every launch, in order."""
+
+    q: cute.Tensor  # (S * H, 576) bf16 with H = plan.group_heads
+    kv: cute.Tensor  # (S_kv, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    out: cute.Tensor  # (S * H, 512) bf16
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32: slots of each query that may be valid
+    delta: cute.Tensor  # (S, H) fp32, written
+    dq: cute.Tensor  # as q, written
+    dkv: cute.Tensor  # (S_kv, 576) fp32, added to
+
+
+class Items(NamedTuple):
+    """Items that pairs of CTAs share out: queries, or groups of them."""
+
+    indices: cute.Tensor  # (items, any) int32
+    lengths: cute.Tensor  # (items,): slots of each that may be valid
+    # Both are None if an item is a query. (items, any) uint8, bit i: query i of the item names the
+    # slot's row. (items,) int32, bit i: query i names any row.
+    members: Any
+    present: Any
+
+
+@cute.jit
+def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch delta, the lists of groups if any, dQ and dKV on `stream`.
+
+    Args:
+        arguments: those of `Operands`. A deterministic plan writes the same bits of dKV every
+            time (docs/decisions/0012), and these follow:
+            slots: (S * topk, 576) fp32, overwritten.
+            order, starts: see `launch_ordered_sum`; of the valid slots, numbered as in `slots`.
+        of a group of queries
+            rows, members: (groups, any) int32 and uint8, written, with room for plan.group * topk,
+            rounded up to B_TOPK. counts, present, named: (groups,) int32, written: see
+            `union_memory.Lists`.
+        and of any plan at last
+            scale. pairs: of CTAs, at most one an item; as many as run at once.
+    """
+    count = len(Operands._fields)
+    x, further = Operands(*arguments[:count]), arguments[count:-2]
+    scale, pairs = arguments[-2:]
+    items = Items(x.indices, x.topk_length, None, None)
+    if cutlass.const_expr(plan.group > 1):
+        lists = Lists(*further)
+        num_keys = Int32(x.kv.shape[0])
+        launch_union(x.indices, x.topk_length, lists, num_keys, plan.group, stream, tile=B_TOPK)
+        items = Items(lists.rows, lists.counts, lists.members, lists.present)
+    if cutlass.const_expr(plan.deterministic):
+        slots, order, starts = further
+        launch_pairs(x, items, slots, scale, pairs, plan, stream)
+        launch_ordered_sum(slots, order, starts, x.dkv, stream)
+    else:
+        launch_pairs(x, items, None, scale, pairs, plan, stream)
+    if cutlass.const_expr(plan.group > 1):
+        heads, lse, delta = Int32(plan.group_heads), flat(x.lse), flat(x.delta)
+        read = x.q, x.kv, x.indices, x.topk_length, lse
+        launch_mend_dq(
+            Queries(*read, heads, scale, Int32(plan.group)), x.do, delta, x.dq, None, stream
+        )
+
+
+@cute.jit
+def launch_pairs(
+    x: Operands,
+    items: Items,
+    slots: Any,
+    scale: Float32,
+    pairs: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the kernel for delta, then pairs of CTAs that share the items out, on `stream`.
+
+    Args:
+        slots: (S * topk, 576) fp32: row s * topk + i gets what slot i of query s adds to its key's
+            dKV, if the slot is valid, and dkv gets nothing. None: dkv gets all.
+    """
+    launch_delta(x.do, x.out, x.delta, stream)
+    wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
+    make = tensor_map.create_tensor_map_tiled_from_view
+    backward_kernel(
+        make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
+        make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
+        make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide),
+        make(x.kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
+        x.lse,
+        x.delta,
+        items.indices,
+        items.lengths,
+        items.members,
+        items.present,
+        x.dq,
+        x.dkv,
+        slots,
+        scale,
+        plan,
+    ).launch(
+        grid=[cutlass.min(items.lengths.shape[0], pairs) * CLUSTER, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[CLUSTER, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+    )

@@ -1,0 +1,157 @@
+"""Role mma: one thread issues every MMA of the CTA and says when operands and results are free.
+
+Block b, in the order of issue:
+    P(b+1) | dKV part 0 = S dO, + dS Q | dQ += dS K | dP(b+1) | dKV part 1 | owner: dKV part 2
+P(0) and dP(0) of the next item follow the last block of an item. Blocks have running numbers.
+Another warp of the role has Q and dO brought: see query.py.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl.static import Static
+from flashdsa.dsl.tmem import wait_then_tcgen05
+from flashdsa.dsl.umma import UmmaProduct
+from flashdsa.dsl.umma_issue import commit, issue
+from flashdsa.kernels.attention.sm100.bwd.context import Context
+from flashdsa.kernels.attention.sm100.bwd.products import Products
+
+
+class Issuer(NamedTuple):
+    """Waits for operands and for accumulators that were read; commits to barriers of the other
+    roles."""
+
+    ctx: Context
+    static: Static
+
+    @property
+    def products(self) -> Products:
+        """Descriptors and columns, known when the kernel is compiled."""
+        return self.static.value
+
+    @property
+    def keys(self) -> RingConsumer:
+        """The key blocks: the use of the ring is the block's running number."""
+        return self.ctx.arena.consumer("kv_full", "kv_free")
+
+    def keys_offset(self, number: Any) -> Any:
+        """Bytes from stage 0 of the keys to the block's."""
+        return self.keys.state(number).stage * self.ctx.plan.kv_bytes
+
+
+@cute.jit
+def issue_product(
+    ctx: Context, product: cutlass.Constexpr[UmmaProduct], clear: Any, a_offset: Any, b_offset: Any
+) -> None:
+    """Issue a product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
+    issue(product, ctx.arena.base, ctx.tmem, clear, a_offset, b_offset)
+
+
+@cute.jit
+def issue_p(role: Issuer, number: Int32) -> None:
+    """Issue P of a block, this CTA's dims of Q K^T."""
+    ctx, plan = role.ctx, role.ctx.plan
+    # kv_full: the gather has filled the block's stage; it stays until kv_free, committed after dQ.
+    wait_then_tcgen05(role.keys.full, number)
+    at = role.keys_offset(number)
+    issue_product(ctx, role.products.p, True, 0, at)
+    rope_offset = ctx.cta_rank * (plan.own_rope_dims * 2)
+    issue_product(ctx, role.products.p_rope, False, rope_offset, at)
+    commit(ctx.barriers("p_ready"))
+
+
+@cute.jit
+def issue_dp(role: Issuer, number: Int32) -> None:
+    """Issue dP of a block, this CTA's dims of dO V^T."""
+    issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(number))
+    commit(role.ctx.barriers("dp_ready"))
+
+
+@cute.jit
+def issue_block(role: Issuer, block: Int32) -> None:
+    """Issue everything from P of the item's next block to dKV of this one."""
+    ctx, number = role.ctx, role.ctx.number(block)
+    ready, free = ctx.barriers("dkv_ready"), ctx.barriers("dkv_free")
+    last = block + 1 == ctx.num_blocks
+    owner = owns_rope(ctx.cta_rank, number)
+    if not last:
+        # p_free of this block: the softmax has read P, whose columns the next block's overwrites.
+        wait_then_tcgen05(ctx.barriers("p_free"), number)
+        issue_p(role, number + 1)
+    # s_ready of this block: S is in shared memory, visible to the async proxy, until s_ds_free.
+    wait_then_tcgen05(ctx.barriers("s_ready"), number)
+    # dkv_free of the block before's last part: the reduce role has read it, so part 0 may overwrite
+    # the columns. The wait passes for the first block.
+    if owns_rope(ctx.cta_rank, number - 1) and number > 0:
+        wait_then_tcgen05(free, owned_before(number - 1), 2)
+    else:
+        wait_then_tcgen05(free, number - 1, 1)
+    of_s, of_ds = role.products.dkv[0]
+    issue_product(ctx, of_s, True, 0, 0)
+    # ds_ready of this block: dS is in shared memory until s_ds_free, and in TMEM, where dP was,
+    # until dQ has read it.
+    wait_then_tcgen05(ctx.barriers("ds_ready"), number)
+    issue_product(ctx, of_ds, False, 0, 0)
+    commit(ready, 0)
+    if last:
+        commit(ctx.barriers("query_free"), 0)
+
+    # The softmax had read the previous dQ, whose columns this one overwrites, when it came to dS of
+    # this item.
+    at = role.keys_offset(number)
+    issue_product(ctx, role.products.dq, block == 0, 0, at)
+    issue_product(ctx, role.products.dq_rope, block == 0, 0, at)
+    commit(role.keys.empty, role.keys.state(number).stage)
+    if last:
+        commit(ctx.barriers("dq_ready"))
+    else:
+        # kv_free of this block, its own commit: dQ has read dS, whose columns the next block's dP
+        # overwrites.
+        wait_then_tcgen05(role.keys.empty, number)
+        issue_dp(role, number + 1)
+
+    # dkv_free of part 0: the reduce role has read the columns that part 1 overwrites.
+    wait_then_tcgen05(free, number, 0)
+    of_s, of_ds = role.products.dkv[1]
+    issue_product(ctx, of_s, True, 0, 0)
+    issue_product(ctx, of_ds, False, 0, 0)
+    commit(ready, 1)
+    if owner:
+        # dkv_free of part 1: likewise for part 2.
+        wait_then_tcgen05(free, number, 1)
+        issue_product(ctx, role.products.dkv[2][0], True, 0, 0)
+        commit(ready, 2)
+    commit(ctx.barriers("s_ds_free"))
+    if last:
+        commit(ctx.barriers("query_free"), 1)
+
+
+def owns_rope(cta_rank: Any, number: Any) -> Any:
+    """Whether the CTA adds a block's RoPE dims of dKV: odd numbers CTA 0, even ones CTA 1."""
+    return (number + cta_rank) % 2 == 1
+
+
+def owned_before(number: Any) -> Any:
+    """Number of blocks that the CTA has owned before this one of its own: every other one."""
+    return number >> 1
+
+
+@cute.jit
+def issue_item(role: Issuer) -> None:
+    """One thread: issue every block of an item."""
+    ctx, first = role.ctx, role.ctx.number(0)
+    before = ctx.turn.items_before
+    # q_full of this item: TMA has brought Q, which stays until query_free. It came after all MMAs
+    # of the item before: P's columns, read before S was ready, and dP's may be overwritten.
+    wait_then_tcgen05(ctx.barriers("q_full"), before)
+    issue_p(role, first)
+    # do_full and do_stored of this item: dO is in shared memory for dKV, until query_free, and in
+    # TMEM for dP.
+    wait_then_tcgen05(ctx.barriers("do_full"), before)
+    wait_then_tcgen05(ctx.barriers("do_stored"), before)
+    issue_dp(role, first)
+    for block in cutlass.range(ctx.num_blocks, unroll=1):
+        issue_block(role, block)

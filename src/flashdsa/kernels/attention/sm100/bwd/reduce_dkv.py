@@ -1,0 +1,209 @@
+"""Role reduce: dO into TMEM; each part of dKV to global memory as soon as it is computed.
+
+A part leaves in slices of 4 KiB: TMEM -> registers (thread = lane = dim) -> a slot of the ring ->
+one bulk reduce-add for each valid row. Nothing else writes to dKV. The deterministic variant copies
+to the slot's own row instead, and adds nothing: see `ordered_sum.py`. A variant without the ring
+adds from registers: a warp's lanes have 32 neighbouring dims of a row.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, Vector, cute
+from cutlass.experimental import primitives as prims
+
+from flashdsa.dsl import tmem
+from flashdsa.dsl.gmem import add_float
+from flashdsa.dsl.pipeline import RingConsumer, next_stage
+from flashdsa.dsl.smem import load_words, store_float
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm100.bwd.context import Context, load_lane, store_lane
+from flashdsa.kernels.attention.sm100.bwd.mma import owned_before, owns_rope
+from flashdsa.kernels.attention.sm100.bwd.plan import (
+    B_H,
+    B_TOPK,
+    BOX_DIMS,
+    D_QK,
+    D_V,
+    FP32,
+    BwdPlan,
+)
+
+NAMED_BARRIER = 2
+WARPS = WARPGROUP_SIZE // WARP_SIZE
+
+
+class Reducer(NamedTuple):
+    """Reads dkv and rows, owns the ring; signals do_stored, dkv_free, rows_free."""
+
+    ctx: Context
+    dkv: Any  # (S_kv, 576) fp32, device memory
+    slots: Any  # pointer to the row of the query's first slot, or None: add to dkv
+
+    @property
+    def rows(self) -> RingConsumer:
+        """Row numbers: the use of the ring is the block's running number."""
+        return self.ctx.arena.consumer("rows_full", "rows_free")
+
+
+@cute.jit
+def store_do(ctx: Context) -> None:
+    """Store dO from shared memory into TMEM: thread = lane = head."""
+    # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
+    # the item before, so dO's columns may be overwritten.
+    wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
+    for box in cutlass.range_constexpr(ctx.plan.dims // BOX_DIMS):
+        at = ctx.arena.address("do") + box * (B_H * BOX_DIMS * 2)
+        words = []
+        for unit in cutlass.range_constexpr(BOX_DIMS // 8):
+            got = load_words(at + swizzled_128(ctx.thread, unit), Int32)
+            words += [got[i] for i in range(4)]
+        store_lane(ctx, "do", Vector.from_elements(words, Int32), box * (BOX_DIMS // 2))
+    tmem.wait_stored()
+    arrive_after_tcgen05(ctx.barriers("do_stored"))
+
+
+@cute.jit
+def send_slice(
+    role: Reducer, slot: Int32, block: Int32, first_key: int, keys: int, dims: int, first_dim: Int32
+) -> None:
+    """Send a slice's rows, a quarter of them a warp, each with one bulk copy or reduce-add.
+
+    Only one lane of a warp issues at a time, so four warps take a quarter of the time.
+    """
+    ctx = role.ctx
+    lane = ctx.thread % WARP_SIZE
+    key = ctx.thread // WARP_SIZE * (keys // WARPS) + lane
+    if lane < keys // WARPS:
+        rows = ctx.arena.pointer("rows", Int32)
+        stage = role.rows.state(ctx.number(block)).stage
+        row = (rows + stage * B_TOPK + first_key + key).load()
+        if row >= 0:
+            ring = ctx.arena.bytes("ring")
+            if cutlass.const_expr(role.slots is None):
+                prims.cp_reduce_async_bulk_global_shared_cta(
+                    (role.dkv.iterator + Int64(row) * D_QK + first_dim).to_llvm_ptr(),
+                    (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
+                    dims * FP32,
+                    op=prims.CpReduceOp.ADD,
+                    type=prims.CpReduceType.F32,
+                )
+            else:
+                own = Int64(block * B_TOPK + first_key + key)
+                prims.cp_async_bulk_global_shared_cta(
+                    (role.slots + own * D_QK + first_dim).to_llvm_ptr(),
+                    (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
+                    dims * FP32,
+                )
+    cute.arch.cp_async_bulk_commit_group()
+
+
+@cute.jit
+def send_slices(
+    role: Reducer,
+    block: Int32,
+    values: Any,
+    slot: Int32,
+    dims: cutlass.Constexpr[int],
+    dim: Int32,
+    first_dim: Int32,
+    holds: Any,
+) -> Int32:
+    """Send one part of a block through the ring; return the ring's next slot.
+
+    Args:
+        dims, first_dim: of the part. dim: this thread's, if `holds`; values: its keys'.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    keys = plan.slot_bytes // (dims * FP32)
+    for first_key in cutlass.range_constexpr(0, B_TOPK, keys):
+        # The slot is free: see the wait below, which came before the last barrier.
+        at = ctx.arena.address("ring") + slot * plan.slot_bytes + dim * FP32
+        if holds:
+            for key in cutlass.range_constexpr(keys):
+                store_float(at + key * (dims * FP32), values[first_key + key])
+        # generic writes above -> the bulk copy reads through the async proxy
+        cute.arch.fence_proxy("async.shared", space="cta")
+        # This lane's copies of all slices but the latest ring_slots - 2 have left the ring; every
+        # lane's have after the barrier, so the slot after this one is free, and this slot is
+        # complete.
+        cute.arch.cp_async_bulk_wait_group(plan.ring_slots - 2, read=True)
+        cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
+        send_slice(role, slot, block, first_key, keys, dims, first_dim)
+        slot = next_stage(slot, plan.ring_slots)
+    return slot
+
+
+@cute.jit
+def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
+    """Add one dim of every valid row of the block from this thread's registers."""
+    ctx = role.ctx
+    stage = role.rows.state(ctx.number(block)).stage
+    rows = ctx.arena.pointer("rows", Int32) + stage * B_TOPK
+    for key in cutlass.range_constexpr(B_TOPK):
+        row = (rows + key).load()
+        if row >= 0:
+            add_float(role.dkv.iterator + Int64(row) * D_QK + dim, values[key])
+
+
+@cute.jit
+def send_part(
+    role: Reducer, block: Int32, part: cutlass.Constexpr[int], number: Int32, slot: Int32
+) -> Int32:
+    """Send one part of a block's dKV; return the ring's next slot.
+
+    Args:
+        number: how many of these parts the CTA has computed before.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_free.
+    wait_then_tcgen05(ctx.barriers("dkv_ready"), number, part)
+    values = load_lane(ctx, "dkv", B_TOPK)
+    arrive_after_tcgen05(ctx.barriers("dkv_free"), part)
+    dims = plan.part_dims if part < 2 else plan.rope_dims
+    dim, holds = ctx.thread, ctx.thread >= 0
+    first_dim = ctx.cta_rank * plan.dims + part * plan.part_dims
+    if cutlass.const_expr(part == 2):
+        # M = 64: rows 16 w ... 16 w + 15 lie in the first half of warp w's lanes (layout F).
+        lane = ctx.thread % WARP_SIZE
+        dim, holds = ctx.thread // WARP_SIZE * 16 + lane, lane < 16
+        first_dim = Int32(D_V)
+    if cutlass.const_expr(plan.from_registers):
+        if holds:
+            add_part(role, block, values, first_dim + dim)
+    else:
+        slot = send_slices(role, block, values, slot, dims, dim, first_dim, holds)
+    return slot
+
+
+@cute.jit
+def reduce_block(role: Reducer, block: Int32, slot: Int32) -> Int32:
+    """Send all parts of a block; return the ring's next slot."""
+    ctx, number = role.ctx, role.ctx.number(block)
+    at = role.rows.state(number)
+    # rows_full: the load warp has stored the block's numbers; they stay until rows_free.
+    role.rows.wait(at)
+    slot = send_part(role, block, 0, number, slot)
+    slot = send_part(role, block, 1, number, slot)
+    if owns_rope(ctx.cta_rank, number):
+        slot = send_part(role, block, 2, owned_before(number), slot)
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        role.rows.release(at.stage)
+    return slot
+
+
+@cute.jit
+def reduce_item(role: Reducer, slot: Int32) -> Int32:
+    """Send every block of an item; return the ring's next slot."""
+    for block in cutlass.range(role.ctx.num_blocks, unroll=1):
+        slot = reduce_block(role, block, slot)
+    return slot
+
+
+def finish(plan: BwdPlan) -> None:
+    """Wait, before the CTA ends, until the bulk operations that it issued are done."""
+    if not plan.from_registers:
+        cute.arch.cp_async_bulk_wait_group(0)

@@ -1,0 +1,170 @@
+"""Role softmax: thread = lane = head. Completes P and dP with the peer's dims; S and dS from them.
+
+ of block b:  P -> peer | + peer's P -> S | dP -> peer | S to shared memory | + peer's dP -> dS
+Both CTAs add the same two numbers, so S and dS are the same bits in both.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import BFloat16, Float32, Int32, Vector, cute
+
+from flashdsa.dsl import tmem
+from flashdsa.dsl.cluster import peer_address, store_async
+from flashdsa.dsl.smem import VECTOR, load_words, store_words
+from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
+from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm100.bwd.context import Context, load_lane, store_lane
+from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK
+
+LOG2_E = 1.4426950408889634
+
+
+class Softmax(NamedTuple):
+    """Reads p and dp, writes s, ds and the peer's partial; signals p_free, s_ready, ds_ready."""
+
+    ctx: Context
+    scale: Float32  # sm_scale
+    lse: Float32  # of this thread's head, natural; +inf: no valid slot
+    delta: Float32  # likewise, sum over dims of O dO
+
+
+@cute.jit
+def send(ctx: Context, own: Any, number: Int32) -> None:
+    """Send this thread's 32 partial sums to the peer.
+
+    Args:
+        number: of the exchange, over all items: two a block, P's and then dP's.
+    """
+    peer = ctx.cta_rank ^ 1
+    # partial_free of the exchange before, by the peer's threads at cluster scope: they have read
+    # what came then, so its memory may be written again. The wait passes for the first exchange.
+    ctx.barriers("partial_free").wait_round(number - 1)
+    full = ctx.barriers("partial_full")
+    if ctx.thread == 0:
+        full.arrive_and_expect_tx()
+    at = peer_address(ctx.arena.address("partial"), peer)
+    barrier = peer_address(full.at().toint(), peer)
+    words = own.bitcast(Int32)
+    for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
+        store_async(
+            at + swizzled_128(ctx.thread, unit),
+            [words[VECTOR * unit + i] for i in range(VECTOR)],
+            barrier,
+        )
+
+
+@cute.jit
+def receive(ctx: Context, own: Any, number: Int32) -> Any:
+    """Return the sums of both CTAs; then the peer may send again. Arguments as in `send`."""
+    # partial_full of this exchange, by the bytes of the peer's st.async: they may be read until
+    # partial_free tells the peer.
+    ctx.barriers("partial_full").wait_round(number)
+    sums = []
+    for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
+        got = load_words(ctx.arena.address("partial") + swizzled_128(ctx.thread, unit), Float32)
+        sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
+    # The peer may write again only to this CTA's shared memory: nothing else is released.
+    ctx.barriers("partial_free").arrive_at_peer_for_shared(ctx.cta_rank ^ 1)
+    return sums
+
+
+@cute.jit
+def valid_keys(ctx: Context, number: Int32) -> Any:
+    """Bit k: key k of the block of that running number is valid for this thread's query."""
+    ring = ctx.arena.consumer("rows_full", "rows_free")
+    at = ring.state(number)
+    # rows_full: the load warp has stored the block's numbers and masks; they stay until rows_free.
+    ring.wait(at)
+    if cutlass.const_expr(ctx.plan.group > 1):
+        query = ctx.thread // ctx.plan.group_heads
+        masks = ctx.arena.pointer("masks", Int32)
+        valid = (masks + at.stage * ctx.plan.mask_words + query).load()
+        cute.arch.sync_warp()
+    else:
+        rows = ctx.arena.pointer("rows", Int32)
+        row = (rows + at.stage * B_TOPK + ctx.thread % WARP_SIZE).load()
+        valid = cute.arch.vote_ballot_sync(row >= 0)
+    if ctx.thread % WARP_SIZE == 0:
+        ring.release(at.stage)
+    return Int32(valid)
+
+
+def store_row(ctx: Context, name: str, words: Any) -> None:
+    """Store a head's row of 32 keys in bf16 to shared memory, from which the MMA reads it."""
+    at = ctx.arena.address(name)
+    for unit in range(B_TOPK // (2 * VECTOR)):
+        row = [words[VECTOR * unit + i] for i in range(VECTOR)]
+        store_words(at + swizzled_64(ctx.thread, unit), row)
+    # generic writes above -> tcgen05.mma reads through the async proxy
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+def packed(values: Any) -> Any:
+    """fp32 values as bf16, two a word."""
+    return Vector.from_elements(values, Float32).to(BFloat16).bitcast(Int32)
+
+
+@cute.jit
+def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
+    """Return a block's words if the condition holds, else zeros, whatever they are.
+
+    O and dO of a query without valid slots may hold anything, and S = 0 times NaN is NaN.
+    """
+    kept = []
+    for i in cutlass.range_constexpr(B_TOPK // 2):
+        word = Int32(words[i])
+        if not condition:
+            word = Int32(0)
+        kept.append(word)
+    return Vector.from_elements(kept, Int32)
+
+
+@cute.jit
+def softmax_block(role: Softmax, number: Int32) -> None:
+    """Compute S and dS of the block of that running number."""
+    ctx = role.ctx
+    p_number, dp_number = 2 * number, 2 * number + 1
+    # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
+    wait_then_tcgen05(ctx.barriers("p_ready"), number)
+    own = load_lane(ctx, "p", B_TOPK)
+    arrive_after_tcgen05(ctx.barriers("p_free"))
+    send(ctx, own, p_number)
+    sums = receive(ctx, own, p_number)
+    valid = valid_keys(ctx, number)
+    log2_sum = role.lse * Float32(LOG2_E)
+    scale = role.scale * Float32(LOG2_E)
+    s = []
+    for key in cutlass.range_constexpr(B_TOPK):
+        exponent = sums[key] * scale - log2_sum
+        if (valid >> key) & 1 == 0:
+            exponent = -Float32.inf
+        s.append(cute.math.exp2(exponent, fastmath=True))
+
+    # dp_ready of this block: the MMAs of dP are done; they came after dQ of the block before, so
+    # the columns, dS's too, belong to this role until ds_ready.
+    wait_then_tcgen05(ctx.barriers("dp_ready"), number)
+    own = load_lane(ctx, "dp", B_TOPK)
+    send(ctx, own, dp_number)
+    # s_ds_free of the block before: its dKV, the last reader of s and ds in shared memory, is done.
+    ctx.barriers("s_ds_free").wait_round(number - 1)
+    store_row(ctx, "s", packed(s))
+    ctx.barriers("s_ready").arrive()
+
+    sums = receive(ctx, own, dp_number)
+    ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
+    ds = zero_unless(valid != 0, ds)
+    store_row(ctx, "ds", ds)
+    # Other waits followed dp_ready's, which says that these columns may be written.
+    tmem.after_sync()
+    store_lane(ctx, "ds", ds)
+    tmem.wait_stored()
+    arrive_after_tcgen05(ctx.barriers("ds_ready"))
+
+
+@cute.jit
+def softmax_item(role: Softmax) -> None:
+    """Take every block of an item."""
+    for block in cutlass.range(role.ctx.num_blocks, unroll=1):
+        softmax_block(role, role.ctx.number(block))

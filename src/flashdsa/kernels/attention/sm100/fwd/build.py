@@ -1,0 +1,30 @@
+"""Compilation of the Blackwell forward; shapes are dynamic, the plan's values are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import cute
+from cutlass.cute.runtime import make_fake_stream
+
+from flashdsa.kernels.attention.fake_operands import (
+    fake_lists,
+    fake_max_logits,
+    fake_operands,
+)
+from flashdsa.kernels.attention.sm100.fwd.kernel import launch_forward
+from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
+
+
+def compile_forward(plan: FwdPlan) -> Any:
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
+    `Operands`, max_logits, and of a group rows, members and counts; see `launch_forward`."""
+    return cute.compile(
+        launch_forward,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        *fake_operands(plan.group_heads),
+        fake_max_logits(),
+        *(fake_lists(plan.group)[:3] if plan.group > 1 else ()),
+        options="--enable-tvm-ffi --gpu-arch sm_100a",
+    )

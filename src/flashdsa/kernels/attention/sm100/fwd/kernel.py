@@ -1,0 +1,198 @@
+"""The forward of sparse MLA for Blackwell: a pair of CTAs takes 128 rows of Q, 64 keys at a time.
+
+load                  | mma (first CTA)           | softmax
+--------------------- | ------------------------- | -------------------------------------------
+Q                     |                           | Q -> TMEM
+K[0], K[1], K[2]      | S(0) = Q K^T              |
+K[3], K[4] over Q     |                           | S(0), both halves of the dims -> P(0)
+                      | S(i+1) = Q K^T            | P(i), O scaled where maxima grew
+K[i+5]                | O += P(i) V               | S(i+1) -> P(i+1)
+                      |                           | O -> device memory
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, Int32, cute
+from cutlass.experimental import primitives as prims
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.cta_pair import enter_pair, leave_pair
+from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.mend import launch_mend_out
+from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.sm100.fwd.context import LEADER, Context
+from flashdsa.kernels.attention.sm100.fwd.epilogue import LOG2_E, Output, write_rows
+from flashdsa.kernels.attention.sm100.fwd.load import Loader, load_all, load_query
+from flashdsa.kernels.attention.sm100.fwd.mma import Issuer, issue_all
+from flashdsa.kernels.attention.sm100.fwd.plan import (
+    BOX_DIMS,
+    CLUSTER,
+    D_QK,
+    D_V,
+    PAIR_ROWS,
+    ROPE_DIMS,
+    ROWS,
+    TILE_KEYS,
+)
+from flashdsa.kernels.attention.sm100.fwd.products import products_of
+from flashdsa.kernels.attention.sm100.fwd.query import store_query
+from flashdsa.kernels.attention.sm100.fwd.softmax import Softmax, make_scale, softmax_all
+from flashdsa.kernels.attention.union.launch import Lists, launch_union
+
+SOFTMAX, LOAD, MMA = range(3)
+"""Warpgroups, in the plan's order of roles."""
+
+
+@cute.kernel
+def forward_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    kv_map: GridConstant[tensor_map.TensorMap],
+    kv_rope_map: GridConstant[tensor_map.TensorMap],
+    out_map: GridConstant[tensor_map.TensorMap],
+    num_rows: Int32,
+    slots: cute.Tensor,
+    num_slots: cute.Tensor,
+    members: Any,
+    attn_sink: cute.Tensor,
+    lse: cute.Tensor,
+    max_logits: cute.Tensor,
+    sm_scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of a pair; arguments as in `launch_pairs`."""
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    arena, hold = enter_pair(plan, thread, warp, CLUSTER)
+
+    # Each role computes its own coordinates: values shared by all would be live in every role.
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    if group == SOFTMAX:
+        cute.arch.setmaxregister_increase(plan.softmax.registers)
+        ctx = locate(slots, num_slots, arena)
+        scale = make_scale(sm_scale * LOG2_E)
+        store_query(ctx)
+        row = softmax_all(Softmax(ctx, scale))
+        write_rows(Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row)
+    elif group == LOAD:
+        cute.arch.setmaxregister_decrease(plan.load.registers)
+        ctx = locate(slots, num_slots, arena)
+        loader = Loader(
+            ctx,
+            q_map.get_ptr(),
+            kv_map.get_ptr(),
+            kv_rope_map.get_ptr(),
+            slots,
+            members,
+            num_rows,
+        )
+        if ctx.thread // WARP_SIZE == 1:
+            if prims.elect_sync():
+                load_query(loader)
+            cute.arch.sync_warp()
+        load_all(loader)
+    else:
+        cute.arch.setmaxregister_decrease(plan.mma.registers)
+        ctx = locate(slots, num_slots, arena)
+        if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == LEADER:
+            if prims.elect_sync():
+                issue_all(Issuer(ctx, Static(products_of(plan))))
+            cute.arch.sync_warp()
+    leave_pair(plan, hold, warp, CLUSTER, relaxed=True)
+
+
+@cute.jit
+def locate(slots: cute.Tensor, num_slots: cute.Tensor, arena: Arena) -> Context:
+    """This thread's context."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    item = block // CLUSTER
+    count = Int32(slots.shape[1])
+    if num_slots.shape[0] > 0:
+        count = cutlass.min(cutlass.max(num_slots[item], Int32(0)), count)
+    return Context(
+        arena=arena,
+        tmem=arena.pointer("tmem_start", Int32).load(),
+        cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
+        item=item,
+        num_slots=count,
+        num_tiles=cutlass.max((count + TILE_KEYS - 1) // TILE_KEYS, Int32(1)),
+        thread=thread % WARPGROUP_SIZE,
+    )
+
+
+@cute.jit
+def launch_pairs(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    slots: cute.Tensor,
+    num_slots: cute.Tensor,
+    members: Any,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    max_logits: cute.Tensor,
+    sm_scale: Float32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch a pair of CTAs an item, on `stream`.
+
+    Args:
+        q: (S, H, 576) bf16 with H = plan.group_heads. kv: (S_kv, 576) bf16.
+        slots: (items, any) int32. num_slots: (items,) int32, or (0,): every slot counts.
+        members: (items, any) uint8, bit i: query i of the item names the slot's row; None: the item
+            is one query. attn_sink: (H,) fp32, or (0,): none.
+        out: (S, H, 512) bf16, written. lse: (S, H) fp32, written.
+        max_logits: (S * H,) fp32, written, or (0,): not asked for.
+    """
+    wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
+    make = tensor_map.create_tensor_map_tiled_from_view
+    rows = lse.shape[0] * lse.shape[1]
+    flat_q = cute.make_tensor(q.iterator, cute.make_layout((rows, D_QK), stride=(D_QK, 1)))
+    flat_out = cute.make_tensor(out.iterator, cute.make_layout((rows, D_V), stride=(D_V, 1)))
+    forward_kernel(
+        make(flat_q, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
+        make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
+        make(kv, box_dims=(1, ROPE_DIMS), swizzle=narrow),
+        make(flat_out, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
+        Int32(kv.shape[0]),
+        slots,
+        num_slots,
+        members,
+        attn_sink,
+        lse,
+        max_logits,
+        sm_scale,
+        plan,
+    ).launch(
+        grid=[(rows + PAIR_ROWS - 1) // PAIR_ROWS * CLUSTER, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[CLUSTER, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+    )
+
+
+@cute.jit
+def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch the forward on `stream`; the kernel for the groups' unions comes first.
+
+    Args:
+        arguments: those of `Operands` with H = plan.group_heads. Then
+            max_logits: (S * H,) fp32, written, or (0,): not asked for.
+        and of a group
+            rows, members: (groups, plan.group * topk) int32 and uint8, written.
+            counts: (groups,) int32, written.
+    """
+    x, (max_logits, *of_group) = split(arguments)
+    slots = x.indices, x.topk_length, None
+    if cutlass.const_expr(plan.group > 1):
+        lists = Lists(*of_group)
+        launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
+        slots = lists.rows, lists.counts, lists.members
+    launch_pairs(x.q, x.kv, *slots, x.attn_sink, x.out, x.lse, max_logits, x.sm_scale, plan, stream)
+    if cutlass.const_expr(plan.group > 1):
+        launch_mend_out(x, plan.group, stream)

@@ -1,0 +1,177 @@
+"""Role load: Q once, the masks of each tile of keys, and the tile's rows."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.gather4 import gather4
+from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.tma import load_box
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm100.fwd.context import LEADER, Context
+from flashdsa.kernels.attention.sm100.fwd.plan import (
+    BF16,
+    BOX_BYTES,
+    BOX_DIMS,
+    D_V,
+    DIMS,
+    MASK_WORDS,
+    PAIR_ROWS,
+    Q_BOXES,
+    ROPE_DIMS,
+    ROWS,
+    TILE_KEYS,
+    VALUE_BOXES,
+)
+
+ROWS_A_GATHER = 4
+WARP_KEYS = TILE_KEYS // (WARPGROUP_SIZE // WARP_SIZE)
+"""Keys of a tile that a warp gathers: one lane of a warp issues at a time, so four warps do."""
+QUADS = WARP_KEYS // ROWS_A_GATHER
+
+
+class Loader(NamedTuple):
+    """Fills q, kv and masks. Signals q_full, kv_full, masks_full."""
+
+    ctx: Context
+    q_map: Any  # (S * H, 576), boxes of 64 x 64
+    kv_map: Any  # (S_kv, 576), boxes of 1 x 64
+    kv_rope_map: Any  # the same, boxes of 1 x 32
+    slots: Any  # (items, any) int32: rows of kv; negative or too large: not valid
+    members: Any  # of a group (items, any) uint8: bit i: query i of the group names the row
+    num_rows: Int32  # S_kv
+
+    @property
+    def keys(self) -> RingProducer:
+        """Tiles of keys, in the states of `Context.keys_at`."""
+        return self.ctx.arena.producer("kv_full", "kv_free")
+
+    @property
+    def masks(self) -> RingProducer:
+        """Valid keys: use i of the ring is tile i."""
+        return self.ctx.arena.producer("masks_full", "masks_free")
+
+
+@cute.jit
+def load_query(role: Loader) -> None:
+    """One thread: load the CTA's rows of Q, all dims; rows past the last one become zeros."""
+    ctx = role.ctx
+    barrier = ctx.barriers("q_full")
+    barrier.arrive_and_expect_tx()
+    first_row = ctx.item * PAIR_ROWS + ctx.cta_rank * ROWS
+    for box in cutlass.range_constexpr(Q_BOXES):
+        at = ctx.arena.bytes("kv") + box * BOX_BYTES
+        load_box(at, role.q_map, [Int32(box * BOX_DIMS), first_row], barrier.at())
+
+
+@cute.jit
+def row_of(role: Loader, slot: Int32) -> Int32:
+    """The row of kv that a slot of the item names; -1 where it is not valid."""
+    ctx = role.ctx
+    row = Int32(-1)
+    if slot < ctx.num_slots:
+        row = (role.slots.iterator + Int64(ctx.item) * role.slots.shape[1] + slot).load()
+    if row >= role.num_rows:
+        row = Int32(-1)
+    if row < 0:
+        row = Int32(-1)
+    return row
+
+
+@cute.jit
+def members_of(role: Loader, slot: Int32, row: Int32) -> Int32:
+    """Queries of the item that name a slot's row, a bit each."""
+    ctx = role.ctx
+    members = Int32(0)
+    if row >= 0:
+        members = Int32(1)
+        if cutlass.const_expr(role.members is not None):
+            place = Int64(ctx.item) * role.members.shape[1] + slot
+            members = Int32((role.members.iterator + place).load())
+    return members
+
+
+@cute.jit
+def write_masks(role: Loader, tile: Int32) -> None:
+    """One warp: write which keys of the tile each query has."""
+    ctx, group = role.ctx, role.ctx.plan.group
+    lane = ctx.thread % WARP_SIZE
+    found = []
+    for word in cutlass.range_constexpr(MASK_WORDS):
+        slot = tile * TILE_KEYS + word * WARP_SIZE + lane
+        found.append(members_of(role, slot, row_of(role, slot)))
+    to = role.masks.state(tile)
+    # masks_free, of the tile before in this stage: every warp of softmax has read its words.
+    role.masks.acquire(to)
+    masks = ctx.arena.pointer("masks", Int32) + to.stage * (group * MASK_WORDS)
+    for query in cutlass.range_constexpr(group):
+        for word in cutlass.range_constexpr(MASK_WORDS):
+            mask = Int32(cute.arch.vote_ballot_sync((found[word] >> query) & 1 == 1))
+            if lane == 0:
+                (masks + (query * MASK_WORDS + word)).store(mask)
+    if lane == 0:
+        # masks_full: this lane has written all words.
+        role.masks.commit(to.stage)
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
+    """Load a warp's keys of a tile: the CTA's half of their dims.
+
+    Args:
+        row: of kv, of the warp's key that has the lane's number.
+    """
+    ctx, plan = role.ctx, role.ctx.plan
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    to = ctx.keys_at(tile)
+    if tile == plan.kv_stages - plan.q_stages:
+        # q_read, its only time: every warp of softmax has read Q, whose bytes this tile and later
+        # ones overwrite.
+        ctx.barriers("q_read").wait_round(0)
+    # kv_free, of the tile before in this stage: P V, the last product that reads it, is done in
+    # both CTAs. So kv_full's phase is this tile's, whichever CTA's rows come first: it ends only
+    # after the first CTA's arrival.
+    role.keys.acquire(to)
+    full = role.keys.full.at(to.stage)
+    if ctx.thread == 0 and ctx.cta_rank == LEADER:
+        role.keys.expect(to.stage)
+    cute.arch.sync_warp()
+    four = [cute.arch.shuffle_sync(row, (lane * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
+    if lane < QUADS:
+        start = ctx.arena.address("kv") + to.stage * plan.kv_bytes
+        first_key = warp * WARP_KEYS + lane * ROWS_A_GATHER
+        for box in cutlass.range_constexpr(VALUE_BOXES):
+            gather4(
+                start + box * BOX_BYTES + first_key * (BOX_DIMS * BF16),
+                role.kv_map,
+                ctx.cta_rank * DIMS + box * BOX_DIMS,
+                four,
+                full,
+                of_pair=True,
+            )
+        gather4(
+            start + plan.kv_value_bytes + first_key * (ROPE_DIMS * BF16),
+            role.kv_rope_map,
+            D_V + ctx.cta_rank * ROPE_DIMS,
+            four,
+            full,
+            of_pair=True,
+        )
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def load_all(role: Loader) -> None:
+    """Every warp: load every tile of the item. Row numbers are read a tile in advance."""
+    ctx = role.ctx
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    slot = warp * WARP_KEYS + lane % WARP_KEYS
+    row = row_of(role, slot)
+    for tile in cutlass.range(ctx.num_tiles, unroll=1):
+        ahead = row_of(role, (tile + 1) * TILE_KEYS + slot)
+        gather_tile(role, tile, row)
+        if warp == 0:
+            write_masks(role, tile)
+        row = ahead

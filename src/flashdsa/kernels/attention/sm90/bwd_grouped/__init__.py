@@ -1,0 +1,1 @@
+"""The backward over unions of queries: scores through device memory, then two grouped products."""

@@ -1,0 +1,46 @@
+"""Compilation of dKV; shapes are dynamic, the plan's values are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import BFloat16, Float32, Int32, Uint8, cute
+from cutlass.cute.runtime import make_fake_stream
+
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.kernel import launch_dkv
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WORDS, DkvPlan
+from flashdsa.kernels.attention.sm90.fwd.plan import D_QK, D_V
+
+
+def compile_dkv(plan: DkvPlan) -> Any:
+    """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
+
+    (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
+    num_ctas); in order (..., num_ctas, words, first). See `launch_dkv`.
+    """
+    blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
+    dkv = (cute.sym_int32(), keys, D_QK) if plan.ordered else (keys, D_QK)
+    order = []
+    if plan.ordered:
+        order = [fake_tensor(Int32, (cute.sym_int32(), SLICES * WORDS)), Int32(0)]
+    return cute.compile(
+        launch_dkv,
+        plan,
+        make_fake_stream(use_tvm_ffi_env_stream=True),
+        fake_tensor(Uint8, (blocks, block_bytes)),
+        fake_tensor(Int32, (groups, capacity), 4),
+        fake_tensor(Int32, (groups,), 4),
+        fake_tensor(Int32, (groups,), 4),
+        fake_tensor(BFloat16, (rows, D_QK)),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Float32, dkv),
+        Int32(128),
+        Int32(0),
+        Int32(1),
+        fake_tensor(Int32, (cute.sym_int32(),), 4),
+        Int32(0),
+        Int32(1),
+        *order,
+        options="--enable-tvm-ffi --gpu-arch sm_90a",
+    )

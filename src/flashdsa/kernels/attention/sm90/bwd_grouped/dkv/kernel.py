@@ -1,0 +1,121 @@
+"""dKV += dS^T Q + P^T dO from the spool: a CTA takes a slice of the dims of a group at a time.
+
+Q and dO of the group's rows stay in shared memory for all of the list's tiles of 64 keys.
+
+rows                | images             | multiply, even tiles      | odd tiles
+------------------- | ------------------ | ------------------------- | --------------------------
+Q and dO, in parts  | dS, P of tile 0    |                           |
+                    | dS, P of tile 1    | products of tile 0        |
+                    | dS, P of tile 2    | additions to dKV          | products of tile 1
+                    | ...                | products of tile 2        | additions to dKV
+next item's parts   |                    | last tile frees the parts | ...
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.context import Context
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.images import Images, load_all
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.multiply import Multiply, multiply_all
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.order import GROUP_WARPS, Order
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WARPGROUPS
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.publish import Publish, publish_all
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.rows import Rows, copy_all
+from flashdsa.kernels.attention.sm90.core.grouped import Groups, Lists, work_of_cta
+
+
+@cute.kernel
+def dkv_kernel(
+    spool: cute.Tensor,
+    ids: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    q: cute.Tensor,
+    do: cute.Tensor,
+    dkv: cute.Tensor,
+    heads: Int32,
+    groups: Groups,
+    order: Any,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `launch_dkv`. order: Order, or None."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    initialise_barriers(arena, thread)
+    if cutlass.const_expr(order is not None):
+        if thread < WARPGROUPS * GROUP_WARPS:
+            (arena.pointer("added", Int32) + thread).store(Int32(0))
+    cute.arch.sync_threads()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role computes its own coordinates: values shared by all would be live in every role.
+    if group == 0:
+        cute.arch.setmaxregister_decrease(plan.rows.registers)
+        ctx = locate(arena, ids, counts, heads, groups)
+        if warp == 0:
+            if thread == 0:
+                load_all(Images(ctx, spool))
+        elif warp <= plan.row_warps:
+            copy_all(Rows(ctx, q, do, present, heads))
+        elif cutlass.const_expr(order is not None):
+            publish_all(Publish(ctx, order, dkv))
+    else:
+        cute.arch.setmaxregister_increase(plan.multiply.registers)
+        ctx = locate(arena, ids, counts, heads, groups)
+        multiply_all(Multiply(ctx, dkv, group - 1, order))
+
+
+@cute.jit
+def locate(
+    arena: Arena, ids: cute.Tensor, counts: cute.Tensor, heads: Int32, groups: Groups
+) -> Context:
+    """This thread's context."""
+    thread, _, _ = cute.arch.thread_idx()
+    work = work_of_cta(groups, SLICES)
+    return Context(arena, work, Lists(ids, counts), heads, thread % WARPGROUP_SIZE)
+
+
+class Operands(NamedTuple):
+    """Arguments of every launch, in order; see spool.py."""
+
+    spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
+    ids: cute.Tensor  # (groups, capacity) int32
+    counts: cute.Tensor  # (groups,) int32
+    present: cute.Tensor  # (groups,) int32
+    q: cute.Tensor  # (S * H, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    dkv: cute.Tensor  # (S_kv, 576) fp32, added to; in order (buffers, S_kv, 576)
+    heads: Int32  # H, one of spool.HEADS
+
+
+@cute.jit
+def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`; in order cooperatively.
+
+    Args:
+        arguments: those of `Operands`, those of `Groups`, and
+            num_ctas: at most the work items, SLICES a group; best the number that runs at once;
+                in order at most that number.
+        in order, where group g of the call is added to buffer g % buffers, then
+            words: (groups, order.SLICES * order.WORDS) int32, 0.
+            first: number in the call of the launch's first group.
+    """
+    last = len(Operands._fields)
+    behind = last + len(Groups._fields)
+    x, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    num_ctas, *in_order = arguments[behind:]
+    order = None
+    if cutlass.const_expr(plan.ordered):
+        words, first = in_order
+        order = Order(words, x.present, first, Int32(x.dkv.shape[0]))
+    dkv_kernel(*x, groups, order, plan).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        cooperative=plan.ordered,
+    )

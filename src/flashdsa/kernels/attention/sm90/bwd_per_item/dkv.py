@@ -1,0 +1,273 @@
+"""Role dkv: dS^T Q + P^T dO of each tile, 32 dims at a time, and its addition to dKV.
+
+Keys are M. P and dS of a tile are in registers, so that their images are free at once. One of two
+accumulators is added while the other one's products run.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import PAIR_DIMS, add_four, four_dims
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
+    Context,
+    Tiles,
+    tile_behind,
+    tiles_of,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.octets import pack_eight
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
+    LAST_WORDS,
+    LINE_UNITS,
+    ROW_WORDS,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    HALF_BYTES,
+    ROPE_PLACE,
+    ROWS_CHUNK_BYTES,
+    V_CHUNKS,
+)
+from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp
+from flashdsa.kernels.attention.sm90.core.products import MMA_K
+from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS
+from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, D_QK
+
+LINE_DIMS = 32
+"""Dims of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""
+OF_LINE = LINE_DIMS // 2
+OPCODE = f"wgmma.mma_async.sync.aligned.m64n{LINE_DIMS}k{MMA_K}.f32.bf16.bf16"
+STEPS = BLOCK_ROWS // MMA_K
+STEP_BYTES = MMA_K * CHUNK * BF16
+A_WORDS = 4
+LINES = D_QK // LINE_DIMS
+V_LINES = V_CHUNKS * CHUNK // LINE_DIMS
+KEYS = 2
+"""Keys of a thread, 8 apart."""
+PAIR_WORDS, PAIR_LASTS = 4 * LINE_UNITS, 2 * LINE_UNITS
+"""Words in a row of the slots from a pair of lines to the next pair: of words 0 and 1, and of words
+2."""
+
+
+class Dkv(NamedTuple):
+    """Reads p, ds and rows; adds to dKV. Signals scores_free, rows_free."""
+
+    ctx: Context
+    dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, ROW_WORDS) int32
+    places: Any  # with slots (groups, capacity) int32: slot row of each key of a list
+
+
+class Line(NamedTuple):
+    """32 dims: low words of the descriptors of their Q and dO, and bytes between their halves."""
+
+    rows: Any
+    has_v: bool
+    half_bytes: int
+
+
+def line_at(chunk: Any, half: int, has_v: bool = True) -> Line:
+    """A half of the chunk of Q, and dO, at a shared memory address."""
+    rows = along_n(chunk + half * LINE_DIMS * BF16)
+    return Line(rows, has_v, 2 * HALF_BYTES if has_v else HALF_BYTES)
+
+
+@cute.jit
+def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
+    """Load this thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
+    lane = thread % WARP_SIZE
+    key = thread // WARP_SIZE * MMA_ROWS + lane % 16
+    for step in cutlass.range_constexpr(STEPS):
+        at = image + swizzled_128(key, 2 * step + lane // 16)
+        got = cute.arch.inline_ptx(
+            "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * A_WORDS,
+            read_only_args=[at],
+        )
+        for i in cutlass.range_constexpr(A_WORDS):
+            words[A_WORDS * step + i] = got[i]
+
+
+def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
+    """Issue acc = dS^T Q + P^T dO of 32 dims, as one group."""
+    warpgroup.fence()
+    rows = opaque(line.rows)
+    operands = [(ds, 0)] + ([(p, HALF_BYTES)] if line.has_v else [])
+    for words, place in operands:
+        for step in range(STEPS):
+            half, in_half = divmod(step, STEPS // 2)
+            offset = place + half * line.half_bytes + in_half * STEP_BYTES
+            values = mma_async(
+                OPCODE,
+                [acc[i] for i in range(OF_LINE)],
+                [words[A_WORDS * step + i] for i in range(A_WORDS)],
+                descriptor_behind(rows, offset),
+                accumulate=bool(place or step),
+                transposes=(1,),
+            )
+            for i in range(OF_LINE):
+                acc[i] = values[i]
+    warpgroup.commit_group()
+
+
+@cute.jit
+def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
+    """Add the accumulators to dKV of this thread's keys; a negative key has no row.
+
+    The row's four lanes have 64 bytes of two pieces, see `columns.py`. They exchange with the four
+    lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
+
+    Args:
+        at: of row 0 of dKV, the dim from which on the lane adds.
+    """
+    is_next = lane // 4 % 2 == 1
+    for h in cutlass.range_constexpr(KEYS):
+        left = four_dims(acc, 0, h)
+        right = four_dims(acc, 1, h)
+        got = [cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], 4) for i in range(4)]
+        of_row = [got[i] if is_next else left[i] for i in range(4)]
+        of_next = [right[i] if is_next else got[i] for i in range(4)]
+        key, next_key = keys[2 * h], keys[2 * h + 1]
+        add_four(at + Int64(key) * D_QK, of_row, key)
+        add_four(at + Int64(next_key) * D_QK, of_next, next_key)
+
+
+def pack_line(acc: Any, h: int) -> list[Any]:
+    """Pack this thread's octet of a line, for its key h, into words."""
+    return pack_eight([*four_dims(acc, 0, h), *four_dims(acc, 1, h)])
+
+
+@cute.jit
+def store_pair(
+    words: list[Any], row: list[cute.Pointer], key: Int32, pair: cutlass.Constexpr
+) -> None:
+    """Store this thread's octets of two lines to its row of the slots; a negative key has none.
+
+    Args:
+        words: of both octets. row: addresses of this lane's words 0 and 1, and words 2, of pair 0.
+    """
+    firsts = row[0] + pair * PAIR_WORDS
+    lasts = row[1] + pair * PAIR_LASTS
+    left, right = words[:3], words[3:]
+    cute.arch.inline_ptx(
+        "{ .reg .pred some; setp.ge.s32 some, {$r8}, 0; "
+        "@some st.global.v4.b32 [{$r0}], {{$r2}, {$r3}, {$r4}, {$r5}}; "
+        "@some st.global.v2.b32 [{$r1}], {{$r6}, {$r7}}; }",
+        read_only_args=[firsts, lasts, *left[:2], *right[:2], left[2], right[2], key],
+    )
+
+
+@cute.jit
+def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[Int32]:
+    """Read this thread's two keys of a tile from `line`; -1 after the list's end."""
+    ctx = role.ctx
+    keys = [Int32(-1)] * KEYS
+    first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    for h in cutlass.range_constexpr(KEYS):
+        if first + 8 * h < tiles.keys:
+            keys[h] = (line + (first + 8 * h)).load()
+    return keys
+
+
+@cute.jit
+def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
+    """Rows to which this lane adds first and second, for each key: both of a pair of rows."""
+    is_next = lane // 4 % 2 == 1
+    pairs = []
+    for key in keys:
+        other = cute.arch.shuffle_sync_bfly(key, 4)
+        pairs += [other if is_next else key, key if is_next else other]
+    return pairs
+
+
+@cute.jit
+def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
+    """Add dS^T Q + P^T dO to dKV of a tile."""
+    ctx = role.ctx
+    lane = ctx.thread % WARP_SIZE
+    dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
+    at = role.dkv.iterator + dim
+    rows = ctx.arena.address("rows")
+    issue_line(accs[0], p, ds, line_at(rows, 0))
+    issue_line(accs[1], p, ds, line_at(rows, 1))
+    for chunk in cutlass.range_constexpr(V_CHUNKS - 1):
+        ahead = rows + (chunk + 1) * ROWS_CHUNK_BYTES
+        for i in cutlass.range_constexpr(2):
+            warpgroup.wait_group(1)
+            add_line(accs[i], at + i * LINE_DIMS, keys, lane)
+            issue_line(accs[i], p, ds, line_at(ahead, i))
+        at = at + CHUNK
+    for i in cutlass.range_constexpr(2):
+        warpgroup.wait_group(1)
+        add_line(accs[i], at + i * LINE_DIMS, keys, lane)
+        issue_line(accs[i], p, ds, line_at(rows + ROPE_PLACE, i, False))
+    for i, in_flight in enumerate((1, 0)):
+        warpgroup.wait_group(in_flight)
+        add_line(accs[i], at + (CHUNK + i * LINE_DIMS), keys, lane)
+
+
+@cute.jit
+def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
+    """Store a tile's dS^T Q + P^T dO to the slots; keys: this thread's rows of them."""
+    rows = role.ctx.arena.address("rows")
+    unit = role.ctx.thread % LINE_UNITS
+    to = []
+    for key in keys:
+        row = role.dkv.iterator + Int64(key) * ROW_WORDS
+        to.append([row + unit * 4, row + (LAST_WORDS + unit * 2)])
+    lines = [line_at(rows + i // 2 * ROWS_CHUNK_BYTES, i % 2) for i in range(V_LINES)]
+    lines += [line_at(rows + ROPE_PLACE, i, False) for i in range(LINES - V_LINES)]
+    issue_line(accs[0], p, ds, lines[0])
+    words: list[list[Any]] = [[] for _ in range(KEYS)]
+    for i in cutlass.range_constexpr(LINES):
+        if cutlass.const_expr(i + 1 < LINES):
+            issue_line(accs[(i + 1) % 2], p, ds, lines[i + 1])
+        warpgroup.wait_group(1 if i + 1 < LINES else 0)
+        for h in cutlass.range_constexpr(KEYS):
+            packed = pack_line(accs[i % 2], h)
+            words[h] = [*words[h], *packed] if i % 2 else list(packed)
+            if cutlass.const_expr(i % 2 == 1):
+                store_pair(words[h], to[h], keys[h], i // 2)
+
+
+@cute.jit
+def dkv_all(role: Dkv) -> None:
+    """Take every tile of the CTA's items."""
+    ctx = role.ctx
+    accs = [cute.make_rmem_tensor(OF_LINE, Float32) for _ in range(2)]
+    p = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
+    ds = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
+    number, items = Int32(0), Int32(0)
+    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        tiles = tiles_of(ctx, item)
+        line = ctx.line_of(ctx.lists.rows, item)
+        if cutlass.const_expr(ctx.plan.slots):
+            line = ctx.line_of(role.places, item)
+        tile = tiles.first
+        keys = read_keys(role, line, tiles, tile)
+        if tiles.count > 0:
+            ctx.barriers("rows_full").wait_round(items)
+            # Q and dO have been copied by threads; the fence shows them to wgmma.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            items += 1
+        for _ in cutlass.range(tiles.count, unroll=1):
+            tile = tile_behind(tile, tiles.count)
+            ahead = read_keys(role, line, tiles, tile)
+            ctx.barriers("scores_full").wait_round(number)
+            load_image(ctx.arena.address("p"), p, ctx.thread)
+            load_image(ctx.arena.address("ds"), ds, ctx.thread)
+            arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
+            if cutlass.const_expr(ctx.plan.slots):
+                block = item % ctx.row_blocks
+                store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys])
+            else:
+                add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
+            keys = ahead
+            number += 1
+        if tiles.count > 0:
+            arrive_warp(ctx.barriers("rows_free"), 0, ctx.thread)

@@ -1,0 +1,1 @@
+"""What the Hopper attention kernels share: tiles, softmax, products, gather, epilogue."""

@@ -1,0 +1,122 @@
+"""Common parts of the products over the spool: the groups of a launch, their lists, and wgmmas."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.wgmma import descriptor_behind, mma_async
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.products import MMA_K
+from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS, image_offset
+from flashdsa.kernels.attention.union.choice import is_taken
+
+STEPS = TILE_KEYS // MMA_K
+"""wgmmas along the 64 keys or rows of an image."""
+
+
+class Lists(NamedTuple):
+    """The groups' lists of keys; see spool.py."""
+
+    ids: cute.Tensor  # (groups, capacity) int32
+    counts: cute.Tensor  # (groups,) int32
+
+    @property
+    def capacity(self) -> Any:
+        """Ids that each list has room for."""
+        return Int32(self.ids.shape[1])
+
+    def row(self, group: Any) -> Any:
+        """Pointer to the group's first id."""
+        return self.ids.iterator + Int64(group) * self.capacity
+
+
+class Groups(NamedTuple):
+    """Groups of a launch: from `begin` to `end`, exclusive, if `choice` takes them."""
+
+    begin: Int32
+    end: Int32
+    choice: cute.Tensor  # (1,) or (0,) int32, see choice.py
+    number: Int32  # of the launch's grouping
+
+
+class Work(NamedTuple):
+    """The work items of a CTA: first, first + num_ctas, ... up to num_items, exclusive."""
+
+    first: Int32
+    num_ctas: Int32
+    num_items: Int32
+    group_begin: Int32
+
+
+class Item(NamedTuple):
+    """A slice of the dims of a group's product."""
+
+    local: Int32  # the group, counted from the launch's first one
+    group: Int32
+    slice: Int32
+    count: Int32  # keys in the group's list
+    tiles: Int32
+
+
+@cute.jit
+def work_of_cta(groups: Groups, slices: cutlass.Constexpr) -> Work:
+    """This CTA's items."""
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    num_items = (groups.end - groups.begin) * slices
+    if not is_taken(groups.choice, groups.number):
+        num_items = Int32(0)
+    return Work(cta, num_ctas, num_items, groups.begin)
+
+
+@cute.jit
+def item_at(work: Work, lists: Lists, number: Int32, slices: cutlass.Constexpr) -> Item:
+    """Item `number`. The slices of a group have neighbouring numbers, so that they run at the same
+    time and read the same from the second-level cache; the slice that a CTA takes goes round."""
+    local = number // slices
+    turn = number - local * slices + local // cutlass.max(work.num_ctas // slices, Int32(1))
+    group = work.group_begin + local
+    count = (lists.counts.iterator + group).load()
+    return Item(local, group, turn % slices, count, (count + TILE_KEYS - 1) // TILE_KEYS)
+
+
+def image_of(spool: Any, block: Any, tile: Any, image: int) -> Any:
+    """Pointer to an image; `block` is counted as in `image_offset`."""
+    return spool.iterator + image_offset(Int64(block), tile, spool.shape[1], image)
+
+
+def multiply(
+    acc: Any, columns: int, a: tuple[Any, int], b: tuple[Any, int], *, transposed: bool, clear: bool
+) -> None:
+    """Issue acc += A B over the 64 keys or rows of an image; with `clear` acc = A B.
+
+    Args:
+        acc: this thread's columns / 2 fp32, or more, of which these are the first.
+        a, b: low word of the operand's descriptor, and bytes from one step along K to the next.
+        transposed: A's rows are along the lines of its image; else its K is.
+    """
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{MMA_K}.f32.bf16.bf16"
+    (a_low, a_step), (b_low, b_step) = a, b
+    a_low, b_low = opaque(a_low), opaque(b_low)
+    for step in range(STEPS):
+        values = mma_async(
+            opcode,
+            [acc[i] for i in range(columns // 2)],
+            descriptor_behind(a_low, step * a_step),
+            descriptor_behind(b_low, step * b_step),
+            accumulate=not clear or step > 0,
+            transposes=(int(transposed), 1),
+        )
+        for i in range(columns // 2):
+            acc[i] = values[i]
+
+
+@cute.jit
+def arrive_warp(barriers: Barriers, stage: Any, thread: Int32) -> None:
+    """Arrive once for the warp: whoever waits sees what its lanes did before."""
+    cute.arch.sync_warp()
+    if thread % WARP_SIZE == 0:
+        barriers.arrive(stage)

@@ -1,0 +1,225 @@
+"""The step from S to P: masks, row maxima and sums, and the rescaling of O. Exponents are of base
+2.
+
+A row's maximum is updated only if it has grown by more than 2^lazy_log2, so that O is rarely
+rescaled. P is at most that, and the missing factor cancels between O and the row's sum.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.products import BF16_KIND, OF_OUT, OF_SCORES, P_WORDS
+from flashdsa.kernels.attention.sm90.fwd.context import Context
+from flashdsa.kernels.attention.sm90.fwd.plan import (
+    CHUNK,
+    MASK_WORDS,
+    ROWS,
+    TILE_KEYS,
+    TILES,
+)
+
+NO_KEY = -float("inf")
+"""The score of a slot that is not valid."""
+LEAST = -3.0e38
+"""The maximum of a row without a key: below every score, and minus itself it is 0."""
+LEAST_SCALE = 2.0**-124
+"""Replaces 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
+THREAD_ROWS = 2
+MMA_ROWS = 16
+"""Rows of a warp in a wgmma."""
+
+
+class Scale(NamedTuple):
+    """Factor from scores to logits in base 2."""
+
+    factor: Float32  # positive
+    negative: Boolean  # whether scores are to be negated first
+
+
+class Rows(NamedTuple):
+    """This thread's two rows, `row_of_thread` and 8 below, in registers."""
+
+    row_max: cute.Tensor  # (2,) fp32, a score: that row_sum is against
+    row_sum: cute.Tensor  # (2,) fp32: over this thread's columns of this consumer's tiles
+    out_max: cute.Tensor  # (2,) fp32, a score: that O is against
+    largest: Any = None  # (2,) fp32: the largest score of this consumer's tiles; None: not asked
+
+
+def make_scale(sm_scale: Float32) -> Scale:
+    """The scale of logits, log2: any finite number."""
+    magnitude = cute.arch.fmax(sm_scale, -sm_scale)
+    return Scale(cute.arch.fmax(magnitude, Float32(LEAST_SCALE)), sm_scale < 0.0)
+
+
+def new_rows(with_largest: bool = False) -> Rows:
+    """Rows without a key."""
+    count = len(Rows._fields) if with_largest else len(Rows._fields) - 1
+    rows = Rows(*(cute.make_rmem_tensor(THREAD_ROWS, Float32) for _ in range(count)))
+    restart(rows)
+    return rows
+
+
+def restart(rows: Rows) -> None:
+    """Forget every key."""
+    rows.row_max.fill(LEAST)
+    rows.row_sum.fill(0.0)
+    rows.out_max.fill(LEAST)
+    if rows.largest is not None:
+        rows.largest.fill(NO_KEY)
+
+
+def row_of_thread(thread: Any) -> Any:
+    """The first of the thread's two rows in an accumulator."""
+    return thread // WARP_SIZE * MMA_ROWS + thread % WARP_SIZE // 4
+
+
+def exp2(value: Any) -> Any:
+    """2^value; 0 of -inf."""
+    return cute.math.exp2(value, fastmath=True)
+
+
+def quad_reduce(value: Any, combine: Any) -> Any:
+    """Reduce over the four lanes that share a row; all four get the result."""
+    for offset in (1, 2):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
+    return value
+
+
+def read_masks(ctx: Context, tile: int) -> list[list[Int32]]:
+    """Bits of the tile's valid keys, for each of the thread's rows."""
+    group = ctx.plan.group
+    masks = ctx.arena.array("masks", Int32, TILES * group * MASK_WORDS)
+    found: list[list[Int32]] = []
+    for h in range(THREAD_ROWS):
+        query = (row_of_thread(ctx.thread) + 8 * h) // ctx.plan.group_heads if group > 1 else 0
+        first = (tile * group + query) * MASK_WORDS
+        if h > 0 and ctx.plan.group_heads >= MMA_ROWS:
+            found.append(found[0])  # both rows are of one query
+        else:
+            found.append([masks[first + word] for word in range(MASK_WORDS)])
+    return found
+
+
+def read_flags(ctx: Context, tile: int) -> Any:
+    """Flags of the work after the step: LAST_OF_ITEM, LAST_OF_ALL."""
+    return ctx.arena.array("flags", Int32, TILES)[tile]
+
+
+@cute.jit
+def mask_scores(ctx: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
+    """Set scores of keys that are not valid to NO_KEY; apply the scale's sign."""
+    masks = read_masks(ctx, tile)
+    every = Int32(-1)
+    for words in masks:
+        for word in words:
+            every = every & word
+    if every != -1 or scale.negative:
+        first = ctx.thread % 4 * 2
+        sign = Float32(-1.0) if scale.negative else Float32(1.0)
+        for i in cutlass.range_constexpr(OF_SCORES):
+            column = i // 4 * 8 + i % 2
+            word = masks[i // 2 % THREAD_ROWS][column // 32]
+            s[i] = s[i] * sign
+            if (word >> (first + column % 32)) & 1 == 0:
+                s[i] = Float32(NO_KEY)
+
+
+@cute.jit
+def exponentiate(
+    s: cute.Tensor,
+    p: cute.Tensor,
+    rows: Rows,
+    scale: Scale,
+    lazy_log2: cutlass.Constexpr,
+    kind: cutlass.Constexpr = BF16_KIND,
+) -> None:
+    """Compute P in words of two bf16, or of two of `kind`, against each row's maximum, which may
+    move.
+
+    The sums follow. Differences are scaled, not scores: they are exact near the maximum, however
+    large it is. The code has no branch: one more, never taken, cost 3% of the kernel's time.
+    """
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        of_row = [i for i in range(OF_SCORES) if i // 2 % THREAD_ROWS == h]
+        top = s[of_row[0]]
+        for i in of_row[1:]:
+            top = cute.arch.fmax(top, s[i])
+        top = quad_reduce(top, cute.arch.fmax)
+        if cutlass.const_expr(rows.largest is not None):
+            rows.largest[h] = cute.arch.fmax(rows.largest[h], top)
+        old = rows.row_max[h]
+        new = top if (top - old) * scale.factor > lazy_log2 else old
+        total = rows.row_sum[h] * exp2((old - new) * scale.factor)
+        for i in of_row:
+            s[i] = exp2((s[i] - new) * scale.factor)
+            total += s[i]
+        rows.row_max[h], rows.row_sum[h] = new, total
+    for word in cutlass.range_constexpr(P_WORDS):
+        p[word] = pack(s[2 * word], s[2 * word + 1], kind)
+
+
+def pack(low: Any, high: Any, kind: str = BF16_KIND) -> Any:
+    """Two fp32 as two bf16, or two of `kind`, in a word."""
+    return cute.arch.inline_ptx(
+        f"cvt.rn.{kind}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
+        write_only_types=[Int32],
+        read_only_args=[low, high],
+    )
+
+
+@cute.jit
+def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
+    """Store P to a swizzled chunk in shared memory, and its maxima."""
+    lane = ctx.thread % WARP_SIZE
+    row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
+    for block in cutlass.range_constexpr(TILE_KEYS // MMA_ROWS):
+        unit = (2 * block + lane // MMA_ROWS) ^ (lane % 8)
+        cute.arch.inline_ptx(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            read_only_args=[
+                address + row * (CHUNK * 2) + unit * 16,
+                *(p[4 * block + i] for i in range(4)),
+            ],
+        )
+    if lane % 4 == 0:
+        maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
+        for h in cutlass.range_constexpr(THREAD_ROWS):
+            maxima[tile * ROWS + row_of_thread(ctx.thread) + 8 * h] = rows.row_max[h]
+    # wgmma of the other consumer reads P: the generic proxy's writes are fenced by who wrote them.
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+def multiply_rows(out: Any, factors: Any) -> None:
+    """Multiply O by a factor for each of the thread's rows."""
+    for i in range(OF_OUT):
+        out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
+
+
+@cute.jit
+def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
+    """Rescale O to the maxima `new` of the next P; they are never below its own."""
+    factors = [exp2((rows.out_max[h] - new[h]) * scale.factor) for h in range(THREAD_ROWS)]
+    if cute.arch.vote_any_sync((factors[0] != 1.0) | (factors[1] != 1.0)):
+        multiply_rows(out, factors)
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        rows.out_max[h] = new[h]
+
+
+def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
+    """Rescale O to this consumer's maxima."""
+    rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
+
+
+def rescale_to_others(ctx: Any, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
+    """Rescale O to the maxima of the other consumer's P; this one's are no less from here on."""
+    maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
+    first = tile * ROWS + row_of_thread(ctx.thread)
+    theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]
+    rescale(out, rows, theirs, scale)
+    for h in range(THREAD_ROWS):
+        new = cute.arch.fmax(rows.row_max[h], theirs[h])
+        rows.row_sum[h] = rows.row_sum[h] * exp2((rows.row_max[h] - new) * scale.factor)
+        rows.row_max[h] = new

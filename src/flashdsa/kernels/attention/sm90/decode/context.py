@@ -1,0 +1,128 @@
+"""Context of every role: the plan, shared memory, the CTA's item and the CTA's steps of it."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.products import BF16_KIND, F16_KIND
+from flashdsa.kernels.attention.sm90.core.softmax import Scale
+from flashdsa.kernels.attention.sm90.fwd.plan import PIECES, TILE_KEYS, TILES
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch: an item is the plan's heads of a query, and a cluster's."""
+
+    arena: Arena
+    query: Int32
+    head: Int32  # the item's first
+    rank: Int32  # of the CTA in its cluster
+    num_ctas: Int32  # of the cluster
+    first_slot: Int32  # of this CTA
+    end_slot: Int32  # one past its last that may be valid
+    num_tiles: Int32  # of 64 keys, at most: those after the last valid slot count
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> Any:
+        """The budgets, known when the kernel is compiled: a DecodePlan, or a FewHeadsPlan."""
+        return self.arena.plan
+
+    @property
+    def kind(self) -> str:
+        """Kind of the latent columns of Q and K, of V and P."""
+        return F16_KIND if self.plan.packed else BF16_KIND
+
+    def kind_of_piece(self, piece: int) -> str:
+        """Kind of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
+        return BF16_KIND if piece == PIECES - 1 else self.kind
+
+    @property
+    def num_steps(self) -> Any:
+        """Steps of two tiles each; the last one may have one."""
+        return steps_of(self.num_tiles)
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+    def tile_full(self, tile: Any) -> Barriers:
+        """k0_full, or k1_full, which follows it."""
+        return self.barriers("k0_full").behind(tile * PIECES)
+
+    def half_free(self, right: Any) -> Barriers:
+        """left_free, or right_free, which follows it."""
+        return self.barriers("left_free").behind(right * TILES)
+
+    def phase(self, step: Any) -> Int32:
+        """The phase that a step of the CTA completes, of every barrier of tiles."""
+        return self.barriers("p0_full").state(step).phase
+
+
+class Output(NamedTuple):
+    """Destination of the results."""
+
+    ctx: Context
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+
+@cute.jit
+def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor) -> Context:
+    """This thread's context.
+
+    Args:
+        lse: (S, H). indices: (S, topk). lengths: (S,) int32, or (0,): every slot counts.
+    """
+    thread, _, _ = cute.arch.thread_idx()
+    item, _, _ = cute.arch.cluster_idx()
+    num_ctas = Int32(cute.arch.cluster_size())
+    rank = Int32(cute.arch.block_idx_in_cluster())
+    rows = arena.plan.group_heads
+    blocks = (Int32(lse.shape[1]) + rows - 1) // rows
+    query = item // blocks
+    num_slots = Int32(indices.shape[1])
+    if lengths.shape[0] > 0:
+        given = (lengths.iterator + query).load()
+        num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
+    tiles = (num_slots + TILE_KEYS - 1) // TILE_KEYS
+    first = tiles * rank // num_ctas
+    end = tiles * (rank + 1) // num_ctas
+    return Context(
+        arena,
+        query,
+        (item - query * blocks) * rows,
+        rank,
+        num_ctas,
+        first * TILE_KEYS,
+        cutlass.min(end * TILE_KEYS, num_slots),
+        end - first,
+        thread % WARPGROUP_SIZE,
+    )
+
+
+def steps_of(num_tiles: Any) -> Any:
+    """Steps of `num_tiles` tiles."""
+    return (num_tiles + TILES - 1) // TILES
+
+
+def wait_for_extent(ctx: Context) -> Int32:
+    """A consumer: wait for the number of the CTA's tiles up to those of the last step with a valid
+    slot."""
+    ctx.barriers("extent_full").wait(0)
+    return ctx.arena.array("extent", Int32, 1)[0]
+
+
+def meet_consumers(ctx: Context, name: str) -> None:
+    """Sync both consumers, each thread: each sees what all of them did before.
+
+    The barrier is an mbarrier, as synccheck takes a named barrier at two points of the code for
+    divergence.
+    """
+    ctx.barriers(name).arrive()
+    ctx.barriers(name).wait(0)

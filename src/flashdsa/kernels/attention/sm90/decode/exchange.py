@@ -1,0 +1,141 @@
+"""Messages between the CTAs of a cluster; a CTA alone sends none.
+
+A CTA waits until all others have announced that they read neither keys nor Q any more. It then
+sends each its dims, which overwrite the keys, and its statistics, which overwrite Q: two bulk
+copies.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.decode.context import Context, Output
+from flashdsa.kernels.attention.sm90.decode.plan import (
+    DIM_GROUPS,
+    GROUP_BYTES,
+    MOST_CTAS,
+    STAGED_AT,
+)
+from flashdsa.kernels.attention.sm90.decode.stage import (
+    OF_CTA,
+    STATISTICS_BYTES,
+    rows_of_item,
+    staged_rows,
+)
+
+TOKENS = ("ready", "done")
+TOKEN_BYTES = 4
+
+
+class Share(NamedTuple):
+    """The groups of dims that belong to one CTA."""
+
+    first: Int32
+    count: Int32
+
+
+def share_of(ctx: Context, rank: Any) -> Share:
+    """A CTA's share."""
+    first = rank * DIM_GROUPS // ctx.num_ctas
+    return Share(first, (rank + 1) * DIM_GROUPS // ctx.num_ctas - first)
+
+
+@cute.jit
+def announce(w: Output, side: cutlass.Constexpr) -> None:
+    """Announce that this CTA reads neither keys nor Q any more; one thread expects what the others
+    will send.
+
+    The other consumer's sums have come.
+    """
+    ctx = w.ctx
+    if cutlass.const_expr(side == 0):
+        # left_sums: the other warps of this consumer do not read them either.
+        ctx.barriers("left_sums").wait(0)
+        expect_parts(w)
+
+
+@cute.jit
+def expect_parts(w: Output) -> None:
+    """A consumer: tell that no warp of the CTA reads keys or Q any more; the others may send
+    theirs."""
+    ctx = w.ctx
+    if ctx.thread == 0:
+        others = ctx.num_ctas - 1
+        dims_bytes = share_of(ctx, ctx.rank).count * staged_rows(w) * GROUP_BYTES
+        expected = others * (dims_bytes + rows_of_item(w) * STATISTICS_BYTES)
+        ctx.barriers("o_full").arrive_and_expect_tx(expected)
+        for name in TOKENS:
+            ctx.barriers(name).arrive_and_expect_tx(others * TOKEN_BYTES)
+    cute.arch.sync_warp()
+    tell_others(ctx, "ready")
+
+
+@cute.jit
+def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
+    """Tell every other CTA that all work before the call is done.
+
+    A barrier of the cluster with release semantics would also be a fence of the whole GPU.
+    """
+    if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
+        peer = (ctx.rank + ctx.thread) % ctx.num_ctas
+        place = TOKENS.index(name) * MOST_CTAS * TOKEN_BYTES
+        token = ctx.arena.address("tokens") + (place + ctx.rank * TOKEN_BYTES)
+        barrier = Int32(ctx.barriers(name).at().toint())
+        store_async(peer_address(token, peer), [ctx.rank], peer_address(barrier, peer))
+
+
+@cute.jit
+def exchange(w: Output, side: Int32) -> None:
+    """Send the staged O, by a thread for each other CTA, and receive that of all others."""
+    ctx = w.ctx
+    if side == 0 and ctx.thread < WARP_SIZE:
+        # ready: no other CTA reads keys, which O overwrites, or Q any more.
+        ctx.barriers("ready").wait(0)
+        if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
+            send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
+        cute.arch.sync_warp()
+    # o_full: all other CTAs' dims and statistics have come.
+    ctx.barriers("o_full").wait(0)
+    if side == 0:
+        tell_others(ctx, "done")
+
+
+@cute.jit
+def send_to(w: Output, peer: Int32) -> None:
+    """One thread: issue two bulk copies to a CTA."""
+    ctx = w.ctx
+    share, rows = share_of(ctx, peer), staged_rows(w)
+    keys, q = ctx.arena.address("k"), ctx.arena.address("q")
+    arrived = peer_address(Int32(ctx.barriers("o_full").at().toint()), peer)
+    dims_bytes = rows * share.count * GROUP_BYTES
+    copy_to_peer(
+        peer_address(keys + ctx.rank * dims_bytes, peer),
+        keys + (STAGED_AT + share.first * rows * GROUP_BYTES),
+        dims_bytes,
+        arrived,
+    )
+    statistics = q + ctx.rank * OF_CTA
+    copy_to_peer(
+        peer_address(statistics, peer), statistics, rows_of_item(w) * STATISTICS_BYTES, arrived
+    )
+
+
+@cute.jit
+def leave(ctx: Context, side: Int32) -> None:
+    """Wait until this CTA's messages have arrived, so that it may end."""
+    if side == 0 and ctx.thread < WARP_SIZE:
+        ctx.barriers("done").wait(0)
+
+
+@cute.jit
+def place_of_dims(w: Output, rank: Any) -> Any:
+    """Address of a CTA's O of this one's dims."""
+    ctx = w.ctx
+    share, rows = share_of(ctx, ctx.rank), staged_rows(w)
+    place = rank * (share.count * rows * GROUP_BYTES)
+    if rank == ctx.rank:
+        place = STAGED_AT + share.first * rows * GROUP_BYTES
+    return ctx.arena.address("k") + place

@@ -1,0 +1,299 @@
+"""Role gather for packed rows: it copies bytes into the tiles and expands them to f16 in the tiles.
+
+A *part* is the 128 latent columns of a group, of the 64 keys of a tile: 128 bytes of a key, which
+become its rows of two chunks, 128 bytes each. The bytes are copied to where the second row will be.
+A thread copies 16 bytes of each of four keys; it takes them into registers when they have come, and
+writes 32 bytes of f16 for them. Eight lanes of a warp have a key's 128, so that no other warp's
+bytes are written over. The RoPE columns stay bf16 and are copied as they are.
+
+A tile's second half is on its way while the first one is expanded. Holding parts in registers until
+their destinations are free was slower: such loads pass the first-level cache, which has 27 KB.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
+from flashdsa.dsl.pipeline import PipelineState, RingProducer
+from flashdsa.dsl.smem import load_words, store_words
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.decode.context import steps_of
+from flashdsa.kernels.attention.sm90.decode.gather import (
+    Gatherer,
+    find_extent,
+    last_slots,
+    load_query,
+    read_slots,
+    row_of_turn,
+    write_note,
+)
+from flashdsa.kernels.attention.sm90.decode.scales import (
+    Factors,
+    both_of_sum,
+    expand_word,
+    factors_of_scales,
+    multiply_word,
+    take_power,
+    take_sum,
+)
+from flashdsa.kernels.attention.sm90.fwd.gather import ROWS_AT_ONCE, TURNS
+from flashdsa.kernels.attention.sm90.fwd.plan import (
+    BF16,
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKS,
+    MASK_WORDS,
+    PIECES,
+    TILE_BYTES,
+    TILES,
+)
+from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
+
+ROPE_PIECE = PIECES - 1
+UNIT_WORDS = COPY_BYTES // 4
+TURN_BYTES = ROWS_AT_ONCE * CHUNK * BF16
+"""Bytes from a thread's key in a chunk to its next one."""
+WARP_ROWS = ROWS_AT_ONCE // 4
+"""Keys of which a warp loads stretches at once."""
+HALVES = 2
+"""Halves of a tile; tile 0's left one is freed first, tile 1's right one."""
+GROUPS = 2
+"""Groups of a half."""
+
+
+class Half(NamedTuple):
+    """Half of a tile, which is requested and expanded at once."""
+
+    tile: Int32
+    right: Int32  # 1: dims 256-511
+
+    @property
+    def group(self) -> Int32:
+        """Its first one."""
+        return self.right * GROUPS
+
+
+class Place(NamedTuple):
+    """Coordinates of a thread's copies: 16 of a group's 128 bytes, of keys 16 apart."""
+
+    unit: Int32
+    key: Int32  # the first
+
+
+def place_of(thread: Int32) -> Place:
+    """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that their
+    writes go to all banks."""
+    lane = thread % WARP_SIZE
+    unit = lane % 4 + lane // 8 % 2 * 4
+    return Place(unit, thread // WARP_SIZE * WARP_ROWS + lane // 4 % 2 + lane // 16 * 2)
+
+
+@cute.jit
+def copy_rope(
+    role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, tile: Int32
+) -> None:
+    """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
+    to = role.ctx.arena.address("k") + tile * TILE_BYTES + swizzled_128(place.key, place.unit)
+    for turn in cutlass.range_constexpr(TURNS):
+        at = turn * TURN_BYTES + (CHUNKS - 1) * CHUNK_BYTES
+        copy_units(to, sources[turn], rows[turn], [(at, KV_ROPE_AT)], 128)
+    arrive_when_copied(role.ctx.tile_full(tile).at(ROPE_PIECE))
+
+
+def row_address(role: Gatherer, row: Any) -> Any:
+    """Address of a packed row; meaningless if the row is negative."""
+    return role.kv.iterator + Int64(row) * KV_ROW_BYTES
+
+
+def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
+    """Load 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
+
+    The first-level cache has no room: rows are read once.
+    """
+    results = ", ".join(f"{{$w{i}}}" for i in range(words))
+    zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
+    return list(
+        cute.arch.inline_ptx(
+            "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
+            + zeros
+            + f"@valid ld.global.nc.L1::no_allocate.L2::128B.v{words}.b32 {{{results}}}, "
+            f"[{{$r0}} + {offset}]; }}",
+            write_only_types=[Int32] * words,
+            read_only_args=[address, row],
+        )
+    )
+
+
+@cute.jit
+def copy_groups(
+    role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, half: Half
+) -> None:
+    """Copy this thread's part of a half: the bytes of two groups, each to the second of its chunks.
+
+    Args:
+        rows, sources: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes.
+    """
+    to = bytes_of_half(role, place, half)
+    for turn in cutlass.range_constexpr(TURNS):
+        at = turn * TURN_BYTES + CHUNK_BYTES
+        copy_units(
+            to,
+            sources[turn] + half.group * KV_GROUP,
+            rows[turn],
+            [(at + 2 * i * CHUNK_BYTES, i * KV_GROUP) for i in range(GROUPS)],
+            128,
+        )
+    cute.arch.cp_async_commit_group()
+
+
+def bytes_at(place: Place) -> Any:
+    """Offset of the thread's 16 bytes of its first key in a chunk, without a bank conflict."""
+    return place.key * KV_GROUP + (place.unit ^ (place.key % 2 * 4)) * COPY_BYTES
+
+
+def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
+    """Address that the thread's 16 bytes of its first key would have in the first chunk of a
+    half."""
+    chunk = 2 * half.group
+    k = role.ctx.arena.address("k")
+    return k + half.tile * TILE_BYTES + chunk * CHUNK_BYTES + bytes_at(place)
+
+
+@cute.jit
+def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexpr) -> list[Any]:
+    """Load this thread's words of a part, which it has copied. `number`: of the group in its
+    half."""
+    at = bytes_of_half(role, place, half)
+    words = []
+    for turn in cutlass.range_constexpr(TURNS):
+        unit = load_words(at + (2 * number + 1) * CHUNK_BYTES + turn * TURN_BYTES, Int32)
+        words += [unit[i] for i in range(UNIT_WORDS)]
+    return words
+
+
+@cute.jit
+def load_scales(role: Gatherer, slots: list[Int32]) -> list[Any]:
+    """Load two neighbouring scales of one of the warp's 16 keys of a tile, as words.
+
+    Lane 2 i + j has groups 2 j and 2 j + 1 of key i of them: 4 of each turn.
+    """
+    lane, warp = role.ctx.thread % WARP_SIZE, role.ctx.thread // WARP_SIZE
+    number = lane // 2
+    key = number // WARP_ROWS * ROWS_AT_ONCE + warp * WARP_ROWS + number % WARP_ROWS
+    low = cute.arch.shuffle_sync(slots[0], key % WARP_SIZE)
+    high = cute.arch.shuffle_sync(slots[1], key % WARP_SIZE)
+    row = low if key < WARP_SIZE else high
+    address = row_address(role, row) + lane % 2 * 8
+    return load_or_zero(address, row, KV_SCALES_AT, 2)
+
+
+@cute.jit
+def write_part(
+    role: Gatherer,
+    words: list[Int32],
+    sums: list[Int32],
+    factors: Factors,
+    place: Place,
+    half: Half,
+    number: cutlass.Constexpr,
+) -> None:
+    """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
+    places = places_of_part(role, place, half, number)
+    for turn in cutlass.range_constexpr(TURNS):
+        nearest, rest = both_of_sum(sums[turn])
+        of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
+        values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
+        for side in cutlass.range_constexpr(2):
+            to = places[side] + turn * TURN_BYTES
+            store_words(to, values[UNIT_WORDS * side : UNIT_WORDS * (side + 1)])
+    if factors.small:
+        for turn in cutlass.range(TURNS, unroll=1):
+            power = take_power(factors, owner_of(place, turn, half), number)
+            for side in cutlass.range_constexpr(2):
+                to = places[side] + turn * TURN_BYTES
+                of_sum = load_words(to, Int32)
+                store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
+    role.ctx.tile_full(half.tile).arrive(half.group + number)
+
+
+def take_sums(factors: Factors, place: Place, half: Half, number: int) -> list[Any]:
+    """All lanes: the sums of the thread's keys in a part."""
+    return [take_sum(factors, owner_of(place, turn, half), number) for turn in range(TURNS)]
+
+
+def places_of_part(role: Gatherer, place: Place, half: Half, number: int) -> list[Any]:
+    """Addresses of the values of the thread's first key: twice 16 bytes of a chunk."""
+    chunk = 2 * (half.group + number) + place.unit // 4
+    base = role.ctx.arena.address("k") + half.tile * TILE_BYTES + chunk * CHUNK_BYTES
+    return [base + swizzled_128(place.key, place.unit % 4 * 2 + side) for side in range(2)]
+
+
+def owner_of(place: Place, turn: Any, half: Half) -> Any:
+    """The lane that has the scales of the thread's key of a turn; see `load_scales`."""
+    return (turn * WARP_ROWS + place.key % WARP_ROWS) * 2 + half.right
+
+
+@cute.jit
+def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, step: Int32) -> None:
+    """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
+
+    Args:
+        slots: the lane's of the tile: lane, lane + 32.
+    """
+    ctx = role.ctx
+    rows = [row_of_turn(slots, turn, place.key) for turn in range(TURNS)]
+    sources = [row_address(role, row) + place.unit * COPY_BYTES for row in rows]
+    for number in cutlass.range_constexpr(HALVES):
+        half = Half(tile, number ^ tile)
+        # The consumer has read the half in the step before, and with it the note.
+        ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.right))
+        ring.acquire(PipelineState(tile, ctx.phase(step)))
+        copy_groups(role, rows, sources, place, half)
+    copy_rope(role, rows, sources, place, tile)
+    if ctx.thread // WARP_SIZE == tile:
+        write_note(role, slots, ctx.thread % WARP_SIZE, tile)
+
+
+@cute.jit
+def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> None:
+    """Expand this thread's share of a tile, as its halves come."""
+    for number in cutlass.range(HALVES, unroll=1):
+        half = Half(tile, number ^ tile)
+        sums = [take_sums(factors, place, half, i) for i in range(GROUPS)]
+        if number == 0:
+            cute.arch.cp_async_wait_group(1)
+        else:
+            cute.arch.cp_async_wait_group(0)
+        words = [take_part(role, place, half, i) for i in range(GROUPS)]
+        # The values overwrite bytes that other lanes of the warp have read.
+        cute.arch.sync_warp()
+        for i in cutlass.range_constexpr(GROUPS):
+            write_part(role, words[i], sums[i], factors, place, half, i)
+
+
+@cute.jit
+def gather_packed_rows(role: Gatherer) -> None:
+    """All four warps: gather every step of the CTA. The code is loops, as code that runs once costs
+    most."""
+    ctx = role.ctx
+    lane = ctx.thread % WARP_SIZE
+    place = place_of(ctx.thread)
+    load_query(role)
+    slots = read_slots(role, Int32(0), lane)
+    last = last_slots(role, ctx.num_steps, lane)
+    scales = load_scales(role, slots[:MASK_WORDS])
+    num_tiles = find_extent(role, last, lane)
+    for step in cutlass.range(steps_of(num_tiles), unroll=1):
+        ahead = read_slots(role, step + 1, lane)
+        for tile in cutlass.range(cutlass.min(num_tiles - step * TILES, TILES), unroll=1):
+            of_tile, of_next = slots[:MASK_WORDS], slots[MASK_WORDS:]
+            if tile == 1:
+                of_tile, of_next = slots[MASK_WORDS:], ahead[:MASK_WORDS]
+            copy_tile(role, of_tile, place, tile, step)
+            factors = factors_of_scales(scales)
+            scales = load_scales(role, of_next)
+            expand_tile(role, factors, place, tile)
+        slots = ahead

@@ -1,0 +1,114 @@
+"""Sparse decode for Hopper: a cluster takes 64 heads of a query, each CTA a stretch of its slots.
+
+Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
+their O over distributed shared memory and each writes a share of the dims (`combine.py`).
+
+gather                | left                        | right
+--------------------- | --------------------------- | ---------------------------------------
+Q, both tiles         | (packed rows: Q to f16)     | (packed rows: Q to f16)
+(packed rows: bytes,  | S0 = Q K0^T                 |
+ then f16)            | P0 = exp2(S0) -> shared     | S1 = Q K1^T
+                      | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
+the next step's tiles |                             |     P1 = exp2(S1) -> shared
+                      | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
+                      |     and after it S0         |
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.arena import allocate
+from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.sm90.core.softmax import make_scale
+from flashdsa.kernels.attention.sm90.decode.combine import write_share
+from flashdsa.kernels.attention.sm90.decode.context import Context, Output, locate
+from flashdsa.kernels.attention.sm90.decode.expand import gather_packed_rows
+from flashdsa.kernels.attention.sm90.decode.gather import Gatherer, gather_rows
+from flashdsa.kernels.attention.sm90.decode.left import Left, consume_left
+from flashdsa.kernels.attention.sm90.decode.right import Right, consume_right
+from flashdsa.kernels.attention.sm90.fwd.epilogue import LOG2_E
+from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, ROWS
+
+GATHER, LEFT, RIGHT = range(3)
+"""Warpgroups, in the plan's order of roles."""
+
+
+@cute.kernel
+def decode_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    enter_cluster(arena, thread)
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
+    cute.arch.griddepcontrol_wait()
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role computes its own coordinates: values shared by all would be live in every role.
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        ctx = locate(arena, lse, indices, topk_length)
+        gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
+    else:
+        scale = make_scale(sm_scale * LOG2_E)
+        if group == LEFT:
+            cute.arch.setmaxregister_increase(plan.left.registers)
+            ctx = locate(arena, lse, indices, topk_length)
+            consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        else:
+            cute.arch.setmaxregister_increase(plan.right.registers)
+            ctx = locate(arena, lse, indices, topk_length)
+            consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+        ctx = locate(arena, lse, indices, topk_length)
+        write_share(Output(ctx, out, lse, attn_sink, scale), group - LEFT)
+
+
+@cute.jit
+def gather(role: Gatherer) -> None:
+    """Gather every step of the CTA."""
+    ctx: Context = role.ctx
+    if cutlass.const_expr(ctx.plan.packed):
+        gather_packed_rows(role)
+    else:
+        gather_rows(role)
+    # All rows are asked for: the next launch may begin to take the SMs that are free.
+    cute.arch.griddepcontrol_launch_dependents()
+
+
+@cute.jit
+def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`: a cluster for each 64 heads of a query.
+
+    Args:
+        arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
+    """
+    x, (cluster_size,) = split(arguments)
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        x.q,
+        box_dims=(1, ROWS, CHUNK),
+        stride_order=(2, 1, 0),
+        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    )
+    items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
+    decode_kernel(q_map, *x[1:], plan).launch(
+        grid=[items * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )

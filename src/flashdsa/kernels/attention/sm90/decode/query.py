@@ -1,0 +1,119 @@
+"""Q for packed rows: its latent columns in f16, times a power of two for each head.
+
+A row's largest latent number becomes one from 2^14 to 2^15, so that the loss is negligible; the
+RoPE columns stay bf16, times the same power. Scores are multiplied by `row_unit`, its inverse.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from flashdsa.dsl.smem import load_words, store_words
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.softmax import THREAD_ROWS, quad_reduce, row_of_thread
+from flashdsa.kernels.attention.sm90.decode.context import (
+    Context,
+    meet_consumers,
+)
+from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK_BYTES, CHUNKS, ROWS
+
+QUARTERS = 4
+"""Threads of a row."""
+UNITS = 8
+"""16-byte pieces of a row of a chunk."""
+LATENT_CHUNKS = (CHUNKS - 1) // QUARTERS
+"""Chunks of a thread."""
+BATCH = 4
+"""16-byte pieces that a thread has under way."""
+BATCHES = UNITS // BATCH
+"""Batches of a chunk."""
+TOP_EXPONENT = 14
+BIAS = 127
+MOST_POWER = 126
+
+
+def one_word(ptx: str, *words: Any) -> Any:
+    """An instruction on words."""
+    return cute.arch.inline_ptx(ptx, write_only_types=[Int32], read_only_args=list(words))
+
+
+@cute.jit
+def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
+    """Both consumers: wait until Q has come, in the form that the products take, if the CTA has
+    slots."""
+    if ctx.num_steps > 0:
+        ctx.barriers("q_full").wait(0)
+        if cutlass.const_expr(ctx.plan.packed):
+            convert_query(ctx, side)
+
+
+def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any]:
+    """Addresses of a thread's 16-byte pieces of that batch; a row's four threads use different
+    banks."""
+    base = ctx.arena.address("q") + (quarter * LATENT_CHUNKS + batch // BATCHES) * CHUNK_BYTES
+    first = batch % BATCHES * BATCH
+    return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
+
+
+@cute.jit
+def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
+    """Convert Q by both consumers together, once. All of them have the new form afterwards.
+
+    The code is loops, as code that runs once costs most: it is fetched.
+    """
+    thread = ctx.thread + side * WARPGROUP_SIZE
+    row, quarter = thread // QUARTERS, thread % QUARTERS
+    top = Int32(0)
+    for batch in cutlass.range(LATENT_CHUNKS * BATCHES, unroll=1):
+        for place in unit_addresses(ctx, row, quarter, batch):
+            words = load_words(place, Int32)
+            for w in range(4):
+                size = one_word("abs.bf16x2 {$w0}, {$r0};", words[w])
+                top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+    top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
+    top = quad_reduce(top, cutlass.max)
+    power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
+    factor = (power + BIAS) << 7
+    factor = factor | (factor << 16)
+    for batch in cutlass.range(LATENT_CHUNKS * BATCHES, unroll=1):
+        for place in unit_addresses(ctx, row, quarter, batch):
+            words = load_words(place, Int32)
+            store_words(place, [to_f16(scaled(words[w], factor)) for w in range(4)])
+    for i in cutlass.range_constexpr(UNITS // QUARTERS):
+        unit = (UNITS // QUARTERS) * quarter + i
+        place = ctx.arena.address("q") + (CHUNKS - 1) * CHUNK_BYTES + swizzled_128(row, unit)
+        words = load_words(place, Int32)
+        store_words(place, [scaled(words[w], factor) for w in range(4)])
+    if quarter == 0:
+        unit_of_row = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};",
+            write_only_types=[Float32],
+            read_only_args=[(BIAS - power) << 23],
+        )
+        ctx.arena.array("row_unit", Float32, ROWS)[row] = unit_of_row
+    cute.arch.fence_proxy("async.shared", space="cta")
+    meet_consumers(ctx, "q_converted")
+
+
+def scaled(word: Any, factor: Any) -> Any:
+    """Two bf16 times a power of two."""
+    return one_word("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", word, factor)
+
+
+def to_f16(word: Any) -> Any:
+    """Two bf16 as two f16."""
+    return one_word(
+        "{ .reg .b32 low, high; shl.b32 low, {$r0}, 16; and.b32 high, {$r0}, 0xFFFF0000; "
+        "cvt.rn.f16x2.f32 {$w0}, high, low; }",
+        word,
+    )
+
+
+def unscale(ctx: Context, s: Any) -> None:
+    """Restore the scores of Q as it was given."""
+    shared = ctx.arena.array("row_unit", Float32, ROWS)
+    units = [shared[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
+    for i in range(cute.size(s)):
+        s[i] = s[i] * units[i // 2 % THREAD_ROWS]

@@ -1,0 +1,88 @@
+"""Role gather: whole rows by bulk copies, one a lane; a warp has a piece of 32 keys of each step.
+
+Rows keep their format in shared memory: the consumers bring them into registers.
+"""
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.smem import store_words
+from flashdsa.dsl.tma import load_bytes
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.decode.expand import row_address
+from flashdsa.kernels.attention.sm90.decode.gather import (
+    Gatherer,
+    find_extent,
+    last_slots,
+    read_slot,
+)
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
+    PIECE_BYTES,
+    PIECE_KEYS,
+    TILE_PIECES,
+)
+from flashdsa.kernels.attention.sm90.decode_few_heads.ring import state_of_piece, tiles_of_consumer
+from flashdsa.kernels.attention.sm90.fwd.plan import STEP_KEYS
+from flashdsa.problem import KV_ROW_BYTES
+
+UNIT = 16
+"""Bytes of a store."""
+
+
+@cute.jit
+def gather_pieces(role: Gatherer) -> None:
+    """All four warps: gather every step of the CTA."""
+    ctx = role.ctx
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    lane = ctx.thread % WARP_SIZE
+    side = warp // TILE_PIECES
+    first = ctx.first_slot + warp * PIECE_KEYS + lane
+    row = read_slot(role, first)
+    if ctx.num_tiles > side:
+        # Asked for before it is known how many steps have a valid slot: one, at least.
+        load_piece(role, row, Int32(0), lane)
+    last = Int32(-1)
+    if ctx.num_steps > 1:
+        # Both wait for memory once, together.
+        row, last = read_slot(role, first + STEP_KEYS), last_slots(role, ctx.num_steps, lane)
+    num_tiles = find_extent(role, last, lane, 1)
+    for step in cutlass.range(1, tiles_of_consumer(num_tiles, side), unroll=1):
+        ahead = read_slot(role, first + (step + 1) * STEP_KEYS)
+        load_piece(role, row, step, lane)
+        row = ahead
+
+
+@cute.jit
+def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
+    """One warp: load its piece of a step, and write which keys are valid.
+
+    Args:
+        row: the lane's, negative where its slot is not valid.
+    """
+    ctx = role.ctx
+    ring = RingProducer(ctx.barriers("full"), ctx.barriers("free"))
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    piece = step * TILE_PIECES + warp % TILE_PIECES
+    state = state_of_piece(ctx.plan, warp // TILE_PIECES, piece)
+    # free: the consumer has read the piece before in this stage, and its mask.
+    ring.acquire(state)
+    mask = cute.arch.vote_ballot_sync(row >= 0)
+    if lane == 0:
+        ctx.arena.array("masks", Int32, ctx.plan.stages)[state.stage] = Int32(mask)
+    place = state.stage * PIECE_BYTES + lane * KV_ROW_BYTES
+    if row >= 0:
+        barrier = ring.expect(state.stage, KV_ROW_BYTES)
+        load_bytes(
+            ctx.arena.bytes("k") + place, row_address(role, row), Int32(KV_ROW_BYTES), barrier
+        )
+    else:
+        clear_row(ctx.arena.address("k") + place)
+        ring.commit(state.stage)
+
+
+@cute.jit
+def clear_row(to: Int32) -> None:
+    """Write zeros over a row: 0 times its old bytes may be NaN."""
+    for unit in cutlass.range(KV_ROW_BYTES // UNIT, unroll=1):
+        store_words(to + unit * UNIT, [Int32(0)] * 4)

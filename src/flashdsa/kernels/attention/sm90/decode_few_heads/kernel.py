@@ -1,0 +1,92 @@
+"""Sparse decode for Hopper of few heads: a cluster takes a query, each CTA a stretch of its slots.
+
+gather                 | math, consumer 0            | math, consumer 1
+---------------------- | --------------------------- | ---------------------------
+rows of 32 keys a warp | Q                           | Q
+                       | S^T = K Q^T of tile 0       | S^T = K Q^T of tile 1
+                       | P^T = exp2(S^T) -> shared   | P^T = exp2(S^T) -> shared
+the next step's rows   | O^T += V^T P^T              | O^T += V^T P^T
+
+Keys, and dims, are the rows of the products, as there are few heads; K and V^T come from registers,
+so that e4m3 become f16 on the way. The consumers add up their O at the end (`merge.py`), and the
+CTAs theirs as in the other decode.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, cute
+
+from flashdsa.dsl.arena import allocate
+from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.sm90.core.softmax import make_scale
+from flashdsa.kernels.attention.sm90.decode.combine import write_share
+from flashdsa.kernels.attention.sm90.decode.context import Output, locate
+from flashdsa.kernels.attention.sm90.decode.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode_few_heads.consume import Math, consume
+from flashdsa.kernels.attention.sm90.decode_few_heads.gather import gather_pieces
+from flashdsa.kernels.attention.sm90.decode_few_heads.merge import stage_share
+from flashdsa.kernels.attention.sm90.fwd.epilogue import LOG2_E
+
+GATHER = 0
+"""The first warpgroup; the consumers follow."""
+
+
+@cute.kernel
+def few_heads_kernel(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    thread, _, _ = cute.arch.thread_idx()
+    arena = allocate(plan)
+    enter_cluster(arena, thread)
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
+    cute.arch.griddepcontrol_wait()
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        ctx = locate(arena, lse, indices, topk_length)
+        gather_pieces(Gatherer(ctx, None, kv, indices))
+        # All rows are asked for: the next launch may begin to take the SMs that are free.
+        cute.arch.griddepcontrol_launch_dependents()
+    else:
+        cute.arch.setmaxregister_increase(plan.math.registers)
+        scale = make_scale(sm_scale * LOG2_E)
+        ctx = locate(arena, lse, indices, topk_length)
+        side = group - GATHER - 1
+        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, side))
+        # Computed again: values that are used after the steps would be live through them.
+        ctx = locate(arena, lse, indices, topk_length)
+        output = Output(ctx, out, lse, attn_sink, scale)
+        stage_share(Math(ctx, output, q, side), r)
+        write_share(output, side)
+
+
+@cute.jit
+def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`: a cluster for the plan's heads of a query.
+
+    Args:
+        arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
+    """
+    x, (cluster_size,) = split(arguments)
+    items = x.q.shape[0] * ((x.q.shape[1] + plan.columns - 1) // plan.columns)
+    few_heads_kernel(*x, plan).launch(
+        grid=[items * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )

@@ -1,0 +1,190 @@
+"""Pieces, budgets, barriers and roles of the Hopper decode of few heads, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.decode.plan import (
+    CLUSTER_SIZES,
+    DIM_GROUPS,
+    GROUP_BYTES,
+    MOST_CTAS,
+    STATISTICS,
+)
+from flashdsa.kernels.attention.sm90.fwd.plan import (
+    CHUNKS,
+    D_V,
+    FP32,
+    ROWS,
+    TILE_KEYS,
+)
+from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, registers_each
+from flashdsa.problem import KV_GROUP, KV_ROW_BYTES
+
+CONSUMERS = 2
+"""Warpgroups that multiply; each takes every other tile of 64 keys."""
+PIECE_KEYS = WARP_SIZE
+"""Keys that a warp asks for, a lane each."""
+TILE_PIECES = TILE_KEYS // PIECE_KEYS
+GROUPS = D_V // KV_GROUP
+"""Scales of a packed row."""
+COLUMNS = (16, 32)
+"""Heads that a kernel may be compiled for."""
+CHUNK_ROW = 128
+"""Bytes of a row of an operand with the 128-byte swizzle."""
+WARPS = WARPGROUP_SIZE // WARP_SIZE
+PIECE_BYTES = PIECE_KEYS * KV_ROW_BYTES
+"""Bytes of a stage. A row is an odd multiple of 16 bytes, so that eight of them are in all
+banks."""
+
+
+@dataclass(frozen=True)
+class FewHeadsPlan(Sm90Plan):
+    """One compiled kernel: choices, then derived values.
+
+    Attributes:
+        columns: heads of an item, one of COLUMNS.
+        gather_registers, math_registers: of a thread.
+        lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
+    """
+
+    columns: int = 16
+    gather_registers: int = 24
+    math_registers: int = 240
+    lazy_log2: float = 8.0
+
+    packed = True
+    """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""
+
+    def __post_init__(self) -> None:
+        """Check the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        # setmaxnreg hands out only the registers that the CTA has at its launch.
+        self.check(self.threads * registers_each(self.threads, SM90.registers))
+
+    @property
+    def group_heads(self) -> int:
+        """Rows of an item, as in the decode's plan."""
+        return self.columns
+
+    def items(self, num_heads: int) -> int:
+        """Work items of a query."""
+        return -(-num_heads // self.group_heads)
+
+    @property
+    def stages(self) -> int:
+        """Pieces in shared memory, half of them for each consumer."""
+        return 8 if self.columns == COLUMNS[0] else 6
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"mla_decode_heads{self.columns}"
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
+        return self.columns * CHUNK_ROW
+
+    @property
+    def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
+        apart from all CTAs' O, which may come meanwhile, and this one's, in the region k."""
+        return ("k", self.received_bytes), ("p", 0)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
+        groups = max(size * -(-DIM_GROUPS // size) for size in CLUSTER_SIZES)
+        return groups * GROUP_BYTES * self.columns
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        """Shared memory regions before the mbarriers, in order."""
+        statistics = MOST_CTAS * ROWS * (STATISTICS + 2) * FP32
+        of_warps = CONSUMERS * WARPS * (self.columns + 4) * FP32
+        return [
+            SmemRegion(
+                "q",
+                max(CHUNKS * self.operand_bytes, statistics),
+                1024,
+                "Q of the item, 9 x [heads, 64] SW128; then all CTAs' statistics and weights",
+            ),
+            SmemRegion(
+                "p",
+                CONSUMERS * GROUPS * self.operand_bytes,
+                1024,
+                "each consumer's P, [heads, 64 keys] SW128, times each scale of a key",
+            ),
+            SmemRegion(
+                "k",
+                self.stages * PIECE_BYTES,
+                128,
+                "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
+            ),
+            SmemRegion("masks", self.stages * 4, 16, "valid keys: a bit each"),
+            SmemRegion("tops", of_warps, 16, "each warp's maxima of a tile, and largest scale"),
+            SmemRegion("sums", of_warps, 16, "each warp's sums"),
+            SmemRegion(
+                "maxima",
+                CONSUMERS * WARPS * self.columns * FP32,
+                16,
+                "that sums and O are against, a copy for each warp",
+            ),
+            SmemRegion("row_unit", self.columns * FP32, 16, "what a head of Q is a multiple of"),
+            SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
+            SmemRegion("extent", 4, 4, "steps of the CTA"),
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def math(self) -> Role:
+        """Warpgroups 1 and 2."""
+        does = "Q; S, P and O of every other tile; then a share of O, lse"
+        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles in the order of their threads."""
+        return self.gather, self.math
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Barriers of pieces are a ring, each other one completes a phase in all.
+        """
+        gather, math = self.roles
+        one, every = Arrives.ONE_THREAD, Arrives.EVERY_THREAD
+        return (
+            Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is there"),
+            Barrier("full", self.stages, gather, Arrives.EVERY_LANE_OF_ONE_WARP, math,
+                    PIECE_BYTES, "a piece's rows and mask are there"),
+            Barrier("free", self.stages, math, Arrives.WARPS_OF_ONE_GROUP, gather, 0,
+                    "a piece has been read"),
+            Barrier("q_full", 1, math, every, math, 0, "Q is as the products take it"),
+            Barrier("all_read", 1, math, every, math, 0,
+                    "both consumers' sums are there, and nobody reads keys or Q any more"),
+            Barrier("halves", 1, math, every, math, 0,
+                    "what each consumer has of the other one's dims is there"),
+            Barrier("staged", 1, math, every, math, 0, "this CTA's O and statistics are there"),
+            Barrier("o_full", 1, math, one, math, 0, "all CTAs' O and statistics are there",
+                    bytes_from_peer=True),
+            Barrier("ready", 1, math, one, math, 0, "no CTA reads keys any more",
+                    bytes_from_peer=True),
+            Barrier("done", 1, math, one, math, 0, "all CTAs have what this one sent",
+                    bytes_from_peer=True),
+        )  # fmt: skip

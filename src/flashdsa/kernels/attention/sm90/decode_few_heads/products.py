@@ -1,0 +1,207 @@
+"""The wgmmas of a consumer: S^T = K Q^T and O^T += V^T P^T, keys or dims being the rows.
+
+Their first operand comes from registers, where `ldmatrix` brings rows as they lie in shared memory.
+A 16-bit element of a packed row is two e4m3, which become f16 in registers:
+- K: a lane gets four neighbouring bytes. The first two are its elements of the first 8 columns of
+  K of a product, the others those of the last 8; Q's columns lie likewise (`query.py`).
+- V, transposed: a lane gets two dims of two keys, and a row of the product is every other dim.
+"""
+
+from typing import Any
+
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.wgmma import descriptor_behind, mma_async
+from flashdsa.kernels.attention.sm90.core.products import BF16_KIND, F16_KIND
+from flashdsa.kernels.attention.sm90.core.softmax import THREAD_ROWS
+from flashdsa.kernels.attention.sm90.decode.combine import load_float
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
+    COLUMNS,
+    GROUPS,
+    FewHeadsPlan,
+)
+from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, CHUNKS, D_V, FP32
+from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
+
+MMA_K = 16
+MMA_ROWS = 64
+LANE_ROWS = 8
+"""Rows from a lane's first row of an accumulator to its second one."""
+LOAD_BYTES = 32
+"""Bytes of a row that one ldmatrix reads along it."""
+CHUNK_STEPS = CHUNK // MMA_K
+LATENT_CHUNKS = CHUNKS - 1
+GROUP_STEPS = KV_GROUP // MMA_K
+BLOCKS = D_V // MMA_ROWS
+"""Accumulators of O^T: 64 dims each."""
+GROUP_BLOCKS = BLOCKS // GROUPS
+
+
+def load_matrices(address: Any, transposed: bool = False) -> list[Any]:
+    """ldmatrix of four 8x8 matrices; the lane's address is of row lane % 8 of matrix lane // 8."""
+    trans = ".trans" if transposed else ""
+    return list(
+        cute.arch.inline_ptx(
+            f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared::cta.b16 "
+            "{{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[address],
+        )
+    )
+
+
+def to_f16(word: Any) -> list[Any]:
+    """Four e4m3 as two words of f16."""
+    return list(
+        cute.arch.inline_ptx(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+            "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }",
+            write_only_types=[Int32, Int32],
+            read_only_args=[word],
+        )
+    )
+
+
+def by_dim(word: Any) -> Any:
+    """Two dims of two keys, in bytes: the first dim of both keys, then the second one."""
+    return cute.arch.inline_ptx(
+        "prmt.b32 {$w0}, {$r0}, {$r0}, 0x3120;", write_only_types=[Int32], read_only_args=[word]
+    )
+
+
+def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
+    """The first operand of `count` products along 16 latent columns each: four words each.
+
+    Args:
+        keys: the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16).
+        offset: bytes from that address.
+    """
+    steps = []
+    for load in range(count // 2):
+        words = load_matrices(keys + (offset + load * LOAD_BYTES))
+        for unit in range(2):
+            low, high = (to_f16(words[2 * unit + half]) for half in range(2))
+            steps.append([low[0], high[0], low[1], high[1]])
+    return steps
+
+
+def rope_keys(keys: Any) -> list[list[Any]]:
+    """Same as `latent_keys`, for the RoPE columns."""
+    return [load_matrices(keys + (KV_ROPE_AT + LOAD_BYTES * i)) for i in range(CHUNK_STEPS)]
+
+
+def multiply_keys(
+    plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, s: list[Any] | None, kind: str
+) -> list[Any]:
+    """Issue S^T = K Q^T, or S^T += K Q^T, as one group; return the accumulators.
+
+    Args:
+        q: low word of Q's descriptor. steps: of K, 16 columns each. first: number of the first one.
+        s: accumulators to add to; None: start at 0. kind: of Q and K.
+    """
+    values = [Float32(0.0) for _ in range(plan.columns // 2)] if s is None else s
+    warpgroup.fence()
+    for i, a in enumerate(steps):
+        chunk, step = divmod(first + i, CHUNK_STEPS)
+        b = descriptor_behind(q, chunk * plan.operand_bytes + step * LOAD_BYTES)
+        values = _multiply(plan, kind, values, a, b, s is not None or i > 0)
+    warpgroup.commit_group()
+    return values
+
+
+def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
+    """Compute a tile's S^T, with Q from shared memory.
+
+    Args:
+        q: low word of Q's descriptor. keys: the lane's address, as in `latent_keys`.
+        row: the address of the lane's first key; its other one is 8 rows later.
+    """
+    q = opaque(q)
+    scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * KV_ROW_BYTES) for h in range(THREAD_ROWS)]
+    rope_steps = rope_keys(keys)
+    s = multiply_keys(plan, q, rope_steps, LATENT_CHUNKS * CHUNK_STEPS, None, BF16_KIND)
+    # 16 heads leave registers for two groups: keys of one, while the other is multiplied.
+    ahead = 1 if plan.columns == COLUMNS[0] else 0
+    if ahead == 0:
+        warpgroup.wait_group(0)
+    waiting: list[tuple[list[Any], int]] = []
+    for group in range(GROUPS):
+        of_group: list[Any] | None = None
+        for step in range(group * GROUP_STEPS, (group + 1) * GROUP_STEPS, _batch(plan)):
+            if of_group is not None:
+                warpgroup.wait_group(0)
+            steps = latent_keys(keys, step * MMA_K, _batch(plan))
+            of_group = multiply_keys(plan, q, steps, step, of_group, F16_KIND)
+        assert of_group is not None
+        waiting.append((of_group, group))
+        if len(waiting) > ahead:
+            warpgroup.wait_group(ahead)
+            s = _add_scaled(s, *waiting.pop(0), scales_at)
+    warpgroup.wait_group(0)
+    for last in waiting:
+        s = _add_scaled(s, *last, scales_at)
+    return s
+
+
+def _batch(plan: FewHeadsPlan) -> int:
+    """Steps along the columns of K whose first operands are in registers together."""
+    return GROUP_STEPS * COLUMNS[0] // plan.columns
+
+
+def _add_scaled(s: list[Any], of_group: list[Any], group: int, addresses: Any) -> list[Any]:
+    scales = [load_float(address + FP32 * group) for address in addresses]
+    return [
+        total + value * scales[i // 2 % THREAD_ROWS]
+        for i, (total, value) in enumerate(zip(s, of_group, strict=True))
+    ]
+
+
+def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
+    """The first operand of a block's products, transposed: four words for each 16 keys.
+
+    Args:
+        pieces: the lane's address in each piece of the tile: row `lane`, the warp's 16 dims.
+    """
+    steps = []
+    for piece in pieces:
+        words = load_matrices(piece + block * MMA_ROWS, True)
+        for half in range(2):
+            low, high = (to_f16(by_dim(words[2 * half + i])) for i in range(2))
+            steps.append([*low, *high])
+    return steps
+
+
+def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> None:
+    """Compute O^T += V^T P^T of a tile; all products are done when it returns.
+
+    Args:
+        out: accumulators, columns / 2 of each block in turn. p: low word of P's descriptor.
+    """
+    p = opaque(p)
+    count = plan.columns // 2
+    for block in range(BLOCKS):
+        steps = values_of_block(pieces, block)
+        values = [out[count * block + i] for i in range(count)]
+        part = block // GROUP_BLOCKS
+        warpgroup.fence()
+        for i, a in enumerate(steps):
+            b = descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)
+            values = _multiply(plan, F16_KIND, values, a, b, True)
+        warpgroup.commit_group()
+        for i in range(count):
+            out[count * block + i] = values[i]
+        # 32 heads leave registers for one block's operands only.
+        if plan.columns > COLUMNS[0]:
+            warpgroup.wait_group(0)
+        elif block > 0:
+            warpgroup.wait_group(1)
+    warpgroup.wait_group(0)
+
+
+def _multiply(
+    plan: FewHeadsPlan, kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool
+) -> list[Any]:
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k16.f32.{kind}.{kind}"
+    return mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))

@@ -1,0 +1,234 @@
+"""The step from S^T to P^T: a consumer's maxima of a tile, its sums, and the factors of O^T.
+
+A lane has two keys of the warp's 16 and a fourth of the heads. The maxima are those of all four
+warps, as all their keys add to the same O. P is multiplied by each of a key's scales, and by a
+power of two that keeps the products in the range of f16.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, cute
+
+from flashdsa.dsl.smem import load_words
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.products import F16_KIND
+from flashdsa.kernels.attention.sm90.core.softmax import (
+    LEAST,
+    NO_KEY,
+    THREAD_ROWS,
+    Scale,
+    exp2,
+    pack,
+)
+from flashdsa.kernels.attention.sm90.decode.context import Context
+from flashdsa.kernels.attention.sm90.decode.scales import power_of_two
+from flashdsa.kernels.attention.sm90.decode.stage import bits_of
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
+    CHUNK_ROW,
+    CONSUMERS,
+    GROUPS,
+    WARPS,
+)
+from flashdsa.problem import KV_ROW_BYTES, KV_SCALES_AT
+
+LANE_HEADS = 2
+"""Neighbouring heads of a lane in each 8 columns."""
+MOST_LOG2 = 7
+"""log2 of a bound: the largest scale < 2^7 after scaling; P <= 2^8, below the largest f16."""
+FIRST_POWER = 100
+BIAS = 127
+
+
+class Heads(NamedTuple):
+    """Values of the lane's heads, in registers. Their maxima are in shared memory, for each
+    warp."""
+
+    total: cute.Tensor  # (columns / 4,) fp32: over the lane's keys
+    power: cute.Tensor  # (1,) Int32: O is scaled by 2^power
+
+
+@cute.jit
+def new_heads(ctx: Context, side: Int32) -> Heads:
+    """Heads without a key."""
+    count = ctx.plan.columns // 4
+    total = cute.make_rmem_tensor(count, Float32)
+    power = cute.make_rmem_tensor(1, Int32)
+    total.fill(0.0)
+    power.fill(FIRST_POWER)
+    store_maxima(ctx, side, [Float32(LEAST)] * count)
+    return Heads(total, power)
+
+
+def first_maximum(ctx: Context, side: Any, warp: Any) -> Any:
+    """Index of a warp's maximum of the lane's first head: a score that sums and O are against."""
+    return (side * WARPS + warp) * ctx.plan.columns + first_head(ctx.thread % WARP_SIZE)
+
+
+@cute.jit
+def store_maxima(ctx: Context, side: Int32, values: list[Any]) -> None:
+    """Store the warp's maxima, which are equal in all four warps."""
+    maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
+    first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
+    if ctx.thread % WARP_SIZE < 4:
+        for number in cutlass.range_constexpr(ctx.plan.columns // 4):
+            maxima[first + offset_of_head(number)] = values[number]
+    cute.arch.sync_warp()
+
+
+def head_of(i: int) -> int:
+    """Number among the lane's heads of its accumulator i of a block of S^T or O^T."""
+    return i // 4 * LANE_HEADS + i % LANE_HEADS
+
+
+def first_head(lane: Any) -> Any:
+    """The lane's first head; the others are 1, 8, 9, 16, ... heads later."""
+    return lane % 4 * LANE_HEADS
+
+
+def offset_of_head(number: int) -> int:
+    """Heads from the lane's first one to that of a number."""
+    return number // LANE_HEADS * 8 + number % LANE_HEADS
+
+
+def reduce_keys(value: Any, combine: Any) -> Any:
+    """Reduce over the lanes that have the same heads; all of them get the result."""
+    for offset in (4, 8, 16):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
+    return value
+
+
+def load_scales(row: Any) -> list[list[Any]]:
+    """Load the scales of the lane's two keys. `row`: the address of the first one."""
+    at = row + KV_SCALES_AT
+    loaded = [load_words(at + 8 * h * KV_ROW_BYTES, Float32) for h in range(THREAD_ROWS)]
+    return [[words[group] for group in range(GROUPS)] for words in loaded]
+
+
+@cute.jit
+def mask_keys(s: list[Any], units: list[Any], scale: Scale, word: Int32, key: Int32) -> list[Any]:
+    """Scores of Q as it was given, NO_KEY for keys that are not valid; the scale's sign.
+
+    Args:
+        units: scales of the lane's heads. word: the piece's mask. key: the lane's first in it.
+    """
+    sign = Float32(-1.0) if scale.negative else Float32(1.0)
+    valid = [(word >> (key + 8 * h)) & 1 for h in range(THREAD_ROWS)]
+    masked = []
+    for i in cutlass.range_constexpr(len(s)):
+        value = s[i] * (units[head_of(i)] * sign)
+        masked.append(value if valid[i // 2 % THREAD_ROWS] != 0 else Float32(NO_KEY))
+    return masked
+
+
+@cute.jit
+def find_tops(
+    ctx: Context, s: list[Any], row: Int32, side: Int32, meet: cutlass.Constexpr
+) -> tuple[list[Any], Any]:
+    """The tile's maxima of the lane's heads, and its largest scale, over the consumer's warps.
+
+    Args:
+        row: the address of the lane's first key.
+        meet: makes the consumer's warps wait for each other.
+    """
+    columns = ctx.plan.columns
+    pitch = columns + 4
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    shared = ctx.arena.array("tops", Float32, 2 * WARPS * pitch)
+    mine = (side * WARPS + warp) * pitch
+    tops = []
+    for number in cutlass.range_constexpr(columns // 4):
+        of_head = [value for i, value in enumerate(s) if head_of(i) == number]
+        tops.append(reduce_keys(cute.arch.fmax(of_head[0], of_head[1]), cute.arch.fmax))
+    largest = Float32(0.0)
+    for of_key in load_scales(row):
+        for value in of_key:
+            largest = cute.arch.fmax(largest, value)
+    largest = reduce_keys(largest, cute.arch.fmax)
+    if lane < 4:
+        for number in cutlass.range_constexpr(columns // 4):
+            shared[mine + first_head(lane) + offset_of_head(number)] = tops[number]
+        shared[mine + columns] = largest
+    meet(ctx, side)
+    for number in cutlass.range_constexpr(columns // 4):
+        tops[number] = Float32(NO_KEY)
+    largest = Float32(0.0)
+    for other in cutlass.range_constexpr(WARPS):
+        at = (side * WARPS + other) * pitch
+        for number in cutlass.range_constexpr(columns // 4):
+            value = shared[at + first_head(lane) + offset_of_head(number)]
+            tops[number] = cute.arch.fmax(tops[number], value)
+        largest = cute.arch.fmax(largest, shared[at + columns])
+    return tops, largest
+
+
+@cute.jit
+def move_tops(
+    ctx: Context, heads: Heads, tops: list[Any], largest: Any, scale: Scale, side: Int32
+) -> tuple[list[Any], list[Any]]:
+    """Update the maxima that have grown, and rescale the sums.
+
+    Returns:
+        The maxima, and the factors of O.
+    """
+    maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
+    first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
+    exponent = ((bits_of(largest) >> 23) & 255) - BIAS
+    power = heads.power[0]
+    if exponent + 1 + power > MOST_LOG2:
+        power = MOST_LOG2 - 1 - exponent
+    moved = exp2(Float32(power - heads.power[0]))
+    heads.power[0] = power
+    factors, taken = [], []
+    for number in cutlass.range_constexpr(len(tops)):
+        old = maxima[first + offset_of_head(number)]
+        new = tops[number] if (tops[number] - old) * scale.factor > ctx.plan.lazy_log2 else old
+        factor = exp2((old - new) * scale.factor)
+        heads.total[number] = heads.total[number] * factor
+        factors.append(factor * moved)
+        taken.append(new)
+    cute.arch.sync_warp()
+    store_maxima(ctx, side, taken)
+    return taken, factors
+
+
+@cute.jit
+def exponentiate(s: list[Any], heads: Heads, tops: list[Any], scale: Scale) -> list[Any]:
+    """Compute P against these maxima, and add it to the sums."""
+    p = []
+    for i in cutlass.range_constexpr(len(s)):
+        number = head_of(i)
+        value = exp2((s[i] - tops[number]) * scale.factor)
+        heads.total[number] = heads.total[number] + value
+        p.append(value)
+    return p
+
+
+@cute.jit
+def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> None:
+    """Store P^T to shared memory: its rows are heads, for each group times the keys' scales.
+
+    Args:
+        row: the address of the lane's first key. to: an address.
+    """
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    head = lane // 16 * 8 + lane % 8
+    unit = (2 * warp + lane // 8 % 2) ^ (lane % 8)
+    at = to + head * CHUNK_ROW + unit * 16
+    unit_of_scales = power_of_two(heads.power[0])
+    scales = load_scales(row)
+    for part in cutlass.range_constexpr(GROUPS):
+        factors = [scales[h][part] * unit_of_scales for h in range(THREAD_ROWS)]
+        values = [value * factors[i // 2 % THREAD_ROWS] for i, value in enumerate(p)]
+        words = [pack(values[2 * j], values[2 * j + 1], F16_KIND) for j in range(len(p) // 2)]
+        for four in cutlass.range_constexpr(len(words) // 4):
+            cute.arch.inline_ptx(
+                "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
+                "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                read_only_args=[
+                    at + (part * ctx.plan.operand_bytes + four * 16 * CHUNK_ROW),
+                    *words[4 * four : 4 * four + 4],
+                ],
+            )
+    # The products read P through the asynchronous proxy.
+    cute.arch.fence_proxy("async.shared", space="cta")

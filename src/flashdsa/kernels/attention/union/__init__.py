@@ -1,0 +1,1 @@
+"""The union of the keys of neighbouring queries, which kernels of both architectures read."""

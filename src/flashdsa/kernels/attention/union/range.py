@@ -1,0 +1,255 @@
+"""A range of kv rows in shared memory: its bits set by the queries' slots, its rows listed."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.smem import VECTOR, load4, store4
+from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.union.memory import (
+    MOST_REPEATS,
+    RANGE_WORDS,
+    STEP_WORDS,
+    THREADS,
+    WARPS,
+    Lists,
+    Shared,
+    Slots,
+    length_of,
+    store_members,
+)
+
+SLOTS_AT_ONCE = 16
+"""Slots of a thread, over all queries of the group; MOST_SLOTS of a query."""
+MOST_SLOTS = 4
+
+
+@cute.jit
+def clear_range(x: Slots, shared: Shared, num_rows: Int32, thread: Int32) -> Int32:
+    """Clear the rows' words; return the words of `num_rows` rows, in whole steps."""
+    num_words = (num_rows + x.word_rows * STEP_WORDS - 1) // (x.word_rows * STEP_WORDS) * STEP_WORDS
+    nothing = cute.make_rmem_tensor(VECTOR, Int32)
+    nothing.fill(0)
+    for at in cutlass.range(thread, num_words // VECTOR, THREADS, unroll=4):
+        store4(shared.words, at, nothing.load())
+    return num_words
+
+
+def slots_at_once(group: int) -> int:
+    """Slots of a query that a thread reads together."""
+    return max(1, min(MOST_SLOTS, SLOTS_AT_ONCE // group))
+
+
+@cute.jit
+def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
+    """Set the bits of the rows from `base` on that the queries name.
+
+    A thread reads several slots before it looks at the first, and sets their bits before it checks
+    whether one was set: neither step waits for the previous slot.
+    """
+    for start in cutlass.range(
+        thread, Int32(x.indices.shape[1]), slots_at_once(x.group) * THREADS, unroll=1
+    ):
+        mark_several(x, shared, base, start, thread)
+
+
+@cute.jit
+def mark_several(x: Slots, shared: Shared, base: Int32, start: Int32, thread: Int32) -> None:
+    """Mark the rows of slots start, start + THREADS, ... of each query."""
+    rows = []
+    for member in cutlass.range_constexpr(x.group):
+        query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
+        line = x.indices.iterator + Int64(query) * x.indices.shape[1]
+        length = length_of(x, x.first_query + member)
+        for i in cutlass.range_constexpr(slots_at_once(x.group)):
+            slot = start + i * THREADS
+            row = (line + cutlass.min(slot, Int32(x.indices.shape[1]) - 1)).load()
+            rows.append(row if slot < length else Int32(-1))
+    again = []
+    for number in cutlass.range_constexpr(len(rows)):
+        member = number // slots_at_once(x.group)
+        again.append(set_bit(x, shared, rows[number], base, member, thread))
+    repeated = again[0]
+    for one in again[1:]:
+        repeated = repeated | one
+    if repeated != 0:
+        for number in cutlass.range_constexpr(len(rows)):
+            keep_repeat(shared, rows[number], again[number])
+
+
+@cute.jit
+def set_bit(
+    x: Slots, shared: Shared, row: Int32, base: Int32, member: cutlass.Constexpr, thread: Int32
+) -> Int32:
+    """Set the member's bit of a row; return it, as bits of queries, if it was set before, else 0.
+
+    No bit of any word is set for a row that is not valid, or of another range.
+    """
+    place = row - base
+    word, bit, query = thread, Int32(0), Int32(0)
+    if row >= 0 and row < x.num_keys and place >= 0 and place < RANGE_WORDS * x.word_rows:
+        word = place // x.word_rows
+        bit = Int32(1) << (place % x.word_rows * x.row_bits + member)
+        query = Int32(1 << member)
+    old = cute.arch.atomic_or(shared.words.iterator + word, bit, sem="relaxed", scope="cta")
+    return query if (old & bit) != 0 else Int32(0)
+
+
+@cute.jit
+def keep_repeat(shared: Shared, row: Int32, query: Int32) -> None:
+    """Keep a row that a query names again, if it does."""
+    if query != 0:
+        at = cute.arch.atomic_add(shared.num_repeats.iterator, Int32(1), sem="relaxed", scope="cta")
+        if at < MOST_REPEATS:
+            shared.repeats[at, 0] = row
+            shared.repeats[at, 1] = query
+
+
+@cute.jit
+def note_present(x: Slots, shared: Shared, word: Int32) -> None:
+    """Note that the queries of a word's rows name something."""
+    members = Int32(0)
+    for i in cutlass.range_constexpr(x.word_rows):
+        members = members | (word >> (x.row_bits * i))
+    for member in cutlass.range_constexpr(x.group):
+        if cute.arch.vote_any_sync((members >> member) & 1 == 1):
+            if cute.arch.lane_idx() == 0:
+                cute.arch.atomic_or(
+                    shared.present.iterator, Int32(1 << member), sem="relaxed", scope="cta"
+                )
+
+
+@cute.jit
+def note_named(shared: Shared, own: Int32) -> None:
+    """Note the bits that this thread counted in the words of a range."""
+    total = neighbours_sum(own, WARP_SIZE)
+    if cute.arch.lane_idx() == 0:
+        cute.arch.atomic_add(shared.named.iterator, total, sem="relaxed", scope="cta")
+
+
+def named_rows(x: Slots, word: Any) -> Any:
+    """The highest bit of each named row in a word."""
+    below = sum((1 << (x.row_bits - 1)) - 1 << (x.row_bits * i) for i in range(x.word_rows))
+    highest = Int32(~below)
+    return (((word & Int32(below)) + Int32(below)) | word) & highest
+
+
+def four_words(shared: Shared, number: Any) -> list[Any]:
+    """Words 4 number to 4 number + 3."""
+    four = load4(shared.words, number)
+    return [four[i] for i in range(VECTOR)]
+
+
+@cute.jit
+def write_range(
+    x: Slots,
+    shared: Shared,
+    lists: Lists,
+    base: Int32,
+    num_words: Int32,
+    before: Int32,
+    thread: Int32,
+) -> Int32:
+    """Write the range's rows after the first `before`; return the number of rows then.
+
+    Each warp has an equal part of the words, so that its rows follow those of the warps before.
+
+    Args:
+        num_words: whole steps.
+    """
+    group, _, _ = cute.arch.block_idx()
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
+    share = num_words // (WARPS * VECTOR)
+    first = warp * share
+    mine, any_word, named = Int32(0), Int32(0), Int32(0)
+    for at in cutlass.range(first + lane, first + share, WARP_SIZE, unroll=1):
+        for word in four_words(shared, at):
+            mine += Int32(cute.arch.popc(named_rows(x, word)))
+            if cutlass.const_expr(x.tile > 0):
+                any_word = any_word | word
+                named += Int32(cute.arch.popc(word))
+    if cutlass.const_expr(x.tile > 0):
+        note_present(x, shared, any_word)
+        note_named(shared, named)
+    total = neighbours_sum(mine, WARP_SIZE)
+    if lane == 0:
+        shared.counts[warp] = total
+    cute.arch.sync_threads()
+    place, end = before, before
+    for other in cutlass.range_constexpr(WARPS):
+        count = shared.counts[other]
+        end += count
+        if other < warp:
+            place += count
+    line = Int64(group) * lists.rows.shape[1]
+    if cute.arch.shuffle_sync(total, 0) > share * VECTOR:
+        write_dense(x, shared, lists, base, (first * VECTOR, share * VECTOR), line + place)
+    else:
+        write_sparse(x, shared, lists, base, (first, share), line + place)
+    cute.arch.sync_threads()
+    return end
+
+
+@cute.jit
+def write_dense(
+    x: Slots, shared: Shared, lists: Lists, base: Int32, words: tuple[Int32, Int32], to: Int64
+) -> None:
+    """Write the warp's rows, in ascending order, from index `to` on, if words have several: a lane
+    takes one of 32 neighbouring rows, and neighbours write to neighbouring addresses.
+
+    Args:
+        words: number of the first, and how many.
+    """
+    lane = cute.arch.lane_idx()
+    first, count = words
+    for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
+        for i in cutlass.range_constexpr(x.word_rows):
+            row = start * x.word_rows + i * WARP_SIZE + lane
+            word = shared.words[row // x.word_rows]
+            members = (word >> (row % x.word_rows * x.row_bits)) & x.row_mask
+            mask = Int32(cute.arch.vote_ballot_sync(members != 0))
+            if members != 0:
+                own = to + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
+                (lists.rows.iterator + own).store(base + row)
+                store_members(lists, own, members)
+            to += Int32(cute.arch.popc(mask))
+
+
+@cute.jit
+def write_sparse(
+    x: Slots, shared: Shared, lists: Lists, base: Int32, fours: tuple[Int32, Int32], to: Int64
+) -> None:
+    """Same as `write_dense`, if most words have no row: a lane takes four words.
+
+    Args:
+        fours: number of the first four words, and how many fours.
+    """
+    lane = cute.arch.lane_idx()
+    first, count = fours
+    for start in cutlass.range(first, first + count, WARP_SIZE, unroll=1):
+        words = four_words(shared, start + lane)
+        rows = [named_rows(x, word) for word in words]
+        mine = Int32(0)
+        for one in rows:
+            mine += Int32(cute.arch.popc(one))
+        upto = prefix_sum(mine, lane)
+        own = to + (upto - mine)
+        row = base + (start + lane) * (VECTOR * x.word_rows)
+        for i in cutlass.range_constexpr(VECTOR):
+            own = write_word(x, lists, own, row + i * x.word_rows, words[i], rows[i])
+        to += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
+
+
+@cute.jit
+def write_word(x: Slots, lists: Lists, to: Int64, first: Int32, word: Int32, rows: Int32) -> Int64:
+    """Write a word's rows, from `first` on, to index `to`; return the index after them."""
+    left = rows
+    while left != 0:
+        number = lowest_bit(left) // x.row_bits
+        (lists.rows.iterator + to).store(first + number)
+        store_members(lists, to, (word >> (number * x.row_bits)) & x.row_mask)
+        to += 1
+        left = left & (left - 1)
+    return to

@@ -1,1 +1,0 @@
-"""Hopper's backward: P and dS of each tile through device memory, then two grouped products."""

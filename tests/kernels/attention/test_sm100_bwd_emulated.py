@@ -1,0 +1,293 @@
+"""The Blackwell backward's compiled kernel on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+from flashdsa.analysis.compile_kernel import compile_and_keep
+from flashdsa.backends.emulated.devices import SMALL, Device
+from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
+from flashdsa.backends.sm100 import mla_bwd as backend
+from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw, run
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK, CLUSTER, BwdPlan
+from flashdsa.kernels.catalog import KERNELS, MLA_BWD
+from flashdsa.operands import MlaBwdOperands
+from flashdsa.plan import Barrier
+from flashdsa.plan.kernel_spec import find_kernel
+from flashdsa.toolchain.nvdisasm import find_disassembler
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import (
+    check_backward,
+    empty_queries,
+    forward_results,
+    judge_backward,
+)
+from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
+from tests.kernels.findings import unexpected
+
+PLAN = BwdPlan()
+HEADS = 128
+ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
+CASES = [
+    # name, S, S_kv, H, topk
+    SparseMlaCase("one block", 1, 50, HEADS, 32),
+    SparseMlaCase("two blocks: either CTA owns one", 1, 40, HEADS, 64, duplicates=True),
+    SparseMlaCase("fewer keys than slots", 1, 20, HEADS, 64, invalid=True, poison=True),
+    SparseMlaCase("one key", 1, 1, HEADS, 32, duplicates=True, cancels=True),
+]
+ALL_AT_ONCE = SparseMlaCase(
+    "every feature",
+    3,
+    60,
+    HEADS,
+    40,
+    attn_sink="infinite",
+    **EVERY_FEATURE,
+)
+
+
+def launch(
+    case: SparseMlaCase, plan: BwdPlan = PLAN, policy: Policy | None = None, pairs: int = 74
+) -> Emulator:
+    """The case on the emulator; its gradients are judged, and nothing may be found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    O, lse = forward_results(inputs)
+    operands = MlaBwdOperands(
+        inputs.q, inputs.kv.view(-1, case.d_qk), inputs.do, lse, O, inputs.indices
+    )
+    result = Emulator(policy=policy, on_finding="collect")
+    function = result.function(MLA_BWD, plan)
+    with result.launching():
+        dQ, dKV, _ = run(
+            function,
+            operands,
+            sm_scale=case.d_qk**-0.5,
+            deterministic=False,
+            dkv_dtype=torch.float32,
+            pairs=pairs,
+        )
+    gradients = {"dQ": dQ, "dKV": dKV}
+    assert failures(judge_backward(inputs, O, lse, gradients)) == []
+    assert unexpected(result.findings) == []
+    return result
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_are_within_the_contract_and_nothing_is_found(case: SparseMlaCase) -> None:
+    launch(case)
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
+    """A pair takes two queries of two blocks: every ring and every barrier goes round."""
+    case = SparseMlaCase("two queries", 2, 90, HEADS, 64, duplicates=True)
+    result = launch(case, policy=Policy(asynchronous=when, seed=3), pairs=1)
+    assert result.setups[-1].grid[0] == CLUSTER
+
+
+def test_pairs_share_queries_of_any_length_out() -> None:
+    """Two queries each: one pair has 2 and 3 blocks, the other two queries without a valid slot."""
+    case = SparseMlaCase("ragged", 4, 120, HEADS, 96, duplicates=True, topk_length=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    assert inputs.topk_length is not None
+    assert (-(-inputs.topk_length.clamp(0, 96) // B_TOPK)).tolist() == [2, 0, 3, 0]
+    with emulation(SMALL, policy=Policy(asynchronous="eager", seed=1)) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm100")) == []
+    assert emulator.setups[-1].grid[0] == SMALL.clusters[CLUSTER] * CLUSTER
+
+
+def test_the_public_operation_takes_every_feature() -> None:
+    """Lengths, sinks, gaps, a width not of 32; only the last of three queries has valid slots, and
+    one pair takes them all."""
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
+    assert empty_queries(inputs).tolist() == [True, True, False]
+    with emulation(ONE_PAIR):
+        assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+GROUPED = [
+    SparseMlaCase("64 heads, a query alone in its group", 3, 60, 64, 40, duplicates=True),
+    SparseMlaCase("16 heads, every feature", 5, 60, 16, 40, duplicates=True, invalid=True,
+                  empty_rows=True, topk_length=True, attn_sink="infinite", poison=True,
+                  strided=True, kv_3d=True, indices_3d=True),
+    pytest.param(SparseMlaCase("32 heads", 5, 90, 32, 33, invalid=True), marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
+def test_neighbouring_queries_share_the_rows(case: SparseMlaCase) -> None:
+    """Over the union of their keys; queries without a key, whose O and dO hold NaN, among them. One
+    pair takes all groups."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    with emulation(ONE_PAIR):
+        assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_groups_go_in_parts_where_their_lists_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "MOST_UNION_BYTES", 1)
+    case = SparseMlaCase("64 heads", 3, 90, 64, 33, invalid=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_dkv_can_be_added_from_registers() -> None:
+    """Another way out, compiled from the same roles: no ring, no bulk operation of dKV."""
+    plan = BwdPlan(from_registers=True)
+    launch(CASES[1], plan)
+    text = str(compiled(MLA_BWD, plan).__ptx__)
+    assert "cp.reduce.async.bulk" not in text
+    assert len(re.findall(r"red\.relaxed\.gpu\.global\.add\.f32", text)) == 3 * 32
+    assert plan.smem_bytes == PLAN.smem_bytes - PLAN.ring_slots * PLAN.slot_bytes
+
+
+def test_where_rows_of_dkv_cancel_it_is_off_by_the_rounding_of_p_and_ds_only() -> None:
+    """Logits near -1e4: a column of 2.6e5 in Q, whose share of dKV all but cancels over the heads.
+
+    The contract allows a row 1e-4 of what was summed; P and dS in bf16, rounded once each, take
+    more, whatever else is exact (tests/verify/test_bf16_operands.py). What is allowed besides is
+    derived from that rounding: twice 2^-8 of the root of the sum of squares of a row's terms.
+    """
+    case = SparseMlaCase("logits near -1e4", 1, 60, HEADS, 64, logit_shift=-1e4)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    assert failures(check_backward(inputs, "emulate-sm100")) == []
+
+
+def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
+    inputs = make_sparse_mla_inputs(CASES[0], 0, "cpu")
+    verdicts = check_backward(inputs, "emulate-sm100", dkv_dtype=torch.bfloat16)
+    assert failures(verdicts) == []
+    for case in (
+        SparseMlaCase("no key", 2, 0, HEADS, 32),
+        SparseMlaCase("no query", 0, 9, HEADS, 32),
+    ):
+        nothing = make_sparse_mla_inputs(case, 0, "cpu")
+        assert failures(check_backward(nothing, "emulate-sm100")) == []
+
+
+def test_what_the_kernel_does_not_take_is_refused() -> None:
+    inputs = make_sparse_mla_inputs(SparseMlaCase("8 heads", 1, 40, 8, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="num_heads: takes 128; got 8"):
+        check_backward(inputs, "emulate-sm100")
+    inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="deterministic: needed, not there"):
+        check_backward(inputs, "emulate-sm100", deterministic=True)
+
+
+def test_the_raw_kernel_insists_on_whole_blocks() -> None:
+    nothing = torch.empty(0)
+    indices = torch.zeros(1, 33, dtype=torch.int32)
+    with pytest.raises(ArgumentValueError, match=r"multiples of B_TOPK=32; got 33"):
+        launch_raw(lambda *_: None, *[nothing] * 5, indices, nothing, *[nothing] * 3, 1.0)
+
+
+def test_dq_is_written_by_whole_sectors() -> None:
+    """And refused where it does not begin at one."""
+    whole = [torch.empty(1, HEADS, d, dtype=torch.bfloat16) for d in (576, 512)]
+    q, dO = whole
+    dq = torch.empty(HEADS * 576 + 8, dtype=torch.bfloat16)[8:].view(1, HEADS, 576)
+    rest = torch.empty(0)
+    with pytest.raises(ArgumentValueError, match=r"dQ: .* aligned to 32 bytes"):
+        launch_checked(lambda *_: None, q, q, dO, rest, dO, rest, rest, rest, dq, q, 1.0, 1)
+
+
+def test_the_launch_is_what_the_plan_says() -> None:
+    _, setup = launch(CASES[0]).setups
+    assert setup.smem == PLAN.smem.total
+    assert (setup.grid[0], setup.block[0], setup.cluster[0]) == (2, PLAN.threads, 2)
+    text = ptx()
+    constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", text))
+    initialised = re.findall(r"mbarrier\.init\.shared\.b64\s+\[[^]]+\],\s*(%?\w+);", text)
+    counts = Counter(int(constants.get(count, count)) for count in initialised)
+    wanted: Counter[int] = Counter()
+    for barrier in PLAN.barriers:
+        wanted[barrier.arrivals] += barrier.stages
+    assert counts == wanted
+
+
+def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's counts are the kernel's: one too many, and the cluster waits for ever."""
+    right = Barrier.arrivals.fget
+    assert right is not None
+    monkeypatch.setattr(
+        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "partial_free"))
+    )
+    with pytest.raises(Exception, match=r"(?i)deadlock"):
+        launch(CASES[1], BwdPlan(index_stages=3))  # not one that is compiled already
+
+
+def ptx(plan: BwdPlan = PLAN) -> str:
+    """Of the backward, delta's kernel and, for a group, the union's."""
+    return str(compiled(MLA_BWD, plan).__ptx__).rstrip("\0")
+
+
+def test_the_instructions_that_make_it_this_kernel() -> None:
+    text = ptx()
+    products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
+    from_tmem = products.count("[")
+    block = 16 + 2 + 2  # dP, dQ, dQ's RoPE dims; dP is issued in two places
+    assert from_tmem == block + 16
+    assert len(products) == from_tmem + 2 * 18 + 4 * 8 + 8
+    assert set(re.findall(r"cta_group::\d", text)) == {"cta_group::1"}
+    reduce_add = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32"
+    assert reduce_add in text
+    assert not re.search(r"\b(red|atom)\.\S*global", text)
+    assert "st.async" in text and "mapa.shared::cluster" in text
+    assert "tile::gather4" in text
+    registers = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", text)}
+    assert registers == {role.registers for role in PLAN.roles}
+
+
+@pytest.mark.parametrize("plan", [PLAN, BwdPlan(group=8)], ids=lambda plan: plan.name)
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    plan: BwdPlan, tmp_path: Path
+) -> None:
+    """Nor in the other kernels: of delta and, for a group, of the union and of what mends dQ."""
+    functions = 4 if plan.group > 1 else 2
+    assert_it_assembles_without_spills(ptx(plan), tmp_path, "sm_100a", functions)
+
+
+MODELS_TOPK = SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True)
+
+
+def test_a_list_that_fills_every_ring_several_times() -> None:
+    """The model's topk is a slow test, and does no more than this but for longer."""
+    case = SparseMlaCase("long list", 1, 800, HEADS, 512, invalid=True)
+    launch(case, policy=Policy(asynchronous="eager"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_models_topk_at_random_moments() -> None:
+    launch(MODELS_TOPK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_order_of_warps_does_not_matter() -> None:
+    case = SparseMlaCase("three queries", 3, 90, HEADS, 64, duplicates=True, invalid=True)
+    for seed in range(5):
+        launch(case, policy=Policy(seed=seed), pairs=1)
+
+
+def test_the_softmax_chain_waits_for_no_memory_of_the_gpu() -> None:
+    """MEMBAR.ALL.GPU, some 1,500 clocks, stands at the two cluster barriers and nowhere else: what
+    the exchange releases lies in shared memory."""
+    disassembler = find_disassembler()
+    if disassembler is None:
+        pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
+    (kept,) = compile_and_keep(find_kernel(KERNELS, "mla_bwd", "sm_100a"))
+    code = disassembler.text(kept.cubin, "-c")
+    of_barriers = re.findall(r"MEMBAR\.ALL\.GPU(?:.*\n){1,4}?.*UCGABAR_ARV", code)
+    assert (code.count("MEMBAR.ALL.GPU"), len(of_barriers)) == (2, 2)

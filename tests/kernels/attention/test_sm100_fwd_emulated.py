@@ -1,0 +1,240 @@
+"""The Blackwell forward's compiled kernels on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa.analysis.compile_kernel import compile_and_keep
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm100.sparse_mla import prepare_plan
+from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
+from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
+from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.plan import Barrier
+from flashdsa.plan.kernel_spec import find_kernel
+from flashdsa.toolchain.nvdisasm import find_disassembler
+from flashdsa.toolchain.ptxas import find_assembler
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from ptxemu import Policy
+from tests.kernels.features import EVERY_FEATURE
+
+PLAN = FwdPlan()
+HEADS = 128
+SEVEN_TILES = SparseMlaCase(
+    "seven tiles: every ring goes round", 1, 300, HEADS, 420, duplicates=True, invalid=True,
+    poison=True, max_logits=True,
+)  # fmt: skip
+PAIRS = SparseMlaCase(
+    "a pair and a half", 3, 90, 64, 70, invalid=True, attn_sink="finite", max_logits=True
+)
+ALL_AT_ONCE = SparseMlaCase(
+    "every feature",
+    3,
+    60,
+    HEADS,
+    70,
+    attn_sink="infinite",
+    max_logits=True,
+    **EVERY_FEATURE,
+)
+
+
+def run(case: SparseMlaCase, plan: FwdPlan = PLAN, policy: Policy | None = None) -> Emulator:
+    """The case by that plan; its results are judged, and nothing may be found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    emulator = Emulator(policy=policy, on_finding="collect")
+    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
+    operands = SparseMlaOutOperands(
+        inputs.q,
+        inputs.kv.view(-1, case.d_qk),
+        inputs.indices.reshape(case.num_queries, case.topk),
+        out,
+        lse,
+        largest if case.max_logits else None,
+        inputs.topk_length,
+        inputs.attn_sink,
+    )
+    function = emulator.function(SPARSE_MLA_FWD_SM100, plan)
+    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    prepare_plan(emulator, function, plan, operands, scale)()
+    assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm100")) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return emulator
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
+    run(SEVEN_TILES, policy=Policy(asynchronous=when, seed=3))
+
+
+def test_the_public_operation_takes_every_feature() -> None:
+    """Lengths, sinks, gaps; queries without a valid slot."""
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
+    assert failures(check_forward(inputs, "emulate-sm100")) == []
+
+
+@pytest.mark.parametrize("scale", [-0.05, pytest.param(0.0, marks=pytest.mark.slow)])
+def test_any_finite_scale(scale: float) -> None:
+    run(SparseMlaCase("scale", 1, 50, HEADS, 64, sm_scale=scale, invalid=True, max_logits=True))
+
+
+@pytest.mark.slow
+def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
+    run(SparseMlaCase("huge", 1, 50, HEADS, 130, logit_scale=1e30))
+
+
+def test_two_queries_of_64_heads_over_the_union_of_their_rows() -> None:
+    """Three queries: a whole pair of CTAs, and one whose second CTA has no rows."""
+    run(PAIRS, FwdPlan(group=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [4, 8])
+def test_groups_of_queries_with_fewer_heads(group: int) -> None:
+    case = SparseMlaCase(
+        "a group and a half", group + group // 2 + 1, 60, HEADS // group, 20, duplicates=True,
+        invalid=True, topk_length=True, empty_rows=True,
+    )  # fmt: skip
+    run(case, FwdPlan(group=group))
+
+
+@pytest.mark.slow
+def test_queries_whose_unions_have_no_room_are_launched_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
+    setups = run(PAIRS, FwdPlan(group=2)).setups
+    assert len(setups) == 6  # of each group its union, the forward, and what mends O
+
+
+def test_nothing_to_do_and_heads_that_it_does_not_take() -> None:
+    for case in (
+        SparseMlaCase("no key", 2, 0, HEADS, 32),
+        SparseMlaCase("no query", 0, 9, HEADS, 32),
+    ):
+        inputs = make_sparse_mla_inputs(case, 0, "cpu")
+        assert failures(check_forward(inputs, "emulate-sm100")) == []
+    inputs = make_sparse_mla_inputs(SparseMlaCase("20 heads", 1, 40, 20, 32), 0, "cpu")
+    with pytest.raises(UnsupportedError, match=r"num_heads: takes .*; got 20"):
+        check_forward(inputs, "emulate-sm100")
+
+
+class TinyModel(nn.Module):
+    """One attention layer of 128 heads over a few tokens, whose keys come from the tokens too."""
+
+    def __init__(self, width: int, num_tokens: int) -> None:
+        super().__init__()
+        draw = torch.Generator().manual_seed(0)
+
+        def weight(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(*shape, generator=draw) * shape[0] ** -0.5)
+
+        self.tokens = weight(num_tokens, width)
+        self.to_q, self.to_kv = weight(width, HEADS * 576), weight(width, 576)
+        self.to_out = weight(512, width)
+
+    def forward(self, indices: Tensor, backend: str) -> Tensor:
+        """A loss that depends on every weight."""
+        q = (self.tokens[-2:] @ self.to_q).view(2, HEADS, 576).bfloat16()
+        kv = (self.tokens @ self.to_kv).bfloat16()
+        out = flashdsa.sparse_mla(q, kv, indices, backend=backend)
+        return (out.float().mean(dim=1) @ self.to_out - self.tokens[:2]).square().sum()
+
+
+def test_a_training_step_of_a_tiny_model() -> None:
+    """Forward and backward, end to end: the gradients are those of the CPU, and the loss falls."""
+    indices = torch.tensor([[0, 3, 5, -1], [7, 2, 2, 6]], dtype=torch.int32)
+    model, twin = TinyModel(16, 8), TinyModel(16, 8)
+    before = model(indices, "emulate-sm100")
+    before.backward()
+    twin(indices, "cpu").backward()
+    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert ours.grad is not None and theirs.grad is not None
+        error = (ours.grad - theirs.grad).norm() / theirs.grad.norm()
+        assert error < 5e-3, f"{name}: {error:.1e}"
+    torch.optim.SGD(model.parameters(), lr=1e-2).step()
+    assert model(indices, "cpu") < 0.95 * before
+
+
+def test_the_launch_is_what_the_plan_says() -> None:
+    (setup,) = run(SparseMlaCase("one tile", 1, 50, HEADS, 64)).setups
+    assert setup.smem == PLAN.smem.total
+    assert (setup.grid[0], setup.block[0], setup.cluster[0]) == (2, PLAN.threads, 2)
+    text = ptx(PLAN)
+    constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", text))
+    initialised = re.findall(r"mbarrier\.init\.shared\.b64\s+\[[^]]+\],\s*(%?\w+);", text)
+    counts = Counter(int(constants.get(count, count)) for count in initialised)
+    wanted: Counter[int] = Counter()
+    for barrier in PLAN.barriers:
+        wanted[barrier.arrivals] += barrier.stages
+    assert counts == wanted
+
+
+@pytest.mark.slow
+def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's counts are the kernel's: one too many, and the pair waits for ever."""
+    right = Barrier.arrivals.fget
+    assert right is not None
+    monkeypatch.setattr(
+        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "p_ready"))
+    )
+    with pytest.raises(Exception, match=r"(?i)deadlock"):
+        run(SparseMlaCase("one tile", 1, 50, HEADS, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
+
+
+def ptx(plan: FwdPlan) -> str:
+    """Of the plan's function."""
+    return str(compiled(SPARSE_MLA_FWD_SM100, plan).__ptx__).rstrip("\0")
+
+
+def test_the_instructions_that_make_it_this_kernel() -> None:
+    text = ptx(PLAN)
+    products = re.findall(r"tcgen05\.mma\S*\s+\[[^]]+\], (\[?)%", text)
+    from_tmem = products.count("[")
+    # Q K^T of the first tile and of those behind it: 18 steps of 16 dims; P V: 4 steps, twice.
+    assert (from_tmem, len(products) - from_tmem) == (2 * 18, 2 * 4)
+    assert set(re.findall(r"cta_group::\d", text)) == {"cta_group::2"}
+    assert text.count("tile::gather4") == 5
+    registers = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", text)}
+    assert registers == {role.registers for role in PLAN.roles}
+
+
+def test_nothing_is_spilled_and_no_arrival_waits_for_memory_of_the_gpu() -> None:
+    """MEMBAR.ALL.GPU stands at the first cluster barrier and nowhere else."""
+    disassembler, assembler = find_disassembler(), find_assembler()
+    if disassembler is None or assembler is None:
+        pytest.skip("needs nvdisasm and ptxas: pip install 'flashdsa[assemble]'")
+    (kept,) = compile_and_keep(find_kernel(KERNELS, "mla_fwd", "sm_100a"))
+    assembler.assemble(kept.ptx, "sm_100a")  # raises where ptxas refuses it
+    code = disassembler.text(kept.cubin, "-c")
+    assert code.count("MEMBAR.ALL.GPU") == 1
+    assert "STL" not in code and "LDL" not in code
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+def test_the_order_of_warps_does_not_matter(group: int) -> None:
+    case = SparseMlaCase(
+        "three tiles", group, 150, HEADS // group, 150, duplicates=True, invalid=True
+    )
+    for seed in range(3):
+        run(case, FwdPlan(group=group), policy=Policy(seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_models_topk() -> None:
+    run(SparseMlaCase("model's topk", 1, 3000, HEADS, 2048, invalid=True))

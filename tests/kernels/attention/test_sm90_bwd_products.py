@@ -1,0 +1,301 @@
+"""dQ and dKV of the Hopper backward from a spool of the test's own, on ptxemu, every element."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WORDS, DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
+from flashdsa.kernels.attention.sm90.core.spool import (
+    BLOCK_ROWS,
+    DS_IMAGE,
+    IMAGES,
+    P_IMAGE,
+    TILE_KEYS,
+    block_bytes,
+    group_queries,
+)
+from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
+from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
+from flashdsa.plan.kernel_spec import KernelSpec
+from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.findings import unexpected
+
+CAPACITY = 192
+NUM_KEYS = 90
+NUM_CTAS = 2
+COUNTS = (70, 0, 64, 1, 130)
+FIRST_GROUP = 1
+"""The launches begin behind the first group of COUNTS."""
+NAN = float("nan")
+PRODUCTS = [
+    pytest.param(spec, plan, id=plan.name)
+    for spec in (MLA_BWD_DQ, MLA_BWD_DKV)
+    for plan in spec.plans
+]
+ROW_BLOCKS = pytest.mark.parametrize("row_blocks", [2, 4])
+
+
+class Inputs(NamedTuple):
+    """Of a launch. P and dS: (row blocks of all groups, tiles, keys, rows), bf16."""
+
+    ids: Tensor
+    counts: Tensor
+    present: Tensor
+    p: Tensor
+    ds: Tensor
+    q: Tensor
+    do: Tensor
+    heads: int
+    row_blocks: int
+
+    def spool(self) -> Tensor:
+        """The images of the groups from FIRST_GROUP on, as bytes; NaN where nothing is read."""
+        first = FIRST_GROUP * self.row_blocks
+        blocks = (len(self.counts) - FIRST_GROUP) * self.row_blocks
+        tiles = CAPACITY // TILE_KEYS
+        spool = torch.full((blocks, block_bytes(CAPACITY) // 2), NAN, dtype=torch.bfloat16)
+        images = spool.view(-1, tiles, IMAGES, TILE_KEYS * BLOCK_ROWS)
+        for group in range(FIRST_GROUP, len(self.counts)):
+            used = -(-int(self.counts[group]) // TILE_KEYS)
+            for block in range(group * self.row_blocks, (group + 1) * self.row_blocks):
+                images[block - first, :used, P_IMAGE] = swizzled(self.p[block, :used])
+                images[block - first, :used, DS_IMAGE] = swizzled(self.ds[block, :used])
+        return spool.view(torch.uint8)
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Q or dO in float64 with zeros for the rows that no query with a key has."""
+        padded = x.new_zeros(len(self.p) * BLOCK_ROWS, x.shape[1], dtype=torch.float64)
+        padded[: len(x)] = x.double().nan_to_num(0.0)
+        return padded.view(len(self.p), BLOCK_ROWS, -1)
+
+
+def swizzled(images: Tensor) -> Tensor:
+    """(..., keys, rows) as spool.py says: 16-byte unit u of line k lies at u ^ (k % 8)."""
+    lines = images.unflatten(-1, (8, 8))
+    key, unit = torch.arange(TILE_KEYS)[:, None], torch.arange(8)
+    return lines[..., key, unit ^ (key % 8), :].flatten(-3)
+
+
+def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
+    """Lists with repetitions; every third query has no key, and NaN in its Q and dO."""
+    generator = torch.Generator().manual_seed(seed)
+    groups, blocks = len(COUNTS), len(COUNTS) * row_blocks
+    counts = torch.tensor(COUNTS, dtype=torch.int32)
+    ids = torch.randint(0, NUM_KEYS, (groups, CAPACITY), generator=generator, dtype=torch.int32)
+    shape = (blocks, CAPACITY // TILE_KEYS, TILE_KEYS, BLOCK_ROWS)
+    p = torch.rand(shape, generator=generator)
+    ds = torch.randn(shape, generator=generator)
+    queries = group_queries(heads, row_blocks)
+    num_queries = groups * queries - 1  # the last group is not full
+    q = torch.randn(num_queries * heads, 576, generator=generator).bfloat16()
+    do = torch.randn(num_queries * heads, 512, generator=generator).bfloat16()
+    present = torch.zeros(groups, dtype=torch.int32)
+    of_row = torch.arange(blocks * BLOCK_ROWS) // heads
+    has_key = (of_row < num_queries) & (of_row % 3 != 1)
+    for query in of_row[has_key].unique().tolist():
+        present[query // queries] |= 1 << query % queries
+    q[~has_key[: len(q)]] = NAN
+    do[~has_key[: len(q)]] = NAN
+    for x in (p, ds):
+        by_group = x.view(groups, row_blocks, -1, BLOCK_ROWS)
+        for group, count in enumerate(COUNTS):
+            by_group[group, :, count:] = 0.0
+        x.mul_(has_key.view(blocks, 1, 1, BLOCK_ROWS))
+    return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads, row_blocks)
+
+
+def plan_of(spec: KernelSpec, row_blocks: int, *, ordered: bool = False) -> Any:
+    """The plan for groups of so many row blocks."""
+    return DqPlan(row_blocks) if spec is MLA_BWD_DQ else DkvPlan(row_blocks, ordered)
+
+
+def launch(
+    spec: KernelSpec,
+    inputs: Inputs,
+    policy: Policy | None,
+    *arguments: Any,
+    order: tuple[Any, ...] = (),
+    num_ctas: int = NUM_CTAS,
+) -> None:
+    """The plan for the inputs' row blocks, of the groups from FIRST_GROUP on; nothing is found.
+
+    Args:
+        order: of dKV in order, the arguments behind the others.
+    """
+    plan = plan_of(spec, inputs.row_blocks, ordered=bool(order))
+    emulator = Emulator(policy=policy, on_finding="collect")
+    function = emulator.function(spec, plan)
+    groups = (FIRST_GROUP, len(inputs.counts), torch.empty(0, dtype=torch.int32), 0)
+    with emulator.launching():
+        function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order)
+    assert unexpected(emulator.findings, in_order=bool(order)) == []
+    setup, *behind = emulator.setups
+    assert len(behind) == (spec is MLA_BWD_DQ)  # what mends dQ
+    assert (setup.smem, setup.block[0]) == (plan.smem.total, plan.threads)
+
+
+def assert_near(got: Tensor, expected: Tensor, terms: Tensor, relative: float) -> None:
+    """Every element, to its own rounding and to that of fp32 sums of these absolute terms."""
+    off = (got.double() - expected).abs()
+    assert (off <= relative * expected.abs() + 3e-6 * terms).all(), off.max()
+
+
+def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
+    inputs = make_inputs(row_blocks, heads)
+    kv = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+    kv[0] = NAN  # which no list names
+    inputs.ids.clamp_(min=1)
+    dq = torch.full_like(inputs.q, NAN)
+    # Of queries whose own results are not finite nothing is mended.
+    lse = torch.full((len(inputs.q),), NAN)
+    indices, lengths = torch.zeros(len(lse) // heads, 1).int(), torch.zeros(0).int()
+    of_queries = inputs.q, kv, inputs.do, lse, indices, lengths, lse, dq, heads, 1.0
+    launch(MLA_BWD_DQ, inputs, policy, *of_queries)
+    expected = torch.zeros(len(inputs.ds), BLOCK_ROWS, 576, dtype=torch.float64)
+    terms = torch.zeros_like(expected)
+    for block in range(len(inputs.ds)):
+        group = block // row_blocks
+        count = int(inputs.counts[group])
+        keys = kv[inputs.ids[group, :count].long()].double()
+        ds = inputs.ds[block].flatten(0, 1)[:count].double().T
+        expected[block], terms[block] = ds @ keys, ds.abs() @ keys.abs()
+    first = FIRST_GROUP * row_blocks * BLOCK_ROWS
+    rows = slice(first, len(dq))
+    assert_near(dq[rows], expected.flatten(0, 1)[rows], terms.flatten(0, 1)[rows], 2**-8)
+    assert dq[:first].isnan().all()
+
+
+def check_dkv(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
+    inputs = make_inputs(row_blocks, heads)
+    inputs.ids.clamp_(min=1)
+    before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
+    dkv = before.clone()
+    launch(MLA_BWD_DKV, inputs, policy, inputs.present, inputs.q, inputs.do, dkv, heads)
+    judge_dkv(inputs, before, dkv)
+
+
+def judge_dkv(inputs: Inputs, before: Tensor, dkv: Tensor) -> None:
+    """Every element of dKV, to which the groups from FIRST_GROUP on have been added."""
+    row_blocks = inputs.row_blocks
+    expected, terms = before.double(), before.double().abs()
+    q, do = inputs.rows(inputs.q), inputs.rows(inputs.do)
+    for block in range(FIRST_GROUP * row_blocks, len(inputs.p)):
+        group = block // row_blocks
+        count = int(inputs.counts[group])
+        ids = inputs.ids[group, :count].long()
+        p, ds = (x[block].flatten(0, 1)[:count].double() for x in (inputs.p, inputs.ds))
+        expected.index_add_(0, ids, ds @ q[block])
+        expected[:, :512].index_add_(0, ids, p @ do[block])
+        terms.index_add_(0, ids, ds.abs() @ q[block].abs())
+        terms[:, :512].index_add_(0, ids, p @ do[block].abs())
+    assert_near(dkv, expected, terms, 2**-23)
+    named = {int(i) for g in range(FIRST_GROUP, 5) for i in inputs.ids[g, : COUNTS[g]]}
+    others = [key for key in range(NUM_KEYS) if key not in named]
+    assert others and torch.equal(dkv[others], before[others])
+
+
+def put_in_order(inputs: Inputs) -> None:
+    """Lists ascend, but for the ids that come again, which are behind the others; the last list
+    has any order, which `present` says."""
+    for group, count in enumerate(COUNTS):
+        ids = inputs.ids[group]
+        unique, times = ids[:count].unique(return_counts=True)
+        again = unique.repeat_interleave(times - 1)
+        unordered = len(again)
+        if group == len(COUNTS) - 1:
+            unordered = MOST_UNORDERED
+        else:
+            ids[:count] = torch.cat([unique, again])
+        inputs.present[group] |= unordered << UNORDERED_SHIFT
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> None:
+    """And without the order it has others, so that this shows something: one buffer does."""
+    inputs, heads = make_inputs(2, 64), 64
+    inputs.ids.clamp_(min=1)
+    put_in_order(inputs)
+    before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
+    rest = torch.zeros(buffers - 1, NUM_KEYS, 576)
+    ordered, free = [], []
+    for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
+        common = inputs.present, inputs.q, inputs.do
+        dkv = torch.cat([before[None], rest])
+        words = torch.zeros(len(COUNTS), SLICES * WORDS, dtype=torch.int32)
+        order = words, FIRST_GROUP
+        launch(MLA_BWD_DKV, inputs, policy, *common, dkv, heads, order=order, num_ctas=num_ctas)
+        ordered.append(dkv.sum(0))
+        if buffers == 1:
+            free.append(before.clone())
+            launch(MLA_BWD_DKV, inputs, policy, *common, free[-1], heads, num_ctas=num_ctas)
+    judge_dkv(inputs, before, ordered[0])
+    assert torch.equal(*ordered)
+    assert buffers > 1 or not torch.equal(*free)
+
+
+@ROW_BLOCKS
+def test_dq_of_lists_of_every_length(row_blocks: int) -> None:
+    check_dq(row_blocks, 64)
+
+
+@pytest.mark.parametrize(("row_blocks", "heads"), [(4, 16), (2, 128)])
+def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(
+    row_blocks: int, heads: int
+) -> None:
+    check_dkv(row_blocks, heads)
+
+
+@pytest.mark.parametrize("check", [check_dq, check_dkv])
+def test_it_does_not_matter_when_asynchronous_work_happens(check: Any) -> None:
+    check(2, 64, Policy(asynchronous="late", seed=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [8, 32, 64])
+@pytest.mark.parametrize("check", [check_dq, check_dkv])
+@ROW_BLOCKS
+def test_other_heads_and_orders(check: Any, row_blocks: int, heads: int) -> None:
+    for seed, when in enumerate(("late", "eager", "random")):
+        check(row_blocks, heads, Policy(asynchronous=when, seed=seed))
+
+
+def ptx(spec: KernelSpec, plan: Any) -> str:
+    """Of the plan's function."""
+    return str(compiled(spec, plan).__ptx__).rstrip("\0")
+
+
+@pytest.mark.parametrize(
+    ("spec", "row_blocks", "shapes"),
+    [
+        (MLA_BWD_DQ, 4, {"m64n192": 8}),
+        (MLA_BWD_DQ, 2, {"m64n160": 4, "m64n128": 4}),
+        # Twice, of a slice with 192 latent dims and of the one with 128; four steps an image.
+        (MLA_BWD_DKV, 4, {"m64n192": 48, "m64n128": 16}),
+        (MLA_BWD_DKV, 2, {"m64n192": 24, "m64n128": 8}),
+    ],
+)
+def test_the_products_are_those_of_the_design(
+    spec: KernelSpec, row_blocks: int, shapes: dict[str, int]
+) -> None:
+    plan = plan_of(spec, row_blocks)
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, plan))
+    assert {shape: found.count(shape) for shape in found} == shapes
+
+
+@pytest.mark.parametrize(("spec", "plan"), PRODUCTS)
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    tmp_path: Path, spec: KernelSpec, plan: Any
+) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    assert_it_assembles_without_spills(ptx(spec, plan), tmp_path)

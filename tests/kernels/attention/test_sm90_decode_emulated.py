@@ -1,0 +1,152 @@
+"""The Hopper decode's compiled kernels on ptxemu: within the contract, without a finding.
+
+Those of few heads are in test_sm90_few_heads_emulated.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm90.sparse_mla_decode import launch, spec_of
+from flashdsa.backends.sparse_mla_launches import with_results
+from flashdsa.kernels.attention.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
+
+TWO_STEPS = SparseMlaCase("two steps", 1, 90, 16, 180, duplicates=True, invalid=True, poison=True)
+ALL_AT_ONCE = SparseMlaCase(
+    "every feature", 3, 60, 40, 140, attn_sink="infinite", **EVERY_FEATURE | {"kv_3d": False}
+)
+
+
+def run(
+    case: SparseMlaCase,
+    size: int,
+    policy: Policy | None = None,
+    plan: DecodePlan | FewHeadsPlan | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and lse by clusters of that size; they are judged, and nothing may be found.
+
+    Args:
+        plan: of the kernel; None: that of many heads.
+    """
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    rows = inputs.kv.flatten(0, -2)
+    operands = SparseMlaOperands(
+        inputs.q, rows, inputs.indices.flatten(1), inputs.topk_length, inputs.attn_sink
+    )
+    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    plan = plan or DecodePlan(packed=bool(case.packed))
+    out, lse = launched(plan, operands, size, scale, policy)
+    assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
+    return out, lse
+
+
+def launched(
+    plan: DecodePlan | FewHeadsPlan,
+    operands: SparseMlaOperands,
+    size: int,
+    scale: float,
+    policy: Policy | None = None,
+) -> tuple[Tensor, Tensor]:
+    """O and lse; nothing may be found."""
+    emulator = Emulator(policy=policy, on_finding="collect")
+    into, (out, lse, _) = with_results(emulator, operands, 512, False)
+    function = emulator.function(spec_of(plan), plan)
+    with emulator.launching():
+        launch(emulator, function, size, into, scale)
+    assert [str(finding) for finding in emulator.findings] == []
+    return out, lse
+
+
+@pytest.mark.parametrize(("packed", "sizes"), [("", (1, 4, 16)), ("ue8m0", (1, 2, 16))])
+def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...]) -> None:
+    """With three tiles at most three CTAs have one; the others send that they have no key."""
+    case = replace(TWO_STEPS, packed=packed)
+    when = ("late", "eager", "late")
+    first_O, first_lse = run(case, sizes[0])
+    for size, asynchronous in zip(sizes[1:], when, strict=False):
+        O, lse = run(case, size, Policy(asynchronous=asynchronous, seed=3))
+        # P is rounded against other maxima.
+        assert (O.double() - first_O.double()).norm() <= 2e-3 * first_O.double().norm()
+        torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
+
+
+def test_the_public_operation_takes_every_feature() -> None:
+    """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
+    assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+def test_packed_rows_have_every_feature() -> None:
+    """The public operation gives so few queries of packed rows to the kernel of few heads."""
+    run(replace(ALL_AT_ONCE, packed="ue8m0"), 2)
+
+
+def test_scales_that_f16_has_no_room_for_are_right() -> None:
+    """Scales of 2^-20 and any mantissa: values are of a multiple of them first."""
+    draw = torch.Generator().manual_seed(0)
+    kv = flashdsa.quantize_kv(torch.randn(64, 576, generator=draw) * 2.0**-13, scale="fp32")
+    q = torch.randn(1, 40, 576, generator=draw).bfloat16()
+    indices = torch.randperm(64, generator=draw).int()[None]
+    operands = SparseMlaOperands(q, kv, indices, None, None)
+    O, lse = launched(DecodePlan(packed=True), operands, 1, 576**-0.5)
+    ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, indices)
+    assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
+    torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("packed", ["", "fp32"])
+@pytest.mark.parametrize("size", CLUSTER_SIZES)
+def test_every_cluster_and_two_blocks_of_heads(packed: str, size: int) -> None:
+    case = SparseMlaCase("heads", 1, 300, 70, 900, packed=packed, invalid=True, attn_sink="finite")
+    run(case, size)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("packed", ["", "ue8m0"])
+def test_the_order_of_warps_does_not_matter(packed: str) -> None:
+    case = SparseMlaCase("steps", 1, 90, 64, 500, packed=packed, topk_length=True)
+    for seed in range(5):
+        run(case, 1, Policy(seed=seed))
+        run(case, 2, Policy(seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+@pytest.mark.parametrize("packed", ["", "ue8m0"])
+def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
+    run(SparseMlaCase("scale", 1, 50, 8, 300, packed=packed, sm_scale=scale), 2)
+    run(SparseMlaCase("huge", 1, 50, 8, 130, packed=packed, logit_scale=1e30), 2)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, packed: bool) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    plan = DecodePlan(packed=packed)
+    text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
+    kinds = {"bf16", "f16"} if packed else {"bf16"}
+    assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
+    assert_it_assembles_without_spills(text, tmp_path)

@@ -1,0 +1,103 @@
+"""Which calls the Hopper decode takes, and how many CTAs share an item."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for, serves
+from flashdsa.kernels.attention.sm90.decode.plan import (
+    CLUSTER_SIZES,
+    DIM_GROUPS,
+    STAGED_AT,
+    DecodePlan,
+)
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.fwd.plan import ROWS, TILE_BYTES
+from flashdsa.operands import SparseMlaOperands
+from flashdsa.plan import BudgetError
+from tests.support.subtests import CaseLoop
+
+CLUSTERS = [
+    (1, 2048, 16),
+    (7, 2048, 16),
+    (8, 2048, 8),
+    (16, 2048, 6),
+    (17, 2048, 6),
+    (32, 2048, 3),
+    (64, 2048, 2),
+    (66, 2048, 2),
+    (67, 2048, 1),
+    (1000, 2048, 1),
+    (1, 1, 1),
+    (1, 129, 3),
+    (20, 2048, 5),
+    (1, 128 * 17, 16),
+    (30, 512, 4),
+]
+
+
+def test_all_clusters_run_at_once_with_the_fewest_tiles(subtests: CaseLoop) -> None:
+    for items, topk, size in CLUSTERS:
+        with subtests.test(f"{items=}, {topk=}"):
+            assert cluster_size_for(H200.clusters, items, topk) == size
+
+
+def test_where_the_driver_knows_no_clusters_a_cta_is_alone() -> None:
+    assert cluster_size_for({1: 132}, 1, 2048) == 1
+
+
+@pytest.mark.parametrize(("most", "size"), [(None, 16), (16, 16), (13, 8), (8, 8), (1, 1)])
+@pytest.mark.parametrize("heads", [16, 64])
+def test_clusters_are_as_large_as_the_environment_allows(
+    heads: int, most: int | None, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FLASHDSA_MAX_CLUSTER", raising=False)
+    if most is not None:
+        monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", str(most))
+    for packed in (True, False):
+        assert choose(Emulator(), packed, 1, heads, 2048)[1] == size
+
+
+def test_few_queries_and_packed_rows_are_its_own(subtests: CaseLoop) -> None:
+    for queries, heads, packed, taken in [
+        (132, 64, False, True),
+        (133, 64, False, False),
+        (67, 128, False, False),
+        (9999, 8, True, True),
+    ]:
+        with subtests.test(f"{queries} x {heads}, {packed=}"):
+            q = torch.empty(queries, heads, 576, dtype=torch.bfloat16, device="meta")
+            kv = torch.empty(9, 656, dtype=torch.uint8) if packed else torch.empty(9, 576)
+            operands = SparseMlaOperands(
+                q, kv, torch.empty(queries, 4, dtype=torch.int32, device="meta")
+            )
+            assert serves(operands, 132) == taken
+
+
+def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
+    for size in CLUSTER_SIZES:
+        with subtests.test(size):
+            largest = -(-DIM_GROUPS // size)
+            assert size * ROWS * largest * 16 <= TILE_BYTES
+
+
+def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:
+    """Other CTAs send while a CTA's consumers still add up their halves."""
+    for size, columns in product(CLUSTER_SIZES, COLUMNS):
+        with subtests.test(f"{size=}, {columns=}"):
+            (region, offset), _ = FewHeadsPlan(columns).halves
+            assert region == "k"
+            assert size * -(-DIM_GROUPS // size) * columns * 16 <= offset
+            assert offset + 128 * (4 * columns // 2) * 4 <= STAGED_AT
+
+
+@pytest.mark.parametrize("registers", [240, 216])
+def test_plans_are_held_against_the_architecture(registers: int) -> None:
+    """216 would fit into the SM, not into what the CTA has at its launch."""
+    with pytest.raises(BudgetError, match="registers"):
+        DecodePlan(left_registers=registers)

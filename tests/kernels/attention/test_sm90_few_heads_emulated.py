@@ -1,0 +1,117 @@
+"""The Hopper decode of at most 32 heads on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.backends.emulated.runner import compiled
+from flashdsa.kernels.attention.sm90.decode.plan import CLUSTER_SIZES
+from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward
+from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.attention.test_sm90_decode_emulated import run
+from tests.kernels.features import EVERY_FEATURE
+
+TWO_STEPS = SparseMlaCase(
+    "two steps", 1, 90, 11, 180, packed="ue8m0", duplicates=True, invalid=True, poison=True
+)
+ALL_AT_ONCE = SparseMlaCase(
+    "every feature",
+    3,
+    60,
+    20,
+    140,
+    packed="ue8m0",
+    attn_sink="infinite",
+    **EVERY_FEATURE | {"kv_3d": False},
+)
+
+
+def test_clusters_of_any_size_give_the_same() -> None:
+    """With three tiles at most three CTAs have one; the others send that they have no key."""
+    plan = FewHeadsPlan(COLUMNS[0])
+    first_O, first_lse = run(TWO_STEPS, 1, plan=plan)
+    for size, asynchronous in ((2, "eager"), (4, "late"), (5, "eager"), (16, "eager")):
+        O, lse = run(TWO_STEPS, size, Policy(asynchronous=asynchronous, seed=3), plan)
+        # P is rounded against other maxima.
+        assert (O.double() - first_O.double()).norm() <= 2e-3 * first_O.double().norm()
+        torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
+
+
+def test_the_public_operation_takes_every_feature() -> None:
+    """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
+    inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
+    assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+def test_a_ring_goes_round() -> None:
+    """Seven steps: each stage is filled several times, by one warp and the other one."""
+    case = SparseMlaCase("rounds", 1, 90, 27, 800, packed="fp32")
+    run(case, 1, Policy(asynchronous="late", seed=0), FewHeadsPlan(COLUMNS[1]))
+
+
+def test_scales_of_a_query_may_be_far_apart() -> None:
+    """From 2^-30 to 2^3 and any mantissa: P is multiplied by them before it becomes f16."""
+    draw = torch.Generator().manual_seed(0)
+    sizes = 2.0 ** torch.linspace(-21, 12, 64)[torch.randperm(64, generator=draw), None]
+    kv = flashdsa.quantize_kv(torch.randn(64, 576, generator=draw) * sizes, scale="fp32")
+    q = torch.randn(1, 8, 576, generator=draw).bfloat16() * 2.0**-12
+    indices = torch.randperm(64, generator=draw).int()[None]
+    for rows in (indices, indices[:, sizes[indices[0].long(), 0] < 2.0**-8]):
+        O, lse = flashdsa.sparse_mla_fwd(q, kv, rows, backend="emulate-sm90")
+        ref_O, ref_lse = reference.sparse_mla_fwd(q, kv, rows)
+        assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
+        torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("size", CLUSTER_SIZES)
+def test_every_cluster_and_two_blocks_of_heads(columns: int, size: int) -> None:
+    case = SparseMlaCase("heads", 1, 300, 37, 900, packed="fp32", invalid=True, attn_sink="finite")
+    run(case, size, plan=FewHeadsPlan(columns))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_the_order_of_warps_does_not_matter(columns: int) -> None:
+    """Many rounds of each stage, which goes from warp to warp where their number is odd."""
+    case = SparseMlaCase("steps", 1, 90, columns, 1000, packed="ue8m0", topk_length=True)
+    for seed in range(5):
+        run(case, 1, Policy(seed=seed), FewHeadsPlan(columns))
+        run(case, 2, Policy(seed=seed), FewHeadsPlan(columns))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+def test_any_finite_scale_and_large_logits(scale: float) -> None:
+    plan = FewHeadsPlan(COLUMNS[0])
+    case = SparseMlaCase("scale", 1, 50, 8, 300, packed="ue8m0", sm_scale=scale)
+    run(case, 2, plan=plan)
+    case = SparseMlaCase("huge", 1, 50, 8, 130, packed="ue8m0", logit_scale=1e30)
+    run(case, 2, plan=plan)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, columns: int) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    plan = FewHeadsPlan(columns)
+    text = str(compiled(SPARSE_MLA_DECODE_FEW_HEADS, plan).__ptx__).rstrip("\0")
+    assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == {"bf16", "f16"}
+    assert set(re.findall(r"wgmma\.\S*m64n(\d+)k16", text)) == {str(columns)}
+    assert_it_assembles_without_spills(text, tmp_path)

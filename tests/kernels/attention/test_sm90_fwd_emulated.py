@@ -1,0 +1,182 @@
+"""The Hopper forward's compiled kernels on ptxemu: within the contract, without a finding."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm90.sparse_mla import prepare_plan
+from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.catalog import SPARSE_MLA_FWD
+from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.plan import Barrier
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.features import EVERY_FEATURE
+
+TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
+GROUP = SparseMlaCase(
+    "a group and a half", 5, 300, 16, 70, invalid=True, topk_length=True, max_logits=True
+)
+ALL_AT_ONCE = SparseMlaCase(
+    "every feature",
+    3,
+    60,
+    20,
+    140,
+    attn_sink="infinite",
+    max_logits=True,
+    **EVERY_FEATURE,
+)
+
+
+def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emulator:
+    """The case by that plan; its results are judged, and nothing may be found."""
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    emulator = Emulator(policy=policy, on_finding="collect")
+    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
+    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
+    operands = SparseMlaOutOperands(
+        inputs.q,
+        inputs.kv.view(-1, case.d_qk),
+        inputs.indices.reshape(case.num_queries, case.topk),
+        out,
+        lse,
+        largest if case.max_logits else None,
+        inputs.topk_length,
+        inputs.attn_sink,
+    )
+    plan = replace(plan, max_logits=case.max_logits)
+    function = emulator.function(SPARSE_MLA_FWD, plan)
+    scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+    prepare_plan(emulator, function, plan, operands, scale)()
+    assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm90")) == []
+    assert [str(finding) for finding in emulator.findings] == []
+    return emulator
+
+
+@pytest.mark.parametrize("when", ["eager", "late"])
+def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
+    run(TWO_STEPS, FwdPlan(), Policy(asynchronous=when, seed=3))
+
+
+def test_every_feature() -> None:
+    """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
+    run(ALL_AT_ONCE, FwdPlan())
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.05])
+def test_any_finite_scale(scale: float) -> None:
+    run(
+        SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True, max_logits=True),
+        FwdPlan(),
+    )
+
+
+def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
+    run(SparseMlaCase("huge", 1, 50, 8, 130, logit_scale=1e30), FwdPlan())
+
+
+def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
+    """Five queries of 16 heads: a whole group, and one that has one query."""
+    run(GROUP, FwdPlan(group=4))
+
+
+def test_queries_whose_unions_have_no_room_are_launched_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
+    setups = run(GROUP, FwdPlan(group=4)).setups
+    assert len(setups) == 6  # of each group its union, the forward, and what mends O
+
+
+def test_rows_that_a_query_of_a_group_names_again_count_again() -> None:
+    repeats = SparseMlaCase(
+        "repeats", 4, 40, 16, 70, duplicates=True, attn_sink="finite", max_logits=True
+    )
+    run(repeats, FwdPlan(group=4))
+
+
+def test_nothing_to_do() -> None:
+    for case in (
+        SparseMlaCase("no key", 2, 0, 64, 32),
+        SparseMlaCase("no query", 0, 9, 64, 32),
+    ):
+        inputs = make_sparse_mla_inputs(case, 0, "cpu")
+        assert failures(check_forward(inputs, "emulate-sm90")) == []
+
+
+def test_the_launch_is_what_the_plan_says() -> None:
+    plan = FwdPlan()
+    (setup,) = run(SparseMlaCase("one step", 1, 50, 64, 64), plan).setups
+    assert setup.smem == plan.smem.total
+    assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
+
+
+@pytest.mark.slow
+def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan's counts are the kernel's: one too many, and the CTA waits for ever."""
+    right = Barrier.arrivals.fget
+    assert right is not None
+    monkeypatch.setattr(
+        Barrier, "arrivals", property(lambda self: right(self) + (self.name == "p1_full"))
+    )
+    with pytest.raises(Exception, match=r"(?i)deadlock"):
+        run(SparseMlaCase("one step", 1, 50, 64, 64), FwdPlan(lazy_log2=7.0))  # compiled anew
+
+
+def ptx(plan: FwdPlan) -> str:
+    """Of the plan's function."""
+    return str(compiled(SPARSE_MLA_FWD, plan).__ptx__).rstrip("\0")
+
+
+def test_the_instructions_that_make_it_this_kernel() -> None:
+    text = ptx(FwdPlan())
+    products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
+    # S is issued in three places, twice for tile 0; P V in four, four steps of 16 keys each.
+    assert products.count("m64n64") == 3 * 36
+    assert products.count("m64n256") == 4 * 4
+    assert "cp.async.cg.shared.global" in text and "cp.async.mbarrier.arrive.noinc" in text
+    assert not re.search(r"\b(red|atom)\.\S*global", text)
+    registers = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", text)}
+    assert registers == {role.registers for role in FwdPlan().roles}
+
+
+@pytest.mark.parametrize("plan", [FwdPlan(), FwdPlan(4, max_logits=True)], ids=["1", "4"])
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
+    tmp_path: Path, plan: FwdPlan
+) -> None:
+    """Nor does it make a wgmma wait for the one before, which it says as a warning."""
+    assert_it_assembles_without_spills(ptx(plan), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_order_of_warps_does_not_matter() -> None:
+    for seed in range(5):
+        run(TWO_STEPS, FwdPlan(), Policy(seed=seed))
+        run(GROUP, FwdPlan(group=4), Policy(seed=seed))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("heads", "group"), [(32, 2), (8, 8)])
+def test_groups_of_two_and_of_eight(heads: int, group: int) -> None:
+    run(SparseMlaCase("group", group + 1, 90, heads, 70, invalid=True), FwdPlan(group=group))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_models_sizes() -> None:
+    case = SparseMlaCase("model's topk", 1, 3000, 128, 2048, invalid=True)
+    run(case, FwdPlan(), Policy(asynchronous="eager"))
