@@ -10,6 +10,7 @@ import torch
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for, serves
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_BYTES
 from flashdsa.kernels.attention.sm90.decode.plan import (
     CLUSTER_SIZES,
     DIM_GROUPS,
@@ -17,7 +18,6 @@ from flashdsa.kernels.attention.sm90.decode.plan import (
     DecodePlan,
 )
 from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.fwd.plan import ROWS, TILE_BYTES
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.plan import BudgetError
 from tests.support.subtests import CaseLoop

@@ -8,7 +8,8 @@ from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_arguments
-from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, ROWS, FwdPlan
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.operands import SparseMlaOperands
 

@@ -11,9 +11,9 @@ from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_operands
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
 from flashdsa.kernels.attention.sm90.decode.plan import CLUSTER_SIZES, MOST_CTAS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.fwd.plan import ROWS, TILE_KEYS
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import KernelSpec

@@ -17,7 +17,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
     ROW_WORDS,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import FusedPlan
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
 
 
 def compile_fused(plan: FusedPlan) -> Any:

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
@@ -34,10 +35,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     V_CHUNKS,
 )
 from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp
-from flashdsa.kernels.attention.sm90.core.products import MMA_K
-from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, D_QK
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK
 
 LINE_DIMS = 32
 """Dims of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""

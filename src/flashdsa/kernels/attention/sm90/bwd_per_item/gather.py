@@ -11,7 +11,7 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_behind, tiles_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import LEFT_CHUNKS, ORDER
 from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK
 
 UNITS = CHUNK * BF16 // COPY_BYTES
 """Copies of a row of a chunk, each by a lane."""

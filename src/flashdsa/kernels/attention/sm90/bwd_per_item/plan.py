@@ -7,7 +7,7 @@ from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, IMAGE_BYTES
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, CHUNKS, D_V
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, CHUNKS, D_V
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 QUERIES = (1, 2, 4, 8)

@@ -13,7 +13,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.rows import Rows, copy_rows
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import STEP_BYTES
 from flashdsa.kernels.attention.sm90.bwd_per_item.store import store_dq
 from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp, multiply
-from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, CHUNK_BYTES
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNK_BYTES
 
 PRODUCTS = ((4, 2), (6, 2), (8, 1))
 """First chunk of dims, and chunks: each is a group of wgmmas."""

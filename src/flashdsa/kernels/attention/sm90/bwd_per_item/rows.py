@@ -21,7 +21,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     V_CHUNKS,
 )
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK, D_V
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 ROPE_WARP = 3

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
@@ -28,10 +29,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.store import store_dq
 from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp, multiply
-from flashdsa.kernels.attention.sm90.core.products import MMA_K
-from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES
 
 LOG2_E = 1.4426950408889634
 STATISTICS_READY = 1

@@ -5,12 +5,11 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import PAIR_DIMS
-from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
-from flashdsa.kernels.attention.sm90.fwd.epilogue import BLOCK_DIMS
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK
+from flashdsa.kernels.attention.sm90.core.tile import D_QK
 
 
 @cute.jit

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import MMA_K
 from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS, image_offset
 from flashdsa.kernels.attention.union.choice import is_taken
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.fragments import BF16_KIND, MMA_K
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.fwd.plan import (
+from flashdsa.kernels.attention.sm90.core.tile import (
     BF16,
     CHUNK,
     CHUNK_BYTES,
@@ -21,12 +22,8 @@ from flashdsa.kernels.attention.sm90.fwd.plan import (
     TILE_KEYS,
 )
 
-MMA_K = 16
 SCORES = f"wgmma.mma_async.sync.aligned.m64n{TILE_KEYS}k16.f32"
 VALUES = f"wgmma.mma_async.sync.aligned.m64n{HALF_DIMS}k16.f32"
-BF16_KIND = "bf16"
-F16_KIND = "f16"
-"""Kind of Q, K, V and P in a product; all but the RoPE columns of packed rows are f16."""
 OF_SCORES = TILE_KEYS // 2
 """fp32 of S in a thread."""
 OF_OUT = HALF_DIMS // 2

@@ -10,10 +10,18 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
+from flashdsa.dsl.fragments import (
+    BF16_KIND,
+    MMA_ROWS,
+    THREAD_ROWS,
+    exp2,
+    pack,
+    quad_reduce,
+    row_of_thread,
+)
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import BF16_KIND, OF_OUT, OF_SCORES, P_WORDS
-from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.plan import (
+from flashdsa.kernels.attention.sm90.core.products import OF_OUT, OF_SCORES, P_WORDS
+from flashdsa.kernels.attention.sm90.core.tile import (
     CHUNK,
     MASK_WORDS,
     ROWS,
@@ -21,15 +29,14 @@ from flashdsa.kernels.attention.sm90.fwd.plan import (
     TILES,
 )
 
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
 NO_KEY = -float("inf")
 """The score of a slot that is not valid."""
 LEAST = -3.0e38
 """The maximum of a row without a key: below every score, and minus itself it is 0."""
 LEAST_SCALE = 2.0**-124
 """Replaces 0, whose product with NO_KEY would be NaN; times -LEAST it is above lazy_log2."""
-THREAD_ROWS = 2
-MMA_ROWS = 16
-"""Rows of a warp in a wgmma."""
 
 
 class Scale(NamedTuple):
@@ -71,24 +78,7 @@ def restart(rows: Rows) -> None:
         rows.largest.fill(NO_KEY)
 
 
-def row_of_thread(thread: Any) -> Any:
-    """The first of the thread's two rows in an accumulator."""
-    return thread // WARP_SIZE * MMA_ROWS + thread % WARP_SIZE // 4
-
-
-def exp2(value: Any) -> Any:
-    """2^value; 0 of -inf."""
-    return cute.math.exp2(value, fastmath=True)
-
-
-def quad_reduce(value: Any, combine: Any) -> Any:
-    """Reduce over the four lanes that share a row; all four get the result."""
-    for offset in (1, 2):
-        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
-    return value
-
-
-def read_masks(ctx: Context, tile: int) -> list[list[Int32]]:
+def read_masks(ctx: Any, tile: int) -> list[list[Int32]]:
     """Bits of the tile's valid keys, for each of the thread's rows."""
     group = ctx.plan.group
     masks = ctx.arena.array("masks", Int32, TILES * group * MASK_WORDS)
@@ -103,13 +93,13 @@ def read_masks(ctx: Context, tile: int) -> list[list[Int32]]:
     return found
 
 
-def read_flags(ctx: Context, tile: int) -> Any:
+def read_flags(ctx: Any, tile: int) -> Any:
     """Flags of the work after the step: LAST_OF_ITEM, LAST_OF_ALL."""
     return ctx.arena.array("flags", Int32, TILES)[tile]
 
 
 @cute.jit
-def mask_scores(ctx: Context, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
+def mask_scores(ctx: Any, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
     """Set scores of keys that are not valid to NO_KEY; apply the scale's sign."""
     masks = read_masks(ctx, tile)
     every = Int32(-1)
@@ -161,17 +151,8 @@ def exponentiate(
         p[word] = pack(s[2 * word], s[2 * word + 1], kind)
 
 
-def pack(low: Any, high: Any, kind: str = BF16_KIND) -> Any:
-    """Two fp32 as two bf16, or two of `kind`, in a word."""
-    return cute.arch.inline_ptx(
-        f"cvt.rn.{kind}x2.f32 {{$w0}}, {{$r1}}, {{$r0}};",
-        write_only_types=[Int32],
-        read_only_args=[low, high],
-    )
-
-
 @cute.jit
-def store_p(ctx: Context, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
+def store_p(ctx: Any, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
     """Store P to a swizzled chunk in shared memory, and its maxima."""
     lane = ctx.thread % WARP_SIZE
     row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS

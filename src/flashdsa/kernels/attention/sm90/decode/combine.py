@@ -10,14 +10,12 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
+from flashdsa.dsl.fragments import exp2, pack
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.softmax import (
-    LEAST,
-    Rows,
-    exp2,
-    pack,
-)
+from flashdsa.kernels.attention.sm90.core.consumers import merge_sums
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E, Rows
+from flashdsa.kernels.attention.sm90.core.tile import D_V, FP32, HALF_DIMS, ROWS
 from flashdsa.kernels.attention.sm90.decode.context import Output, meet_consumers
 from flashdsa.kernels.attention.sm90.decode.exchange import (
     announce,
@@ -39,12 +37,6 @@ from flashdsa.kernels.attention.sm90.decode.stage import (
     staged_rows,
     store_pair,
 )
-from flashdsa.kernels.attention.sm90.fwd.epilogue import (
-    LN_2,
-    LOG2_E,
-    merge_sums,
-)
-from flashdsa.kernels.attention.sm90.fwd.plan import D_V, FP32, HALF_DIMS, ROWS
 
 WEIGHTS_AT = MOST_CTAS * OF_CTA
 """Offset in region q of the weights of each half of each CTA's rows, after the statistics."""

@@ -6,11 +6,11 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import BF16_KIND, F16_KIND
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
-from flashdsa.kernels.attention.sm90.fwd.plan import PIECES, TILE_KEYS, TILES
+from flashdsa.kernels.attention.sm90.core.tile import PIECES, TILE_KEYS, TILES
 
 
 class Context(NamedTuple):

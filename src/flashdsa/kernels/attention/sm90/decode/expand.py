@@ -20,6 +20,17 @@ from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.gather import ROWS_AT_ONCE, TURNS
+from flashdsa.kernels.attention.sm90.core.tile import (
+    BF16,
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKS,
+    MASK_WORDS,
+    PIECES,
+    TILE_BYTES,
+    TILES,
+)
 from flashdsa.kernels.attention.sm90.decode.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.gather import (
     Gatherer,
@@ -38,17 +49,6 @@ from flashdsa.kernels.attention.sm90.decode.scales import (
     multiply_word,
     take_power,
     take_sum,
-)
-from flashdsa.kernels.attention.sm90.fwd.gather import ROWS_AT_ONCE, TURNS
-from flashdsa.kernels.attention.sm90.fwd.plan import (
-    BF16,
-    CHUNK,
-    CHUNK_BYTES,
-    CHUNKS,
-    MASK_WORDS,
-    PIECES,
-    TILE_BYTES,
-    TILES,
 )
 from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
 

@@ -9,8 +9,7 @@ from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.decode.context import Context, steps_of
-from flashdsa.kernels.attention.sm90.fwd.gather import (
+from flashdsa.kernels.attention.sm90.core.gather import (
     HALVES,
     ROWS_AT_ONCE,
     SLOTS_A_LANE,
@@ -18,7 +17,7 @@ from flashdsa.kernels.attention.sm90.fwd.gather import (
     UNITS,
     copy_half,
 )
-from flashdsa.kernels.attention.sm90.fwd.plan import (
+from flashdsa.kernels.attention.sm90.core.tile import (
     CHUNK,
     CHUNK_BYTES,
     CHUNKS,
@@ -26,6 +25,7 @@ from flashdsa.kernels.attention.sm90.fwd.plan import (
     STEP_KEYS,
     TILES,
 )
+from flashdsa.kernels.attention.sm90.decode.context import Context, steps_of
 
 
 class Gatherer(NamedTuple):

@@ -24,15 +24,14 @@ from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
-from flashdsa.kernels.attention.sm90.core.softmax import make_scale
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.decode.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.context import Context, Output, locate
 from flashdsa.kernels.attention.sm90.decode.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.gather import Gatherer, gather_rows
 from flashdsa.kernels.attention.sm90.decode.left import Left, consume_left
 from flashdsa.kernels.attention.sm90.decode.right import Right, consume_right
-from flashdsa.kernels.attention.sm90.fwd.epilogue import LOG2_E
-from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, ROWS
 
 GATHER, LEFT, RIGHT = range(3)
 """Warpgroups, in the plan's order of roles."""

@@ -8,6 +8,12 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.consumers import (
+    P_FREE,
+    SCORES_DONE,
+    arrive_warp,
+    issue_scores,
+)
 from flashdsa.kernels.attention.sm90.core.products import (
     OF_OUT,
     OF_SCORES,
@@ -25,6 +31,14 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     rescale_to_own,
     store_p,
 )
+from flashdsa.kernels.attention.sm90.core.tile import (
+    CHUNK_BYTES,
+    CHUNKS,
+    LEFT_PIECES,
+    RIGHT_PIECES,
+    TILE_BYTES,
+    TILES,
+)
 from flashdsa.kernels.attention.sm90.decode.combine import stage_share
 from flashdsa.kernels.attention.sm90.decode.context import (
     Context,
@@ -35,16 +49,6 @@ from flashdsa.kernels.attention.sm90.decode.context import (
 from flashdsa.kernels.attention.sm90.decode.query import (
     take_query,
     unscale,
-)
-from flashdsa.kernels.attention.sm90.fwd.context import P_FREE, SCORES_DONE, arrive_warp
-from flashdsa.kernels.attention.sm90.fwd.left import issue_scores
-from flashdsa.kernels.attention.sm90.fwd.plan import (
-    CHUNK_BYTES,
-    CHUNKS,
-    LEFT_PIECES,
-    RIGHT_PIECES,
-    TILE_BYTES,
-    TILES,
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import SM90, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.fwd.plan import (
+from flashdsa.kernels.attention.sm90.core.tile import (
     BF16,
     D_V,
     FP32,

@@ -9,15 +9,15 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.fragments import THREAD_ROWS, quad_reduce, row_of_thread
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.softmax import THREAD_ROWS, quad_reduce, row_of_thread
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK_BYTES, CHUNKS, ROWS
 from flashdsa.kernels.attention.sm90.decode.context import (
     Context,
     meet_consumers,
 )
-from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK_BYTES, CHUNKS, ROWS
 
 QUARTERS = 4
 """Threads of a row."""

@@ -11,18 +11,12 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack, quad_reduce, row_of_thread
 from flashdsa.dsl.smem import store_float
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import F16_KIND, OF_OUT
-from flashdsa.kernels.attention.sm90.core.softmax import (
-    MMA_ROWS,
-    THREAD_ROWS,
-    Rows,
-    multiply_rows,
-    pack,
-    quad_reduce,
-    row_of_thread,
-)
+from flashdsa.kernels.attention.sm90.core.products import OF_OUT
+from flashdsa.kernels.attention.sm90.core.softmax import Rows, multiply_rows
+from flashdsa.kernels.attention.sm90.core.tile import FP32, HALF_DIMS, ROWS
 from flashdsa.kernels.attention.sm90.decode.context import Context, Output
 from flashdsa.kernels.attention.sm90.decode.plan import (
     DIM_GROUPS,
@@ -31,7 +25,6 @@ from flashdsa.kernels.attention.sm90.decode.plan import (
     STAGED_AT,
     STATISTICS,
 )
-from flashdsa.kernels.attention.sm90.fwd.plan import FP32, HALF_DIMS, ROWS
 
 STATISTICS_BYTES = STATISTICS * FP32
 OF_CTA = ROWS * STATISTICS_BYTES

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.fragments import MMA_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS
 from flashdsa.kernels.attention.sm90.decode.context import Context, Output, wait_for_extent
 from flashdsa.kernels.attention.sm90.decode_few_heads.plan import GROUPS, PIECE_BYTES, TILE_PIECES
 from flashdsa.kernels.attention.sm90.decode_few_heads.products import (

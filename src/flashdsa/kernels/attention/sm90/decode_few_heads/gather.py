@@ -10,6 +10,7 @@ from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import STEP_KEYS
 from flashdsa.kernels.attention.sm90.decode.expand import row_address
 from flashdsa.kernels.attention.sm90.decode.gather import (
     Gatherer,
@@ -23,7 +24,6 @@ from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
     TILE_PIECES,
 )
 from flashdsa.kernels.attention.sm90.decode_few_heads.ring import state_of_piece, tiles_of_consumer
-from flashdsa.kernels.attention.sm90.fwd.plan import STEP_KEYS
 from flashdsa.problem import KV_ROW_BYTES
 
 UNIT = 16

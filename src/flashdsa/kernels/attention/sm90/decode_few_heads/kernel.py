@@ -21,14 +21,13 @@ from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
-from flashdsa.kernels.attention.sm90.core.softmax import make_scale
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.decode.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.context import Output, locate
 from flashdsa.kernels.attention.sm90.decode.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode_few_heads.consume import Math, consume
 from flashdsa.kernels.attention.sm90.decode_few_heads.gather import gather_pieces
 from flashdsa.kernels.attention.sm90.decode_few_heads.merge import stage_share
-from flashdsa.kernels.attention.sm90.fwd.epilogue import LOG2_E
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""

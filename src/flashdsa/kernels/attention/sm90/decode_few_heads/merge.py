@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, cute
 
+from flashdsa.dsl.fragments import F16_KIND, exp2, pack
+from flashdsa.dsl.fragments import MMA_ROWS as MMA_ROWS_OF_WARP
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import F16_KIND
-from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS as MMA_ROWS_OF_WARP
-from flashdsa.kernels.attention.sm90.core.softmax import exp2, pack
+from flashdsa.kernels.attention.sm90.core.tile import FP32
 from flashdsa.kernels.attention.sm90.decode.context import meet_consumers
 from flashdsa.kernels.attention.sm90.decode.exchange import expect_parts
 from flashdsa.kernels.attention.sm90.decode.plan import (
@@ -38,7 +38,6 @@ from flashdsa.kernels.attention.sm90.decode_few_heads.softmax import (
     offset_of_head,
     reduce_keys,
 )
-from flashdsa.kernels.attention.sm90.fwd.plan import FP32
 
 HALF_BLOCKS = BLOCKS // CONSUMERS
 WORDS = 4

@@ -6,19 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import CHUNKS, D_V, FP32, ROWS, TILE_KEYS
 from flashdsa.kernels.attention.sm90.decode.plan import (
     CLUSTER_SIZES,
     DIM_GROUPS,
     GROUP_BYTES,
     MOST_CTAS,
     STATISTICS,
-)
-from flashdsa.kernels.attention.sm90.fwd.plan import (
-    CHUNKS,
-    D_V,
-    FP32,
-    ROWS,
-    TILE_KEYS,
 )
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, registers_each
 from flashdsa.problem import KV_GROUP, KV_ROW_BYTES

@@ -12,17 +12,16 @@ from typing import Any
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.core.products import BF16_KIND, F16_KIND
-from flashdsa.kernels.attention.sm90.core.softmax import THREAD_ROWS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNKS, D_V, FP32
 from flashdsa.kernels.attention.sm90.decode.combine import load_float
 from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
     COLUMNS,
     GROUPS,
     FewHeadsPlan,
 )
-from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, CHUNKS, D_V, FP32
 from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
 
 MMA_K = 16

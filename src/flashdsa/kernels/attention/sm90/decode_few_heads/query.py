@@ -13,6 +13,7 @@ from cutlass import Float32, Int32, Int64, cute
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK, D_V
 from flashdsa.kernels.attention.sm90.decode.context import Context
 from flashdsa.kernels.attention.sm90.decode.expand import load_or_zero
 from flashdsa.kernels.attention.sm90.decode.query import (
@@ -25,7 +26,6 @@ from flashdsa.kernels.attention.sm90.decode.query import (
 )
 from flashdsa.kernels.attention.sm90.decode.scales import power_of_two
 from flashdsa.kernels.attention.sm90.decode_few_heads.plan import CONSUMERS
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, D_QK, D_V
 
 PAIR = 16
 """Columns that a thread takes together: twice 16 bytes of Q, 16 bytes of a key."""

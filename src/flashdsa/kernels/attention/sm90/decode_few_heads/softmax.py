@@ -10,17 +10,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import F16_KIND
-from flashdsa.kernels.attention.sm90.core.softmax import (
-    LEAST,
-    NO_KEY,
-    THREAD_ROWS,
-    Scale,
-    exp2,
-    pack,
-)
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
 from flashdsa.kernels.attention.sm90.decode.context import Context
 from flashdsa.kernels.attention.sm90.decode.scales import power_of_two
 from flashdsa.kernels.attention.sm90.decode.stage import bits_of

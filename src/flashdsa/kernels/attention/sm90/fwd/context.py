@@ -2,17 +2,12 @@
 
 from typing import Any, NamedTuple
 
-import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32
 
 from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.fragments import BF16_KIND
 from flashdsa.dsl.pipeline import Barriers
-from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import BF16_KIND
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
-
-SCORES_DONE, P_FREE = 1, 2
-"""Named barriers; 0 is the CTA's."""
 
 
 class Context(NamedTuple):
@@ -44,11 +39,3 @@ class Context(NamedTuple):
     def phase(self, step: Any) -> Int32:
         """The phase that step number `step` of the CTA completes, of every barrier but Q's."""
         return self.barriers("p0_full").state(step).phase
-
-
-@cute.jit
-def arrive_warp(ctx: Context, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
-    """Arrive once for the warp: whoever waits sees what its lanes did before."""
-    cute.arch.sync_warp()
-    if ctx.thread % WARP_SIZE == 0:
-        ctx.barriers(name).arrive(stage)

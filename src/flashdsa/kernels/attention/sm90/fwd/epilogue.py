@@ -5,26 +5,19 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.kernels.attention.sm90.core.products import OF_OUT
-from flashdsa.kernels.attention.sm90.core.softmax import (
+from flashdsa.dsl.fragments import (
+    BLOCK_DIMS,
     THREAD_ROWS,
-    Rows,
-    Scale,
     exp2,
-    multiply_rows,
     pack,
-    quad_reduce,
     row_of_thread,
+    transpose_quad,
 )
+from flashdsa.kernels.attention.sm90.core.consumers import merge_sums
+from flashdsa.kernels.attention.sm90.core.products import OF_OUT
+from flashdsa.kernels.attention.sm90.core.softmax import LN_2, LOG2_E, Rows, Scale, multiply_rows
+from flashdsa.kernels.attention.sm90.core.tile import D_V, HALF_DIMS, ROWS
 from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.plan import D_V, HALF_DIMS, ROWS
-
-LOG2_E = 1.4426950408889634
-LN_2 = 0.6931471805599453
-SUMS = ("left_sums", "right_sums")
-"""The barriers of the sides' sums."""
-BLOCK_DIMS = 32
-"""Dims that four lanes exchange and store at once, 8 each."""
 
 
 class Output(NamedTuple):
@@ -118,36 +111,6 @@ def select(condition: Any, yes: Any, no: Any) -> Any:
 
 
 @cute.jit
-def merge_sums(
-    ctx: Context, rows: Rows, scale: Scale, items: Int32, side: cutlass.Constexpr
-) -> list[Float32]:
-    """The rows' sums over both consumers' tiles, against O's maxima."""
-    own_sums, other_sums = SUMS[side], SUMS[1 - side]
-    shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
-    row = row_of_thread(ctx.thread)
-    own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
-    # The other consumer read the previous item's sums before its P of this item, and this one has
-    # waited for that P.
-    if ctx.thread % 4 == 0:
-        for h in cutlass.range_constexpr(THREAD_ROWS):
-            shared[(side * 2) * ROWS + row + 8 * h] = own[h]
-            shared[(side * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
-            if cutlass.const_expr(side == 1 and rows.largest is not None):
-                ctx.arena.array("largest", Float32, ROWS)[row + 8 * h] = rows.largest[h]
-    ctx.barriers(own_sums).arrive()
-    ctx.barriers(other_sums).wait_for(items)
-    sums = []
-    for h in cutlass.range_constexpr(THREAD_ROWS):
-        others = shared[(1 - side) * 2 * ROWS + row + 8 * h]
-        others_max = shared[((1 - side) * 2 + 1) * ROWS + row + 8 * h]
-        sums.append(
-            own[h] * exp2((rows.row_max[h] - rows.out_max[h]) * scale.factor)
-            + others * exp2((others_max - rows.out_max[h]) * scale.factor)
-        )
-    return sums
-
-
-@cute.jit
 def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexpr) -> None:
     """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
     dims."""
@@ -165,18 +128,3 @@ def store_rows(w: Output, out: cute.Tensor, place: Place, side: cutlass.Constexp
                     "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
                     read_only_args=[at + (h * 8 * D_V + block * BLOCK_DIMS), *words],
                 )
-
-
-@cute.jit
-def transpose_quad(words: list[Any], odd: Any, upper: Any) -> list[Any]:
-    """Word i of lane j of four becomes word j of lane i."""
-    a, b, ctx, d = words
-    x = cute.arch.shuffle_sync_bfly(a if odd else b, 1)
-    y = cute.arch.shuffle_sync_bfly(ctx if odd else d, 1)
-    a, b = (x if odd else a), (b if odd else x)
-    ctx, d = (y if odd else ctx), (d if odd else y)
-    x = cute.arch.shuffle_sync_bfly(a if upper else ctx, 2)
-    y = cute.arch.shuffle_sync_bfly(b if upper else d, 2)
-    a, b = (x if upper else a), (y if upper else b)
-    ctx, d = (ctx if upper else x), (d if upper else y)
-    return [a, b, ctx, d]

@@ -9,44 +9,30 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
-from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.plan import (
-    BF16,
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.gather import (
+    HALVES,
+    ROWS_AT_ONCE,
+    SLOTS_A_LANE,
+    TURNS,
+    UNITS,
+    copy_half,
+)
+from flashdsa.kernels.attention.sm90.core.tile import (
     CHUNK,
     CHUNK_BYTES,
     CHUNKS,
-    D_QK,
     LAST_OF_ALL,
     LAST_OF_ITEM,
-    LEFT_PIECES,
     MASK_WORDS,
-    PIECE_CHUNKS,
-    RIGHT_PIECES,
     ROWS,
     STEP_KEYS,
-    TILE_BYTES,
-    TILE_KEYS,
     TILES,
 )
-
-UNITS = CHUNK * BF16 // COPY_BYTES
-"""Copies of a row of a chunk, each by a lane."""
-ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
-"""Rows of which the role copies a chunk by one instruction."""
-TURNS = TILE_KEYS // ROWS_AT_ONCE
-SLOTS_A_LANE = STEP_KEYS // WARP_SIZE
-HALVES = (
-    (0, "left_free", LEFT_PIECES),
-    (0, "right_free", RIGHT_PIECES),
-    (1, "right_free", RIGHT_PIECES),
-    (1, "left_free", LEFT_PIECES),
-)
-"""Tile, barrier and pieces of each half, in the order in which the consumers free them."""
+from flashdsa.kernels.attention.sm90.fwd.context import Context
 
 
 class Gatherer(NamedTuple):
@@ -152,26 +138,6 @@ def write_note(
     if lane == 0:
         role.ctx.arena.array("flags", Int32, TILES)[tile] = flags
         role.ctx.barriers("notes").arrive(tile)
-
-
-@cute.jit
-def copy_half(
-    role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, half: cutlass.Constexpr
-) -> None:
-    """Copy this thread's part of a half; each piece is announced when it has come."""
-    tile, _, pieces = HALVES[half]
-    for piece in pieces:
-        chunks = range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS))
-        for turn in cutlass.range_constexpr(TURNS):
-            row = rows[tile * TURNS + turn]
-            at = tile * TILE_BYTES + turn * ROWS_AT_ONCE * CHUNK * BF16
-            copy_units(
-                to,
-                role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)),
-                row,
-                [(at + chunk * CHUNK_BYTES, chunk * CHUNK * BF16) for chunk in chunks],
-            )
-        arrive_when_copied(role.ctx.barriers(f"k{tile}_full").at(piece))
 
 
 @cute.jit

@@ -23,12 +23,12 @@ from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
-from flashdsa.kernels.attention.sm90.core.softmax import make_scale
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, D_QK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.epilogue import LOG2_E, Output
+from flashdsa.kernels.attention.sm90.fwd.epilogue import Output
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.fwd.left import Left, consume_left
-from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, D_QK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.right import Right, consume_right
 from flashdsa.kernels.attention.union.launch import Lists, launch_union
 

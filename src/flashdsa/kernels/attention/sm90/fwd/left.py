@@ -1,20 +1,24 @@
 """Role left: S and P of tile 0, and O's dims 0-255 of both tiles."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.consumers import (
+    P_FREE,
+    SCORES_DONE,
+    arrive_warp,
+    issue_scores,
+)
 from flashdsa.kernels.attention.sm90.core.products import (
     OF_OUT,
     OF_SCORES,
     P_WORDS,
     multiply_others,
     multiply_own,
-    multiply_scores,
 )
 from flashdsa.kernels.attention.sm90.core.softmax import (
     Scale,
@@ -27,14 +31,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     restart,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.fwd.context import (
-    P_FREE,
-    SCORES_DONE,
-    Context,
-    arrive_warp,
-)
-from flashdsa.kernels.attention.sm90.fwd.epilogue import Output, write_item
-from flashdsa.kernels.attention.sm90.fwd.plan import (
+from flashdsa.kernels.attention.sm90.core.tile import (
     CHUNK_BYTES,
     CHUNKS,
     LAST_OF_ALL,
@@ -43,6 +40,8 @@ from flashdsa.kernels.attention.sm90.fwd.plan import (
     RIGHT_PIECES,
     TILE_BYTES,
 )
+from flashdsa.kernels.attention.sm90.fwd.context import Context
+from flashdsa.kernels.attention.sm90.fwd.epilogue import Output, write_item
 
 
 class Left(NamedTuple):
@@ -51,26 +50,6 @@ class Left(NamedTuple):
     ctx: Context
     output: Output
     scale: Scale
-
-
-@cute.jit
-def issue_scores(
-    ctx: Any, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
-) -> None:
-    """Issue pieces of S of tile 0 as one group; the decode's too.
-
-    A step without `there` gives numbers that nobody uses: a branch around wgmmas would make ptxas
-    wait for each of them.
-    """
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
-    if there:
-        for piece in pieces:
-            # k0_full: the piece has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k0_full").wait(ctx.phase(step), piece)
-    cute.arch.fence_proxy("async.shared", space="cta")
-    for piece in pieces:
-        multiply_scores(s, q, k, piece, piece == 0, ctx.kind_of_piece(piece))
-    warpgroup.commit_group()
 
 
 @cute.jit

@@ -1,19 +1,19 @@
 """Role right: S and P of tile 1, and O's dims 256-511 of both tiles."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.consumers import SCORES_DONE, arrive_warp, compute_scores
 from flashdsa.kernels.attention.sm90.core.products import (
     OF_OUT,
     OF_SCORES,
     P_WORDS,
     multiply_others,
     multiply_own,
-    multiply_scores,
 )
 from flashdsa.kernels.attention.sm90.core.softmax import (
     Scale,
@@ -26,17 +26,15 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     restart,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.fwd.context import SCORES_DONE, Context, arrive_warp
-from flashdsa.kernels.attention.sm90.fwd.epilogue import Output, write_item
-from flashdsa.kernels.attention.sm90.fwd.plan import (
+from flashdsa.kernels.attention.sm90.core.tile import (
     CHUNK_BYTES,
     CHUNKS,
     LAST_OF_ALL,
     LEFT_CHUNKS,
-    LEFT_PIECES,
-    RIGHT_PIECES,
     TILE_BYTES,
 )
+from flashdsa.kernels.attention.sm90.fwd.context import Context
+from flashdsa.kernels.attention.sm90.fwd.epilogue import Output, write_item
 
 
 class Right(NamedTuple):
@@ -45,22 +43,6 @@ class Right(NamedTuple):
     ctx: Context
     output: Output
     scale: Scale
-
-
-@cute.jit
-def compute_scores(ctx: Any, s: cute.Tensor, step: Int32) -> None:
-    """Compute S of tile 1: its right half first, which was freed first. The decode's too."""
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
-    for pieces in (RIGHT_PIECES, LEFT_PIECES):
-        for piece in pieces:
-            # k1_full: the piece has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k1_full").wait(ctx.phase(step), piece)
-        cute.arch.fence_proxy("async.shared", space="cta")
-        for piece in pieces:
-            kind = ctx.kind_of_piece(piece)
-            multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0], kind)
-    warpgroup.commit_group()
-    warpgroup.wait_group(0)
 
 
 @cute.jit

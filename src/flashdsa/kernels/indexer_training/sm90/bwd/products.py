@@ -4,9 +4,9 @@ from typing import Any
 
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.core.products import MMA_K
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,

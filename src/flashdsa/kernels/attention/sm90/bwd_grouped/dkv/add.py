@@ -7,7 +7,7 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICE_DIMS
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK
+from flashdsa.kernels.attention.sm90.core.tile import D_QK
 
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""

@@ -10,7 +10,7 @@ from cutlass.cute.runtime import make_fake_stream
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.kernel import launch_dkv
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WORDS, DkvPlan
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
 
 
 def compile_dkv(plan: DkvPlan) -> Any:

@@ -28,7 +28,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import add_row_by_row, 
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICE_DIMS, SLICES, WORDS
 from flashdsa.kernels.attention.sm90.core.grouped import Item
 from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK
+from flashdsa.kernels.attention.sm90.core.tile import D_QK
 from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 
 GROUP_WARPS = WARPGROUP_SIZE // WARP_SIZE

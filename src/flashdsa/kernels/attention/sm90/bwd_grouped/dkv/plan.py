@@ -7,7 +7,7 @@ from functools import cache
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.spool import IMAGE_BYTES, IMAGES, ROW_BLOCKS
-from flashdsa.kernels.attention.sm90.fwd.plan import CHUNK, CHUNK_BYTES, D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNK_BYTES, D_QK, D_V
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2

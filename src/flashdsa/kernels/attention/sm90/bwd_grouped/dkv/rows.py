@@ -12,7 +12,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.context import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import PART_BYTES, SLICE_DIMS
 from flashdsa.kernels.attention.sm90.core.grouped import Item
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, IMAGES
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK, D_V
 
 WORD_BYTES = CHUNK * BF16 // WARP_SIZE
 """Bytes of a row of a chunk, copied by a lane: no more, as neighbouring words go to different

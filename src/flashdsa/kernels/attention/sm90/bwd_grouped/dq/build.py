@@ -11,7 +11,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.kernel import Operands, launch_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.core.grouped import Groups
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
 
 
 def compile_dq(plan: DqPlan) -> Any:

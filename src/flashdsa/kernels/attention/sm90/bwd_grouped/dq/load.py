@@ -12,7 +12,7 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.context import Context
 from flashdsa.kernels.attention.sm90.core.grouped import Item, image_of
 from flashdsa.kernels.attention.sm90.core.spool import DS_IMAGE, IMAGE_BYTES, TILE_KEYS
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK
 
 UNITS = CHUNK * BF16 // COPY_BYTES
 """Copies of a row of a chunk, each by a lane."""

@@ -6,16 +6,14 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
 from flashdsa.dsl.wgmma import along_n
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.context import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.load import HALVED_DIMS
 from flashdsa.kernels.attention.sm90.core.grouped import Item, arrive_warp, multiply
-from flashdsa.kernels.attention.sm90.core.products import MMA_K
-from flashdsa.kernels.attention.sm90.core.softmax import MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, IMAGE_BYTES
-from flashdsa.kernels.attention.sm90.fwd.epilogue import BLOCK_DIMS, transpose_quad
-from flashdsa.kernels.attention.sm90.fwd.plan import BF16, CHUNK, CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK
 
 STEP_BYTES = MMA_K * CHUNK * BF16
 """Bytes from 16 keys of an image or a chunk to the next 16."""

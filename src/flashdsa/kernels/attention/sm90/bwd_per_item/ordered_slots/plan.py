@@ -1,6 +1,6 @@
 """Sizes that host and device share."""
 
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK
+from flashdsa.kernels.attention.sm90.core.tile import D_QK
 
 MOST_PART_GROUPS = 1024
 """Most groups of a part: each group counts for enough keys that no part has more."""

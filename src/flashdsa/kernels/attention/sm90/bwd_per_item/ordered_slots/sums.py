@@ -30,7 +30,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
     ROW_WORDS,
     UNITS,
 )
-from flashdsa.kernels.attention.sm90.fwd.plan import D_QK
+from flashdsa.kernels.attention.sm90.core.tile import D_QK
 
 THREADS = UNITS
 """Threads of a CTA: each has an octet of the key that it sums."""
