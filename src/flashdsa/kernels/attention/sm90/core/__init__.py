@@ -1,1 +1,1 @@
-"""What the Hopper attention kernels share: tiles, softmax, products, gather, epilogue."""
+"""Parts of the Hopper attention kernels: tiles, softmax, products, gather, both consumers."""
