@@ -1,36 +1,125 @@
-"""The geometry of tiles of keys in shared memory."""
+"""The geometry of tiles of keys in shared memory, as data that every plan of attention holds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from flashdsa import problem
+from flashdsa.plan.row_tiles import CHUNK_COLUMNS, ROW_BYTES
+
+BF16, FP32 = 2, 4
+"""Bytes of a number."""
+CHUNK = CHUNK_COLUMNS
+"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
 ROWS = 64
 """(query, head) pairs of a work item: the M of a wgmma."""
-TILE_KEYS = 64
 TILES = 2
 """Key tiles of a step: one for each consumer's scores."""
-STEP_KEYS = TILES * TILE_KEYS
-D_QK = 576
-D_V = 512
-
-BF16 = 2
-
-FP32 = 4
-CHUNK = 64
-"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
-CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
-CHUNKS = D_QK // CHUNK
-TILE_BYTES = CHUNKS * CHUNK_BYTES
-LEFT_CHUNKS = D_V // CHUNK // 2
-"""Chunks of a tile's left half; the right half has the same number of value chunks, and the RoPE
-chunk."""
-HALF_DIMS = D_V // 2
-"""Value dims of a consumer."""
-PIECE_CHUNKS = 2
-PIECES = -(-CHUNKS // PIECE_CHUNKS)
-"""Pieces of a tile: each is announced, and its scores are computed, as soon as it has come."""
-LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
-RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
-MASK_WORDS = TILE_KEYS // 32
+SLICE_CHUNKS = 2
 LAST_OF_ITEM = 1
 """Flag of a step: no step of its work item follows."""
 LAST_OF_ALL = 2
 """Flag of a step: none of the CTA's follows."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of keys, cut into chunks [keys][64 columns] with the 128-byte swizzle.
+
+    All properties are Python numbers, known when a kernel is compiled.
+
+    Attributes:
+        d_qk: columns of a key. d_v: the first of them, which are its value. keys: rows.
+    """
+
+    d_qk: int = problem.D_QK
+    d_v: int = problem.D_V
+    keys: int = 64
+
+    def __post_init__(self) -> None:
+        """Check that chunks, and slices of half of the value, are whole.
+
+        Raises:
+            ValueError: names the sizes.
+        """
+        halves = self.d_v % (2 * SLICE_CHUNKS * CHUNK) == 0
+        if self.d_qk % CHUNK or self.keys % 32 or not halves or self.d_v > self.d_qk:
+            raise ValueError(f"no tile has {self}")
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of a tile."""
+        return self.d_qk // CHUNK
+
+    @property
+    def value_chunks(self) -> int:
+        """Chunks of the value, the first ones."""
+        return self.d_v // CHUNK
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return self.keys * ROW_BYTES
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a tile."""
+        return self.chunks * self.chunk_bytes
+
+    @property
+    def half_dims(self) -> int:
+        """Dims of half of the value: those of one consumer."""
+        return self.d_v // 2
+
+    @property
+    def half_chunks(self) -> int:
+        """Chunks of the low half; the high half has as many of the value, and those after it."""
+        return self.half_dims // CHUNK
+
+    @property
+    def slices(self) -> int:
+        """Slices of a tile: each is announced, and its scores are computed, when it has come."""
+        return -(-self.chunks // SLICE_CHUNKS)
+
+    @property
+    def low_slices(self) -> tuple[int, ...]:
+        """Slices of the low half."""
+        return tuple(range(self.half_chunks // SLICE_CHUNKS))
+
+    @property
+    def high_slices(self) -> tuple[int, ...]:
+        """Slices of the high half, the RoPE columns among them."""
+        return tuple(range(len(self.low_slices), self.slices))
+
+    def chunks_of(self, slice_: int) -> range:
+        """Chunks of a slice; the last slice may have fewer."""
+        return range(slice_ * SLICE_CHUNKS, min((slice_ + 1) * SLICE_CHUNKS, self.chunks))
+
+    @property
+    def step_keys(self) -> int:
+        """Keys of a step."""
+        return TILES * self.keys
+
+    @property
+    def mask_words(self) -> int:
+        """Words with a bit a key."""
+        return self.keys // 32
+
+    @property
+    def p_bytes(self) -> int:
+        """Bytes of P of a tile: 16-bit, of each row."""
+        return ROWS * self.keys * BF16
+
+
+D_QK, D_V, TILE_KEYS = problem.D_QK, problem.D_V, 64
+STEP_KEYS = TILES * TILE_KEYS
+CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
+CHUNKS = D_QK // CHUNK
+TILE_BYTES = CHUNKS * CHUNK_BYTES
+LEFT_CHUNKS = D_V // CHUNK // 2
+HALF_DIMS = D_V // 2
+PIECE_CHUNKS = 2
+PIECES = -(-CHUNKS // PIECE_CHUNKS)
+LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
+RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
+MASK_WORDS = TILE_KEYS // 32
