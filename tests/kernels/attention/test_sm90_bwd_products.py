@@ -15,15 +15,14 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
-from flashdsa.kernels.attention.sm90.core.spool import (
-    BLOCK_ROWS,
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_IMAGE,
     IMAGES,
     P_IMAGE,
-    TILE_KEYS,
     block_bytes,
     group_queries,
 )
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
 from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -65,7 +64,7 @@ class Inputs(NamedTuple):
         blocks = (len(self.counts) - FIRST_GROUP) * self.row_blocks
         tiles = CAPACITY // TILE_KEYS
         spool = torch.full((blocks, block_bytes(CAPACITY) // 2), NAN, dtype=torch.bfloat16)
-        images = spool.view(-1, tiles, IMAGES, TILE_KEYS * BLOCK_ROWS)
+        images = spool.view(-1, tiles, IMAGES, TILE_KEYS * ROWS)
         for group in range(FIRST_GROUP, len(self.counts)):
             used = -(-int(self.counts[group]) // TILE_KEYS)
             for block in range(group * self.row_blocks, (group + 1) * self.row_blocks):
@@ -75,13 +74,13 @@ class Inputs(NamedTuple):
 
     def rows(self, x: Tensor) -> Tensor:
         """Q or dO in float64 with zeros for the rows that no query with a key has."""
-        padded = x.new_zeros(len(self.p) * BLOCK_ROWS, x.shape[1], dtype=torch.float64)
+        padded = x.new_zeros(len(self.p) * ROWS, x.shape[1], dtype=torch.float64)
         padded[: len(x)] = x.double().nan_to_num(0.0)
-        return padded.view(len(self.p), BLOCK_ROWS, -1)
+        return padded.view(len(self.p), ROWS, -1)
 
 
 def swizzled(images: Tensor) -> Tensor:
-    """(..., keys, rows) as spool.py says: 16-byte unit u of line k lies at u ^ (k % 8)."""
+    """(..., keys, rows) as workspace.py says: 16-byte unit u of line k lies at u ^ (k % 8)."""
     lines = images.unflatten(-1, (8, 8))
     key, unit = torch.arange(TILE_KEYS)[:, None], torch.arange(8)
     return lines[..., key, unit ^ (key % 8), :].flatten(-3)
@@ -93,7 +92,7 @@ def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
     groups, blocks = len(COUNTS), len(COUNTS) * row_blocks
     counts = torch.tensor(COUNTS, dtype=torch.int32)
     ids = torch.randint(0, NUM_KEYS, (groups, CAPACITY), generator=generator, dtype=torch.int32)
-    shape = (blocks, CAPACITY // TILE_KEYS, TILE_KEYS, BLOCK_ROWS)
+    shape = (blocks, CAPACITY // TILE_KEYS, TILE_KEYS, ROWS)
     p = torch.rand(shape, generator=generator)
     ds = torch.randn(shape, generator=generator)
     queries = group_queries(heads, row_blocks)
@@ -101,17 +100,17 @@ def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
     q = torch.randn(num_queries * heads, 576, generator=generator).bfloat16()
     do = torch.randn(num_queries * heads, 512, generator=generator).bfloat16()
     present = torch.zeros(groups, dtype=torch.int32)
-    of_row = torch.arange(blocks * BLOCK_ROWS) // heads
+    of_row = torch.arange(blocks * ROWS) // heads
     has_key = (of_row < num_queries) & (of_row % 3 != 1)
     for query in of_row[has_key].unique().tolist():
         present[query // queries] |= 1 << query % queries
     q[~has_key[: len(q)]] = NAN
     do[~has_key[: len(q)]] = NAN
     for x in (p, ds):
-        by_group = x.view(groups, row_blocks, -1, BLOCK_ROWS)
+        by_group = x.view(groups, row_blocks, -1, ROWS)
         for group, count in enumerate(COUNTS):
             by_group[group, :, count:] = 0.0
-        x.mul_(has_key.view(blocks, 1, 1, BLOCK_ROWS))
+        x.mul_(has_key.view(blocks, 1, 1, ROWS))
     return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads, row_blocks)
 
 
@@ -162,7 +161,7 @@ def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
     indices, lengths = torch.zeros(len(lse) // heads, 1).int(), torch.zeros(0).int()
     of_queries = inputs.q, kv, inputs.do, lse, indices, lengths, lse, dq, heads, 1.0
     launch(MLA_BWD_DQ, inputs, policy, *of_queries)
-    expected = torch.zeros(len(inputs.ds), BLOCK_ROWS, 576, dtype=torch.float64)
+    expected = torch.zeros(len(inputs.ds), ROWS, 576, dtype=torch.float64)
     terms = torch.zeros_like(expected)
     for block in range(len(inputs.ds)):
         group = block // row_blocks
@@ -170,7 +169,7 @@ def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
         keys = kv[inputs.ids[group, :count].long()].double()
         ds = inputs.ds[block].flatten(0, 1)[:count].double().T
         expected[block], terms[block] = ds @ keys, ds.abs() @ keys.abs()
-    first = FIRST_GROUP * row_blocks * BLOCK_ROWS
+    first = FIRST_GROUP * row_blocks * ROWS
     rows = slice(first, len(dq))
     assert_near(dq[rows], expected.flatten(0, 1)[rows], terms.flatten(0, 1)[rows], 2**-8)
     assert dq[:first].isnan().all()

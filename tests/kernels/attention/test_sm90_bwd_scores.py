@@ -12,15 +12,14 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
-from flashdsa.kernels.attention.sm90.core.spool import (
-    BLOCK_ROWS,
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_IMAGE,
     IMAGE_BYTES,
     P_IMAGE,
-    TILE_KEYS,
     block_bytes,
     image_offset,
 )
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
 from flashdsa.kernels.attention.union.members import members_bits
 from flashdsa.kernels.catalog import MLA_BWD_SCORES
 from flashdsa.reference import valid_slots
@@ -44,7 +43,7 @@ class Spooled:
         O, self.lse = forward_results(self.inputs)
         self.plan, heads = plan, case.num_heads
         self.groups = -(-case.num_queries // plan.queries)
-        self.row_blocks = plan.queries * heads // BLOCK_ROWS
+        self.row_blocks = plan.queries * heads // ROWS
         slots = plan.queries * case.topk
         self.capacity = -(-slots // TILE_KEYS) * TILE_KEYS + CAPACITY_BEYOND
         emulator = Emulator(policy=policy, on_finding="collect")
@@ -88,9 +87,9 @@ class Spooled:
         """(rows, keys) of an image, fp32."""
         first = image_offset(block, tile, self.spool.shape[1], image)
         words = self.spool.flatten()[first : first + IMAGE_BYTES].view(torch.bfloat16)
-        units = words.view(TILE_KEYS, BLOCK_ROWS // 8, 8)
+        units = words.view(TILE_KEYS, ROWS // 8, 8)
         key = torch.arange(TILE_KEYS)[:, None]
-        swizzled = torch.arange(BLOCK_ROWS // 8)[None] ^ (key & 7)
+        swizzled = torch.arange(ROWS // 8)[None] ^ (key & 7)
         return units[key, swizzled].flatten(1).float().T
 
 
@@ -128,8 +127,8 @@ def check_images(spooled: Spooled, inputs: SparseMlaInputs) -> None:
             keys = kv[spooled.rows[group, part].long()]
             members = spooled.members[group, part].to(torch.int64)
             p, ds = (spooled.image(block, tile, image) for image in (P_IMAGE, DS_IMAGE))
-            for row in range(BLOCK_ROWS):
-                at = block * BLOCK_ROWS + row
+            for row in range(ROWS):
+                at = block * ROWS + row
                 query = at // heads
                 mine = (members >> (query - group * plan.queries)) & 1 == 1
                 assert not p[row, ~mine].any() and not ds[row, ~mine].any()

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import FusedPlan
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.operands import MlaBwdOperands
 
@@ -98,7 +98,7 @@ class Call(NamedTuple):
     @property
     def group_queries(self) -> int:
         """Queries of a group: of 64 rows, or of a query of 128 heads."""
-        return max(1, BLOCK_ROWS // self.num_heads)
+        return max(1, ROWS // self.num_heads)
 
     @property
     def num_groups(self) -> int:
@@ -113,7 +113,7 @@ class Call(NamedTuple):
     @property
     def num_ctas(self) -> int:
         """CTAs: at most one for each 64 rows of Q."""
-        row_blocks = -(-self.num_queries * self.num_heads // BLOCK_ROWS)
+        row_blocks = -(-self.num_queries * self.num_heads // ROWS)
         return min(row_blocks, self.runner.num_sms)
 
     def plan(self, *, slots: bool = False) -> FusedPlan:
@@ -125,7 +125,7 @@ class Call(NamedTuple):
 def plan_of(num_heads: int, more: int, slots: bool) -> FusedPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return FusedPlan(max(1, BLOCK_ROWS // num_heads), more, slots)
+    return FusedPlan(max(1, ROWS // num_heads), more, slots)
 
 
 def bind_fused(call: Call) -> LaunchSmall:

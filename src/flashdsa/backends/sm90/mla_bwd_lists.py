@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 from flashdsa.kernels.attention.union.members import members_bits
 
 
 class Lists(NamedTuple):
-    """Lists of a grouping's groups, see `spool.py`, and what the queries of each name, one by
+    """Lists of a grouping's groups, see `workspace.py`, and what the queries of each name, one by
     one."""
 
     rows: Tensor

@@ -23,7 +23,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
     ROW_WORDS,
     WORD_BITS,
 )
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.operands import MlaBwdOperands
 
@@ -54,7 +54,7 @@ class Sizes(NamedTuple):
 
 def is_far(num_heads: int, num_keys: int) -> bool:
     """Whether slots are faster than additions to `num_keys` rows of dKV."""
-    return num_heads >= BLOCK_ROWS and num_keys > FAR_ROWS
+    return num_heads >= ROWS and num_keys > FAR_ROWS
 
 
 @lru_cache
@@ -83,7 +83,7 @@ def bind_slots(call: Call) -> LaunchSmall:
     """Same as `bind_fused`."""
     runner = call.runner
     function = runner.function(MLA_BWD_FUSED, call.plan(slots=True))
-    blocks = max(1, call.num_heads // BLOCK_ROWS)
+    blocks = max(1, call.num_heads // ROWS)
     sizes = sizes_of(call.num_groups, call.capacity, blocks)
     first_arguments = bind_arguments(call)
     scalars = call.num_ctas, runner.num_sms
@@ -101,7 +101,7 @@ def bind_slots(call: Call) -> LaunchSmall:
 def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tensor, ...]:
     """Allocate the slots and the tensors of `Places`."""
     runner, num_keys, num_groups = call.runner, call.num_keys, call.num_groups
-    blocks = max(1, call.num_heads // BLOCK_ROWS)
+    blocks = max(1, call.num_heads // ROWS)
     count = num_keys * sizes.words * PAIR
     zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=device)
     return (

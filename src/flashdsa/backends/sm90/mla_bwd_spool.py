@@ -16,7 +16,11 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES as DKV_S
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan, dq_slices
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
-from flashdsa.kernels.attention.sm90.core.spool import ROW_BLOCKS, block_bytes, group_queries
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
+    ROW_BLOCKS,
+    block_bytes,
+    group_queries,
+)
 from flashdsa.kernels.attention.sm90.core.tile import D_QK
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.operands import MlaBwdOperands
@@ -107,7 +111,7 @@ def grouping_for(
     multiprocessors idle if queries are few.
 
     Args:
-        num_heads: one of spool.HEADS.
+        num_heads: one of HEADS.
     """
     queries = group_queries(num_heads, BLOCKS)
     if num_heads not in RATIO or -(-num_queries // queries) * DKV_SLICES < num_sms:

@@ -8,7 +8,7 @@ from cutlass import Int32, Int64, cute
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import FusedPlan
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 from flashdsa.kernels.attention.union.launch import Lists
 
 

@@ -11,11 +11,12 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
+from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import PAIR_DIMS, add_four, four_dims
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     Context,
     Tiles,
@@ -34,15 +35,14 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     ROWS_CHUNK_BYTES,
     V_CHUNKS,
 )
-from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK
+from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, four_dims
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK, ROWS, TILE_KEYS
 
 LINE_DIMS = 32
 """Dims of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""
 OF_LINE = LINE_DIMS // 2
 OPCODE = f"wgmma.mma_async.sync.aligned.m64n{LINE_DIMS}k{MMA_K}.f32.bf16.bf16"
-STEPS = BLOCK_ROWS // MMA_K
+STEPS = ROWS // MMA_K
 STEP_BYTES = MMA_K * CHUNK * BF16
 A_WORDS = 4
 LINES = D_QK // LINE_DIMS
@@ -132,8 +132,8 @@ def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None
         of_row = [got[i] if is_next else left[i] for i in range(4)]
         of_next = [right[i] if is_next else got[i] for i in range(4)]
         key, next_key = keys[2 * h], keys[2 * h + 1]
-        add_four(at + Int64(key) * D_QK, of_row, key)
-        add_four(at + Int64(next_key) * D_QK, of_next, next_key)
+        add4_if(key, at + Int64(key) * D_QK, of_row)
+        add4_if(next_key, at + Int64(next_key) * D_QK, of_next)
 
 
 def pack_line(acc: Any, h: int) -> list[Any]:

@@ -10,8 +10,7 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_behind, tiles_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import LEFT_CHUNKS, ORDER
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK, TILE_KEYS
 
 UNITS = CHUNK * BF16 // COPY_BYTES
 """Copies of a row of a chunk, each by a lane."""

@@ -31,7 +31,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import laun
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.right import Right, right_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import Scorer, score_all
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union.choice import SECOND, is_taken
 from flashdsa.kernels.attention.union.launch import Lists
 
@@ -107,11 +107,11 @@ def locate(
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    num_items = (Int32(dq.shape[0]) + (BLOCK_ROWS - 1)) // BLOCK_ROWS
+    num_items = (Int32(dq.shape[0]) + (ROWS - 1)) // ROWS
     if cutlass.const_expr(choice is not None):
         if not is_taken(choice, Int32(SECOND)):
             num_items = Int32(0)
-    row_blocks = cutlass.max(heads // BLOCK_ROWS, Int32(1))
+    row_blocks = cutlass.max(heads // ROWS, Int32(1))
     first = cta
     if cutlass.const_expr(arena.plan.slots):
         part = part_of(places, number)
@@ -133,10 +133,10 @@ class Operands(NamedTuple):
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     delta: cute.Tensor  # (S * H,) fp32, written
-    lists: Lists  # five tensors: of `spool.py`, of groups of plan.queries queries, written
+    lists: Lists  # five tensors: of `workspace.py`, of groups of plan.queries queries, written
     dq: cute.Tensor  # (S * H, 576) bf16, written
     dkv: cute.Tensor  # (S_kv, 576) fp32, added to
-    heads: Int32  # H, one of spool.HEADS; plan.queries * H is 64, or 128
+    heads: Int32  # H, one of HEADS; plan.queries * H is 64, or 128
     sm_scale: Float32
 
 
@@ -230,7 +230,7 @@ def launch_parts(
         on_device: num_ctas and num_sms.
     """
     num_ctas, num_sms = on_device
-    blocks = cutlass.max(work.heads // BLOCK_ROWS, Int32(1))
+    blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks
     launch_split(work.lists, places, room, unit_groups, choice, stream)
     for number in cutlass.range(places.cursors.shape[0], unroll=1):

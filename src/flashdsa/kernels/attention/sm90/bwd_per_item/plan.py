@@ -6,13 +6,22 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, IMAGE_BYTES
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, CHUNKS, D_V
+from flashdsa.kernels.attention.sm90.core.tile import (
+    BF16,
+    CHUNK,
+    CHUNK_BYTES,
+    CHUNKS,
+    D_V,
+    ROWS,
+    TILE_KEYS,
+)
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
+HEADS = (8, 16, 32, 64, 128)
 QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
-HALF_ROWS = BLOCK_ROWS // 2
+IMAGE_BYTES = TILE_KEYS * ROWS * BF16
+HALF_ROWS = ROWS // 2
 """Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
 HALF_BYTES = HALF_ROWS * CHUNK * BF16
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
@@ -77,7 +86,7 @@ class FusedPlan(Sm90Plan):
             SmemRegion("k", CHUNKS * CHUNK_BYTES, 1024, "keys of a tile, 9 x [64, 64] SW128"),
             SmemRegion("p", IMAGE_BYTES, 1024, "P, [key][row] SW128"),
             SmemRegion("ds", IMAGE_BYTES, 1024, "dS, [key][row] SW128"),
-            SmemRegion("statistics", BLOCK_ROWS * STATISTICS * 4, 16, "lse and delta of the rows"),
+            SmemRegion("statistics", ROWS * STATISTICS * 4, 16, "lse and delta of the rows"),
         ]
 
     @property

@@ -12,7 +12,7 @@ from cutlass import Boolean, Int32, cute
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.delta import delta_of, launch_delta
 from flashdsa.kernels.attention.sm90.bwd_per_item.columns import launch_permute
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 from flashdsa.kernels.attention.union.choice import SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.union.launch import Lists, launch_union, make_list
 from flashdsa.kernels.attention.union.memory import THREADS, WARPS, Slots, allocate_shared

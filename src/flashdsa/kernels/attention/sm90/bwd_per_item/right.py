@@ -6,13 +6,14 @@ import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_n
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tiles_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import LEFT_CHUNKS
 from flashdsa.kernels.attention.sm90.bwd_per_item.rows import Rows, copy_rows
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import STEP_BYTES
 from flashdsa.kernels.attention.sm90.bwd_per_item.store import store_dq
-from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp, multiply
+from flashdsa.kernels.attention.sm90.core.backward import multiply
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNK_BYTES
 
 PRODUCTS = ((4, 2), (6, 2), (8, 1))

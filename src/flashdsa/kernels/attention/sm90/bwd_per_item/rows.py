@@ -7,11 +7,6 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.rows import (
-    QUERY_ROWS,
-    WORD_DIMS,
-    place_of_word,
-)
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
@@ -20,8 +15,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     ROWS_CHUNK_BYTES,
     V_CHUNKS,
 )
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK, D_V
+from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK, D_V, ROWS
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 ROPE_WARP = 3
@@ -44,7 +39,7 @@ def copy_rows(role: Rows, item: Int32) -> None:
     present = ctx.lists.present[ctx.group_of(item)]
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     to = ctx.arena.address("rows") + place_of_word(lane)
-    row = Int64(item) * BLOCK_ROWS
+    row = Int64(item) * ROWS
     q = role.q.iterator + (row * D_QK + lane * WORD_DIMS)
     do = role.do.iterator + (row * D_V + lane * WORD_DIMS)
     for chunk in cutlass.range(warp, V_CHUNKS, WARPS, unroll=1):
@@ -71,8 +66,8 @@ def copy_chunk(
         source: this lane's word of the first row. to: its address in the first row's line.
         dims: of a row. half_bytes: from row 0 to row 32.
     """
-    for rows in cutlass.range_constexpr(BLOCK_ROWS // QUERY_ROWS):
-        query = rows * QUERY_ROWS * ctx.plan.queries // BLOCK_ROWS
+    for rows in cutlass.range_constexpr(ROWS // QUERY_ROWS):
+        query = rows * QUERY_ROWS * ctx.plan.queries // ROWS
         none = ((present >> query) & 1) - 1
         for line in cutlass.range_constexpr(QUERY_ROWS):
             # The swizzle of row `line` of eight: its number into bits 4 to 6.

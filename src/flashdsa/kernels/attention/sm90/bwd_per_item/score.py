@@ -12,6 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16
@@ -28,9 +29,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     V_CHUNKS,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.store import store_dq
-from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp, multiply
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES
+from flashdsa.kernels.attention.sm90.core.backward import multiply
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, ROWS, TILE_KEYS
 
 LOG2_E = 1.4426950408889634
 STATISTICS_READY = 1
@@ -64,8 +64,8 @@ def write_statistics(role: Scorer, item: Int32) -> None:
     """Write the statistics of rows 2 i and 2 i + 1: lse / ln 2 of both, then delta * sm_scale of
     both."""
     ctx = role.ctx
-    if ctx.thread < BLOCK_ROWS:
-        row = cutlass.min(item * BLOCK_ROWS + ctx.thread, role.lse.shape[0] - 1)
+    if ctx.thread < ROWS:
+        row = cutlass.min(item * ROWS + ctx.thread, role.lse.shape[0] - 1)
         to = ctx.arena.address("statistics") + (ctx.thread // 2 * 16 + ctx.thread % 2 * 4)
         store_float(to, role.lse[row] * Float32(LOG2_E))
         store_float(to + 8, role.delta[row] * role.sm_scale)
@@ -124,7 +124,7 @@ def make_scores(
     p_words, ds_words = [], []
     for block in cutlass.range_constexpr(HALF_ROWS // 8):
         row = half * HALF_ROWS + 8 * block
-        query = row * ctx.plan.queries // BLOCK_ROWS
+        query = row * ctx.plan.queries // ROWS
         of_rows = load_words(statistics + row // 2 * 16, Float32)
         for key in cutlass.range_constexpr(2):
             # A selection: values of keys that are not named may be NaN.

@@ -7,9 +7,8 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import PAIR_DIMS
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
-from flashdsa.kernels.attention.sm90.core.tile import D_QK
+from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS
+from flashdsa.kernels.attention.sm90.core.tile import D_QK, ROWS
 
 
 @cute.jit
@@ -32,7 +31,7 @@ def store_dq(
     lane = thread % WARP_SIZE
     odd = lane % 2 == 1
     dim = lane % 2 * PAIR_DIMS + lane % 4 // 2 * 8
-    first = Int64(item) * BLOCK_ROWS + (thread // WARP_SIZE * MMA_ROWS + lane // 4)
+    first = Int64(item) * ROWS + (thread // WARP_SIZE * MMA_ROWS + lane // 4)
     for h in cutlass.range_constexpr(THREAD_ROWS):
         row = first + 8 * h
         at = dq.iterator + (row * D_QK + dim)

@@ -5,15 +5,14 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.gmem import add4_if
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICE_DIMS
+from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, four_dims
 from flashdsa.kernels.attention.sm90.core.tile import D_QK
 
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""
-PAIR_DIMS = 16
-"""Dims of two neighbouring groups of 8 columns, four of them in each thread of a row: see
-rows.py."""
 LINE_DIMS = 2 * PAIR_DIMS
 """Dims of a line: 128 bytes of dKV, which eight lanes add in one piece; pieces of 64 bytes take the
 kernel 9 % longer."""
@@ -45,8 +44,8 @@ def add_tile(dkv: Any, acc: Any, keys: list[Int32]) -> None:
             ]
             of_row = [got[i] if is_next else left[i] for i in range(4)]
             of_next = [right[i] if is_next else got[i] for i in range(4)]
-            add_four(row + line * LINE_DIMS, of_row, key)
-            add_four(next_row + line * LINE_DIMS, of_next, next_key)
+            add4_if(key, row + line * LINE_DIMS, of_row)
+            add4_if(next_key, next_row + line * LINE_DIMS, of_next)
 
 
 @cute.jit
@@ -59,19 +58,5 @@ def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32]) -> None:
             # The others' additions, which are to other rows or come later.
             key = keys[h] if lane // 4 == quad else Int32(-1)
             for pair in cutlass.range_constexpr(SLICE_DIMS // PAIR_DIMS):
-                add_four(row + pair * PAIR_DIMS, four_dims(acc, pair, h), key)
+                add4_if(key, row + pair * PAIR_DIMS, four_dims(acc, pair, h))
             cute.arch.sync_warp()
-
-
-def four_dims(acc: Any, pair: int, h: int) -> list[Any]:
-    """The four neighbouring dims of a pair of groups, in one of the thread's rows."""
-    return [acc[8 * pair + 4 * group + 2 * h + e] for group in range(2) for e in range(2)]
-
-
-def add_four(pointer: Any, values: list[Any], key: Any) -> None:
-    """Add four neighbouring fp32, unless the key is negative."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
-        "@some red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",
-        read_only_args=[pointer, *values, key],
-    )

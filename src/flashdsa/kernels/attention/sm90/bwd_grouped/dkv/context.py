@@ -8,8 +8,8 @@ from cutlass import Int32, cute
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, DkvPlan
-from flashdsa.kernels.attention.sm90.core.grouped import Item, Lists, Work, item_at
-from flashdsa.kernels.attention.sm90.core.spool import ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item, Lists, Work, item_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import ROW_BLOCKS
 
 MANY_HEADS = 64
 """Minimum heads with which groups are small only where queries have little in common."""

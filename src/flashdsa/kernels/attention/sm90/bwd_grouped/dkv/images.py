@@ -8,8 +8,13 @@ from cutlass import Int32, cute
 from flashdsa.dsl.pipeline import RingProducer, state_in_turn
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.context import Context, first_tile
-from flashdsa.kernels.attention.sm90.core.grouped import image_of
-from flashdsa.kernels.attention.sm90.core.spool import DS_IMAGE, IMAGE_BYTES, IMAGES, P_IMAGE
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import image_of
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
+    DS_IMAGE,
+    IMAGE_BYTES,
+    IMAGES,
+    P_IMAGE,
+)
 
 
 class Images(NamedTuple):

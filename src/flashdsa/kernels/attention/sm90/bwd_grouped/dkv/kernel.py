@@ -25,7 +25,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.order import GROUP_WARPS, O
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WARPGROUPS
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.publish import Publish, publish_all
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.rows import Rows, copy_all
-from flashdsa.kernels.attention.sm90.core.grouped import Groups, Lists, work_of_cta
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
 
 
 @cute.kernel
@@ -80,7 +80,7 @@ def locate(
 
 
 class Operands(NamedTuple):
-    """Arguments of every launch, in order; see spool.py."""
+    """Arguments of every launch, in order; see workspace.py."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
@@ -89,7 +89,7 @@ class Operands(NamedTuple):
     q: cute.Tensor  # (S * H, 576) bf16
     do: cute.Tensor  # (S * H, 512) bf16
     dkv: cute.Tensor  # (S_kv, 576) fp32, added to; in order (buffers, S_kv, 576)
-    heads: Int32  # H, one of spool.HEADS
+    heads: Int32  # H, one of HEADS
 
 
 @cute.jit

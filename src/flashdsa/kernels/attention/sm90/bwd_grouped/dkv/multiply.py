@@ -11,6 +11,7 @@ from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import KEYS, add_tile
@@ -28,9 +29,10 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
     WARPGROUPS,
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.publish import count_tile
-from flashdsa.kernels.attention.sm90.core.grouped import Item, arrive_warp, multiply
-from flashdsa.kernels.attention.sm90.core.spool import IMAGE_BYTES, IMAGES, ROW_BLOCKS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, IMAGES, ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.core.backward import multiply
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, TILE_KEYS
 
 IMAGE_STEP = MMA_K * BF16
 """Bytes from 16 rows of an image, where they are along its lines, to the next ones."""

@@ -26,9 +26,8 @@ from flashdsa.dsl.gmem import add_release, load_acquire
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import add_row_by_row, add_tile
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICE_DIMS, SLICES, WORDS
-from flashdsa.kernels.attention.sm90.core.grouped import Item
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
-from flashdsa.kernels.attention.sm90.core.tile import D_QK
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.core.tile import D_QK, TILE_KEYS
 from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 
 GROUP_WARPS = WARPGROUP_SIZE // WARP_SIZE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.spool import IMAGE_BYTES, IMAGES, ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, IMAGES, ROW_BLOCKS
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNK_BYTES, D_QK, D_V
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 

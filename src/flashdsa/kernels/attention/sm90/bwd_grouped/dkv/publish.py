@@ -18,8 +18,8 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.order import (
     wait_for_key,
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WARPGROUPS
-from flashdsa.kernels.attention.sm90.core.grouped import Item
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 
 NAP_NS = 100
 """Nanoseconds between two looks at a counter."""

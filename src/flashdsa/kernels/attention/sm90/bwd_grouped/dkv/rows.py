@@ -5,22 +5,17 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_word
+from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.context import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import PART_BYTES, SLICE_DIMS
-from flashdsa.kernels.attention.sm90.core.grouped import Item
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, IMAGES
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK, D_V
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGES
+from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK, D_V, ROWS
 
-WORD_BYTES = CHUNK * BF16 // WARP_SIZE
-"""Bytes of a row of a chunk, copied by a lane: no more, as neighbouring words go to different
-addresses. Exchanges between lanes, after the products, would take as long or longer."""
-WORD_DIMS = WORD_BYTES // BF16
-QUERY_ROWS = 8
-"""Neighbouring rows of one query: the number of heads is a multiple."""
-OCTETS = BLOCK_ROWS // QUERY_ROWS
+OCTETS = ROWS // QUERY_ROWS
 PART_DIMS = (D_QK, D_V)
 """Dims of Q and of dO."""
 
@@ -69,29 +64,19 @@ def copy_chunk(
     log2_heads = lowest_bit(role.heads)
     lane = ctx.thread % WARP_SIZE
     first_dim = item.slice * SLICE_DIMS + chunk * CHUNK
-    first_row = Int64(item.group * ctx.plan.row_blocks + block) * BLOCK_ROWS + begin * QUERY_ROWS
+    first_row = Int64(item.group * ctx.plan.row_blocks + block) * ROWS + begin * QUERY_ROWS
     at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
     to = ctx.arena.address("rows") + part * PART_BYTES + chunk * CHUNK_BYTES + place_of_word(lane)
     to += begin * (QUERY_ROWS * CHUNK * BF16)
     if first_dim < dims:
         for rows in cutlass.range_constexpr(octets):
-            query = (block * BLOCK_ROWS + (begin + rows) * QUERY_ROWS) >> log2_heads
+            query = (block * ROWS + (begin + rows) * QUERY_ROWS) >> log2_heads
             none = ((present >> query) & 1) - 1
             for line in cutlass.range_constexpr(QUERY_ROWS):
                 # The swizzle of row `line` of eight: its number into bits 4 to 6.
                 row = rows * QUERY_ROWS + line
                 offset = row * dims * BF16
                 copy_word(to ^ (line << 4), at, none, row * CHUNK * BF16, offset)
-
-
-def place_of_word(word: Any) -> Any:
-    """Offset of one of a row's 32 words of two dims in its line of a chunk, not swizzled.
-
-    Lane j of a row has columns 2 j and 2 j + 1 of each eight in a wgmma's accumulator. So words 2 j
-    and 2 j + 1 of every 16 dims become word j of the first and of the second eight columns, and the
-    lane has the four neighbouring dims from 4 j on.
-    """
-    return (word // 8 * 2 + word % 2) * COPY_BYTES + word % 8 // 2 * WORD_BYTES
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from cutlass.cute.runtime import make_fake_stream
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.kernel import Operands, launch_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
-from flashdsa.kernels.attention.sm90.core.grouped import Groups
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups
 from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
 
 

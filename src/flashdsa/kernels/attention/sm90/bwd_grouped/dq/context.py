@@ -6,7 +6,7 @@ from cutlass import Int32
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
-from flashdsa.kernels.attention.sm90.core.grouped import Item, Lists, Work, item_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item, Lists, Work, item_at
 
 
 class Context(NamedTuple):

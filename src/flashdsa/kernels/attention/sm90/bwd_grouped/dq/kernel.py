@@ -20,8 +20,8 @@ from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.context import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.load import Load, load_all
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.multiply import Multiply, multiply_all
-from flashdsa.kernels.attention.sm90.core.grouped import Groups, Lists, work_of_cta
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 
 
 @cute.kernel
@@ -59,7 +59,7 @@ def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) 
 
 
 class Operands(NamedTuple):
-    """Arguments of a launch, in order. The contents of the tensors are documented in spool.py."""
+    """Arguments of a launch, in order. The contents of the tensors are documented in workspace.py."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
@@ -90,6 +90,6 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         grid=[arguments[-1], 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
     read = x.q, x.kv, x.indices, x.topk_length, x.lse
-    together = plan.row_blocks * BLOCK_ROWS // x.heads
+    together = plan.row_blocks * ROWS // x.heads
     queries = Queries(*read, x.heads, x.sm_scale, together)
     launch_mend_dq(queries, x.do, x.delta, x.dq, groups.choice, stream)

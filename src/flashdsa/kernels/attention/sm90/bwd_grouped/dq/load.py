@@ -10,9 +10,9 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.context import Context
-from flashdsa.kernels.attention.sm90.core.grouped import Item, image_of
-from flashdsa.kernels.attention.sm90.core.spool import DS_IMAGE, IMAGE_BYTES, TILE_KEYS
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item, image_of
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import DS_IMAGE, IMAGE_BYTES
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK, TILE_KEYS
 
 UNITS = CHUNK * BF16 // COPY_BYTES
 """Copies of a row of a chunk, each by a lane."""

@@ -7,13 +7,15 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_n
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.context import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.load import HALVED_DIMS
-from flashdsa.kernels.attention.sm90.core.grouped import Item, arrive_warp, multiply
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, IMAGE_BYTES
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES
+from flashdsa.kernels.attention.sm90.core.backward import multiply
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, D_QK, ROWS
 
 STEP_BYTES = MMA_K * CHUNK * BF16
 """Bytes from 16 keys of an image or a chunk to the next 16."""
@@ -104,7 +106,7 @@ def store_product(role: Multiply, acc: Any, item: Item, product: cutlass.Constex
     lane = ctx.thread % WARP_SIZE
     quad = lane % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
-    first = Int64(item.group * ctx.plan.row_blocks + image) * BLOCK_ROWS
+    first = Int64(item.group * ctx.plan.row_blocks + image) * ROWS
     first += ctx.thread // WARP_SIZE * MMA_ROWS + lane // 4
     for h in cutlass.range_constexpr(THREAD_ROWS):
         row = first + 8 * h

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.spool import IMAGE_BYTES, ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, ROW_BLOCKS
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK_BYTES, D_QK
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 

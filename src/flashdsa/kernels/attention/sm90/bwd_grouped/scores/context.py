@@ -7,7 +7,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 from flashdsa.kernels.attention.union.launch import Lists
 
 

@@ -17,7 +17,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
     CHUNKS,
     D_QK,
 )
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 
 UNITS = CHUNK * BF16 // COPY_BYTES
 """Copies of a row of a chunk, each by a lane."""

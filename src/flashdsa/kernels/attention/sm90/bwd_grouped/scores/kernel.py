@@ -19,7 +19,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.context import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.score import Scorer, score_all
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
 from flashdsa.kernels.attention.union.choice import FIRST, is_taken
 from flashdsa.kernels.attention.union.launch import Lists, launch_union
 
@@ -59,7 +59,7 @@ def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    row_blocks = arena.plan.queries * heads // BLOCK_ROWS
+    row_blocks = arena.plan.queries * heads // ROWS
     num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
     if cutlass.const_expr(choice is not None):
         if not is_taken(choice, Int32(FIRST)):
@@ -75,7 +75,7 @@ class Operands(NamedTuple):
     do: cute.Tensor  # (S * H, 512) bf16
     lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
     delta: cute.Tensor  # (S * H,) fp32
-    lists: Lists  # five tensors: of `spool.py`; named: what the queries of a group name
+    lists: Lists  # five tensors: of `workspace.py`; named: what the queries of a group name
     spool: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.spool import BLOCK_ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 ITEM_BLOCKS = 2
@@ -84,7 +84,7 @@ class ScoresPlan(Sm90Plan):
     @cache  # noqa: B019 - plans are few
     def score(self) -> Role:
         """Warpgroups 1 and 2, a row block each."""
-        does = f"S, dP, P and dS of {BLOCK_ROWS} rows each"
+        does = f"S, dP, P and dS of {ROWS} rows each"
         return Role("score", ITEM_BLOCKS * WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property

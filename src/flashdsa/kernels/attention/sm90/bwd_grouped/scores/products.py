@@ -13,7 +13,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
     CHUNK_BYTES,
     V_CHUNKS,
 )
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 
 MMA_K = 16
 STEPS = CHUNK // MMA_K

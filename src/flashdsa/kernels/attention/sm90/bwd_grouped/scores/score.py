@@ -40,13 +40,8 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.products import (
     STEPS,
     multiply_chunk,
 )
-from flashdsa.kernels.attention.sm90.core.spool import (
-    BLOCK_ROWS,
-    IMAGE_BYTES,
-    P_IMAGE,
-    TILE_KEYS,
-    image_offset,
-)
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, P_IMAGE, image_offset
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
 
 LOG2_E = 1.4426950408889634
 SECOND_STARTS, Q_READY = 1, 2
@@ -92,7 +87,7 @@ def row_of(mma_row: Any) -> Any:
 def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
     """Load this warpgroup's 64 rows of Q; those past the last one are copies of it."""
     last = role.q.shape[0] - 1
-    for turn in cutlass.range_constexpr(BLOCK_ROWS * UNITS // WARPGROUP_SIZE):
+    for turn in cutlass.range_constexpr(ROWS * UNITS // WARPGROUP_SIZE):
         place = turn * WARPGROUP_SIZE + role.ctx.thread
         mma_row, unit = place // UNITS, place % UNITS
         row = cutlass.min(first_row + row_of(mma_row), last)
@@ -125,16 +120,16 @@ def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
     own = Q_READY + role.block_of_item
     # The warpgroup's products with the item before are done, in all four warps.
     cute.arch.barrier(barrier_id=own, number_of_threads=WARPGROUP_SIZE)
-    load_q(role, block * BLOCK_ROWS, ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
+    load_q(role, block * ROWS, ctx.arena.address("q") + role.block_of_item * BLOCK_BYTES)
     last = role.q.shape[0] - 1
     mma_row = warp * WARP_ROWS + lane // 4
-    rows = [cutlass.min(block * BLOCK_ROWS + row_of(mma_row + 8 * half), last) for half in range(2)]
+    rows = [cutlass.min(block * ROWS + row_of(mma_row + 8 * half), last) for half in range(2)]
     load_do(role, do, rows)
     lse = [role.lse[row] * Float32(LOG2_E) for row in rows]
     delta = [role.delta[row] * role.sm_scale for row in rows]
     group = ctx.group_of(item)
     capacity = ctx.lists.rows.shape[1]
-    in_group = block % ctx.row_blocks * BLOCK_ROWS + warp * WARP_ROWS
+    in_group = block % ctx.row_blocks * ROWS + warp * WARP_ROWS
     members = ctx.lists.members.iterator + (Int64(group) * capacity + lane)
     # Row row_of(16 w + 4 c) of the block, where quads' lane c has its four rows.
     unit = 2 * warp + lane % 4 // 2
@@ -235,7 +230,7 @@ def write_tile(
                 p.append(p_value if mine else Float32(0.0))
                 ds.append(ds_value if mine else Float32(0.0))
             words.append((transpose_8x8(pack_bf16(*p)), transpose_8x8(pack_bf16(*ds))))
-        to = images + block * 8 * (BLOCK_ROWS * BF16) // 4
+        to = images + block * 8 * (ROWS * BF16) // 4
         store2(to, words[0][0], words[1][0])
         store2(to + IMAGE_BYTES // 4, words[0][1], words[1][1])
 

@@ -1,6 +1,6 @@
 """Data between the kernels of the backward: rows, lists of keys, and the spool.
 
-**Rows.** Row r = query * H + head of Q, dO, dQ, seen as (S * H, dims). A row block is BLOCK_ROWS
+**Rows.** Row r = query * H + head of Q, dO, dQ, seen as (S * H, dims). A row block is ROWS
 neighbouring rows. A group is `row_blocks` (2 or 4) neighbouring row blocks, so `group_queries`
 neighbouring queries; group g has the row blocks from g * row_blocks on. Rows past the last query
 count as zeros and are not written.
@@ -31,21 +31,19 @@ spool one after another; lists, Q, dO and dQ are whole.
 
 from typing import Any
 
-BLOCK_ROWS = 64
-"""(query, head) rows of an image: the M of a wgmma."""
-TILE_KEYS = 64
-IMAGE_BYTES = TILE_KEYS * BLOCK_ROWS * 2
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
+
+IMAGE_BYTES = TILE_KEYS * ROWS * 2
 P_IMAGE, DS_IMAGE = 0, 1
 IMAGES = 2
 """Images of a row block's tile: P and then dS."""
 ROW_BLOCKS = (2, 4)
 """Row blocks of a group."""
-HEADS = (8, 16, 32, 64, 128)
 
 
 def group_queries(heads: int, row_blocks: int) -> int:
     """Neighbouring queries of a group."""
-    return row_blocks * BLOCK_ROWS // heads
+    return row_blocks * ROWS // heads
 
 
 def image_offset(block: Any, tile: Any, block_bytes: Any, image: int) -> Any:

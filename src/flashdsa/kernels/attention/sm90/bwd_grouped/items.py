@@ -5,20 +5,13 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.fragments import MMA_K
-from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import Barriers
-from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.spool import TILE_KEYS, image_offset
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import image_offset
+from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 from flashdsa.kernels.attention.union.choice import is_taken
-
-STEPS = TILE_KEYS // MMA_K
-"""wgmmas along the 64 keys or rows of an image."""
 
 
 class Lists(NamedTuple):
-    """The groups' lists of keys; see spool.py."""
+    """The groups' lists of keys; see workspace.py."""
 
     ids: cute.Tensor  # (groups, capacity) int32
     counts: cute.Tensor  # (groups,) int32
@@ -86,37 +79,3 @@ def item_at(work: Work, lists: Lists, number: Int32, slices: cutlass.Constexpr) 
 def image_of(spool: Any, block: Any, tile: Any, image: int) -> Any:
     """Pointer to an image; `block` is counted as in `image_offset`."""
     return spool.iterator + image_offset(Int64(block), tile, spool.shape[1], image)
-
-
-def multiply(
-    acc: Any, columns: int, a: tuple[Any, int], b: tuple[Any, int], *, transposed: bool, clear: bool
-) -> None:
-    """Issue acc += A B over the 64 keys or rows of an image; with `clear` acc = A B.
-
-    Args:
-        acc: this thread's columns / 2 fp32, or more, of which these are the first.
-        a, b: low word of the operand's descriptor, and bytes from one step along K to the next.
-        transposed: A's rows are along the lines of its image; else its K is.
-    """
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{MMA_K}.f32.bf16.bf16"
-    (a_low, a_step), (b_low, b_step) = a, b
-    a_low, b_low = opaque(a_low), opaque(b_low)
-    for step in range(STEPS):
-        values = mma_async(
-            opcode,
-            [acc[i] for i in range(columns // 2)],
-            descriptor_behind(a_low, step * a_step),
-            descriptor_behind(b_low, step * b_step),
-            accumulate=not clear or step > 0,
-            transposes=(int(transposed), 1),
-        )
-        for i in range(columns // 2):
-            acc[i] = values[i]
-
-
-@cute.jit
-def arrive_warp(barriers: Barriers, stage: Any, thread: Int32) -> None:
-    """Arrive once for the warp: whoever waits sees what its lanes did before."""
-    cute.arch.sync_warp()
-    if thread % WARP_SIZE == 0:
-        barriers.arrive(stage)
