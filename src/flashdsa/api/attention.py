@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from flashdsa.api.attention_buffers import buffers_for, refuse_gradients
 from flashdsa.errors import ArgumentTypeError
 from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.buffers import call_into
 from flashdsa.ops.checks import require_bool, require_tensor, scale_or_default
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import MLA_BWD, SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT
@@ -64,25 +64,19 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         NotImplementedError: no implementation serves the call, or a gradient is asked for where
             buffers are given or kv has packed rows.
     """
-    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
-    scale = scale_or_default(sm_scale, q)
     require_bool("return_max_logits", return_max_logits)
+    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
+    values = {
+        "d_v": d_v,
+        "sm_scale": scale_or_default(sm_scale, q),
+        "deterministic": False,
+        "backward_backend": backend,
+        "max_logits": return_max_logits,
+    }
     if out is not None or lse is not None:
-        operands = SPARSE_MLA_FWD.normalised(operands)
-        buffers = buffers_for(operands, d_v, out, lse, return_max_logits)
-        refuse_gradients(operands)
-        call(SPARSE_MLA_FWD_OUT, buffers, backend, sm_scale=scale)
-        return buffers.outputs
-    results: tuple[Tensor, Tensor, Tensor] = call(
-        SPARSE_MLA_FWD,
-        operands,
-        backend,
-        d_v=d_v,
-        sm_scale=scale,
-        deterministic=False,
-        backward_backend=backend,
-        max_logits=return_max_logits,
-    )
+        buffers = {"out": out, "lse": lse}
+        return call_into(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT, operands, values, buffers, backend)
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, backend, **values)
     return results if return_max_logits else results[:2]
 
 

@@ -1,4 +1,4 @@
-"""Sparse MLA into the caller's buffers, and launches of it that are prepared for fixed tensors."""
+"""Launches of sparse MLA that are prepared for fixed tensors."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT
-from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
-from flashdsa.ops.autograd import refuse_tangents
+from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.buffers import refuse_gradients
 from flashdsa.ops.checks import (
     drop_kv_head,
     kv_rows,
-    require_positive,
-    require_shape,
-    require_tensor,
     scale_or_default,
-    wants_gradient,
 )
 from flashdsa.ops.registration import prepare
-from flashdsa.ops.rules import sum_dtype
-from flashdsa.ops.table import SPARSE_MLA_FWD_OUT
+from flashdsa.ops.table import SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT
 
 
 def prepare_sparse_mla_fwd(
@@ -55,7 +50,7 @@ def prepare_sparse_mla_fwd(
     """
     operands = SparseMlaOutOperands(q, kv, indices, out, lse, max_logits, topk_length, attn_sink)
     SPARSE_MLA_FWD_OUT.require_tensors(operands)
-    refuse_gradients(operands.inputs)
+    refuse_gradients(SPARSE_MLA_FWD, operands.inputs, ("out", "lse"))
     SPARSE_MLA_FWD_OUT.require_apart(operands)
     for name, tensor in operands._asdict().items():
         if tensor is not None:
@@ -65,37 +60,6 @@ def prepare_sparse_mla_fwd(
         indices=drop_kv_head("indices", indices, "[S, topk] or [S, 1, topk]"),
     )
     return prepare(SPARSE_MLA_FWD_OUT, operands, backend, sm_scale=scale_or_default(sm_scale, q))
-
-
-def buffers_for(
-    x: SparseMlaOperands,
-    d_v: int,
-    out: Tensor | None,
-    lse: Tensor | None,
-    max_logits: bool,
-) -> SparseMlaOutOperands:
-    """The operands with the caller's buffers, and with new ones for what is missing."""
-    require_positive("d_v", d_v)
-    rows, sums = x.q.shape[:2], sum_dtype(x.q.dtype)
-    if out is None:
-        out = x.q.new_empty((*rows, d_v))
-    else:
-        require_tensor("out", out)
-        require_shape("out", out, (*rows, d_v), "[S, H, d_v]")
-    if lse is None:
-        lse = x.q.new_empty(rows, dtype=sums)
-    largest = x.q.new_empty(rows, dtype=sums) if max_logits else None
-    return SparseMlaOutOperands(x.q, x.kv, x.indices, out, lse, largest, x.topk_length, x.attn_sink)
-
-
-def refuse_gradients(x: SparseMlaOperands) -> None:
-    """Raise UnsupportedError where autograd would record the call, or wants a tangent."""
-    refuse_tangents("sparse_mla_fwd", x)
-    if wants_gradient(x):
-        raise UnsupportedError(
-            "sparse_mla_fwd: results in the caller's buffers have no gradient; leave out and lse "
-            "away, or call under torch.no_grad()"
-        )
 
 
 def _require_usable_as_is(name: str, tensor: Tensor) -> None:

@@ -17,9 +17,9 @@ from flashdsa.ops import indexer_launch
 from flashdsa.ops.again import Serve
 from flashdsa.ops.autograd import autograd_kernel
 from flashdsa.ops.checks import require_backend
-from flashdsa.ops.fakes import FAKES
 from flashdsa.ops.plain import is_plain_call
-from flashdsa.ops.spec import OpSpec, Parameters
+from flashdsa.ops.rows import Parameters
+from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.table import DSA_TOPK_INDEXER, OPERATIONS
 from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
 from flashdsa.settings import raw_settings
@@ -225,8 +225,7 @@ def _fake(spec: OpSpec) -> Callable[..., Any]:
 
     def run(*arguments: Any) -> Any:
         operands, parameters, _backend = spec.unpack(arguments)
-        spec.check(operands, parameters)
-        return FAKES[spec.operation](operands, **parameters)
+        return spec.results(operands, parameters, spec.check(operands, parameters))
 
     return run
 

@@ -14,7 +14,7 @@ from flashdsa.operands import (
     TopkPrefillOperands,
 )
 from flashdsa.ops.checks import INT32_MAX, dtype_name, require_shape
-from flashdsa.ops.spec import Sizes
+from flashdsa.ops.rows import Sizes
 from flashdsa.problem import D_QK, INDEX_TOKEN_BYTES, KV_ROW_BYTES, MAX_NEXT_N, PAGE_SIZE
 
 MAX_PAGES = 2**31 // PAGE_SIZE

@@ -7,175 +7,13 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
-from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.again import CallMemory
-from flashdsa.ops.checks import (
-    capability,
-    dtype_name,
-    require_backend,
-    require_bool,
-    require_dense_rows,
-    require_device,
-    require_dtype,
-    require_dtype_or_none,
-    require_positive,
-    require_rank,
-    require_shape,
-    require_tensor,
-)
-from flashdsa.ops.overlap import require_addresses_of_its_own, require_apart
+from flashdsa.ops.checks import capability, dtype_name, require_tensor
+from flashdsa.ops.overlap import require_apart
+from flashdsa.ops.rows import Operand, Output, Parameter, Parameters, Rule, Sizes
 from flashdsa.problem import Operation, Problem
-
-Dtypes = tuple[torch.dtype, ...] | Callable[[torch.dtype], tuple[torch.dtype, ...]]
-Sizes = dict[str, int]
-"""The value of each name in the operands' shapes."""
-Parameters = dict[str, Any]
-"""Keyword arguments of a backend's function."""
-
-
-@dataclass(frozen=True)
-class Operand:
-    """One tensor of an operation.
-
-    Attributes:
-        name: as in the public function, in the schema and in messages.
-        shape: sizes and names of sizes, as "B H 128"; one name has one value in all operands.
-        dtypes: those it may have, or a function that gives them from the first operand's dtype.
-        optional: may be None.
-        written: changed in place.
-        strided: its last dimension may have gaps.
-        nonempty: the message where a size other than the first is 0; without one it may be 0.
-        note: follows the shape in the message about a wrong one.
-        why: ends that message.
-        rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
-        batched: the advice where it has a dimension more than that; its rank is looked at first.
-        begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
-    """
-
-    name: str
-    shape: str
-    dtypes: Dtypes
-    optional: bool = False
-    written: bool = False
-    strided: bool = False
-    nonempty: str = ""
-    note: str = ""
-    why: str = ""
-    rule: Callable[[str, Tensor, Sizes], None] | None = None
-    batched: str = ""
-    begins_at: int = 1
-
-    @cached_property
-    def dims(self) -> list[str]:
-        """One name or number a dimension."""
-        return self.shape.split()
-
-    @cached_property
-    def fixed(self) -> list[int | None]:
-        """The size of each dimension, None where it has a name."""
-        return [int(dim) if dim.isdecimal() else None for dim in self.dims]
-
-    @property
-    def layout(self) -> str:
-        """The shape as messages write it."""
-        return f"[{', '.join(self.shape.split())}]"
-
-    def require_rank(self, tensor: Tensor) -> None:
-        """`tensor` has a dimension for each of the table's."""
-        rank = len(self.shape.split())  # a first call that is compiled cannot fill a cache
-        advice = f"; {self.batched}" if tensor.dim() == rank + 1 and self.batched else ""
-        require_rank(self.name, tensor, (rank,), self.layout, advice)
-
-    def check(self, tensor: Tensor, first: Tensor, first_name: str, sizes: Sizes) -> None:
-        """Hold `tensor` against this row of the table; sizes seen for the first time are noted.
-
-        Args:
-            first: the operation's first operand, which says the device and the dtypes of others.
-            sizes: of the operands before this one; added to.
-
-        Raises:
-            ArgumentTypeError, ArgumentValueError: says what was expected and what came.
-        """
-        dtypes = self.dtypes(first.dtype) if callable(self.dtypes) else self.dtypes
-        if tensor.dtype not in dtypes:
-            require_dtype(self.name, tensor, *dtypes)
-        shape = tensor.shape
-        if len(shape) != len(self.dims):
-            self.require_rank(tensor)
-        for fixed, dim, size in zip(self.fixed, self.dims, shape, strict=True):
-            if size != (sizes.setdefault(dim, size) if fixed is None else fixed):
-                expected = [
-                    int(d) if d.isdecimal() else sizes.get(d, n)
-                    for d, n in zip(self.dims, shape, strict=True)
-                ]
-                require_shape(self.name, tensor, expected, self.layout + self.note, self.why)
-        if self.nonempty and 0 in shape[1:]:
-            raise ArgumentValueError(f"{self.name}: {self.nonempty.format(shape=list(shape))}")
-        if tensor.device != first.device:
-            require_device(self.name, tensor, first.device, first_name)
-        if self.rule is not None:
-            self.rule(self.name, tensor, sizes)
-        if not self.strided:
-            require_dense_rows(self.name, tensor)
-        if self.written:
-            require_addresses_of_its_own(self.name, tensor)
-
-
-def _positive(name: str, value: Any) -> Any:
-    require_positive(name, value)
-    return value
-
-
-def _bool(name: str, value: Any) -> Any:
-    require_bool(name, value)
-    return value
-
-
-def _dtype_or_none(name: str, value: Any) -> Any:
-    require_dtype_or_none(name, value)
-    return value
-
-
-def _backend(name: str, value: Any) -> Any:
-    require_backend(name, value)
-    return value
-
-
-_ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
-    "int": _positive,
-    "float": lambda _, value: value,
-    "bool": _bool,
-    "ScalarType?": _dtype_or_none,
-    "str": _backend,
-}
-"""Functions by a parameter's kind: return the value that the schema takes, or raise."""
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A value that is no tensor.
-
-    Attributes:
-        name: as in the public function and in messages.
-        kind: its type in the schema; an "int" is at least 1, a "str" the name of a backend.
-        default: gives the value that None stands for from the first operand.
-        rule: raises for a wrong value; takes the name, the value and the operands.
-        passed: whether the backend's function gets it; otherwise it only tells backends apart.
-    """
-
-    name: str
-    kind: str
-    default: Callable[[Tensor], Any] | None = None
-    rule: Callable[[str, Any, Any], None] | None = None
-    passed: bool = True
-
-    def accept(self, value: Any) -> Any:
-        """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""
-        return _ACCEPT[self.kind](self.name, value)
 
 
 @dataclass(frozen=True)
@@ -186,7 +24,7 @@ class OpSpec:
         operation: its name. kind: the NamedTuple that its tensors travel in.
         operands: the table's rows in the order of `kind`; the first says device and dtype.
         parameters: in the order of the schema, which ends with the backend's name.
-        outputs: names of the tensors that it returns.
+        outputs: the tensors that it returns.
         facts: of the `Problem`, the same for every call.
         autocast: names of the operands that torch.autocast casts.
         rule: raises for what no operand says alone; takes the operands.
@@ -199,12 +37,31 @@ class OpSpec:
     kind: Callable[..., Any]
     operands: tuple[Operand, ...]
     parameters: tuple[Parameter, ...] = ()
-    outputs: tuple[str, ...] = ()
+    outputs: tuple[Output, ...] = ()
     facts: Mapping[str, int] = field(default_factory=dict)
     autocast: tuple[str, ...] = ()
     rule: Callable[[Any], None] | None = None
     normalise: Callable[[Any], Any] | None = None
     detached: bool = False
+
+    def with_buffers(self, operation: Operation, kind: Callable[..., Any], rule: Rule) -> OpSpec:
+        """The operation that writes its results to the caller's tensors: each output is a written
+        operand behind the required ones, and a size or a choice that it tells is no parameter.
+
+        Args:
+            rule: of each output.
+        """
+        told = {name for output in self.outputs for name in (*output.shape.split(), output.when)}
+        return OpSpec(
+            operation,
+            kind,
+            operands=(
+                *(operand for operand in self.operands if not operand.optional),
+                *(output.as_operand(self.operands[0], rule) for output in self.outputs),
+                *(operand for operand in self.operands if operand.optional),
+            ),
+            parameters=tuple(p for p in self.parameters if p.passed and p.name not in told),
+        )
 
     @cached_property
     def memory(self) -> CallMemory:
@@ -300,6 +157,23 @@ class OpSpec:
             capability=capability(first.device),
             **{name: known[name] for name in _PROBLEM_FACTS if name in known},
         )
+
+    def results(self, operands: Sequence[Any], parameters: Parameters, sizes: Sizes) -> Any:
+        """Uninitialised results of a call that `check` took, as the schema returns them.
+
+        Args:
+            sizes: what `check` returned.
+        """
+        first = operands[0]
+        named = {x.name: value for x, value in zip(self.operands, operands, strict=True)}
+        known = {**named, **parameters}
+        results = []
+        for output in self.outputs:
+            given = known[output.when] if output.when else True
+            there = given is not None and given is not False
+            shape = output.sizes({**sizes, **parameters}) if there else [0]
+            results.append(first.new_empty(shape, dtype=output.dtype(first.dtype, known)))
+        return results[0] if len(results) == 1 else tuple(results) or None
 
     def passed(self, operands: Sequence[Any], parameters: Parameters) -> Parameters:
         """The parameters that the backend's function takes."""

@@ -1,7 +1,7 @@
 """The operations, one table each: operands, parameters, outputs.
 
-Everything else about an operation follows from its table (`spec`), but for what its results are
-(`fakes`, `autograd`) and for which backend serves it (`backends.catalog`).
+Everything else about an operation follows from its table (`spec`), but for its gradient
+(`autograd`) and for which backend serves it (`backends.catalog`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from flashdsa.operands import (
 from flashdsa.ops import given, rules
 from flashdsa.ops.checks import int32_slots
 from flashdsa.ops.index_requests import rows_of_requests
-from flashdsa.ops.spec import Operand, OpSpec, Parameter
+from flashdsa.ops.rows import Operand, Output, Parameter
+from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, Operation
 
 ATTENTION_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -78,26 +79,17 @@ SPARSE_MLA_FWD = OpSpec(
         Parameter("backward_backend", "str", passed=False),  # its backend
         Parameter("max_logits", "bool"),
     ),
-    outputs=("O", "lse", "max_logits"),  # max_logits is empty where it is not asked for
+    outputs=(
+        Output("out", "S H d_v", ("q",)),
+        Output("lse", "S H", (rules.sum_dtype,)),
+        Output("max_logits", "S H", (rules.sum_dtype,), when="max_logits"),
+    ),
     autocast=("q", "kv"),
     normalise=given.rows_and_slots,
 )
 _LSE = Operand("lse", "S H", rules.lse_dtypes)
-_RESULT = Operand("", "", rules.lse_dtypes, written=True, rule=rules.without_gaps)
-SPARSE_MLA_FWD_OUT = OpSpec(
-    Operation.SPARSE_MLA_FWD_OUT,
-    SparseMlaOutOperands,
-    operands=(
-        _Q,
-        _KV_OR_PACKED,
-        _INDICES,
-        replace(_RESULT, name="out", shape="S H d_v", dtypes=rules.same_dtype),
-        replace(_RESULT, name="lse", shape="S H"),
-        replace(_RESULT, name="max_logits", shape="S H", optional=True),
-        _TOPK_LENGTH,
-        _ATTN_SINK,
-    ),
-    parameters=(_SCALE,),
+SPARSE_MLA_FWD_OUT = SPARSE_MLA_FWD.with_buffers(
+    Operation.SPARSE_MLA_FWD_OUT, SparseMlaOutOperands, rules.without_gaps
 )
 MLA_BWD = OpSpec(
     Operation.MLA_BWD,
@@ -122,7 +114,11 @@ MLA_BWD = OpSpec(
             rule=rules.dkv_dtype_fits,
         ),
     ),
-    outputs=("dQ", "dKV", "d_sink"),  # d_sink is empty where there is no sink
+    outputs=(
+        Output("dQ", "S H d_qk", ("q",)),
+        Output("dKV", "S_kv d_qk", ("dkv_dtype", rules.sum_dtype)),
+        Output("d_sink", "H", ("attn_sink", rules.sum_dtype), when="attn_sink"),
+    ),
     normalise=given.rows_with_gradient,
 )
 
@@ -171,7 +167,7 @@ INDEXER_LOGITS = OpSpec(
     IndexerOperands,
     operands=_INDEXER,
     parameters=(Parameter("max_len", "int"),),
-    outputs=("scores",),
+    outputs=(Output("scores", "B max_len", FP32),),
     facts=_OF_INDEX_HEADS,
 )
 TOPK_INDICES = OpSpec(
@@ -182,7 +178,7 @@ TOPK_INDICES = OpSpec(
         Operand("lengths", "B", INT32, strided=True),
     ),
     parameters=(Parameter("topk", "int"), _SORTED),
-    outputs=("positions",),
+    outputs=(Output("positions", "B topk", INT32),),
 )
 
 _PREFILL = (
@@ -224,19 +220,20 @@ PREFILL_LOGITS = OpSpec(
     Operation.PREFILL_LOGITS,
     PrefillOperands,
     operands=(*_PREFILL, *_STARTS_AND_SCALES),
-    outputs=("scores",),
+    outputs=(Output("scores", "S S_kv", FP32),),
     facts=_OF_INDEX_HEADS,
     rule=rules.scales_of_e4m3_keys,
 )
 
 _K = Operand("k", f"T {INDEX_HEAD_DIM}", QUANTIZABLE)
 _SLOTS = Operand("slots", "T", (torch.int32, torch.int64), strided=True)
+_KEYS_AND_SCALES = (Output("fp8", f"T {INDEX_HEAD_DIM}", E4M3), Output("scale", "T", FP32))
 
 QUANTIZE_INDEX_K = OpSpec(
     Operation.QUANTIZE_INDEX_K,
     IndexKOperands,
     operands=(_K,),
-    outputs=("fp8", "scale"),
+    outputs=_KEYS_AND_SCALES,
     facts=_OF_INDEX_HEADS,
 )
 QUANTIZE_INDEX_Q = OpSpec(
@@ -246,7 +243,7 @@ QUANTIZE_INDEX_Q = OpSpec(
         Operand("q", f"B H {INDEX_HEAD_DIM}", QUANTIZABLE),
         Operand("weights", "B H", FP32, strided=True),
     ),
-    outputs=("fp8", "folded_weights"),
+    outputs=(Output("fp8", f"B H {INDEX_HEAD_DIM}", E4M3), Output("folded_weights", "B H", FP32)),
     facts=_OF_INDEX_HEADS,
 )
 WRITE_INDEX_K_CACHE = OpSpec(
@@ -259,7 +256,7 @@ READ_INDEX_K_CACHE = OpSpec(
     Operation.READ_INDEX_K_CACHE,
     CacheReadOperands,
     operands=(_CACHE, _SLOTS),
-    outputs=("fp8", "scale"),
+    outputs=_KEYS_AND_SCALES,
 )
 
 ATTENTION_TARGET = OpSpec(
@@ -274,7 +271,7 @@ ATTENTION_TARGET = OpSpec(
         _ATTN_SINK,
     ),
     parameters=(_SCALE,),
-    outputs=("target",),
+    outputs=(Output("target", "S topk", (rules.sum_dtype,)),),
     autocast=("q", "kv"),
     normalise=given.rows_and_slots,
     detached=True,
@@ -299,7 +296,7 @@ INDEXER_SCORES = OpSpec(
     IndexerScoresOperands,
     operands=(*_INDEX_HEADS, _TOPK_LENGTH),
     parameters=(replace(_DETERMINISTIC, passed=False), _BACKWARD_BACKEND),
-    outputs=("scores",),
+    outputs=(Output("scores", "S topk", (rules.sum_dtype,)),),
     facts=_OF_INDEX_HEADS,
     autocast=_TRAINED,
     normalise=int32_slots,
@@ -317,7 +314,11 @@ INDEXER_BWD = OpSpec(
             rule=rules.dk_dtype_fits,
         ),
     ),
-    outputs=("dq_index", "dk_index", "d_weights"),
+    outputs=(
+        Output("dq_index", f"S H {INDEX_HEAD_DIM}", ("q_index",)),
+        Output("dk_index", f"S_kv {INDEX_HEAD_DIM}", ("dk_dtype", rules.sum_dtype)),
+        Output("d_weights", "S H", ("weights",)),
+    ),
     facts=_OF_INDEX_HEADS,
     normalise=int32_slots,
 )
@@ -328,13 +329,13 @@ INDEXER_KL = OpSpec(
     IndexerKlOperands,
     operands=(_SCORES, _TARGET),
     parameters=(_BACKWARD_BACKEND,),
-    outputs=("kl",),
+    outputs=(Output("kl", "S", ("scores",)),),
 )
 INDEXER_KL_BWD = OpSpec(
     Operation.INDEXER_KL_BWD,
     IndexerKlBwdOperands,
     operands=(_SCORES, _TARGET, Operand("grad_kl", "S", rules.same_dtype)),
-    outputs=("d_scores",),
+    outputs=(Output("d_scores", "S topk", ("scores",)),),
 )
 
 OPERATIONS = (
