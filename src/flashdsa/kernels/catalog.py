@@ -9,13 +9,11 @@ from itertools import product
 
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
-from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_plan
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -33,15 +31,13 @@ from flashdsa.kernels.sparse_mla.sm100.fwd import plan as sm100_fwd
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
 
-_LOAD_FILES = ("load.py", "load_tiles.py", "page_partition.py", "scheduled_tiles.py")
+_LOAD_FILES = ("load.py", "load_tiles.py", "page_partition.py")
 _SELECT_FILES = (
-    "select_rows.py", "score.py", "score_batch.py", "list_scores.py", "read_scores.py",
-    "candidate_list.py", "exchange.py", "threshold.py", "candidates.py", "ranges.py",
-    "row_splits.py", "cta_splits.py", "row_counts.py", "output.py", "in_order.py", "by_bitmap.py",
-    "by_score.py",
+    "select_rows.py", "score.py", "score_batch.py", "lists.py", "exchange.py", "threshold.py",
+    "candidates.py", "keys.py", "by_clusters.py", "by_ctas.py", "row_counts.py", "output.py",
+    "by_position.py", "by_score.py",
 )  # fmt: skip
 """Not row_schedule.py: rows are put in order before the warps part into roles."""
-_FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
@@ -88,15 +84,15 @@ INDEXER_SM100 = KernelSpec(
     ),
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
-    sources={"load": _LOAD_FILES, "mma": _MMA_FILES, "select": _FUSED_FILES},
+    sources={"load": _LOAD_FILES, "mma": _MMA_FILES, "select": _SELECT_FILES},
 )
 INDEXER_LOGITS_SM100 = KernelSpec(
     name="indexer_logits",
     arch=SM100.name,
     operations=(Operation.INDEXER_LOGITS,),
     plans=(
-        *(sm100_logits.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
-        *(sm100_logits.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
+        *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
@@ -112,13 +108,10 @@ TOPK_INDICES = KernelSpec(
     ),
     build=f"{_INDEXER_BUILD}:compile_topk",
     entry="topk_kernel",
-    sources={"load": _LOAD_FILES, "select": _SELECT_FILES},
+    sources={"load": _LOAD_FILES, "select": (*_SELECT_FILES, "topk_kernel.py")},
 )
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
-_PREFILL_SCORE_FILES = ("score.py", "products.py")
-_PREFILL_RANK_FILES = (
-    "window.py", "select.py", "bounds.py", "exact.py", "team.py", "entries.py", "emit.py",
-)  # fmt: skip
+_PREFILL_RANK_FILES = ("window.py", "select.py", "marks.py", "team.py", "entries.py", "emit.py")
 
 PREFILL = KernelSpec(
     name="prefill",
@@ -132,7 +125,7 @@ PREFILL = KernelSpec(
     entry="prefill_kernel",
     sources={
         "load": ("load.py",),
-        "score": (*_PREFILL_SCORE_FILES, *_PREFILL_RANK_FILES),
+        "score": ("score.py", *_PREFILL_RANK_FILES),
     },
 )
 PREFILL_ORDER = KernelSpec(
@@ -153,7 +146,7 @@ PREFILL_LOGITS = KernelSpec(
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
-    sources={"load": ("load.py",), "score": _PREFILL_SCORE_FILES},
+    sources={"load": ("load.py",), "score": ("score.py",)},
 )
 QUANTIZE_INDEX = KernelSpec(
     name="quantize_index",

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.work_tile import word_in
-from flashdsa.kernels.indexer.select.list_scores import (
+from flashdsa.kernels.indexer.select.lists import (
     Batch,
     ListSink,
     PageRange,
@@ -82,3 +82,11 @@ def score_batch(
         entries = ctx.select.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
     return entries, stop
+
+
+def doubled_relu(value: Float32) -> Float32:
+    """2 max(value, 0), NaN stays NaN."""
+    magnitude = cute.arch.inline_ptx(
+        "abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+    return value + magnitude

@@ -19,10 +19,9 @@ from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS
 from flashdsa.kernels.indexer.schedule.work_tile import row_length, word_in
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.bins import NO_POSITION, bin_of, sortable
-from flashdsa.kernels.indexer.select.candidate_list import count_in_bin, put
-from flashdsa.kernels.indexer.select.list_scores import Batch, PageRange, first_room
-from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.by_clusters import Published
+from flashdsa.kernels.indexer.select.keys import NO_POSITION, bin_of, sortable
+from flashdsa.kernels.indexer.select.lists import Batch, PageRange, count_in_bin, first_room, put
 from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.smem_views import (

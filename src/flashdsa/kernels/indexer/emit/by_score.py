@@ -8,8 +8,8 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output, store_id, token_id
 from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.candidate_list import key_at, position_at
 from flashdsa.kernels.indexer.select.exchange import SORTED
+from flashdsa.kernels.indexer.select.lists import key_at, position_at
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS
 from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers

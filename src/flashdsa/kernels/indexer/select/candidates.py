@@ -14,9 +14,9 @@ from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.candidate_list import position_at
 from flashdsa.kernels.indexer.select.exchange import send_above
-from flashdsa.kernels.indexer.select.ranges import Part, Range, inside
+from flashdsa.kernels.indexer.select.keys import Part, Range, inside
+from flashdsa.kernels.indexer.select.lists import position_at
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,

@@ -10,8 +10,8 @@ from cutlass import Int32, Uint32, cute
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.select.bins import accepts, bin_of
-from flashdsa.kernels.indexer.select.candidate_list import (
+from flashdsa.kernels.indexer.select.keys import accepts, bin_of
+from flashdsa.kernels.indexer.select.lists import (
     clear_histogram,
     count_in_bin,
     key_at,

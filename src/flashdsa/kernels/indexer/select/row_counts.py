@@ -1,6 +1,6 @@
 """Counts of the CTAs of a split row, in device memory, and the floor that follows from them.
 
-See cta_splits.py. Counters are 0 between launches.
+See by_ctas.py. Counters are 0 between launches.
 """
 
 from typing import Any, NamedTuple
@@ -15,9 +15,9 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.bins import lowest_key
+from flashdsa.kernels.indexer.select.by_clusters import Published
 from flashdsa.kernels.indexer.select.exchange import sum_groups
-from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.keys import lowest_key
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, ROW_COUNTERS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,

@@ -12,27 +12,31 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.emit.by_bitmap import emit_by_position, emit_pair_row
+from flashdsa.kernels.indexer.emit.by_position import (
+    WarpSpan,
+    emit_by_position,
+    emit_in_order,
+    emit_pair_row,
+    own_span,
+)
 from flashdsa.kernels.indexer.emit.by_score import emit_sorted
-from flashdsa.kernels.indexer.emit.in_order import WarpSpan, emit_in_order, own_span
 from flashdsa.kernels.indexer.emit.output import Output
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, wait_for_tile
-from flashdsa.kernels.indexer.select.candidate_list import compact, reset
-from flashdsa.kernels.indexer.select.cta_splits import list_slots, publish_alone, raise_threshold
-from flashdsa.kernels.indexer.select.exchange import EVENTS
-from flashdsa.kernels.indexer.select.list_scores import Batch
-from flashdsa.kernels.indexer.select.list_segments import compact_segments
-from flashdsa.kernels.indexer.select.ranges import Part
-from flashdsa.kernels.indexer.select.row_counts import (
-    contribute,
-    counts_settle,
-    keep_contributed,
-)
-from flashdsa.kernels.indexer.select.row_splits import (
+from flashdsa.kernels.indexer.select.by_clusters import (
     announce_published,
     list_published,
     merged_part,
     publish,
+)
+from flashdsa.kernels.indexer.select.by_ctas import list_slots, publish_alone, raise_threshold
+from flashdsa.kernels.indexer.select.exchange import EVENTS
+from flashdsa.kernels.indexer.select.keys import Part
+from flashdsa.kernels.indexer.select.list_segments import compact_segments
+from flashdsa.kernels.indexer.select.lists import Batch, compact, reset
+from flashdsa.kernels.indexer.select.row_counts import (
+    contribute,
+    counts_settle,
+    keep_contributed,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.smem_views import (

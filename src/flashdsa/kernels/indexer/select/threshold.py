@@ -16,13 +16,6 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.bins import highest_key, lowest_key
-from flashdsa.kernels.indexer.select.candidate_list import (
-    clear_histogram,
-    count_in_bin,
-    key_at,
-    position_at,
-)
 from flashdsa.kernels.indexer.select.candidates import Bin, Candidate, close_rounds, compare, gather
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
@@ -32,14 +25,22 @@ from flashdsa.kernels.indexer.select.exchange import (
     own_above,
     within_before,
 )
-from flashdsa.kernels.indexer.select.ranges import (
+from flashdsa.kernels.indexer.select.keys import (
     Part,
     Range,
     Steps,
     cut_to_part,
+    highest_key,
     inside,
+    lowest_key,
     narrowed,
     steps_of,
+)
+from flashdsa.kernels.indexer.select.lists import (
+    clear_histogram,
+    count_in_bin,
+    key_at,
+    position_at,
 )
 from flashdsa.kernels.indexer.sizes import LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (

@@ -20,11 +20,10 @@ from flashdsa.dsl.gmem import (
 from flashdsa.dsl.warp import alloc_slots, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.select.bins import accepts
-from flashdsa.kernels.indexer.select.candidate_list import append_all, key_at, position_at, reset
-from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.by_clusters import Published, load_entry, slot_of
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import append_all, key_at, position_at, reset
 from flashdsa.kernels.indexer.select.row_counts import counters_of, floor_group, sharers
-from flashdsa.kernels.indexer.select.row_splits import Published, load_entry, slot_of
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
     LAST_POSITION,

@@ -18,9 +18,8 @@ from flashdsa.dsl.warp import alloc_slot, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.bins import accepts
-from flashdsa.kernels.indexer.select.candidate_list import clear_histogram, key_at, position_at, put
-from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import clear_histogram, key_at, position_at, put
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
