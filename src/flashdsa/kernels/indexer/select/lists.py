@@ -11,7 +11,7 @@ from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.warp import alloc_slot, alloc_slots
-from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.keys import NO_POSITION, accepts, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import FILLS, NUM_BINS
@@ -38,8 +38,9 @@ def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
 
 
 @cute.jit
-def clear_histogram(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
+def clear_histogram(s: Selecting) -> None:
     """Set all bins to 0. The caller syncs before anyone counts."""
+    select, thread, plan = s.select, s.thread, s.plan
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
@@ -87,20 +88,14 @@ def put(
 
 
 @cute.jit
-def compact(
-    select: SelectBuffers,
-    count: Int32,
-    at_key: Uint32,
-    at_position: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> Int32:
+def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> Int32:
     """Keep only the list's accepted entries, in no special order; return their number. Ends synced.
 
     The list is rewritten where it is, a block at a time: a block is in registers before any of it
     is overwritten, and the kept entries never reach the next block.
     """
-    clear_histogram(select, thread, plan)
+    select, thread, plan = s.select, s.thread, s.plan
+    clear_histogram(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     block = plan.compacted_together * plan.consumer_threads
@@ -128,9 +123,10 @@ def compact(
 
 
 @cute.jit
-def reset(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
+def reset(s: Selecting) -> None:
     """Empty the list; synced."""
-    clear_histogram(select, thread, plan)
+    select, thread, plan = s.select, s.thread, s.plan
+    clear_histogram(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     consumer_sync(plan)

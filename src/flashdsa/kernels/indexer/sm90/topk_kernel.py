@@ -14,8 +14,9 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
@@ -23,7 +24,7 @@ from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedu
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.select.keys import bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import Batch, count_in_bin
-from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.select.select_rows import select_rows
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
 from flashdsa.kernels.indexer.smem_views import (
@@ -34,75 +35,6 @@ from flashdsa.kernels.indexer.smem_views import (
     tile_buffers_in,
 )
 from flashdsa.problem import PAGE_SIZE
-
-
-@cute.kernel
-def topk_kernel(
-    scores: cute.Tensor,
-    lengths: cute.Tensor,
-    positions: cute.Tensor,
-    plan: cutlass.Constexpr,
-):
-    """One CTA of the grid; arguments as in `launch_topk`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = thread % WARP_SIZE
-    arena = allocate(plan)
-    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
-    rows = Rows(lengths, lengths.shape[0], scores.shape[1])
-    coord = find_coord(rows, Int32(1), plan)
-    consumes = warp < plan.consumer_warps
-    lengths_asked_for = first_lengths(select, rows, coord, thread, consumes, plan)
-    enter_cluster(arena, thread, INITIALISING_WARPS)
-    coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
-    if consumes:
-        output = Output(positions, None, None, Int32(0), rows)
-        # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
-        emit_unscored_rows(
-            output,
-            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
-            num_ctas * plan.consumer_warps,
-            lane,
-            plan,
-        )
-        inputs = tile_buffers_in(arena, plan, arena.consumer)
-        ctx = SelectContext(inputs, select, cluster, coord, output, None)
-        select_rows(ctx, scores, read_batch, thread, plan)
-    else:
-        inputs = tile_buffers_in(arena, plan, arena.producer)
-        load_warp = warp - plan.consumer_warps
-        load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
-        cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
-        load_scheduled(load_ctx, DESCRIPTIONS, select, coord, lengths_asked_for, lane, plan)
-
-
-@cute.jit
-def launch_topk(
-    scores: cute.Tensor,
-    lengths: cute.Tensor,
-    positions: cute.Tensor,
-    num_clusters: Int32,
-    cluster_size: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`.
-
-    Args:
-        scores: (B, max_len) fp32, any distance between rows. lengths: (B,) int32.
-        positions: (B, topk) int32, written.
-        num_clusters, cluster_size: as in `launch_indexer`.
-    """
-    topk_kernel(scores, lengths, positions, plan).launch(
-        grid=[num_clusters * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-    )
-
 
 PREFETCHED = 1 << 16
 """Scores that are on their way into the second-level cache before they are read."""
@@ -136,13 +68,11 @@ def load_block(
 
 @cute.jit
 def read_batch(
-    ctx: SelectContext,
+    s: Selecting,
     scores: Any,
     batch: Batch,
     entries: Int32,
     floor: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
     """Add scores while the list has room for another block: (its length, the next page).
 
@@ -152,7 +82,7 @@ def read_batch(
         scores: (B, max_len) fp32 in device memory, any distance between rows; 64 of them count as
             a page.
     """
-    select = ctx.select
+    select, thread, plan = s.select, s.thread, s.plan
     block = plan.read_together * plan.consumer_threads
     tile = batch.tile
     row = tile.row
@@ -216,3 +146,71 @@ def append_keys(
                 select.positions[index] = first + i * plan.consumer_threads
                 count_in_bin(select, bin_of(keys[i]))
             slot += Int32(cute.arch.popc(masks[i]))
+
+
+@cute.kernel
+def topk_kernel(
+    scores: cute.Tensor,
+    lengths: cute.Tensor,
+    positions: cute.Tensor,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_topk`."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    lane = thread % WARP_SIZE
+    arena = allocate(plan)
+    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
+    rows = Rows(lengths, lengths.shape[0], scores.shape[1])
+    coord = find_coord(rows, Int32(1), plan)
+    consumes = warp < plan.consumer_warps
+    lengths_asked_for = first_lengths(select, rows, coord, thread, consumes, plan)
+    enter_cluster(arena, thread, INITIALISING_WARPS)
+    coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
+    if consumes:
+        output = Output(positions, None, None, Int32(0), rows)
+        # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
+        emit_unscored_rows(
+            output,
+            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
+            num_ctas * plan.consumer_warps,
+            lane,
+            plan,
+        )
+        inputs = tile_buffers_in(arena, plan, arena.consumer)
+        s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
+        select_rows(s, scores, read_batch)
+    else:
+        inputs = tile_buffers_in(arena, plan, arena.producer)
+        load_warp = warp - plan.consumer_warps
+        load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
+        cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
+        load_scheduled(load_ctx, DESCRIPTIONS, select, coord, lengths_asked_for, lane, plan)
+
+
+@cute.jit
+def launch_topk(
+    scores: cute.Tensor,
+    lengths: cute.Tensor,
+    positions: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        scores: (B, max_len) fp32, any distance between rows. lengths: (B,) int32.
+        positions: (B, topk) int32, written.
+        num_clusters, cluster_size: as in `launch_indexer`.
+    """
+    topk_kernel(scores, lengths, positions, plan).launch(
+        grid=[num_clusters * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+    )
