@@ -202,7 +202,7 @@ CONTROLS = {
                       *_COMPACTED, _barrier("warp_sums", 0)),
     "counts": Control("counts: read before their st.async messages are there", *_SHARED, partial(
         read_before, "select.exchange:find_kth", "select.threshold",
-        lambda select, cluster, *_: cluster.coarse), "does not see st.async"),
+        lambda s, *_: s.cluster.coarse), "does not see st.async"),
     "weights": Control("weights: read before the bulk copy is complete", *_SHARED, partial(
         read_before, "schedule.work_tile:wait_for_tile", "select.select_rows",
         lambda inputs, *_: inputs.weights)),

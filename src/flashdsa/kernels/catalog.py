@@ -18,13 +18,11 @@ from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
-from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_plan
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -95,8 +93,8 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     arch=SM100.name,
     operations=(Operation.INDEXER_LOGITS,),
     plans=(
-        *(sm100_logits.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
-        *(sm100_logits.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
+        *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",

@@ -3,19 +3,24 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, const_expr, cute
+from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.prefetch import prefetch_inputs
 from flashdsa.kernels.indexer.schedule.coord import Coord, packed
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.score_batch import score_batch
-from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.select.select_rows import select_rows
 from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers, input_buffers_in
 from flashdsa.kernels.indexer.teams import select_in_teams
+
+LINE_WORDS = 32
+"""32-bit words of a cache line."""
 
 
 class Caller(NamedTuple):
@@ -55,6 +60,30 @@ def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass
     if caller.thread == plan.consumer_threads:
         prims.prefetch_tensormap(keys_map.get_ptr())
         prims.prefetch_tensormap(queries_map.get_ptr())
+
+
+@cute.jit
+def prefetch_inputs(
+    block_table: cute.Tensor,
+    weights: cute.Tensor,
+    thread: Int32,
+    threads: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Prefetch what is read after `seq_lens`; the caller is `thread` of `threads` that share the
+    lines.
+
+    Args:
+        block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H) fp32.
+    """
+    lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
+    for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
+        row = line // lines
+        at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
+        prefetch(block_table.iterator + at)
+    count = weights.shape[0] * plan.num_heads
+    for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
+        prefetch(weights.iterator + at)
 
 
 @cute.jit
@@ -112,8 +141,10 @@ def consume(
     inputs = input_buffers_in(arena, plan, arena.consumer)
     place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
     pages = page_source(arena, caller.thread, plan)
-    ctx = SelectContext(inputs, select, cluster, place, output, operands.published)
+    s = Selecting(
+        inputs, select, cluster, place, output, operands.published, caller.thread, Static(plan)
+    )
     if const_expr(plan.pairs):
-        select_in_teams(ctx, arena, pages, caller.thread, caller.num_ctas, coord.ordered, plan)
+        select_in_teams(s, arena, pages, caller.num_ctas, coord.ordered)
     else:
-        select_rows(ctx, pages, score_batch, caller.thread, plan)
+        select_rows(s, pages, score_batch)

@@ -54,8 +54,8 @@ class SelectPlan:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
         positions: ids are token positions, not cache slots.
         splits: several clusters may share a long row; not with `sorted`. Only few rows are split
-            without `scheduled` (see select/row_splits.py); with it, any batch's, each CTA alone
-            (see select/cta_splits.py).
+            without `scheduled` (see select/by_clusters.py); with it, any batch's, each CTA alone
+            (see select/by_ctas.py).
         scheduled: the rows' lengths decide who gets which, and how many CTAs (see
             schedule/row_schedule.py); otherwise a batch keeps its own order.
         stages: pages in flight, where the winners are not sorted.
@@ -292,7 +292,7 @@ class SelectPlan:
 
     @property
     def slot_words(self) -> int:
-        """Most 32-bit words that a CTA publishes: see select/row_splits.py."""
+        """Most 32-bit words that a CTA publishes: see select/by_clusters.py."""
         return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:

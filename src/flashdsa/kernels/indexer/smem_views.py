@@ -44,7 +44,7 @@ SCRATCH_THRESHOLD = 38  # key and position of the last winner
 SCRATCH_PART = 40  # first position of the part that is merged, and one past its last
 SCRATCH_TALLY = 42  # tally of all rows, see schedule/row_schedule.py
 SCRATCH_COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
-SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/cta_splits.py
+SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/by_ctas.py
 SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
 SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
 SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
@@ -67,7 +67,7 @@ class ClusterBuffers(NamedTuple):
     fine: cute.Tensor  # (largest_cluster * BIN_GROUP,) Int32
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
-    tickets: Any  # (MAX_CLUSTER,) Int32: see select/row_splits.py; None: rows are not split
+    tickets: Any  # (MAX_CLUSTER,) Int32: see select/by_clusters.py; None: rows are not split
     winners: Any  # (topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
     coarse_full: Barriers
     fine_full: Barriers

@@ -15,15 +15,14 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS
 from flashdsa.kernels.indexer.schedule.work_tile import row_length, word_in
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.bins import NO_POSITION, bin_of, sortable
-from flashdsa.kernels.indexer.select.candidate_list import count_in_bin, put
-from flashdsa.kernels.indexer.select.list_scores import Batch, PageRange, first_room
-from flashdsa.kernels.indexer.select.row_splits import Published
-from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.select.by_clusters import Published
+from flashdsa.kernels.indexer.select.keys import NO_POSITION, bin_of, sortable
+from flashdsa.kernels.indexer.select.lists import Batch, PageRange, count_in_bin, first_room, put
+from flashdsa.kernels.indexer.select.select_rows import select_rows
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
@@ -122,31 +121,28 @@ def share_schedule(
 
 @cute.jit
 def select_in_teams(
-    ctx: SelectContext,
-    arena: Arena,
-    pages: PageSource,
-    thread: Int32,
-    num_ctas: Int32,
-    given_out: cutlass.Boolean,
-    plan: cutlass.Constexpr,
+    s: Selecting, arena: Arena, pages: PageSource, num_ctas: Int32, given_out: cutlass.Boolean
 ) -> None:
     """Role select for rows in pairs: run `select_rows` in each team, in its own memory.
 
     Args:
-        ctx: of the whole CTA. thread: of it. given_out: rows, by their lengths.
+        s: of the whole CTA. given_out: rows, by their lengths.
     """
+    thread, plan = s.thread, s.plan
     one = plan.of_team
     team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
     mine = thread % one.consumer_threads
     share_schedule(arena, team, mine, given_out, plan)
     source = TogetherSource(pages, arena, thread, Static(plan))
-    ctx = ctx._replace(
+    team_s = s._replace(
         select=select_buffers_of(arena, team, plan),
         cluster=cluster_buffers_of(arena, team, plan),
-        published=published_of(ctx.published, team, num_ctas, plan),
+        published=published_of(s.published, team, num_ctas, plan),
+        thread=mine,
+        static=Static(one),
         team=team,
     )
-    select_rows(ctx, source, score_together, mine, one)
+    select_rows(team_s, source, score_together)
 
 
 class PairSink(NamedTuple):
@@ -165,13 +161,11 @@ class PairSink(NamedTuple):
 
 @cute.jit
 def score_together(
-    ctx: SelectContext,
+    s: Selecting,
     source: TogetherSource,
     batch: Batch,
     entries: Int32,
     floor: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
     """Same as `score_batch`, for both teams, whose rows' pages are the same.
 
@@ -179,7 +173,8 @@ def score_together(
     segment gives the number of pages that are scored in between, as if all their tokens would win.
     """
     tile, scoring, whole = batch.tile, source.scoring, source.static.value
-    mine, lane = ctx.select.scratch, source.thread % WARP_SIZE
+    thread, plan = s.thread, s.plan
+    mine, lane = s.select.scratch, source.thread % WARP_SIZE
     # Those of the lane's row of scores; kept, as every iteration of the loop needs them.
     lists = select_buffers_of(source.arena, kept(row_of_lane(lane), lane), whole)
     row_lanes = kept(Int32(FIRST_ROWS_LANES) << (lane & SECOND_ROW), lane)
@@ -193,14 +188,14 @@ def score_together(
     lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
     slot, free = own_segment(lists, batch.begin > 0, source.thread, whole)
     # It syncs all consumers of the CTA: everyone has read all of both lists.
-    prepared = scoring.prepare(ctx.inputs, source.pages.scorer, batch.stage, source.thread, whole)
+    prepared = scoring.prepare(s.inputs, source.pages.scorer, batch.stage, source.thread, whole)
     room = free // WARP_TOKENS * whole.consumer_warpgroups
     if ordered:
         room = Int32(plan.list_capacity // PAGE_SIZE)
     elif floor == 0:
-        room = cutlass.min(room, first_room(room, cutlass.Boolean(True), tile, ctx.coord, plan))
-    first_number = word_in(ctx.inputs.tiles, batch.stage, "first_number")
-    length = row_length(ctx.output.rows, (tile.row & -2) + row_of_lane(lane))
+        room = cutlass.min(room, first_room(room, cutlass.Boolean(True), tile, s.coord, plan))
+    first_number = word_in(s.inputs.tiles, batch.stage, "first_number")
+    length = row_length(s.output.rows, (tile.row & -2) + row_of_lane(lane))
     first_position = tile.first_page * PAGE_SIZE
     stop, more = batch.begin, cutlass.Boolean(True)
     while more:
@@ -211,7 +206,7 @@ def score_together(
             lists, first_position, length, lane_floor, ordered, slot, row_lanes, lanes_before
         )
         slot = source.scoring.score_pages(
-            ctx.inputs, source.pages.scorer, prepared, pages, source.thread, list_pair, sink, whole
+            s.inputs, source.pages.scorer, prepared, pages, source.thread, list_pair, sink, whole
         )
         if not ordered and (lane == 0 or lane == SECOND_ROW):
             warp = source.thread // WARP_SIZE

@@ -8,7 +8,7 @@ from cutlass import Float32, Int32, Int64, cute
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length, wait_for_tile
 from flashdsa.kernels.indexer.score_batch import PageSource
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.smem_views import InputBuffers
 
 FILL_TOKENS = 1024

@@ -12,17 +12,15 @@ from flashdsa.dsl.cluster import send
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.candidate_list import position_at
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.select.exchange import send_above
-from flashdsa.kernels.indexer.select.ranges import Part, Range, inside
+from flashdsa.kernels.indexer.select.keys import Part, Range, inside
+from flashdsa.kernels.indexer.select.lists import position_at
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
     SCRATCH_THRESHOLD,
-    ClusterBuffers,
     SelectBuffers,
 )
 
@@ -71,42 +69,33 @@ class Bin(NamedTuple):
 
 
 @cute.jit
-def close_rounds(
-    cluster: ClusterBuffers, coord: Coord, entries: Int32, above: Int32, thread: Int32
-) -> None:
+def close_rounds(s: Selecting, entries: Int32, above: Int32) -> None:
     """Announce the bytes to come at received_full, and send the caller's count above the bin to
     all.
 
     Args:
         entries: candidates that come, of all CTAs. above: the second warp's.
     """
+    cluster, coord, thread = s.cluster, s.coord, s.thread
     if thread == 0:
         # received_full: its phase ends with this arrival and the last of these bytes, which may
         # come before it.
         expected = entries * ENTRY_BYTES + coord.num_parts * 4
         cluster.received_full.arrive_and_expect_tx(expected)
     if thread // WARP_SIZE == 1:
-        send_above(cluster, coord, above, thread % WARP_SIZE)
+        send_above(s, above, thread % WARP_SIZE)
 
 
 @cute.jit
 def gather(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    shared: cutlass.Boolean,
-    part: Part,
-    range_: Range,
-    bin_: Bin,
-    phase: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+    s: Selecting, shared: cutlass.Boolean, part: Part, range_: Range, bin_: Bin, phase: Int32
 ) -> Candidate:
     """All entries in the range, of every CTA if `shared`, at most one a thread.
 
     They are in `received`, too, until it is overwritten. SCRATCH_CANDIDATES is 0 before, and again
     after the next sync.
     """
+    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
         keys = load4(select.keys, i)
         for k in cutlass.range_constexpr(4):
@@ -143,15 +132,12 @@ def gather(
 
 @cute.jit
 def compare(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
+    s: Selecting,
     range_: Range,
     candidate: Candidate,
     count: Int32,
     k: Int32,
     first_position: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
 ) -> tuple[Uint32, Uint32, Int32]:
     """Find the `k`-th best of the `count` candidates in the range, at most max_compared: each is
     compared with each. Synced.
@@ -163,6 +149,7 @@ def compare(
         Its key and position, and how many of all candidates are as good and before
         `first_position`.
     """
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     better_than_range = cutlass.Boolean(False)
     if count != candidate.count:
         if thread < candidate.count:

@@ -9,36 +9,30 @@ from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.select.bins import accepts, bin_of
-from flashdsa.kernels.indexer.select.candidate_list import (
-    clear_histogram,
-    count_in_bin,
-    key_at,
-    position_at,
-)
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.select.keys import accepts, bin_of
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import NUM_BINS
-from flashdsa.kernels.indexer.smem_views import SCRATCH_RECOUNTED, SCRATCH_SEGMENTS, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import SCRATCH_RECOUNTED, SCRATCH_SEGMENTS
 
 READ_TOGETHER = 4
 """Entries of a lane in registers while a segment is rewritten."""
 
 
 @cute.jit
-def compact_segments(
-    select: SelectBuffers, threshold: Threshold, thread: Int32, plan: cutlass.Constexpr
-) -> None:
+def compact_segments(s: Selecting, threshold: Threshold) -> None:
     """Keep only the accepted entries, each segment in its order. Starts and ends synced.
 
     Unless the search has recounted, the histogram has all entries, and the threshold is a bin's
     lowest key: the bins that stay are right.
     """
+    select, thread, plan = s.select, s.thread, s.plan
     recounted = select.scratch[SCRATCH_RECOUNTED] != 0
     if not recounted:
-        clear_bins_below(select, bin_of(threshold.key), thread, plan)
+        clear_bins_below(s, bin_of(threshold.key))
     else:
-        clear_histogram(select, thread, plan)
+        clear_histogram(s)
         # All consumers: the histogram is empty.
         consumer_sync(plan)
     lane = thread % WARP_SIZE
@@ -76,10 +70,9 @@ def compact_segments(
 
 
 @cute.jit
-def clear_bins_below(
-    select: SelectBuffers, first: Int32, thread: Int32, plan: cutlass.Constexpr
-) -> None:
+def clear_bins_below(s: Selecting, first: Int32) -> None:
     """Set the bins before `first` to 0. The caller syncs before anyone counts."""
+    select, thread, plan = s.select, s.thread, s.plan
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // VECTOR):

@@ -1,6 +1,6 @@
 """Counts of the CTAs of a split row, in device memory, and the floor that follows from them.
 
-See cta_splits.py. Counters are 0 between launches.
+See by_ctas.py. Counters are 0 between launches.
 """
 
 from typing import Any, NamedTuple
@@ -12,17 +12,15 @@ from flashdsa.dsl.gmem import add_relaxed, add_release, load_acquire, load_relax
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.bins import lowest_key
 from flashdsa.kernels.indexer.select.exchange import sum_groups
-from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.keys import lowest_key
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, ROW_COUNTERS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
     SCRATCH_FLOOR,
-    ClusterBuffers,
     SelectBuffers,
 )
 from flashdsa.problem import PAGE_SIZE
@@ -51,8 +49,9 @@ def sharers(select: SelectBuffers) -> Sharers:
     return Sharers(cta - own, select.scratch[SCRATCH_COORD + Coord._fields.index("num_splits")])
 
 
-def counters_of(published: Published, select: SelectBuffers) -> Any:
+def counters_of(s: Selecting) -> Any:
     """Pointer to the counters of the row that the calling CTA shares: arrivals first."""
+    select, published = s.select, s.published
     return published.arrivals.iterator + sharers(select).first * ROW_COUNTERS
 
 
@@ -67,22 +66,15 @@ def bin_counts(counters: Any) -> Any:
 
 
 @cute.jit
-def contribute(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    published: Published,
-    floor: Uint32,
-    settles: cutlass.Boolean,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def contribute(s: Selecting, floor: Uint32, settles: cutlass.Boolean) -> None:
     """Add the histogram, by groups of bins, to the row's counts, each entry once. Ends synced.
 
     Args:
         floor: of the list; not 0: some of it was contributed, see `keep_contributed`.
         settles: the part is complete, and the row's floor is found, too, for `raise_threshold`.
     """
-    sum_groups(select, cluster, thread, plan)
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
+    sum_groups(s)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
     if thread < BIN_GROUPS:
@@ -90,12 +82,12 @@ def contribute(
         if floor != 0:
             count -= cluster.coarse[thread]
         if count > 0:
-            add_relaxed(group_counts(counters_of(published, select)) + thread, count)
+            add_relaxed(group_counts(counters_of(s)) + thread, count)
     # All consumers: own_coarse has been read, so that it may be written again.
     consumer_sync(plan)
     if settles:
         if thread < WARP_SIZE:
-            floor = final_floor(select, published, thread, plan)
+            floor = final_floor(s, thread)
             if thread == 0:
                 select.scratch[SCRATCH_FLOOR] = Int32(floor)
         # All consumers: the floor is written, and the histogram has been read.
@@ -103,8 +95,9 @@ def contribute(
 
 
 @cute.jit
-def counts_settle(tile: WorkTile, plan: cutlass.Constexpr) -> cutlass.Boolean:
+def counts_settle(s: Selecting, tile: WorkTile) -> cutlass.Boolean:
     """Whether the row's CTAs wait for each other's counts: the same in all of them."""
+    plan = s.plan
     pages = (tile.length + PAGE_SIZE - 1) // PAGE_SIZE
     return tile.num_splits >= plan.settling_ctas and pages >= tile.num_splits * plan.settling_pages
 
@@ -131,15 +124,14 @@ def all_counted(
 
 
 @cute.jit
-def final_floor(
-    select: SelectBuffers, published: Published, lane: Int32, plan: cutlass.Constexpr
-) -> Uint32:
+def final_floor(s: Selecting, lane: Int32) -> Uint32:
     """One warp of a CTA whose part is counted by groups: return a key that `topk` entries of the
     row have at least. It is that of the bin of the `topk`-th best if all CTAs have counted theirs,
     and more than 2 topk entries have at least that key."""
-    counters, count = counters_of(published, select), sharers(select).count
+    select, plan = s.select, s.plan
+    counters, count = (counters_of(s), sharers(select).count)
     complete = all_counted(counters, COUNTED_GROUPS, count, lane, plan)
-    group, above, within, floor = floor_group(counters, lane, plan)
+    group, above, within, floor = floor_group(s, counters, lane)
     if complete == 1 and above + within > 2 * plan.topk:
         # All CTAs that come here found the same group.
         bin_ = group * BIN_GROUP + WARP_SIZE - 1 - lane  # lane 0 has the best one
@@ -157,15 +149,14 @@ def final_floor(
 
 
 @cute.jit
-def keep_contributed(
-    select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
-) -> None:
+def keep_contributed(s: Selecting) -> None:
     """Note, after a compaction, that all entries of the list are contributed. Starts and ends
     synced.
 
     The note lies where other CTAs' counts come if CTAs share a row in the other way.
     """
-    sum_groups(select, cluster, thread, plan)
+    cluster, thread, plan = s.cluster, s.thread, s.plan
+    sum_groups(s)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
     if thread < BIN_GROUPS:
@@ -174,11 +165,10 @@ def keep_contributed(
 
 
 @cute.jit
-def floor_group(
-    counters: Any, lane: Int32, plan: cutlass.Constexpr
-) -> tuple[Int32, Int32, Int32, Uint32]:
+def floor_group(s: Selecting, counters: Any, lane: Int32) -> tuple[Int32, Int32, Int32, Uint32]:
     """One warp: (the group of the row's `topk`-th best as far as it is counted, entries above it,
     its own, its lowest key); the key is 0 if the entries are fewer."""
+    plan = s.plan
     quad = Int32(WARP_SIZE - 1) - lane  # lane 0 has the best groups
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     for i in cutlass.range_constexpr(VECTOR):

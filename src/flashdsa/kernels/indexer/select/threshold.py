@@ -14,15 +14,7 @@ from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.bins import highest_key, lowest_key
-from flashdsa.kernels.indexer.select.candidate_list import (
-    clear_histogram,
-    count_in_bin,
-    key_at,
-    position_at,
-)
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.select.candidates import Bin, Candidate, close_rounds, compare, gather
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
@@ -32,21 +24,23 @@ from flashdsa.kernels.indexer.select.exchange import (
     own_above,
     within_before,
 )
-from flashdsa.kernels.indexer.select.ranges import (
+from flashdsa.kernels.indexer.select.keys import (
     Part,
     Range,
     Steps,
     cut_to_part,
+    highest_key,
     inside,
+    lowest_key,
     narrowed,
     steps_of,
 )
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
 from flashdsa.kernels.indexer.sizes import LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
     SCRATCH_RECOUNTED,
-    ClusterBuffers,
     SelectBuffers,
 )
 
@@ -74,22 +68,15 @@ def count_entry(
 
 
 @cute.jit
-def recount(
-    select: SelectBuffers,
-    range_: Range,
-    steps: Steps,
-    listed: Int32,
-    candidate: Candidate,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def recount(s: Selecting, range_: Range, steps: Steps, listed: Int32, candidate: Candidate) -> None:
     """Count the range's entries into the histogram: of the first `listed` of the list, and of the
     candidates in registers. Synced."""
+    select, thread, plan = s.select, s.thread, s.plan
     consumer_sync(plan)  # everyone has read what the round before counted
     if const_expr(plan.pairs):
         if thread == 0:
             select.scratch[SCRATCH_RECOUNTED] = Int32(1)
-    clear_histogram(select, thread, plan)
+    clear_histogram(s)
     consumer_sync(plan)
     for i in cutlass.range(thread, listed, plan.consumer_threads, unroll=1):
         count_entry(select, range_, steps, key_at(select, i), position_at(select, i))
@@ -100,15 +87,7 @@ def recount(
 
 @cute.jit
 def find_threshold(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    shared: cutlass.Boolean,
-    to_bin: cutlass.Boolean,
-    part: Part,
-    phases: PackedPhases,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+    s: Selecting, shared: cutlass.Boolean, to_bin: cutlass.Boolean, part: Part, phases: PackedPhases
 ) -> tuple[Threshold, PackedPhases]:
     """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
@@ -117,6 +96,7 @@ def find_threshold(
     entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
     entries are accepted then, and `first_out_index` means nothing. Returns the events' phases, too.
     """
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
     if not shared:
         range_ = cut_to_part(range_, part)
@@ -136,18 +116,16 @@ def find_threshold(
         steps = steps_of(range_)
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)
-            recount(select, range_, steps, listed, candidate, thread, plan)
-        found = find_kth(select, cluster, coord, shared, left, phases.phase(COUNTED), thread, plan)
+            recount(s, range_, steps, listed, candidate)
+        found = find_kth(s, shared, left, phases.phase(COUNTED))
         if shared:
             phases = phases.passed(COUNTED)
         lane = thread % WARP_SIZE
         bin_ = Bin(
-            found.within,
-            within_before(cluster, coord, shared, found.bin, lane),
-            select.histogram[found.bin],
+            found.within, within_before(s, shared, found.bin, lane), select.histogram[found.bin]
         )
         if shared and thread // WARP_SIZE == 1:
-            above += own_above(select, cluster, found.bin, lane)
+            above += own_above(s, found.bin, lane)
         left -= found.above
         was_shared = shared
         if counted:
@@ -180,20 +158,9 @@ def find_threshold(
             range_ = cut_to_part(range_, part)
         if gathers or (was_shared and not shared):
             if was_shared:
-                close_rounds(cluster, coord, found.within if gathers else Int32(0), above, thread)
+                close_rounds(s, found.within if gathers else Int32(0), above)
             if gathers:
-                candidate = gather(
-                    select,
-                    cluster,
-                    coord,
-                    was_shared,
-                    part,
-                    range_,
-                    bin_,
-                    phases.phase(GATHERED),
-                    thread,
-                    plan,
-                )
+                candidate = gather(s, was_shared, part, range_, bin_, phases.phase(GATHERED))
                 state = Int32(HELD)
                 shared = cutlass.Boolean(False)
             elif was_shared:
@@ -201,19 +168,11 @@ def find_threshold(
                 # (st.async).
                 cluster.received_full.wait(phases.phase(GATHERED))
             if was_shared:
-                first_out_index += above_before(cluster, coord, lane)
+                first_out_index += above_before(s, lane)
                 phases = phases.passed(GATHERED)
         if state == HELD and found.within <= plan.max_compared:
             at_key, at_position, before = compare(
-                select,
-                cluster,
-                range_,
-                candidate,
-                found.within,
-                left,
-                Uint32(part.first),
-                thread,
-                plan,
+                s, range_, candidate, found.within, left, Uint32(part.first)
             )
             first_out_index += before
             state = Int32(FOUND)

@@ -8,8 +8,7 @@ from flashdsa.hw import SM100
 from flashdsa.kernels.indexer import build
 from flashdsa.kernels.indexer.sm100.kernel import launch_indexer, launch_splits
 from flashdsa.kernels.indexer.sm100.logits_kernel import launch_logits
-from flashdsa.kernels.indexer.sm100.logits_plan import LogitsPlan
-from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm100.plan import IndexerPlan, LogitsPlan
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:

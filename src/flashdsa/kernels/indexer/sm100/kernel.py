@@ -1,7 +1,7 @@
 """The fused indexer for Blackwell: scores of every key and the exact best of each row, one launch.
 
 A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work
-tile, to each of them (see schedule/scheduled_tiles.py). Only the loading and scoring roles differ
+tile, to each of them (see load_tiles.py). Only the loading and scoring roles differ
 from the Hopper kernel's.
 
 load warps                | mma warp           | 4 consumer warpgroups
@@ -29,15 +29,15 @@ from flashdsa.kernels.indexer.fused import (
     prefetch_maps,
     prefetch_meanwhile,
 )
+from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
-from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.work_tile import rows_of
-from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.by_clusters import Published
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
-from flashdsa.kernels.indexer.sm100.tensor_memory import allocate_tmem, page_source, run_mma
 from flashdsa.kernels.indexer.smem_views import (
     cluster_buffers_in,
     input_buffers_in,

@@ -20,7 +20,7 @@ from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
-from flashdsa.kernels.indexer.sm100.tensor_memory import allocate_tmem, page_source, run_mma
+from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
 from flashdsa.kernels.indexer.smem_views import input_buffers_in
 from flashdsa.kernels.indexer.tma_maps import make_tensor_maps
 from flashdsa.kernels.indexer.write_scores import WriteContext, fill_beyond, write_scores

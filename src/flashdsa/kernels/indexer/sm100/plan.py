@@ -228,3 +228,33 @@ class IndexerPlan(SelectPlan):
         )  # fmt: skip
         present = {region.name for region in self.regions}
         return tuple(barrier for barrier in every if barrier.name in present)
+
+
+@dataclass(frozen=True)
+class LogitsPlan(IndexerPlan):
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+
+    stages: int = 24
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"sm100_indexer_logits_h{self.num_heads}_p{self.pages_per_stage}"
+
+    @property
+    def unscored_length(self) -> int:
+        """Every token of every row is scored."""
+        return 0
+
+    @property
+    def load_registers(self) -> int:
+        """Registers of a load thread, which also cuts the line of pages (see
+        schedule/page_partition.py)."""
+        return 40
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """Shared memory regions, in order."""
+        selecting = (*select_regions(self), *select_barrier_regions(self))
+        absent = {region.name for region in selecting} | {"scratch"}
+        return [region for region in super().regions if region.name not in absent]

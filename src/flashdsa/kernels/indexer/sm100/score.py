@@ -15,9 +15,8 @@ from flashdsa.dsl import tmem
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.hw import TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.score_batch import PageScoring, doubled_relu
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from flashdsa.kernels.indexer.smem_views import InputBuffers
 from flashdsa.problem import PAGE_SIZE

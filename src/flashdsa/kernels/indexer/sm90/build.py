@@ -13,8 +13,7 @@ from flashdsa.kernels.indexer import build
 from flashdsa.kernels.indexer.build import rows_apart
 from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_splits
 from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
-from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.quantize_kernel import launch_quantize, launch_write
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_kernel import launch_topk

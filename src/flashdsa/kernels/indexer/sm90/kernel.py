@@ -1,7 +1,7 @@
 """The fused indexer for Hopper: scores of every key and the exact best of each row, one launch.
 
 A row belongs to a cluster of 1 to 16 CTAs or to an equal part of one, and a part of the row, a work
-tile, to each of them (see schedule/scheduled_tiles.py).
+tile, to each of them (see load_tiles.py).
 
 4 load warps              | 4 consumer warpgroups
 ------------------------- | -----------------------------------------------------------
@@ -27,11 +27,11 @@ from flashdsa.kernels.indexer.fused import (
     prefetch_maps,
     prefetch_meanwhile,
 )
+from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
-from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.work_tile import pairs_of, rows_of
-from flashdsa.kernels.indexer.select.row_splits import Published
+from flashdsa.kernels.indexer.select.by_clusters import Published
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan

@@ -158,3 +158,38 @@ def pairs_plan(**choices: Any) -> IndexerPlan:
         "refill_pages": 8,
     }
     return IndexerPlan(**{**usual, **choices})
+
+
+_STREAM = (
+    "pages",
+    "queries",
+    "weights",
+    "work_tiles",
+    "page_valid",
+    "page_full",
+    "page_empty",
+    "tile_full",
+    "tile_empty",
+)
+
+
+@dataclass(frozen=True)
+class LogitsPlan(IndexerPlan):
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+
+    stages: int = 16
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"indexer_logits_h{self.num_heads}"
+
+    @property
+    def unscored_length(self) -> int:
+        """Every token of every row is scored."""
+        return 0
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """Shared memory regions, in order."""
+        return [region for region in super().regions if region.name in _STREAM]

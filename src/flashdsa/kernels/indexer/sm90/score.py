@@ -20,9 +20,8 @@ from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, doubled_relu
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE

@@ -21,9 +21,8 @@ from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, doubled_relu
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import (
     MMA_K,

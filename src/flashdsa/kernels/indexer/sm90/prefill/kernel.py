@@ -17,19 +17,22 @@ from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
-from flashdsa.kernels.indexer.sm90.prefill.load import LoadContext, load_all
-from flashdsa.kernels.indexer.sm90.prefill.maps import key_map, query_map, scale_map
-from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.products import (
-    FIRST_TURN,
-    pass_turn,
-    wait_for_turn,
+from flashdsa.kernels.indexer.sm90.prefill.load import (
+    LoadContext,
+    key_map,
+    load_all,
+    query_map,
+    scale_map,
 )
+from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.score import (
+    FIRST_TURN,
     ScoreContext,
+    pass_turn,
     prepare,
     release_queries,
     score_segment,
+    wait_for_turn,
 )
 from flashdsa.kernels.indexer.sm90.prefill.select import (
     SelectContext,

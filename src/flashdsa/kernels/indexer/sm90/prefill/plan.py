@@ -204,7 +204,7 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def in_turns(self) -> bool:
-        """Whether the warpgroups multiply in turns; see products.py."""
+        """Whether the warpgroups multiply in turns; see `wait_for_turn`, score.py."""
         return not self.is_fp8
 
     @property

@@ -10,14 +10,6 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.bounds import (
-    collect,
-    load_ahead,
-    load_candidates,
-    mark_candidates,
-    mark_chunks,
-    mark_floor,
-)
 from flashdsa.kernels.indexer.sm90.prefill.emit import (
     Source,
     append,
@@ -34,7 +26,15 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     KeyRange,
     key_of,
 )
-from flashdsa.kernels.indexer.sm90.prefill.exact import mark_exactly
+from flashdsa.kernels.indexer.sm90.prefill.marks import (
+    collect,
+    load_ahead,
+    load_candidates,
+    mark_candidates,
+    mark_chunks,
+    mark_exactly,
+    mark_floor,
+)
 from flashdsa.kernels.indexer.sm90.prefill.plan import (
     CANDIDATES,
     CHUNK,

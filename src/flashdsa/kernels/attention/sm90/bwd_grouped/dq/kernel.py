@@ -59,7 +59,7 @@ def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) 
 
 
 class Operands(NamedTuple):
-    """Arguments of a launch, in order. The contents of the tensors are documented in workspace.py."""
+    """Arguments of a launch, in order; workspace.py documents the contents of the tensors."""
 
     spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32

@@ -1,17 +1,20 @@
-"""The consumers' list of entries (key, position) and its histogram.
+"""The consumers' list of entries (key, position), its histogram, and how scores get into it.
 
 The histogram counts the entries that may win. The others have key 0 and no position: they lie in no
 range, are never accepted, and go when the list is compacted.
 """
 
+from typing import Any, NamedTuple
+
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.warp import alloc_slot, alloc_slots
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.select.bins import NO_POSITION, accepts, bin_of
-from flashdsa.kernels.indexer.sizes import NUM_BINS
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
+from flashdsa.kernels.indexer.select.keys import NO_POSITION, accepts, bin_of, sortable
+from flashdsa.kernels.indexer.sizes import FILLS, NUM_BINS
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, SelectBuffers
 
 
@@ -35,8 +38,9 @@ def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
 
 
 @cute.jit
-def clear_histogram(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
+def clear_histogram(s: Selecting) -> None:
     """Set all bins to 0. The caller syncs before anyone counts."""
+    select, thread, plan = s.select, s.thread, s.plan
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // 4):
@@ -84,20 +88,14 @@ def put(
 
 
 @cute.jit
-def compact(
-    select: SelectBuffers,
-    count: Int32,
-    at_key: Uint32,
-    at_position: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> Int32:
+def compact(s: Selecting, count: Int32, at_key: Uint32, at_position: Uint32) -> Int32:
     """Keep only the list's accepted entries, in no special order; return their number. Ends synced.
 
     The list is rewritten where it is, a block at a time: a block is in registers before any of it
     is overwritten, and the kept entries never reach the next block.
     """
-    clear_histogram(select, thread, plan)
+    select, thread, plan = s.select, s.thread, s.plan
+    clear_histogram(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     block = plan.compacted_together * plan.consumer_threads
@@ -125,9 +123,78 @@ def compact(
 
 
 @cute.jit
-def reset(select: SelectBuffers, thread: Int32, plan: cutlass.Constexpr) -> None:
+def reset(s: Selecting) -> None:
     """Empty the list; synced."""
-    clear_histogram(select, thread, plan)
+    select, thread, plan = s.select, s.thread, s.plan
+    clear_histogram(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     consumer_sync(plan)
+
+
+class Batch(NamedTuple):
+    """Pages to list: those of the tile from its page `begin` on."""
+
+    tile: WorkTile
+    stage: Int32  # of the tile's queries, weights and description
+    begin: Int32
+
+
+class PageRange(NamedTuple):
+    """Pages to score: those of a tile from its page `begin` to before its page `end`."""
+
+    tile_stage: Int32  # of the tile's queries, weights and description
+    first_page: Int32  # of the tile, in the row
+    first_number: Int32  # of the tile's first page, among the CTA's pages
+    begin: Int32
+    end: Int32
+
+
+class ListSink(NamedTuple):
+    """Destination of scored tokens.
+
+    A token's index in the list is that of its position in the part until the list is first
+    compacted, so that no thread waits for a counter; afterwards the tokens that can win are
+    appended.
+    """
+
+    select: SelectBuffers
+    first_position: Int32  # of the part
+    length: Int32  # tokens of the row
+    floor: Uint32  # keys below it cannot win any more
+    in_order: cutlass.Boolean
+
+
+@cute.jit
+def list_score(
+    sink: ListSink,
+    score: Float32,
+    position: Int32,
+    valid: cutlass.Boolean,
+    present: cutlass.Boolean,
+) -> None:
+    """Put a score into the list, if it can win; all lanes call.
+
+    Args:
+        valid: its page id is in the cache. present: the lane has a score.
+    """
+    key = sortable(score)
+    valid = valid and position < sink.length
+    if sink.in_order:
+        if present:
+            put(sink.select, position - sink.first_position, key, position, valid)
+    else:
+        wanted = present and valid and key >= sink.floor
+        append(sink.select, key, Uint32(position), wanted)
+
+
+@cute.jit
+def first_room(
+    room: Int32, in_order: cutlass.Boolean, tile: WorkTile, coord: Any, plan: cutlass.Constexpr
+) -> Int32:
+    """Pages that the calling CTA lists next: as many as `room` holds; before the first compaction
+    of the list of a row that it has alone, the CTA's own number of pages."""
+    if in_order and tile.num_pages > room and coord.num_parts == 1:
+        cta, _, _ = cute.arch.block_idx()
+        room = plan.first_fill_pages + cta % FILLS * plan.fill_step_pages
+    return room

@@ -13,18 +13,14 @@ result.
 import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
-from flashdsa.dsl.gmem import (
-    load2,
-    store2,
-)
+from flashdsa.dsl.gmem import load2, store2
 from flashdsa.dsl.warp import alloc_slots, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.select.bins import accepts
-from flashdsa.kernels.indexer.select.candidate_list import append_all, key_at, position_at, reset
-from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.select.by_clusters import load_entry, slot_of
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import append_all, key_at, position_at, reset
 from flashdsa.kernels.indexer.select.row_counts import counters_of, floor_group, sharers
-from flashdsa.kernels.indexer.select.row_splits import Published, load_entry, slot_of
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
     LAST_POSITION,
@@ -39,7 +35,6 @@ from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_FOUND,
     SCRATCH_TICKET,
     SCRATCH_TOP,
-    SelectBuffers,
 )
 
 SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
@@ -59,13 +54,7 @@ SIGN = -(2**31)
 
 @cute.jit
 def raise_threshold(
-    select: SelectBuffers,
-    published: Published,
-    threshold: Threshold,
-    floor: Uint32,
-    settles: cutlass.Boolean,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+    s: Selecting, threshold: Threshold, floor: Uint32, settles: cutlass.Boolean
 ) -> tuple[Threshold, Uint32]:
     """Return the threshold of the caller's part, raised as far as the row's counts allow, and the
     list's next floor. Ends synced.
@@ -73,9 +62,10 @@ def raise_threshold(
     Args:
         settles: `contribute` has found what the counts allow.
     """
+    select, thread, plan = s.select, s.thread, s.plan
     if not settles:
         if thread < WARP_SIZE:
-            _, _, _, least = floor_group(counters_of(published, select), thread, plan)
+            _, _, _, least = floor_group(s, counters_of(s), thread)
             if thread == 0:
                 select.scratch[SCRATCH_FLOOR] = Int32(least)
         # All consumers: the row's floor is written.
@@ -91,24 +81,18 @@ def raise_threshold(
 
 
 @cute.jit
-def publish_alone(
-    select: SelectBuffers,
-    published: Published,
-    part: Part,
-    threshold: Threshold,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> cutlass.Boolean:
+def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boolean:
     """Publish the part's entries that can win; return whether the caller is the row's last CTA to
     do so. Then the list is empty, and the row's counters are 0 again. Ends synced."""
+    select, thread, plan = s.select, s.thread, s.plan
     cta, _, _ = cute.arch.block_idx()
-    counters = counters_of(published, select)
+    counters = counters_of(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
         select.scratch[SCRATCH_TOP] = Int32(SIGN)
     # All consumers: the counts begin at 0.
     consumer_sync(plan)
-    slot = slot_of(published, cta, plan)
+    slot = slot_of(s, cta)
     top = Int32(SIGN)
     block = PUBLISHED_TOGETHER * plan.consumer_threads
     for first in cutlass.range(0, part.entries, block, unroll=1):
@@ -145,7 +129,7 @@ def publish_alone(
         # Every CTA of the row has read the counts, before its ticket.
         if thread < ROW_COUNTERS:
             (counters + thread).store(Int32(0))
-        reset(select, thread, plan)
+        reset(s)
     return is_last
 
 
@@ -155,25 +139,18 @@ def signed(key: Uint32) -> Int32:
 
 
 @cute.jit
-def list_slots(
-    select: SelectBuffers,
-    published: Published,
-    done: Int32,
-    entries: Int32,
-    floor: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> tuple[Int32, Int32]:
+def list_slots(s: Selecting, done: Int32, entries: Int32, floor: Uint32) -> tuple[Int32, Int32]:
     """List what the row's CTAs published, from the CTA `done` on as long as the list has room;
     return (the list's length, the next CTA). Ends synced."""
+    select, thread, plan = s.select, s.thread, s.plan
     first_cta = sharers(select).first + done
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
-        read_headers(select, published, done, entries, floor, lane, plan)
+        read_headers(s, done, entries, floor, lane)
     # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
     fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
-    find_places(select, chunks, thread, plan)
+    find_places(s, chunks)
     # All consumers: every chunk's offset is known.
     consumer_sync(plan)
     warps = plan.consumer_warps
@@ -188,7 +165,7 @@ def list_slots(
                 place = select.candidates[CHUNK_PLACES + chunk]
                 slot, at = place & SLOT_MASK, (place >> SLOT_BITS) * WARP_SIZE + lane
                 if at < select.candidates[slot]:
-                    keys[i], positions[i] = load_entry(published, first_cta + slot, at, plan)
+                    keys[i], positions[i] = load_entry(s, first_cta + slot, at)
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
             # Entries that can win have no key 0.
@@ -202,25 +179,18 @@ def list_slots(
 
 
 @cute.jit
-def read_headers(
-    select: SelectBuffers,
-    published: Published,
-    done: Int32,
-    entries: Int32,
-    floor: Uint32,
-    lane: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def read_headers(s: Selecting, done: Int32, entries: Int32, floor: Uint32, lane: Int32) -> None:
     """One warp: write to scratch how many slots from the CTA `done` on fit the list, and how many
     chunks they have; write to the candidates' memory the entries of each, and the chunks up to its
     end."""
+    select, plan = s.select, s.plan
     first_cta = sharers(select).first + done
     num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
     counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
         counts[i] = Int32(0)
         if SLOTS_A_LANE * lane + i < num_slots:
-            count, top = load2(slot_of(published, first_cta + SLOTS_A_LANE * lane + i, plan))
+            count, top = load2(slot_of(s, first_cta + SLOTS_A_LANE * lane + i))
             # A slot of which nothing can win any more is passed over.
             counts[i] = count if top >= signed(floor) else Int32(0)
         total += counts[i]
@@ -249,11 +219,10 @@ def chunks_of(entries: Int32) -> Int32:
 
 
 @cute.jit
-def find_places(
-    select: SelectBuffers, chunks: Int32, thread: Int32, plan: cutlass.Constexpr
-) -> None:
+def find_places(s: Selecting, chunks: Int32) -> None:
     """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
     thread searches for one or two, among the chunks up to the end of each slot."""
+    select, thread, plan = s.select, s.thread, s.plan
     most = plan.list_capacity // WARP_SIZE + LISTED_SLOTS
     assert const_expr(CHUNK_PLACES + most <= plan.candidate_words)
     for first in cutlass.range_constexpr(0, most, plan.consumer_threads):

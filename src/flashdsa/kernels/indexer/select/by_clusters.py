@@ -16,18 +16,14 @@ from flashdsa.dsl.cluster import send
 from flashdsa.dsl.gmem import load2, store2
 from flashdsa.dsl.warp import alloc_slot, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.bins import accepts
-from flashdsa.kernels.indexer.select.candidate_list import clear_histogram, key_at, position_at, put
-from flashdsa.kernels.indexer.select.ranges import Part
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import clear_histogram, key_at, position_at, put
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     SCRATCH_PART,
-    ClusterBuffers,
-    SelectBuffers,
 )
 
 SLOTS_TOGETHER = 8
@@ -42,26 +38,20 @@ class Published(NamedTuple):
 
 
 @cute.jit
-def slot_of(published: Published, cta: Int32, plan: cutlass.Constexpr) -> Any:
+def slot_of(s: Selecting, cta: Int32) -> Any:
     """Pointer to a CTA's slot."""
+    published, plan = s.published, s.plan
     return published.slots.iterator + Int64(cta) * plan.slot_words
 
 
 @cute.jit
-def publish(
-    select: SelectBuffers,
-    published: Published,
-    cta: Int32,
-    part: Part,
-    threshold: Threshold,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def publish(s: Selecting, cta: Int32, part: Part, threshold: Threshold) -> None:
     """Write the part's entries as good as the threshold into the caller's slot. Ends synced."""
+    select, thread, plan = s.select, s.thread, s.plan
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
     consumer_sync(plan)
-    slot = slot_of(published, cta, plan)
+    slot = slot_of(s, cta)
     for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
         i = first + thread
         key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
@@ -80,14 +70,7 @@ def publish(
 
 
 @cute.jit
-def announce_published(
-    cluster: ClusterBuffers,
-    published: Published,
-    coord: Coord,
-    row: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> cutlass.Boolean:
+def announce_published(s: Selecting, row: Int32) -> cutlass.Boolean:
     """Whether the caller's cluster is the row's last to publish: the same in all its CTAs.
 
     Each CTA draws a ticket from the row's counter and shows it to its cluster; the last ticket is
@@ -95,6 +78,7 @@ def announce_published(
     acquired with the tickets, first at the device's scope, then at the cluster's, where messages
     bring the numbers and arrivals the order. A CTA gets all of both before it can end.
     """
+    cluster, coord, published, thread = s.cluster, s.coord, s.published, s.thread
     lane = thread % WARP_SIZE
     if thread < WARP_SIZE:
         ticket = Int32(0)
@@ -125,24 +109,18 @@ def announce_published(
 
 
 @cute.jit
-def list_published(
-    select: SelectBuffers,
-    published: Published,
-    coord: Coord,
-    cta: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> Int32:
+def list_published(s: Selecting, cta: Int32) -> Int32:
     """Fill the list with the entries of the caller's slots, one slot for each cluster of the row,
     in the order of their parts; return the number of entries. Their part of the row is in scratch.
     Synced."""
-    clear_histogram(select, thread, plan)
+    select, coord, thread, plan = s.select, s.coord, s.thread, s.plan
+    clear_histogram(s)
     lane = thread % WARP_SIZE
     split = coord.group % coord.num_splits
     first_slot = cta - coord.part - split * coord.num_parts + coord.part * coord.num_splits
     count, first, end = Int32(0), Int32(0), Int32(0)
     if lane < coord.num_splits:
-        slot = slot_of(published, first_slot + lane, plan)
+        slot = slot_of(s, first_slot + lane)
         count, first = load2(slot)
         end, _ = load2(slot + 2)
     inclusive = prefix_sum(count, lane)
@@ -155,7 +133,7 @@ def list_published(
         for i in cutlass.range_constexpr(SLOTS_TOGETHER):
             keys[i], positions[i] = Int32(0), Int32(0)
             if thread < cute.arch.shuffle_sync(count, block + i):
-                keys[i], positions[i] = load_entry(published, first_slot + block + i, thread, plan)
+                keys[i], positions[i] = load_entry(s, first_slot + block + i, thread)
         for i in cutlass.range_constexpr(SLOTS_TOGETHER):
             entries = cute.arch.shuffle_sync(count, block + i)
             before = cute.arch.shuffle_sync(inclusive, block + i) - entries
@@ -171,7 +149,7 @@ def list_published(
             before = cute.arch.shuffle_sync(inclusive, slot) - entries
             at = begin + thread
             if at < entries:
-                key, position = load_entry(published, first_slot + slot, at, plan)
+                key, position = load_entry(s, first_slot + slot, at)
                 put(select, before + at, Uint32(key), position, cutlass.Boolean(True))
     last = coord.num_splits - 1
     start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)
@@ -182,14 +160,13 @@ def list_published(
 
 
 @cute.jit
-def merged_part(select: SelectBuffers, entries: Int32) -> Part:
+def merged_part(s: Selecting, entries: Int32) -> Part:
     """The part that `list_published` left in scratch, which costs no registers meanwhile."""
+    select = s.select
     return Part(select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1], entries)
 
 
 @cute.jit
-def load_entry(
-    published: Published, cta: Int32, index: Int32, plan: cutlass.Constexpr
-) -> tuple[Int32, Int32]:
+def load_entry(s: Selecting, cta: Int32, index: Int32) -> tuple[Int32, Int32]:
     """An entry that a CTA published."""
-    return load2(slot_of(published, cta, plan) + (SLOT_HEADER_WORDS + 2 * index))
+    return load2(slot_of(s, cta) + (SLOT_HEADER_WORDS + 2 * index))
