@@ -22,7 +22,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.cli.availability import CAPABILITY
 from flashdsa.errors import UnsupportedError
 from flashdsa.ops import autograd, registration
-from flashdsa.ops.table import OPERATIONS
+from flashdsa.ops.registration import OPERATIONS
 from tests.support.subtests import CaseLoop
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
@@ -96,7 +96,7 @@ def new_calls() -> Generator[Callable[[], None]]:
 def _forget_calls() -> None:
     registration._served.clear()
     autograd._with_backward.clear()
-    for spec in OPERATIONS:
+    for spec in OPERATIONS.values():
         spec.memory.clear()
 
 

@@ -25,10 +25,10 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.features import OneOf
 from flashdsa.backends.gpu.context import THREAD
 from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER
 from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache
 from flashdsa.ops.plain import is_plain_eager
 from flashdsa.ops.registration import custom_op
-from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.problem import Operation
 from tests.ops import inputs
 

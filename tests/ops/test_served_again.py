@@ -14,8 +14,8 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import FlashDsaError
-from flashdsa.ops import registration, table
-from flashdsa.ops.registration import custom_op
+from flashdsa.ops import registration
+from flashdsa.ops.registration import OPERATIONS, custom_op
 from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
 from tests.ops import inputs
@@ -108,7 +108,7 @@ def test_calls_that_write_are_remembered_and_autograd_is_told_each_time(checks: 
         best = reference.dsa_topk_prefill(scores, None, ends, 5)
         assert torch.equal(ids, best)
         writes = ids._version
-        custom_op(table.DSA_TOPK_PREFILL)(
+        custom_op(OPERATIONS["dsa_topk_prefill"])(
             q_index, k_index, weights, ends, ids, None, None, False, "auto"
         )
         assert ids._version - writes == told and torch.equal(ids, best)

@@ -17,10 +17,9 @@ from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import Implementation
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.again import Serve
-from flashdsa.ops.rules import MAX_PAGES
-from flashdsa.ops.table import DSA_TOPK_INDEXER
+from flashdsa.ops.spec import OpSpec
 from flashdsa.ops.transforms import without_autocast
-from flashdsa.problem import PAGE_BYTES
+from flashdsa.problem import PAGE_BYTES, PAGE_SIZE
 from flashdsa.settings import raw_settings
 
 REFUSALS = (TypeError, ValueError, BufferError)
@@ -156,7 +155,7 @@ def launch_again(
             launch is None
             or raw_check is not None
             or not THREAD.has_context
-            or not 0 < k_index_cache_fp8.numel() <= MAX_PAGES * PAGE_BYTES
+            or not 0 < k_index_cache_fp8.numel() <= 2**31 // PAGE_SIZE * PAGE_BYTES
             or not (seq_lens.dtype is block_table.dtype is topk_indices.dtype is torch.int32)
             or block_table.shape[0] != (rows := seq_lens.shape[0])
         ):
@@ -192,11 +191,11 @@ def launch_again(
     return True
 
 
-def serve_unchecked(operands: TopkIndexerOperands) -> None:
+def serve_unchecked(spec: OpSpec, operands: Any) -> None:
     """An unchecked call of sizes that were not there before, or that no kernel is launched for."""
     queries, ids = operands.q_index_fp8, operands.topk_indices
     sizes = {"H": queries.shape[1], "topk": ids.shape[1], "next_n": 1}
-    problem = DSA_TOPK_INDEXER.problem(operands, {"sorted": False, "positions": False}, sizes)
+    problem = spec.problem(operands, {"sorted": False, "positions": False}, sizes)
     chosen = registry.select(problem)
     serve = partial(chosen.load(), sorted=False, positions=False, check=False)
     without_autocast(serve, operands)

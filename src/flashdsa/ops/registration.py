@@ -20,8 +20,8 @@ from flashdsa.ops.checks import require_backend
 from flashdsa.ops.plain import is_plain_call
 from flashdsa.ops.rows import Parameters
 from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import DSA_TOPK_INDEXER, OPERATIONS
 from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
+from flashdsa.problem import Operation
 from flashdsa.settings import raw_settings
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
@@ -217,7 +217,7 @@ def _implementation(spec: OpSpec) -> Callable[..., Any]:
         if not indexer_launch.launch_again(*(*operands_and_kind, backend)):
             run(*arguments)
 
-    return run_indexer if spec is DSA_TOPK_INDEXER else run
+    return run_indexer if spec.operation == Operation.DSA_TOPK_INDEXER else run
 
 
 def _fake(spec: OpSpec) -> Callable[..., Any]:
@@ -230,9 +230,13 @@ def _fake(spec: OpSpec) -> Callable[..., Any]:
     return run
 
 
-def _register(spec: OpSpec) -> None:
+OPERATIONS: dict[str, OpSpec] = {}
+"""Every operation by its name; `flashdsa.ops` imports the files that declare them."""
+
+
+def register(spec: OpSpec) -> OpSpec:
     """Define the operation and say what it does on tensors, on fakes and under transforms."""
-    name, qualified = str(spec.operation), f"flashdsa::{spec.operation}"
+    name, qualified = spec.operation, f"flashdsa::{spec.operation}"
     _library.define(spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = custom_op(spec)
     _library.impl(name, _implementation(spec), "CompositeExplicitAutograd")
@@ -243,7 +247,5 @@ def _register(spec: OpSpec) -> None:
     if spec.autocast:
         for key, device in AUTOCAST_DEVICES.items():
             _library.impl(name, autocast(spec, op, device), key)
-
-
-for _spec in OPERATIONS:
-    _register(_spec)
+    OPERATIONS[name] = spec
+    return spec

@@ -1,6 +1,8 @@
-"""The indexer: the fused top-k, its launch without checks, its warm-up, and its single steps."""
+"""Indexer: the fused top-k and its single steps."""
 
 from __future__ import annotations
+
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,8 +10,10 @@ from torch import Tensor
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
-from flashdsa.ops.checks import capability, require_positive, wants_positions
+from flashdsa.ops.checks import capability, require_positive, require_shape, wants_positions
+from flashdsa.ops.dtypes import E4M3, FP32, INT32
+from flashdsa.ops.index_k_cache import CACHE
+from flashdsa.ops.index_requests import rows_of_requests
 from flashdsa.ops.indexer_launch import (
     REFUSALS,
     find_launch,
@@ -17,17 +21,121 @@ from flashdsa.ops.indexer_launch import (
     serve_unchecked,
 )
 from flashdsa.ops.plain import is_plain_eager
-from flashdsa.ops.registration import call
-from flashdsa.ops.table import DSA_TOPK_INDEXER, INDEXER_LOGITS, TOPK_INDICES
+from flashdsa.ops.registration import call, register
+from flashdsa.ops.rows import Operand, Output, Parameter, Sizes
+from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     INDEX_TOKEN_BYTES,
     INDEX_TOPK,
+    MAX_NEXT_N,
     NUM_INDEX_HEADS,
     PAGE_SIZE,
     Operation,
 )
 
+__all__ = [
+    "compile_kernel",
+    "dsa_topk_indexer",
+    "dsa_topk_indexer_launch",
+    "indexer_logits",
+    "topk_indices",
+]
+
+
+def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
+    """A row for each query, or for each 2 to 4 neighbouring ones: notes how many as next_n."""
+    rows, requests = sizes["B"], table.shape[0]
+    next_n = 1
+    if rows != requests:
+        next_n = rows // requests if requests else 0
+    if rows != next_n * requests or not 1 <= next_n <= MAX_NEXT_N:
+        why = f" (or one row for each 2 to {MAX_NEXT_N} neighbouring queries)"
+        require_shape(name, table, (rows, table.shape[1]), "[B, max_pages]", why)
+    sizes["next_n"] = next_n
+
+
+Queries = Annotated[
+    Tensor,
+    Operand(
+        f"B H {INDEX_HEAD_DIM}",
+        E4M3,
+        nonempty="expected shape [B, H, 128] with H >= 1; got H = 0",
+    ),
+]
+Pages = Annotated[Tensor, CACHE]
+Weights = Annotated[Tensor, Operand("B H", FP32)]
+SeqLens = Annotated[Tensor, Operand("B", INT32)]
+_TABLE = Operand("B max_pages", INT32)
+_TABLE_OF_REQUESTS = Operand("requests max_pages", INT32, rule=_require_pages_of_requests)
+_CHOSEN = Operand(
+    "B topk",
+    INT32,
+    written=True,
+    nonempty="expected shape [B, topk] with topk >= 1; got 0",
+)
+
+
+class IndexerOperands(NamedTuple):
+    """Operands of `indexer_logits`."""
+
+    q_index_fp8: Queries
+    k_index_cache_fp8: Pages
+    weights: Weights
+    seq_lens: SeqLens
+    block_table: Annotated[Tensor, _TABLE]
+
+
+class TopkIndexerOperands(NamedTuple):
+    """Operands of `dsa_topk_indexer`: the indexer's, and the ids, written."""
+
+    q_index_fp8: Queries
+    k_index_cache_fp8: Pages
+    weights: Weights
+    seq_lens: SeqLens
+    block_table: Annotated[Tensor, _TABLE_OF_REQUESTS]
+    topk_indices: Annotated[Tensor, _CHOSEN]
+
+    @property
+    def inputs(self) -> IndexerOperands:
+        """The operands without the output."""
+        return IndexerOperands(*self[:5])
+
+
+class TopkOperands(NamedTuple):
+    """Operands of `topk_indices`."""
+
+    scores: Annotated[Tensor, Operand("B max_len", FP32)]
+    lengths: Annotated[Tensor, Operand("B", INT32, strided=True)]
+
+
+_SORTED = Parameter("sorted", "bool")
+DSA_TOPK_INDEXER = register(
+    OpSpec(
+        "dsa_topk_indexer",
+        TopkIndexerOperands,
+        parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        normalise=rows_of_requests,
+    )
+)
+INDEXER_LOGITS = register(
+    OpSpec(
+        "indexer_logits",
+        IndexerOperands,
+        parameters=(Parameter("max_len", "int"),),
+        outputs=(Output("scores", "B max_len", FP32),),
+        facts={"d_qk": INDEX_HEAD_DIM},
+    )
+)
+TOPK_INDICES = register(
+    OpSpec(
+        "topk_indices",
+        TopkOperands,
+        parameters=(Parameter("topk", "int"), _SORTED),
+        outputs=(Output("positions", "B topk", INT32),),
+    )
+)
 MANY_ROWS = 256
 """More than GPUs have SMs."""
 
@@ -137,9 +245,10 @@ def dsa_topk_indexer_launch(
         except REFUSALS:  # nothing was launched: the backend serves the call or says why not
             pass
     serve_unchecked(
+        DSA_TOPK_INDEXER,
         TopkIndexerOperands(
             q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-        )
+        ),
     )
 
 
