@@ -14,7 +14,8 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import FlashDsaError
-from flashdsa.ops import registration, table
+from flashdsa.ops import call_cache, registration, table
+from flashdsa.ops.call_cache import CallCache
 from flashdsa.ops.registration import custom_op
 from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
@@ -321,12 +322,23 @@ def refuse(*_: object, **__: object) -> None:
     raise RuntimeError("the better one")
 
 
-def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "MOST_SERVED", 3)
-    x = inputs.attention(torch.float32)
-    for queries in range(1, 6):
-        flashdsa.sparse_mla_fwd(x.q[:queries], x.kv, x.indices[:queries], d_v=x.d_v)
-        assert len(registration._served) <= 3
+@pytest.mark.parametrize("most", ["MOST_KEYS", "MOST_ALIKE"])
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    monkeypatch.setattr(call_cache, most, 3)
+    kept: list[Any] = []
+
+    class Noted(CallCache):
+        """Notes how many calls it keeps."""
+
+        def keep(self, *arguments: Any) -> None:
+            super().keep(*arguments)
+            kept.append(sum(len(alike) for alike in self._calls.values()))
+
+    cache = Noted(table.INDEXER_KL)
+    for rows in range(1, 6):
+        scores = torch.rand(rows, 60 // rows if most == "MOST_ALIKE" else 60)
+        cache.keep((scores, scores + 1), ("cpu",), "cpu", print)
+    assert kept == [1, 2, 3, 1, 2]
 
 
 BOUND: list[tuple[int, ...]] = []

@@ -64,25 +64,17 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         NotImplementedError: no implementation serves the call, or a gradient is asked for where
             buffers are given or kv has packed rows.
     """
-    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
+    operands = q, kv, indices, topk_length, attn_sink
     scale = scale_or_default(sm_scale, q)
     require_bool("return_max_logits", return_max_logits)
     if out is not None or lse is not None:
-        operands = SPARSE_MLA_FWD.normalised(operands)
-        buffers = buffers_for(operands, d_v, out, lse, return_max_logits)
-        refuse_gradients(operands)
-        call(SPARSE_MLA_FWD_OUT, buffers, backend, sm_scale=scale)
+        inputs = SPARSE_MLA_FWD.normalised(SparseMlaOperands(*operands))
+        buffers = buffers_for(inputs, d_v, out, lse, return_max_logits)
+        refuse_gradients(inputs)
+        call(SPARSE_MLA_FWD_OUT, buffers, (scale,), backend)
         return buffers.outputs
-    results: tuple[Tensor, Tensor, Tensor] = call(
-        SPARSE_MLA_FWD,
-        operands,
-        backend,
-        d_v=d_v,
-        sm_scale=scale,
-        deterministic=False,
-        backward_backend=backend,
-        max_logits=return_max_logits,
-    )
+    values = d_v, scale, False, backend, return_max_logits
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, backend)
     return results if return_max_logits else results[:2]
 
 
@@ -117,18 +109,10 @@ def sparse_mla(
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
+    operands = q, kv, indices, topk_length, attn_sink
     forward, backward = _pair(backend)
-    results: tuple[Tensor, Tensor, Tensor] = call(
-        SPARSE_MLA_FWD,
-        operands,
-        forward,
-        d_v=d_v,
-        sm_scale=scale_or_default(sm_scale, q),
-        deterministic=deterministic,
-        backward_backend=backward,
-        max_logits=False,
-    )
+    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 
 
@@ -176,14 +160,8 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
     operands = q, kv, dO, lse, O, indices, topk_length, attn_sink
-    dq, dkv, d_sink = call(
-        MLA_BWD,
-        operands,
-        backend,
-        sm_scale=scale_or_default(sm_scale, q),
-        deterministic=deterministic,
-        dkv_dtype=dkv_dtype,
-    )
+    values = scale_or_default(sm_scale, q), deterministic, dkv_dtype
+    dq, dkv, d_sink = call(MLA_BWD, operands, values, backend)
     dkv = dkv.view(kv.shape)
     return (dq, dkv) if attn_sink is None else (dq, dkv, d_sink)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.argument_rules import sum_dtype
 from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import (
     drop_kv_head,
@@ -20,7 +21,6 @@ from flashdsa.ops.checks import (
     wants_gradient,
 )
 from flashdsa.ops.registration import prepare
-from flashdsa.ops.rules import sum_dtype
 from flashdsa.ops.table import SPARSE_MLA_FWD_OUT
 
 

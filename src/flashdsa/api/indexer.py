@@ -6,17 +6,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
 from flashdsa.ops.checks import capability, require_positive, wants_positions
-from flashdsa.ops.indexer_launch import (
-    REFUSALS,
-    find_launch,
-    launch_again,
-    serve_unchecked,
-)
-from flashdsa.ops.plain import is_plain_eager
 from flashdsa.ops.registration import call
 from flashdsa.ops.table import DSA_TOPK_INDEXER, INDEXER_LOGITS, TOPK_INDICES
 from flashdsa.problem import (
@@ -76,32 +67,8 @@ def dsa_topk_indexer(
         NotImplementedError: no implementation serves the call.
     """
     positions = wants_positions(ids)
-    # NOTE: torch's dispatcher takes 5 us of host time where a launch takes as much.
-    if (
-        not torch.compiler.is_dynamo_compiling()
-        and type(q_index_fp8) is Tensor
-        and type(k_index_cache_fp8) is Tensor
-        and type(weights) is Tensor
-        and type(seq_lens) is Tensor
-        and type(block_table) is Tensor
-        and type(topk_indices) is Tensor
-        and q_index_fp8.dim() == 3
-        and is_plain_eager()
-        and launch_again(
-            q_index_fp8,
-            k_index_cache_fp8,
-            weights,
-            seq_lens,
-            block_table,
-            topk_indices,
-            sorted,
-            positions,
-            backend,
-        )
-    ):
-        return
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
+    call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
 
 
 def dsa_topk_indexer_launch(
@@ -117,30 +84,8 @@ def dsa_topk_indexer_launch(
     Negative lengths count as 0, a too narrow table clamps the length, tokens of a page outside
     the cache are never emitted, and nothing outside the buffers is touched.
     """
-    # NOTE: of 6 us of host time 5 are spent in the kernel's function: hence no calls here but the
-    # tensors' fastest. A function that was compiled for other tensors refuses these.
-    launch = find_launch((q_index_fp8.numel(), topk_indices.numel(), topk_indices.get_device()))
-    if launch is not None and k_index_cache_fp8.numel() and THREAD.has_context:
-        function, first, second = launch
-        try:
-            function(
-                q_index_fp8,
-                k_index_cache_fp8,
-                weights,
-                seq_lens,
-                block_table,
-                topk_indices,
-                first,
-                second,
-            )
-            return
-        except REFUSALS:  # nothing was launched: the backend serves the call or says why not
-            pass
-    serve_unchecked(
-        TopkIndexerOperands(
-            q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-        )
-    )
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+    call(DSA_TOPK_INDEXER, operands, (False, False, False), "auto")
 
 
 def compile_kernel(
@@ -201,8 +146,8 @@ def indexer_logits(
     Returns:
         (B, max_len) fp32, -inf from ``seq_lens[b]`` on.
     """
-    operands = IndexerOperands(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table)
-    scores: Tensor = call(INDEXER_LOGITS, operands, backend, max_len=max_len)
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
+    scores: Tensor = call(INDEXER_LOGITS, operands, (max_len,), backend)
     return scores
 
 
@@ -222,9 +167,7 @@ def topk_indices(
     Returns:
         (B, topk) int32: ``min(topk, lengths[b])`` positions, then -1.
     """
-    positions: Tensor = call(
-        TOPK_INDICES, TopkOperands(scores, lengths), backend, topk=topk, sorted=sorted
-    )
+    positions: Tensor = call(TOPK_INDICES, (scores, lengths), (topk, sorted), backend)
     return positions
 
 

@@ -60,7 +60,7 @@ def attention_target(
     """
     operands = q, kv, lse, indices, topk_length, attn_sink
     scale = scale_or_default(sm_scale, q)
-    target: Tensor = call(ATTENTION_TARGET, operands, backend, sm_scale=scale)
+    target: Tensor = call(ATTENTION_TARGET, operands, (scale,), backend)
     if accumulate_into is None:
         return target
     require_tensor("accumulate_into", accumulate_into)
@@ -101,9 +101,7 @@ def indexer_scores(
         NotImplementedError: no implementation serves the call.
     """
     operands = q_index, k_index, weights, indices, topk_length
-    scores: Tensor = call(
-        INDEXER_SCORES, operands, backend, deterministic=deterministic, backward_backend=backend
-    )
+    scores: Tensor = call(INDEXER_SCORES, operands, (deterministic, backend), backend)
     return scores
 
 
@@ -137,7 +135,7 @@ def indexer_bwd(
     """
     operands = q_index, k_index, weights, indices, grad_scores, topk_length
     gradients: tuple[Tensor, Tensor, Tensor] = call(
-        INDEXER_BWD, operands, backend, deterministic=deterministic, dk_dtype=dk_dtype
+        INDEXER_BWD, operands, (deterministic, dk_dtype), backend
     )
     return gradients
 
@@ -157,7 +155,7 @@ def indexer_kl(scores: Tensor, target: Tensor, *, backend: str = "auto") -> Tens
     Raises:
         TypeError, ValueError, NotImplementedError: as for `indexer_scores`.
     """
-    kl: Tensor = call(INDEXER_KL, (scores, target), backend, backward_backend=backend)
+    kl: Tensor = call(INDEXER_KL, (scores, target), (backend,), backend)
     return kl
 
 
@@ -173,7 +171,7 @@ def indexer_kl_bwd(
     Returns:
         d_scores (S, topk) in scores' dtype, 0 where a slot is invalid.
     """
-    d_scores: Tensor = call(INDEXER_KL_BWD, (scores, target, grad_kl), backend)
+    d_scores: Tensor = call(INDEXER_KL_BWD, (scores, target, grad_kl), (), backend)
     return d_scores
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError, DoubleBackwardError
+from flashdsa.ops.argument_rules import index_weight_dtypes, sum_dtype
 from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import (
     require_device,
@@ -21,7 +22,6 @@ from flashdsa.ops.checks import (
     require_tensor,
     scale_or_default,
 )
-from flashdsa.ops.rules import index_weight_dtypes, sum_dtype
 from flashdsa.ops.table import ATTENTION_DTYPES, INT32
 from flashdsa.problem import INDEX_HEAD_DIM
 

@@ -30,7 +30,7 @@ from flashdsa.operands import (
     TopkOperands,
     TopkPrefillOperands,
 )
-from flashdsa.ops.rules import sum_dtype
+from flashdsa.ops.argument_rules import sum_dtype
 from flashdsa.problem import INDEX_HEAD_DIM, Operation
 
 

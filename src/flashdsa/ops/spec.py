@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.ops.again import CallMemory
+from flashdsa.ops.call_cache import CallCache
 from flashdsa.ops.checks import (
     capability,
     dtype_name,
@@ -54,6 +54,7 @@ class Operand:
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
         batched: the advice where it has a dimension more than that; its rank is looked at first.
         begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
+        free: names of sizes that no bound function depends on, each with the most that it takes.
     """
 
     name: str
@@ -68,6 +69,12 @@ class Operand:
     rule: Callable[[str, Tensor, Sizes], None] | None = None
     batched: str = ""
     begins_at: int = 1
+    free: Mapping[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def free_dims(self) -> Mapping[int, int]:
+        """The dimensions of `free`, each with the most that it takes."""
+        return {self.dims.index(name): most for name, most in self.free.items()}
 
     @cached_property
     def dims(self) -> list[str]:
@@ -207,11 +214,10 @@ class OpSpec:
     detached: bool = False
 
     @cached_property
-    def memory(self) -> CallMemory:
-        """Memory of its calls. The checks read only the operands' types, sizes and strides, whether
-        they begin at their required addresses, and whether the written ones lie apart."""
-        begins_at = {n: x.begins_at for n, x in enumerate(self.operands) if x.begins_at > 1}
-        return CallMemory(begins_at, self.written)
+    def cache(self) -> CallCache:
+        """Bound functions of its calls. The checks read only the operands' types, sizes and
+        strides, whether they begin where they must, and whether the written ones lie apart."""
+        return CallCache(self)
 
     @cached_property
     def written(self) -> tuple[int, ...]:

@@ -29,8 +29,9 @@ from flashdsa.operands import (
     TopkOperands,
     TopkPrefillOperands,
 )
-from flashdsa.ops import given, rules
-from flashdsa.ops.checks import int32_slots
+from flashdsa.ops import argument_rules as rules
+from flashdsa.ops import normalise
+from flashdsa.ops.checks import INT32_MAX, int32_slots
 from flashdsa.ops.index_requests import rows_of_requests
 from flashdsa.ops.spec import Operand, OpSpec, Parameter
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, Operation
@@ -80,7 +81,7 @@ SPARSE_MLA_FWD = OpSpec(
     ),
     outputs=("O", "lse", "max_logits"),  # max_logits is empty where it is not asked for
     autocast=("q", "kv"),
-    normalise=given.rows_and_slots,
+    normalise=normalise.rows_and_slots,
 )
 _LSE = Operand("lse", "S H", rules.lse_dtypes)
 _RESULT = Operand("", "", rules.lse_dtypes, written=True, rule=rules.without_gaps)
@@ -123,7 +124,7 @@ MLA_BWD = OpSpec(
         ),
     ),
     outputs=("dQ", "dKV", "d_sink"),  # d_sink is empty where there is no sink
-    normalise=given.rows_with_gradient,
+    normalise=normalise.rows_with_gradient,
 )
 
 _CACHE = Operand(
@@ -152,8 +153,16 @@ DSA_TOPK_INDEXER = OpSpec(
     Operation.DSA_TOPK_INDEXER,
     TopkIndexerOperands,
     operands=(
-        *_INDEXER[:-1],
-        Operand("block_table", "requests max_pages", INT32, rule=rules.pages_of_requests),
+        _INDEXER[0],
+        replace(_INDEXER[1], free={"num_pages": rules.MAX_PAGES}),
+        *_INDEXER[2:-1],
+        Operand(
+            "block_table",
+            "requests max_pages",
+            INT32,
+            rule=rules.pages_of_requests,
+            free={"max_pages": INT32_MAX},
+        ),
         Operand(
             "topk_indices",
             "B topk",
@@ -276,7 +285,7 @@ ATTENTION_TARGET = OpSpec(
     parameters=(_SCALE,),
     outputs=("target",),
     autocast=("q", "kv"),
-    normalise=given.rows_and_slots,
+    normalise=normalise.rows_and_slots,
     detached=True,
 )
 _INDEX_HEADS = (

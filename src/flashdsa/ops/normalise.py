@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashdsa.ops.argument_rules import refuse_packed
 from flashdsa.ops.checks import int32_slots, kv_rows, wants_gradient
-from flashdsa.ops.rules import refuse_packed
 
 
 def rows_and_slots(operands: Any) -> Any:
