@@ -21,7 +21,6 @@ from hypothesis import settings
 from flashdsa.backends.catalog import registry
 from flashdsa.cli.availability import CAPABILITY
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import autograd, registration
 from flashdsa.ops.registration import OPERATIONS
 from tests.support.subtests import CaseLoop
 
@@ -94,10 +93,8 @@ def new_calls() -> Generator[Callable[[], None]]:
 
 
 def _forget_calls() -> None:
-    registration._served.clear()
-    autograd._with_backward.clear()
     for spec in OPERATIONS.values():
-        spec.memory.clear()
+        spec.cache.clear()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pytest
 
 from flashdsa.backends import registry
 from flashdsa.errors import ArgumentValueError
-from flashdsa.ops import registration
 from flashdsa.ops.registration import OPERATIONS
 from flashdsa.verify.check_list import Check, checks_of
 from flashdsa.verify.compare import failures
@@ -113,9 +112,8 @@ def checks() -> dict[tuple[str, str], Check]:
 def forget() -> None:
     """No call is served by a function that was found before."""
     registry._load.cache_clear()
-    registration._served.clear()
     for spec in OPERATIONS.values():
-        spec.memory.clear()
+        spec.cache.clear()
 
 
 @pytest.fixture

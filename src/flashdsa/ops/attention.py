@@ -251,18 +251,12 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             buffers are given or kv has packed rows.
     """
     require_bool("return_max_logits", return_max_logits)
-    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
-    values = {
-        "d_v": d_v,
-        "sm_scale": scale_or_default(sm_scale, q),
-        "deterministic": False,
-        "backward_backend": backend,
-        "max_logits": return_max_logits,
-    }
+    operands = q, kv, indices, topk_length, attn_sink
+    values = d_v, scale_or_default(sm_scale, q), False, backend, return_max_logits
     if out is not None or lse is not None:
         buffers = {"out": out, "lse": lse}
         return call_into(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT, operands, values, buffers, backend)
-    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, backend, **values)
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, backend)
     return results if return_max_logits else results[:2]
 
 
@@ -297,18 +291,10 @@ def sparse_mla(
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands = SparseMlaOperands(q, kv, indices, topk_length, attn_sink)
+    operands = q, kv, indices, topk_length, attn_sink
     forward, backward = _pair(backend)
-    results: tuple[Tensor, Tensor, Tensor] = call(
-        SPARSE_MLA_FWD,
-        operands,
-        forward,
-        d_v=d_v,
-        sm_scale=scale_or_default(sm_scale, q),
-        deterministic=deterministic,
-        backward_backend=backward,
-        max_logits=False,
-    )
+    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 
 

@@ -136,13 +136,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
     operands = q, kv, dO, lse, O, indices, topk_length, attn_sink
-    dq, dkv, d_sink = call(
-        MLA_BWD,
-        operands,
-        backend,
-        sm_scale=scale_or_default(sm_scale, q),
-        deterministic=deterministic,
-        dkv_dtype=dkv_dtype,
-    )
+    values = scale_or_default(sm_scale, q), deterministic, dkv_dtype
+    dq, dkv, d_sink = call(MLA_BWD, operands, values, backend)
     dkv = dkv.view(kv.shape)
     return (dq, dkv) if attn_sink is None else (dq, dkv, d_sink)

@@ -19,9 +19,9 @@ from torch.nn import Parameter
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
+from flashdsa.ops.call_cache import BACKWARD
 from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
-from flashdsa.settings import raw_settings
 
 
 def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
@@ -83,21 +83,16 @@ def _no_gradient(spec: OpSpec) -> NoReturn:
     )
 
 
-_with_backward: set[tuple[Any, ...]] = set()
-"""Calls of which `_require_backward` knows that their backward is served."""
-
-
 def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     """Raise UnsupportedError where no implementation would serve the call's backward: the forward
     says so, before anything is computed."""
-    operands, parameters, _backend = spec.unpack(arguments)
-    tensors = [x for x in operands if x is not None]
-    if not all(type(x) in (Tensor, Parameter) for x in tensors):
-        return  # sizes are symbols, or not those of the call
-    sizes_and_kinds = [x if x is None else (x.shape, x.dtype, x.device) for x in operands]
-    key = (spec.operation, *sizes_and_kinds, *parameters.values(), registry.size, *raw_settings())
-    if key in _with_backward:
+    count = len(spec.operands)
+    given, values, backend = arguments[:count], arguments[count:-1], arguments[-1]
+    if spec.cache.find(given, values, backend, BACKWARD) is not None:
         return
+    operands, parameters, _ = spec.unpack(arguments)
+    if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
+        return  # sizes are symbols, or not those of the call
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
     of_backward = replace(problem, operation=Operation(by))
     try:
@@ -107,13 +102,11 @@ def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
             f"{spec.operation}: a gradient is asked for that no implementation computes; without "
             f"one call it under torch.no_grad(). {error}"
         ) from None
-    if len(_with_backward) >= MOST_CALLS:
-        _with_backward.clear()
-    _with_backward.add(key)
+    spec.cache.keep(given, values, backend, _nothing, BACKWARD)
 
 
-MOST_CALLS = 4096
-"""That are known; the next one empties the set."""
+def _nothing(_: object) -> None:
+    """Stand for a backward that is served."""
 
 
 def has_tangent(value: object) -> bool:

@@ -126,7 +126,7 @@ def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tenso
     Returns:
         fp8 (T, 128) float8_e4m3fn = round(k / scale), to nearest even, and scale (T,) fp32.
     """
-    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), backend)
+    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), (), backend)
     return fp8_and_scale
 
 
@@ -141,7 +141,7 @@ def quantize_index_q(q: Tensor, weights: Tensor, *, backend: str = "auto") -> tu
     Returns:
         fp8 (B, H, 128) float8_e4m3fn and folded weights (B, H) fp32.
     """
-    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), backend)
+    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), (), backend)
     return fp8_and_folded
 
 
@@ -201,7 +201,7 @@ def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str
         cache: (num_pages, 64, 1, 132) uint8 or int8, changed in place.
         backend: "auto" or the name of one.
     """
-    call(WRITE_INDEX_K_CACHE, (k, slots, cache), backend)
+    call(WRITE_INDEX_K_CACHE, (k, slots, cache), (), backend)
 
 
 def read_index_k_cache(
@@ -217,5 +217,5 @@ def read_index_k_cache(
     Returns:
         fp8 (T, 128) float8_e4m3fn and scale (T,) fp32; the key is ``fp8 * scale``.
     """
-    fp8_and_scale: tuple[Tensor, Tensor] = call(READ_INDEX_K_CACHE, (cache, slots), backend)
+    fp8_and_scale: tuple[Tensor, Tensor] = call(READ_INDEX_K_CACHE, (cache, slots), (), backend)
     return fp8_and_scale

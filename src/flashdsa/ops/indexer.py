@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.ops.checks import capability, require_positive, require_shape, wants_positions
-from flashdsa.ops.dtypes import E4M3, FP32, INT32
-from flashdsa.ops.index_k_cache import CACHE
-from flashdsa.ops.index_requests import rows_of_requests
-from flashdsa.ops.indexer_launch import (
-    REFUSALS,
-    find_launch,
-    launch_again,
-    serve_unchecked,
+from flashdsa.ops.checks import (
+    INT32_MAX,
+    capability,
+    require_positive,
+    require_shape,
+    wants_positions,
 )
-from flashdsa.ops.plain import is_plain_eager
+from flashdsa.ops.dtypes import E4M3, FP32, INT32
+from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
+from flashdsa.ops.index_requests import rows_of_requests
 from flashdsa.ops.registration import call, register
 from flashdsa.ops.rows import Operand, Output, Parameter, Sizes
 from flashdsa.ops.spec import OpSpec
@@ -63,11 +62,16 @@ Queries = Annotated[
         nonempty="expected shape [B, H, 128] with H >= 1; got H = 0",
     ),
 ]
-Pages = Annotated[Tensor, CACHE]
 Weights = Annotated[Tensor, Operand("B H", FP32)]
 SeqLens = Annotated[Tensor, Operand("B", INT32)]
 _TABLE = Operand("B max_pages", INT32)
-_TABLE_OF_REQUESTS = Operand("requests max_pages", INT32, rule=_require_pages_of_requests)
+_TABLE_OF_REQUESTS = Operand(
+    "requests max_pages",
+    INT32,
+    rule=_require_pages_of_requests,
+    free={"max_pages": INT32_MAX},
+)
+_CACHE_OF_ANY_SIZE = replace(CACHE, free={"num_pages": MAX_PAGES})
 _CHOSEN = Operand(
     "B topk",
     INT32,
@@ -80,7 +84,7 @@ class IndexerOperands(NamedTuple):
     """Operands of `indexer_logits`."""
 
     q_index_fp8: Queries
-    k_index_cache_fp8: Pages
+    k_index_cache_fp8: Annotated[Tensor, CACHE]
     weights: Weights
     seq_lens: SeqLens
     block_table: Annotated[Tensor, _TABLE]
@@ -90,7 +94,7 @@ class TopkIndexerOperands(NamedTuple):
     """Operands of `dsa_topk_indexer`: the indexer's, and the ids, written."""
 
     q_index_fp8: Queries
-    k_index_cache_fp8: Pages
+    k_index_cache_fp8: Annotated[Tensor, _CACHE_OF_ANY_SIZE]
     weights: Weights
     seq_lens: SeqLens
     block_table: Annotated[Tensor, _TABLE_OF_REQUESTS]
@@ -184,32 +188,8 @@ def dsa_topk_indexer(
         NotImplementedError: no implementation serves the call.
     """
     positions = wants_positions(ids)
-    # NOTE: torch's dispatcher takes 5 us of host time where a launch takes as much.
-    if (
-        not torch.compiler.is_dynamo_compiling()
-        and type(q_index_fp8) is Tensor
-        and type(k_index_cache_fp8) is Tensor
-        and type(weights) is Tensor
-        and type(seq_lens) is Tensor
-        and type(block_table) is Tensor
-        and type(topk_indices) is Tensor
-        and q_index_fp8.dim() == 3
-        and is_plain_eager()
-        and launch_again(
-            q_index_fp8,
-            k_index_cache_fp8,
-            weights,
-            seq_lens,
-            block_table,
-            topk_indices,
-            sorted,
-            positions,
-            backend,
-        )
-    ):
-        return
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
+    call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
 
 
 def dsa_topk_indexer_launch(
@@ -225,31 +205,8 @@ def dsa_topk_indexer_launch(
     Negative lengths count as 0, a too narrow table clamps the length, tokens of a page outside
     the cache are never emitted, and nothing outside the buffers is touched.
     """
-    # NOTE: of 6 us of host time 5 are spent in the kernel's function: hence no calls here but the
-    # tensors' fastest. A function that was compiled for other tensors refuses these.
-    launch = find_launch((q_index_fp8.numel(), topk_indices.numel(), topk_indices.get_device()))
-    if launch is not None and k_index_cache_fp8.numel() and THREAD.has_context:
-        function, first, second = launch
-        try:
-            function(
-                q_index_fp8,
-                k_index_cache_fp8,
-                weights,
-                seq_lens,
-                block_table,
-                topk_indices,
-                first,
-                second,
-            )
-            return
-        except REFUSALS:  # nothing was launched: the backend serves the call or says why not
-            pass
-    serve_unchecked(
-        DSA_TOPK_INDEXER,
-        TopkIndexerOperands(
-            q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-        ),
-    )
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+    call(DSA_TOPK_INDEXER, operands, (False, False, False), "auto")
 
 
 def compile_kernel(
@@ -310,8 +267,8 @@ def indexer_logits(
     Returns:
         (B, max_len) fp32, -inf from ``seq_lens[b]`` on.
     """
-    operands = IndexerOperands(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table)
-    scores: Tensor = call(INDEXER_LOGITS, operands, backend, max_len=max_len)
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
+    scores: Tensor = call(INDEXER_LOGITS, operands, (max_len,), backend)
     return scores
 
 
@@ -331,9 +288,7 @@ def topk_indices(
     Returns:
         (B, topk) int32: ``min(topk, lengths[b])`` positions, then -1.
     """
-    positions: Tensor = call(
-        TOPK_INDICES, TopkOperands(scores, lengths), backend, topk=topk, sorted=sorted
-    )
+    positions: Tensor = call(TOPK_INDICES, (scores, lengths), (topk, sorted), backend)
     return positions
 
 

@@ -78,7 +78,7 @@ def indexer_kl(scores: Tensor, target: Tensor, *, backend: str = "auto") -> Tens
     Raises:
         TypeError, ValueError, NotImplementedError: as for `indexer_scores`.
     """
-    kl: Tensor = call(INDEXER_KL, (scores, target), backend, backward_backend=backend)
+    kl: Tensor = call(INDEXER_KL, (scores, target), (backend,), backend)
     return kl
 
 
@@ -94,7 +94,7 @@ def indexer_kl_bwd(
     Returns:
         d_scores (S, topk) in scores' dtype, 0 where a slot is invalid.
     """
-    d_scores: Tensor = call(INDEXER_KL_BWD, (scores, target, grad_kl), backend)
+    d_scores: Tensor = call(INDEXER_KL_BWD, (scores, target, grad_kl), (), backend)
     return d_scores
 
 

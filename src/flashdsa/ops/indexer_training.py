@@ -192,7 +192,7 @@ def attention_target(
     """
     operands = q, kv, lse, indices, topk_length, attn_sink
     scale = scale_or_default(sm_scale, q)
-    target: Tensor = call(ATTENTION_TARGET, operands, backend, sm_scale=scale)
+    target: Tensor = call(ATTENTION_TARGET, operands, (scale,), backend)
     if accumulate_into is None:
         return target
     require_tensor("accumulate_into", accumulate_into)
@@ -233,9 +233,7 @@ def indexer_scores(
         NotImplementedError: no implementation serves the call.
     """
     operands = q_index, k_index, weights, indices, topk_length
-    scores: Tensor = call(
-        INDEXER_SCORES, operands, backend, deterministic=deterministic, backward_backend=backend
-    )
+    scores: Tensor = call(INDEXER_SCORES, operands, (deterministic, backend), backend)
     return scores
 
 
@@ -269,6 +267,6 @@ def indexer_bwd(
     """
     operands = q_index, k_index, weights, indices, grad_scores, topk_length
     gradients: tuple[Tensor, Tensor, Tensor] = call(
-        INDEXER_BWD, operands, backend, deterministic=deterministic, dk_dtype=dk_dtype
+        INDEXER_BWD, operands, (deterministic, dk_dtype), backend
     )
     return gradients

@@ -157,7 +157,7 @@ def dsa_topk_prefill(
         NotImplementedError: no implementation serves the call.
     """
     operands = q_index, k_index, weights, ends, topk_indices, starts, k_scale
-    call(DSA_TOPK_PREFILL, operands, backend, sorted=sorted)
+    call(DSA_TOPK_PREFILL, operands, (sorted,), backend)
 
 
 def prefill_logits(
@@ -178,7 +178,7 @@ def prefill_logits(
         (S, S_kv) fp32, -inf outside each query's range.
     """
     operands = q_index, k_index, weights, ends, starts, k_scale
-    scores: Tensor = call(PREFILL_LOGITS, operands, backend)
+    scores: Tensor = call(PREFILL_LOGITS, operands, (), backend)
     return scores
 
 

@@ -7,7 +7,7 @@ name, place and whether it may be missing are written once, and mypy sees the fi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -53,6 +53,7 @@ class Operand:
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
         batched: the advice where it has a dimension more than that; its rank is looked at first.
         begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
+        free: names of sizes that no bound function depends on, each with the most that it takes.
         name: the field's, as in the public function, in the schema and in messages.
         optional: may be None, as the field's default.
     """
@@ -67,8 +68,14 @@ class Operand:
     rule: Rule | None = None
     batched: str = ""
     begins_at: int = 1
+    free: Mapping[str, int] = field(default_factory=dict)
     name: str = ""
     optional: bool = False
+
+    @cached_property
+    def free_dims(self) -> Mapping[int, int]:
+        """The dimensions of `free`, each with the most that it takes."""
+        return {self.dims.index(name): most for name, most in self.free.items()}
 
     @cached_property
     def dims(self) -> list[str]:

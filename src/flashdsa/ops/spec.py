@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from flashdsa.ops.again import CallMemory
+from flashdsa.ops.call_cache import CallCache
 from flashdsa.ops.checks import capability, dtype_name, require_tensor
 from flashdsa.ops.overlap import require_apart
 from flashdsa.ops.rows import (
@@ -87,11 +87,10 @@ class OpSpec:
         )
 
     @cached_property
-    def memory(self) -> CallMemory:
-        """Memory of its calls. The checks read only the operands' types, sizes and strides, whether
-        they begin at their required addresses, and whether the written ones lie apart."""
-        begins_at = {n: x.begins_at for n, x in enumerate(self.operands) if x.begins_at > 1}
-        return CallMemory(begins_at, self.written)
+    def cache(self) -> CallCache:
+        """Bound functions of its calls. The checks read only the operands' types, sizes and
+        strides, whether they begin where they must, and whether the written ones lie apart."""
+        return CallCache(self)
 
     @cached_property
     def written(self) -> tuple[int, ...]:
