@@ -21,8 +21,7 @@ from hypothesis import settings
 from flashdsa.backends.catalog import registry
 from flashdsa.cli.availability import CAPABILITY
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import autograd, registration
-from flashdsa.ops.table import OPERATIONS
+from flashdsa.ops.registration import OPERATIONS
 from tests.support.subtests import CaseLoop
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
@@ -94,10 +93,8 @@ def new_calls() -> Generator[Callable[[], None]]:
 
 
 def _forget_calls() -> None:
-    registration._served.clear()
-    autograd._with_backward.clear()
-    for spec in OPERATIONS:
-        spec.memory.clear()
+    for spec in OPERATIONS.values():
+        spec.cache.clear()
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,9 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import FlashDsaError
-from flashdsa.ops import registration, table
-from flashdsa.ops.registration import custom_op
+from flashdsa.ops import call_cache, registration
+from flashdsa.ops.call_cache import CallCache
+from flashdsa.ops.registration import OPERATIONS, custom_op
 from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
 from tests.ops import inputs
@@ -28,7 +29,7 @@ def checks(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[list[st
     check = OpSpec.check
 
     def noted(spec: OpSpec, *arguments: object) -> object:
-        checked.append(spec.operation.value)
+        checked.append(spec.operation)
         return check(spec, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OpSpec, "check", noted)
@@ -108,7 +109,7 @@ def test_calls_that_write_are_remembered_and_autograd_is_told_each_time(checks: 
         best = reference.dsa_topk_prefill(scores, None, ends, 5)
         assert torch.equal(ids, best)
         writes = ids._version
-        custom_op(table.DSA_TOPK_PREFILL)(
+        custom_op(OPERATIONS["dsa_topk_prefill"])(
             q_index, k_index, weights, ends, ids, None, None, False, "auto"
         )
         assert ids._version - writes == told and torch.equal(ids, best)
@@ -131,7 +132,7 @@ def new(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     call = registration._call
 
     def note(spec: OpSpec, *arguments: Any) -> Any:
-        noted.append(spec.operation.value)
+        noted.append(spec.operation)
         return call(spec, *arguments)
 
     monkeypatch.setattr(registration, "_call", note)
@@ -321,12 +322,23 @@ def refuse(*_: object, **__: object) -> None:
     raise RuntimeError("the better one")
 
 
-def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "MOST_SERVED", 3)
-    x = inputs.attention(torch.float32)
-    for queries in range(1, 6):
-        flashdsa.sparse_mla_fwd(x.q[:queries], x.kv, x.indices[:queries], d_v=x.d_v)
-        assert len(registration._served) <= 3
+@pytest.mark.parametrize("most", ["MOST_KEYS", "MOST_ALIKE"])
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    monkeypatch.setattr(call_cache, most, 3)
+    kept: list[Any] = []
+
+    class Noted(CallCache):
+        """Notes how many calls it keeps."""
+
+        def keep(self, *arguments: Any) -> None:
+            super().keep(*arguments)
+            kept.append(sum(len(alike) for alike in self._calls.values()))
+
+    cache = Noted(OPERATIONS["indexer_kl"])
+    for rows in range(1, 6):
+        scores = torch.rand(rows, 60 // rows if most == "MOST_ALIKE" else 60)
+        cache.keep((scores, scores + 1), ("cpu",), "cpu", print)
+    assert kept == [1, 2, 3, 1, 2]
 
 
 BOUND: list[tuple[int, ...]] = []

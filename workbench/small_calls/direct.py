@@ -16,8 +16,8 @@ from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER
 from flashdsa.ops.registration import custom_op
-from flashdsa.ops.table import DSA_TOPK_INDEXER
 from flashdsa.verify.compare import Comparison, compare_exact
 from workbench.small_calls.call import BLACKWELL, HOPPER, SEED
 

@@ -189,10 +189,6 @@ _BINDS = {
     },
     "sm100": _BINDS_OF_BOTH,
 }
-_LAUNCH_CONFIGS = {
-    (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"
-    for backend in ("sm90", "sm100")
-}
 
 
 def _prepare(backend: str, operation: Operation) -> str:
@@ -231,7 +227,6 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             f"flashdsa.backends.{_backend}.{_entry}",
             replace(_features, devices=("cuda",), capability=_capability),
             runner="flashdsa.backends.gpu.runner:gpu",
-            launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
             prepare=_prepare(_backend, _operation),
             bind=_bind(_backend, _operation),
         )
@@ -241,7 +236,6 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             features=replace(_features, devices=("cpu",), capability=None),
             automatic=False,
             runner=f"flashdsa.backends.emulated.runner:{_backend}",
-            launch_config="",
             bind="",
         )
         registry.register(_on_gpu)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -28,10 +28,6 @@ class Implementation:
     `runner`, if not empty, is "module:function": for a device it gives the `Runner` that the entry
     takes as its first argument.
 
-    `launch_config`, if not empty, is "module:function": for a runner and the sizes of a call it
-    gives a function and two numbers. Called with the tensors and these it launches, or raises if
-    they are not what it was compiled for.
-
     `prepare`, if not empty, is "module:function": it takes what the entry takes, and gives a
     function without arguments that serves the call on these very tensors as often as it is called.
 
@@ -47,7 +43,6 @@ class Implementation:
     priority: int = 0
     automatic: bool = True
     runner: str = ""
-    launch_config: str = ""
     prepare: str = ""
     bind: str = ""
 
@@ -76,10 +71,6 @@ class Implementation:
             runner_of(operands[0].device), operands, **parameters
         )
 
-    def load_launch_config(self, device: Any) -> Callable[..., Any]:
-        """The function that `launch_config` names, for the device's runner."""
-        return partial(_load(self.launch_config), _load(self.runner)(device))
-
 
 MOST_SELECTED = 4096
 """Problems whose implementation is remembered."""
@@ -96,14 +87,14 @@ class Registry:
     """Implementations in the order of their registration.
 
     Attributes:
-        size: how many were registered.
+        on_change: called after each registration.
     """
 
     def __init__(self) -> None:
         self._implementations: list[Implementation] = []
         self._announced: set[tuple[Operation, str]] = set()
         self._selected: dict[tuple[Problem, str], Implementation] = {}
-        self.size = 0
+        self.on_change: Callable[[], None] = lambda: None
 
     def register(self, implementation: Implementation) -> None:
         """Add one; of two of a backend that can serve a call, the first of equal priority does."""
@@ -113,8 +104,8 @@ class Registry:
                 f"got {implementation.backend!r}"
             )
         self._implementations.append(implementation)
-        self.size += 1
         self._selected.clear()
+        self.on_change()
 
     def implementations(self, operation: Operation | None = None) -> list[Implementation]:
         """All implementations, or those of one operation."""

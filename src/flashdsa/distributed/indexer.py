@@ -7,12 +7,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.api import (
-    dsa_topk_indexer,
-    dsa_topk_prefill,
-    read_index_k_cache,
-    write_index_k_cache,
-)
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
@@ -33,8 +27,10 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
 )
+from flashdsa.ops.index_k_cache import read_index_k_cache, write_index_k_cache
+from flashdsa.ops.indexer import dsa_topk_indexer
+from flashdsa.ops.prefill import DSA_TOPK_PREFILL, dsa_topk_prefill
 from flashdsa.ops.registration import is_served
-from flashdsa.ops.table import DSA_TOPK_PREFILL
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, INDEX_TOPK, PAGE_SIZE
 
 

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.api import mla_bwd, sparse_mla, sparse_mla_fwd
 from flashdsa.backends.catalog import registry
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
@@ -32,8 +31,9 @@ from flashdsa.distributed.latents import GatheredLatents
 from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.attention import SPARSE_MLA_FWD, sparse_mla, sparse_mla_fwd
+from flashdsa.ops.attention_backward import mla_bwd
 from flashdsa.ops.checks import as_int32, require_tensor, scale_or_default
-from flashdsa.ops.table import SPARSE_MLA_FWD
 from flashdsa.ops.transforms import as_autocast_casts
 from flashdsa.problem import D_V
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,101 +19,9 @@ from torch.nn import Parameter
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
-from flashdsa.operands import IndexerKlOperands, IndexerScoresOperands, SparseMlaOperands
-from flashdsa.ops.rules import refuse_packed
+from flashdsa.ops.call_cache import BACKWARD
 from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import (
-    INDEXER_BWD,
-    INDEXER_KL,
-    INDEXER_KL_BWD,
-    INDEXER_SCORES,
-    MLA_BWD,
-    SPARSE_MLA_FWD,
-)
-from flashdsa.settings import raw_settings
-
-Gradients = dict[str, Tensor | None]
-"""Gradients by the name of an operand; operands without a gradient are left out."""
-
-
-def _save_attention(ctx: Any, operands: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
-    out, lse, max_logits = output
-    ctx.save_for_backward(*operands, out, lse)
-    ctx.mark_non_differentiable(lse, max_logits)
-
-
-def _sparse_mla_backward(ctx: Any, dO: Tensor, *_: Tensor) -> Gradients:
-    """Gradients of the forward's inputs: q, kv and attn_sink, in the inputs' dtypes."""
-    *operands, out, lse = ctx.saved_tensors
-    x = SparseMlaOperands(*operands)
-    refuse_packed(x.kv)
-    dq, dkv, d_sink = torch.ops.flashdsa.mla_bwd.default(
-        x.q,
-        x.kv,
-        dO.contiguous(),
-        lse,
-        out,
-        x.indices,
-        x.topk_length,
-        x.attn_sink,
-        ctx.parameters["sm_scale"],
-        ctx.parameters["deterministic"],
-        x.kv.dtype,
-        ctx.parameters["backward_backend"],
-    )
-    return {"q": dq, "kv": dkv, "attn_sink": None if x.attn_sink is None else d_sink}
-
-
-def _save_operands(ctx: Any, operands: Any, output: Any) -> None:
-    ctx.save_for_backward(*operands)
-
-
-def _scores_backward(ctx: Any, d_scores: Tensor) -> Gradients:
-    """Return the gradients of q_index, k_index and weights, in their dtypes."""
-    x = IndexerScoresOperands(*ctx.saved_tensors)
-    dq, dk, d_weights = torch.ops.flashdsa.indexer_bwd.default(
-        x.q_index,
-        x.k_index,
-        x.weights,
-        x.indices,
-        d_scores.contiguous(),
-        x.topk_length,
-        ctx.parameters["deterministic"],
-        x.k_index.dtype,
-        ctx.parameters["backward_backend"],
-    )
-    return {"q_index": dq, "k_index": dk, "weights": d_weights}
-
-
-def _kl_backward(ctx: Any, d_kl: Tensor) -> Gradients:
-    """Return the gradient of the scores; the target has none."""
-    x = IndexerKlOperands(*ctx.saved_tensors)
-    backend = ctx.parameters["backward_backend"]
-    d_scores = torch.ops.flashdsa.indexer_kl_bwd.default(*x, d_kl.contiguous(), backend)
-    return {"scores": d_scores}
-
-
-class _Gradient(NamedTuple):
-    """Functions that differentiate an operation."""
-
-    save: Callable[[Any, Any, Any], None]
-    """Keeps what the backward needs: takes the context, the operands and the output."""
-    backward: Callable[..., Gradients]
-    by: OpSpec
-    """The operation that computes it."""
-
-
-_GRADIENTS = {
-    SPARSE_MLA_FWD.operation: _Gradient(_save_attention, _sparse_mla_backward, MLA_BWD),
-    INDEXER_SCORES.operation: _Gradient(_save_operands, _scores_backward, INDEXER_BWD),
-    INDEXER_KL.operation: _Gradient(_save_operands, _kl_backward, INDEXER_KL_BWD),
-}
-_BACKWARDS = {
-    MLA_BWD.operation: "sparse_mla",
-    INDEXER_BWD.operation: "indexer_scores",
-    INDEXER_KL_BWD.operation: "indexer_kl",
-}
-"""Operations that are backwards themselves, and of what."""
+from flashdsa.problem import Operation
 
 
 def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
@@ -132,19 +40,31 @@ def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
         ):
             return op(*arguments)
 
-    gradient = _GRADIENTS.get(spec.operation)
+    gradient = spec.gradient
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         if gradient is not None:
             operands, ctx.parameters, _backend = spec.unpack(inputs)
-            gradient.save(ctx, operands, output)
+            outputs = (output,) if isinstance(output, Tensor) else output
+            named = {row.name: x for row, x in zip(spec.outputs, outputs, strict=True)}
+            ctx.save_for_backward(*operands, *(named[name] for name in gradient.keeps))
+            ctx.mark_non_differentiable(*outputs[1:])
 
-    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         if gradient is None:
             _no_gradient(spec)
-        found = gradient.backward(ctx, *d_outputs)
-        of_values = [None for _ in (*spec.parameters, "backend")]
-        return (*[found.get(operand.name) for operand in spec.operands], *of_values)
+        count = len(spec.operands)
+        operands, kept = spec.kind(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        arguments = gradient.arguments(operands, kept, d_first.contiguous(), ctx.parameters)
+        op = getattr(torch.ops.flashdsa, gradient.by).default
+        results = op(*arguments, ctx.parameters["backward_backend"])
+        results = (results,) if isinstance(results, Tensor) else results
+        found = dict(zip(gradient.of, results, strict=True))
+        of_operands = [
+            None if x is None else found.get(row.name)
+            for row, x in zip(spec.operands, operands, strict=True)
+        ]
+        return (*of_operands, *[None for _ in (*spec.parameters, "backend")])
 
     members = {
         "forward": staticmethod(forward),
@@ -155,32 +75,26 @@ def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
 
 
 def _no_gradient(spec: OpSpec) -> NoReturn:
-    of = _BACKWARDS.get(spec.operation)
-    if of is None:
+    if not spec.backward_of:
         raise UnsupportedError(f"{spec.operation}: no gradient is available")
     raise DoubleBackwardError(
-        f"{spec.operation}: no gradient of a gradient is available; the backward of {of} cannot "
-        "be differentiated (create_graph=True)"
+        f"{spec.operation}: no gradient of a gradient is available; the backward of "
+        f"{spec.backward_of} cannot be differentiated (create_graph=True)"
     )
 
 
-_with_backward: set[tuple[Any, ...]] = set()
-"""Calls of which `_require_backward` knows that their backward is served."""
-
-
-def _require_backward(spec: OpSpec, arguments: Sequence[Any]) -> None:
+def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     """Raise UnsupportedError where no implementation would serve the call's backward: the forward
     says so, before anything is computed."""
-    operands, parameters, _backend = spec.unpack(arguments)
-    tensors = [x for x in operands if x is not None]
-    if not all(type(x) in (Tensor, Parameter) for x in tensors):
-        return  # sizes are symbols, or not those of the call
-    sizes_and_kinds = [x if x is None else (x.shape, x.dtype, x.device) for x in operands]
-    key = (spec.operation, *sizes_and_kinds, *parameters.values(), registry.size, *raw_settings())
-    if key in _with_backward:
+    count = len(spec.operands)
+    given, values, backend = arguments[:count], arguments[count:-1], arguments[-1]
+    if spec.cache.find(given, values, backend, BACKWARD) is not None:
         return
+    operands, parameters, _ = spec.unpack(arguments)
+    if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
+        return  # sizes are symbols, or not those of the call
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
-    of_backward = replace(problem, operation=_GRADIENTS[spec.operation].by.operation)
+    of_backward = replace(problem, operation=Operation(by))
     try:
         registry.select(replace(of_backward, max_logits=False), parameters["backward_backend"])
     except UnsupportedError as error:
@@ -188,13 +102,11 @@ def _require_backward(spec: OpSpec, arguments: Sequence[Any]) -> None:
             f"{spec.operation}: a gradient is asked for that no implementation computes; without "
             f"one call it under torch.no_grad(). {error}"
         ) from None
-    if len(_with_backward) >= MOST_CALLS:
-        _with_backward.clear()
-    _with_backward.add(key)
+    spec.cache.keep(given, values, backend, _nothing, BACKWARD)
 
 
-MOST_CALLS = 4096
-"""That are known; the next one empties the set."""
+def _nothing(_: object) -> None:
+    """Stand for a backward that is served."""
 
 
 def has_tangent(value: object) -> bool:
@@ -223,8 +135,8 @@ def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., An
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         refuse_tangents(spec.operation, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            if spec.operation in _GRADIENTS:
-                _require_backward(spec, arguments)
+            if spec.gradient is not None:
+                _require_backward(spec, spec.gradient.by, arguments)
             with enable_single_level_autograd_function():
                 return function.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -18,28 +18,28 @@ from flashdsa.ops.spec import OpSpec
 def call_into(
     spec: OpSpec,
     into: OpSpec,
-    operands: Any,
-    parameters: Parameters,
+    operands: Sequence[Any],
+    values: tuple[Any, ...],
     buffers: Mapping[str, Tensor | None],
     backend: str,
 ) -> tuple[Tensor, ...]:
     """The results of a call that writes them to the caller's tensors.
 
     Args:
-        spec, operands, parameters: the call without buffers. into: its form with buffers.
+        spec, operands, values: the call without buffers. into: its form with buffers.
         buffers: by the names of outputs that a caller may give; None: a new tensor.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: as the call itself; or a buffer is none.
         UnsupportedError: a gradient is asked for.
     """
-    operands = spec.normalised(operands)
+    operands = spec.normalised(spec.kind(*operands))
+    parameters = {x.name: value for x, value in zip(spec.parameters, values, strict=True)}
     results = _buffers_for(spec, operands, parameters, buffers)
     refuse_gradients(spec, operands, buffers)
     named = {operand.name: x for operand, x in zip(spec.operands, operands, strict=True)}
     given = [(results if x.written else named)[x.name] for x in into.operands]
-    passed = {parameter.name: parameters[parameter.name] for parameter in into.parameters}
-    call(into, given, backend, **passed)
+    call(into, given, tuple(parameters[x.name] for x in into.parameters), backend)
     return tuple(x for x in results.values() if x is not None)
 
 

@@ -8,21 +8,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import indexer_launch
-from flashdsa.ops.again import Serve
 from flashdsa.ops.autograd import autograd_kernel
+from flashdsa.ops.call_cache import INSIDE, Serve
 from flashdsa.ops.checks import require_backend
-from flashdsa.ops.plain import is_plain_call
+from flashdsa.ops.eager import is_plain_call
 from flashdsa.ops.rows import Parameters
 from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import DSA_TOPK_INDEXER, OPERATIONS
 from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
-from flashdsa.settings import raw_settings
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
 _library = torch.library.Library("flashdsa", "FRAGMENT")
@@ -34,72 +30,56 @@ def custom_op(spec: OpSpec) -> torch._ops.OpOverload:
     return overload
 
 
-def call(spec: OpSpec, operands: Sequence[Any], backend: str, **parameters: Any) -> Any:
+def call(spec: OpSpec, operands: Sequence[Any], values: tuple[Any, ...], backend: str) -> Any:
     """The operation from a public function: through torch's dispatcher where that does anything.
 
     Args:
         operands: in the order of `spec.kind`, as the caller gave them; what is in it is checked.
-        parameters: all that the operation has, in their order.
+        values: of all parameters that the operation has, in their order.
     """
-    # Dynamo cannot trace what makes a memory, which the first call does.
-    if is_dynamo_compiling():
-        return _call(spec, operands, backend, parameters, None)
-    try:
-        sizes = getattr(operands[0], "shape", None)
-    except RuntimeError:  # a nested tensor's; the checks say so
-        return _call(spec, operands, backend, parameters, None)
-    values = parameters.values()
-    key = (sizes, backend, *values, *map(type, values), registry.size, *raw_settings())
-    serve = spec.memory.find(key, operands)
-    if serve is not None:
-        return serve(operands)
-    return _call(spec, operands, backend, parameters, key)
+    # Dynamo cannot trace what makes a cache, which the first call does.
+    if not is_dynamo_compiling():
+        serve = spec.cache.find(operands, values, backend)
+        if serve is not None:
+            return serve(operands)
+    return _call(spec, operands, values, backend)
 
 
-def _call(
-    spec: OpSpec,
-    given: Sequence[Any],
-    backend: str,
-    parameters: Parameters,
-    key: tuple[Any, ...] | None,
-) -> Any:
-    """A call that is new to the operation's memory, which is to know it by `key`; None: is not."""
+def _call(spec: OpSpec, given: Sequence[Any], values: tuple[Any, ...], backend: str) -> Any:
+    """A call that is new to the operation's cache."""
     in_a_row = spec.kind(*given)
     operands = spec.normalised(in_a_row)
     require_backend("backend", backend)
-    values = [parameter.accept(parameters[parameter.name]) for parameter in spec.parameters]
+    accepted = tuple(x.accept(value) for x, value in zip(spec.parameters, values, strict=True))
     with torch.no_grad() if spec.detached else nullcontext():
         # NOTE: torch's dispatcher takes a third of the host's time of a call.
         if is_dynamo_compiling() or not is_plain_call(operands):
-            return custom_op(spec)(*operands, *values, backend)
-        arguments = (*operands, *values, backend)
-        serve = _find_served(spec, arguments)
-        if key is not None:
-            alike = serve
-            if operands is not in_a_row:
-                alike = _normalising(serve, spec, in_a_row, operands)
-            spec.memory.keep(key, in_a_row, alike)
+            return custom_op(spec)(*operands, *accepted, backend)
+        serve = alike = _find_bound(spec, operands, accepted, backend)
+        if operands is not in_a_row:
+            alike = _normalising(serve, spec, in_a_row, operands)
+        spec.cache.keep(in_a_row, values, backend, alike)
         return serve(operands)
 
 
-MOST_SERVED = 4096
-"""Calls that are remembered; the next one empties the memory."""
-_served: dict[tuple[Any, ...], Serve] = {}
-"""Served calls by what the checks and the choice read. These take 0.1 ms after a pause of the
-process."""
+def _find_bound(
+    spec: OpSpec, operands: Sequence[Any], values: Sequence[Any], backend: str
+) -> Serve:
+    """Return the function that serves a call; the call is checked unless one like it was."""
+    serve = spec.cache.find(operands, values, backend, INSIDE)
+    if serve is None:
+        serve = bind(spec, spec.kind(*operands), values, backend)
+        spec.cache.keep(operands, values, backend, serve, INSIDE)
+    return serve
 
 
-def _layout(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """Return the properties of an operand that the checks read."""
-    if tensor is None:
-        return None
-    offset = tensor.storage_offset()
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, offset
+def bind(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Serve:
+    """Check a call by the operation's schema, choose a backend, and have it bind such calls.
 
-
-def _checked(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
-    """Check a call by the operation's schema, choose a backend, and say what serves such calls."""
-    operands, parameters, backend = spec.unpack(arguments)
+    Args:
+        operands: in the table's form.
+    """
+    parameters = {x.name: value for x, value in zip(spec.parameters, values, strict=True)}
     sizes = spec.check(operands, parameters)
     chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
     passed = spec.passed(operands, parameters)
@@ -107,14 +87,7 @@ def _checked(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
         serve = chosen.load_bind()(operands, **passed)
     else:
         serve = _serving_by(chosen.load(), spec, passed)
-    if chosen.launch_config:
-        choice = passed["sorted"], passed["positions"], backend
-        serve = indexer_launch.keeping(serve, chosen, choice)
-    written = [
-        number
-        for number, operand in enumerate(spec.operands)
-        if operand.written and operands[number] is not None
-    ]
+    written = [number for number in spec.written if operands[number] is not None]
     return _telling(serve, written) if written else serve
 
 
@@ -126,12 +99,18 @@ def _serving_by(entry: Callable[..., Any], spec: OpSpec, parameters: Parameters)
 def _telling(serve: Serve, written: Sequence[int]) -> Serve:
     """`serve`, of which autograd learns that it writes the operands of these numbers. Nothing is
     returned: torch's dispatcher takes nothing else of an operation that writes."""
+    first, *others = written
+    tell = torch._C._increment_version
 
     def run(operands: Sequence[Any]) -> None:
         serve(operands)
-        torch._C._increment_version([operands[number] for number in written])
+        tell((operands[first],))
 
-    return run
+    def run_all(operands: Sequence[Any]) -> None:
+        serve(operands)
+        tell([operands[number] for number in written])
+
+    return run_all if others else run
 
 
 def _normalising(serve: Serve, spec: OpSpec, given: Sequence[Any], brought: Sequence[Any]) -> Serve:
@@ -173,26 +152,6 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
     return True
 
 
-def _find_served(spec: OpSpec, arguments: Sequence[Any]) -> Serve:
-    """Return the function that serves a call; the call is checked unless one like it was."""
-    count = len(spec.operands)
-    *values, backend = arguments[count:]
-    chosen_by = backend, raw_settings(), registry.size
-    key = (spec.operation, *map(_layout, arguments[:count]), *values, *chosen_by)
-    serve = _served.get(key)
-    if serve is None:
-        serve = _checked(spec, arguments)
-        if len(_served) >= MOST_SERVED:
-            _served.clear()
-        _served[key] = serve
-    return serve
-
-
-def serve(spec: OpSpec, arguments: Sequence[Any]) -> Any:
-    """Check a call, unless one like it was served, and have its backend compute the results."""
-    return _find_served(spec, arguments)(arguments[: len(spec.operands)])
-
-
 def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Callable[[], None]:
     """A call that writes to its operands, checked, its backend chosen: it only remains to be run.
 
@@ -208,16 +167,16 @@ def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Cal
 def _implementation(spec: OpSpec) -> Callable[..., Any]:
     """Return the function that the dispatcher calls with tensors of any device, under autocast
     too."""
+    count = len(spec.operands)
 
     def run(*arguments: Any) -> Any:
-        return without_autocast(serve, spec, arguments)
+        return without_autocast(serve, arguments)
 
-    def run_indexer(*arguments: Any) -> None:
-        *operands_and_kind, _check, backend = arguments
-        if not indexer_launch.launch_again(*(*operands_and_kind, backend)):
-            run(*arguments)
+    def serve(arguments: Sequence[Any]) -> Any:
+        operands, values, backend = arguments[:count], arguments[count:-1], arguments[-1]
+        return _find_bound(spec, operands, values, backend)(operands)
 
-    return run_indexer if spec is DSA_TOPK_INDEXER else run
+    return run
 
 
 def _fake(spec: OpSpec) -> Callable[..., Any]:
@@ -230,9 +189,13 @@ def _fake(spec: OpSpec) -> Callable[..., Any]:
     return run
 
 
-def _register(spec: OpSpec) -> None:
+OPERATIONS: dict[str, OpSpec] = {}
+"""Every operation by its name; `flashdsa.ops` imports the files that declare them."""
+
+
+def register(spec: OpSpec) -> OpSpec:
     """Define the operation and say what it does on tensors, on fakes and under transforms."""
-    name, qualified = str(spec.operation), f"flashdsa::{spec.operation}"
+    name, qualified = spec.operation, f"flashdsa::{spec.operation}"
     _library.define(spec.schema, tags=(torch.Tag.pt2_compliant_tag,))
     op = custom_op(spec)
     _library.impl(name, _implementation(spec), "CompositeExplicitAutograd")
@@ -243,7 +206,14 @@ def _register(spec: OpSpec) -> None:
     if spec.autocast:
         for key, device in AUTOCAST_DEVICES.items():
             _library.impl(name, autocast(spec, op, device), key)
+    OPERATIONS[name] = spec
+    return spec
 
 
-for _spec in OPERATIONS:
-    _register(_spec)
+def _forget_calls() -> None:
+    """Every call is new again: another implementation may serve it."""
+    for spec in OPERATIONS.values():
+        spec.cache.clear()
+
+
+registry.on_change = _forget_calls

@@ -1,12 +1,16 @@
-"""The rows of an operation's table: its operands, its outputs and its parameters."""
+"""The rows of an operation's table: its operands, its outputs, its parameters, its gradient.
+
+An operand's row annotates its field of the NamedTuple that an operation's tensors travel in. So
+name, place and whether it may be missing are written once, and mypy sees the fields.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -36,13 +40,11 @@ Parameters = dict[str, Any]
 
 @dataclass(frozen=True)
 class Operand:
-    """One tensor of an operation.
+    """One tensor of an operation: the annotation of a field of the tuple that it travels in.
 
     Attributes:
-        name: as in the public function, in the schema and in messages.
         shape: sizes and names of sizes, as "B H 128"; one name has one value in all operands.
         dtypes: those it may have, or a function that gives them from the first operand's dtype.
-        optional: may be None.
         written: changed in place.
         strided: its last dimension may have gaps.
         nonempty: the message where a size other than the first is 0; without one it may be 0.
@@ -51,12 +53,13 @@ class Operand:
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
         batched: the advice where it has a dimension more than that; its rank is looked at first.
         begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
+        free: names of sizes that no bound function depends on, each with the most that it takes.
+        name: the field's, as in the public function, in the schema and in messages.
+        optional: may be None, as the field's default.
     """
 
-    name: str
     shape: str
     dtypes: Dtypes
-    optional: bool = False
     written: bool = False
     strided: bool = False
     nonempty: str = ""
@@ -65,6 +68,14 @@ class Operand:
     rule: Rule | None = None
     batched: str = ""
     begins_at: int = 1
+    free: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
+    optional: bool = False
+
+    @cached_property
+    def free_dims(self) -> Mapping[int, int]:
+        """The dimensions of `free`, each with the most that it takes."""
+        return {self.dims.index(name): most for name, most in self.free.items()}
 
     @cached_property
     def dims(self) -> list[str]:
@@ -122,6 +133,14 @@ class Operand:
             require_addresses_of_its_own(self.name, tensor)
 
 
+def fold_batch(queries: str, keys: str, ids: str) -> str:
+    """The advice, as of `Operand.batched`, where queries and keys have a batch."""
+    return (
+        f"fold the batch into S ({queries}.flatten(0, 1)) and into S_kv ({keys}.flatten(0, 1)), "
+        f"and add b * S_kv to the {ids}"
+    )
+
+
 def _positive(name: str, value: Any) -> Any:
     require_positive(name, value)
     return value
@@ -175,6 +194,15 @@ class Parameter:
         return _ACCEPT[self.kind](self.name, value)
 
 
+def rows_of(kind: type[Any]) -> tuple[Operand, ...]:
+    """The rows that a NamedTuple's annotations hold: `q: Annotated[Tensor, Operand(...)]`."""
+    rows = []
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        (row,) = (x for x in hint.__metadata__ if isinstance(x, Operand))
+        rows.append(replace(row, name=name, optional=name in kind._field_defaults))
+    return tuple(rows)
+
+
 @dataclass(frozen=True)
 class Output:
     """One tensor that an operation returns.
@@ -217,5 +245,23 @@ class Output:
         def dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
             return (dtype if self.dtypes[0] == first.name else self.dtype(dtype),)
 
-        optional = bool(self.when)
-        return Operand(self.name, self.shape, dtypes, optional=optional, written=True, rule=rule)
+        row = Operand(self.shape, dtypes, written=True, rule=rule)
+        return replace(row, name=self.name, optional=bool(self.when))
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The operation that computes the gradients of another one, and how it is called.
+
+    Attributes:
+        by: its name. It returns a gradient for each operand of `of`.
+        of: names of the operands that have gradients.
+        arguments: gives all its arguments but the backend: from the operands, the outputs that were
+            kept, the gradient of the first output and the parameters.
+        keeps: names of the outputs that it needs.
+    """
+
+    by: str
+    of: tuple[str, ...]
+    arguments: Callable[[Any, Sequence[Tensor], Tensor, Parameters], tuple[Any, ...]]
+    keeps: tuple[str, ...] = ()

@@ -9,10 +9,19 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from flashdsa.ops.again import CallMemory
+from flashdsa.ops.call_cache import CallCache
 from flashdsa.ops.checks import capability, dtype_name, require_tensor
 from flashdsa.ops.overlap import require_apart
-from flashdsa.ops.rows import Operand, Output, Parameter, Parameters, Rule, Sizes
+from flashdsa.ops.rows import (
+    Gradient,
+    Operand,
+    Output,
+    Parameter,
+    Parameters,
+    Rule,
+    Sizes,
+    rows_of,
+)
 from flashdsa.problem import Operation, Problem
 
 
@@ -21,8 +30,9 @@ class OpSpec:
     """An operation.
 
     Attributes:
-        operation: its name. kind: the NamedTuple that its tensors travel in.
-        operands: the table's rows in the order of `kind`; the first says device and dtype.
+        operation: its name.
+        kind: the NamedTuple that its tensors travel in. A field's annotation holds its row, and a
+            field with a default is optional; the first one says device and dtype.
         parameters: in the order of the schema, which ends with the backend's name.
         outputs: the tensors that it returns.
         facts: of the `Problem`, the same for every call.
@@ -31,11 +41,13 @@ class OpSpec:
         normalise: gives the operands in the table's form from tensors in any form that a caller may
             give them in, the same tuple where they are in that form.
         detached: it is computed without gradients, whatever its operands ask for.
+        gradient: how it is differentiated; None: not at all.
+        backward_of: name of the function whose backward it is.
+        operands: the rows of `kind`, if its annotations do not hold them.
     """
 
-    operation: Operation
-    kind: Callable[..., Any]
-    operands: tuple[Operand, ...]
+    operation: str
+    kind: type[Any]
     parameters: tuple[Parameter, ...] = ()
     outputs: tuple[Output, ...] = ()
     facts: Mapping[str, int] = field(default_factory=dict)
@@ -43,8 +55,19 @@ class OpSpec:
     rule: Callable[[Any], None] | None = None
     normalise: Callable[[Any], Any] | None = None
     detached: bool = False
+    gradient: Gradient | None = None
+    backward_of: str = ""
+    operands: tuple[Operand, ...] = ()
 
-    def with_buffers(self, operation: Operation, kind: Callable[..., Any], rule: Rule) -> OpSpec:
+    def __post_init__(self) -> None:
+        """Take the rows of `kind`, or hold those that are given against its fields."""
+        rows = self.operands or rows_of(self.kind)
+        object.__setattr__(self, "operands", rows)
+        fields = [(name, name in self.kind._field_defaults) for name in self.kind._fields]
+        if fields != [(row.name, row.optional) for row in rows]:
+            raise TypeError(f"{self.operation}: {self.kind.__name__} has other fields than {rows}")
+
+    def with_buffers(self, operation: str, kind: type[Any], rule: Rule) -> OpSpec:
         """The operation that writes its results to the caller's tensors: each output is a written
         operand behind the required ones, and a size or a choice that it tells is no parameter.
 
@@ -64,11 +87,10 @@ class OpSpec:
         )
 
     @cached_property
-    def memory(self) -> CallMemory:
-        """Memory of its calls. The checks read only the operands' types, sizes and strides, whether
-        they begin at their required addresses, and whether the written ones lie apart."""
-        begins_at = {n: x.begins_at for n, x in enumerate(self.operands) if x.begins_at > 1}
-        return CallMemory(begins_at, self.written)
+    def cache(self) -> CallCache:
+        """Bound functions of its calls. The checks read only the operands' types, sizes and
+        strides, whether they begin where they must, and whether the written ones lie apart."""
+        return CallCache(self)
 
     @cached_property
     def written(self) -> tuple[int, ...]:
@@ -151,7 +173,7 @@ class OpSpec:
             elif tensor is not first:
                 known[f"{operand.name}_dtype"] = dtype_name(tensor.dtype)
         return Problem(
-            self.operation,
+            Operation(self.operation),
             first.device.type,
             dtype_name(first.dtype),
             capability=capability(first.device),

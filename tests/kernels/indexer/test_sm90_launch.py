@@ -17,8 +17,9 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
-from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES
+from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, launch_config
 from flashdsa.backends.sm90 import indexer, topk
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -278,7 +279,7 @@ def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: G
 
 def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    ready = indexer.launch_config(gpu_runner(GPU), 16, 512, False, False, 1)
+    ready = launch_config(INDEXER, gpu_runner(GPU), 16, 512, False, False, 1)
     inputs = rows(1, SPLIT_PAGES)
     ids = inputs.output(512)
     asked: list[int] = []
@@ -352,8 +353,8 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     for count in (1, 2, 3, 7, 16, 40, 67, 133):
         for pages in (1, SPLIT_PAGES):
             operands = TopkIndexerOperands(*rows(count, pages), torch.empty(count, 512).int())
-            config = indexer.launch_config(gpu_runner(GPU), 16, 512, by_score, False, count)
-            same = indexer.launch_config(emulator, 16, 512, by_score, False, count)
+            config = launch_config(INDEXER, gpu_runner(GPU), 16, 512, by_score, False, count)
+            same = launch_config(INDEXER, emulator, 16, 512, by_score, False, count)
             assert config[1:] == same[1:]
             config.function(*operands, *config[1:])
             same.function(*operands, *same[1:])

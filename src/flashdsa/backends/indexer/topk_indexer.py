@@ -21,6 +21,8 @@ from flashdsa.settings import Settings
 UNEVEN_PAGES = 88
 """Pages of the longest row that a table has room for, divided by the CTAs of a cluster, from which
 it may pay that the lengths decide who gets which row."""
+REFUSALS = (TypeError, ValueError, BufferError)
+"""Errors of a compiled function before it launches, for tensors that it was not compiled for."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
@@ -71,7 +73,6 @@ def bind(
         )
 
     def serve(given: Sequence[Any]) -> None:
-        require_layout(*given)
         q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given
         if check and values_are_checked():
             from flashdsa.backends.cpu.indexer import check_values
@@ -81,7 +82,11 @@ def bind(
             topk_indices.fill_(-1)
             return
         pages = cache.view(torch.uint8) if signed else cache
-        function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
+        try:
+            function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
+        except REFUSALS:  # nothing was launched
+            require_layout(*given)
+            raise
 
     return runner.on_device(serve)
 

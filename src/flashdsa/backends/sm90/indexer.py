@@ -10,5 +10,4 @@ from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS
 
 topk_indexer = partial(fused.topk_indexer, INDEXER)
 bind = partial(fused.bind, INDEXER)
-launch_config = partial(fused.launch_config, INDEXER)
 logits = partial(scores.logits, INDEXER_LOGITS)

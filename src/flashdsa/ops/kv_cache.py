@@ -1,4 +1,4 @@
-"""kv caches of sparse MLA: packed rows, and writing and reading rows of either form by slot."""
+"""kv cache: packed rows, and writing and reading rows of either form by slot."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from flashdsa.ops.checks import (
 )
 from flashdsa.ops.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.problem import D_QK, KV_ROW_BYTES
+
+__all__ = ["quantize_kv", "read_kv_cache", "write_kv_cache"]
 
 _SCALES = ("ue8m0", "fp32")
 _CACHE_DTYPES = (torch.bfloat16, torch.uint8, torch.int8)

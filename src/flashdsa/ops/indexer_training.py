@@ -1,24 +1,156 @@
-"""Training the indexer: the attention's target, differentiable scores, and the KL between them."""
+"""Training the indexer: the attention's target, and scores that are differentiable."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.attention import (
+    DETERMINISTIC,
+    OF_BACKWARD,
+    SCALE,
+    VALID_INDICES,
+    AttnSink,
+    Indices,
+    Kv,
+    Q,
+    TopkLength,
+    rows_and_slots,
+)
+from flashdsa.ops.attention_backward import Lse
 from flashdsa.ops.checks import (
+    int32_slots,
     require_dtype,
     require_shape,
     require_tensor,
     scale_or_default,
 )
-from flashdsa.ops.registration import call
-from flashdsa.ops.table import (
-    ATTENTION_TARGET,
-    INDEXER_BWD,
-    INDEXER_KL,
-    INDEXER_KL_BWD,
-    INDEXER_SCORES,
+from flashdsa.ops.dtypes import (
+    ATTENTION_DTYPES,
+    require_sums_or_same,
+    same_dtype,
+    sum_dtype,
+    sum_dtypes,
+    sums_or_same,
+)
+from flashdsa.ops.registration import call, register
+from flashdsa.ops.rows import Gradient, Operand, Output, Parameter, Parameters, fold_batch
+from flashdsa.ops.spec import OpSpec
+from flashdsa.problem import INDEX_HEAD_DIM
+
+__all__ = ["attention_target", "indexer_bwd", "indexer_scores"]
+
+
+def _require_dk_dtype(name: str, value: torch.dtype | None, operands: IndexerBwdOperands) -> None:
+    """dk_index in the precision of its sums, or in k_index's dtype."""
+    require_sums_or_same(name, value, operands.k_index.dtype)
+
+
+QIndex = Annotated[
+    Tensor,
+    Operand(
+        f"S H {INDEX_HEAD_DIM}",
+        ATTENTION_DTYPES,
+        batched=fold_batch("q_index", "k_index", VALID_INDICES),
+        nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
+    ),
+]
+KIndex = Annotated[Tensor, Operand(f"S_kv {INDEX_HEAD_DIM}", same_dtype)]
+Weights = Annotated[Tensor, Operand("S H", sums_or_same)]
+
+
+class AttentionTargetOperands(NamedTuple):
+    """Operands of `attention_target`: those of `sparse_mla_fwd`, and its lse."""
+
+    q: Q
+    kv: Kv
+    lse: Lse
+    indices: Indices
+    topk_length: TopkLength = None
+    attn_sink: AttnSink = None
+
+
+class IndexerScoresOperands(NamedTuple):
+    """Operands of `indexer_scores`."""
+
+    q_index: QIndex
+    k_index: KIndex
+    weights: Weights
+    indices: Indices
+    topk_length: TopkLength = None
+
+
+class IndexerBwdOperands(NamedTuple):
+    """Operands of `indexer_bwd`: those of `indexer_scores`, and the gradient of the scores."""
+
+    q_index: QIndex
+    k_index: KIndex
+    weights: Weights
+    indices: Indices
+    grad_scores: Annotated[Tensor, Operand("S topk", sum_dtypes)]
+    topk_length: TopkLength = None
+
+
+def _arguments_of_backward(
+    x: IndexerScoresOperands, _: Sequence[Tensor], d_scores: Tensor, parameters: Parameters
+) -> tuple[Any, ...]:
+    """`indexer_bwd`'s; gradients come in the inputs' dtypes."""
+    operands = x.q_index, x.k_index, x.weights, x.indices, d_scores, x.topk_length
+    return *operands, parameters["deterministic"], x.k_index.dtype
+
+
+ATTENTION_TARGET = register(
+    OpSpec(
+        "attention_target",
+        AttentionTargetOperands,
+        parameters=(SCALE,),
+        outputs=(Output("target", "S topk", (sum_dtype,)),),
+        autocast=("q", "kv"),
+        normalise=rows_and_slots,
+        detached=True,
+    )
+)
+INDEXER_SCORES = register(
+    OpSpec(
+        "indexer_scores",
+        IndexerScoresOperands,
+        parameters=OF_BACKWARD,
+        outputs=(Output("scores", "S topk", (sum_dtype,)),),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        autocast=("q_index", "k_index"),
+        normalise=int32_slots,
+        gradient=Gradient(
+            by="indexer_bwd",
+            of=("q_index", "k_index", "weights"),
+            arguments=_arguments_of_backward,
+        ),
+    )
+)
+INDEXER_BWD = register(
+    OpSpec(
+        "indexer_bwd",
+        IndexerBwdOperands,
+        parameters=(
+            DETERMINISTIC,
+            Parameter(
+                "dk_dtype",
+                "ScalarType?",
+                default=lambda q_index: sum_dtype(q_index.dtype),
+                rule=_require_dk_dtype,
+            ),
+        ),
+        outputs=(
+            Output("dq_index", f"S H {INDEX_HEAD_DIM}", ("q_index",)),
+            Output("dk_index", f"S_kv {INDEX_HEAD_DIM}", ("dk_dtype", sum_dtype)),
+            Output("d_weights", "S H", ("weights",)),
+        ),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        normalise=int32_slots,
+        backward_of="indexer_scores",
+    )
 )
 
 
@@ -60,7 +192,7 @@ def attention_target(
     """
     operands = q, kv, lse, indices, topk_length, attn_sink
     scale = scale_or_default(sm_scale, q)
-    target: Tensor = call(ATTENTION_TARGET, operands, backend, sm_scale=scale)
+    target: Tensor = call(ATTENTION_TARGET, operands, (scale,), backend)
     if accumulate_into is None:
         return target
     require_tensor("accumulate_into", accumulate_into)
@@ -101,9 +233,7 @@ def indexer_scores(
         NotImplementedError: no implementation serves the call.
     """
     operands = q_index, k_index, weights, indices, topk_length
-    scores: Tensor = call(
-        INDEXER_SCORES, operands, backend, deterministic=deterministic, backward_backend=backend
-    )
+    scores: Tensor = call(INDEXER_SCORES, operands, (deterministic, backend), backend)
     return scores
 
 
@@ -137,106 +267,6 @@ def indexer_bwd(
     """
     operands = q_index, k_index, weights, indices, grad_scores, topk_length
     gradients: tuple[Tensor, Tensor, Tensor] = call(
-        INDEXER_BWD, operands, backend, deterministic=deterministic, dk_dtype=dk_dtype
+        INDEXER_BWD, operands, (deterministic, dk_dtype), backend
     )
     return gradients
-
-
-def indexer_kl(scores: Tensor, target: Tensor, *, backend: str = "auto") -> Tensor:
-    """``KL(target / sum(target) || softmax(scores))`` of each row, differentiable in `scores`.
-
-    Args:
-        scores: (S, topk) fp32 or fp64. A slot with -inf is invalid, and its target counts as 0.
-        target: (S, topk), scores' dtype, >= 0, of any positive sum.
-        backend: "auto" or the name of one, of both directions.
-
-    Returns:
-        KL (S,) in scores' dtype: 0, with gradient 0, for a row without a valid slot and for one
-        whose target is 0. Mean, sum, masks and weights are the caller's.
-
-    Raises:
-        TypeError, ValueError, NotImplementedError: as for `indexer_scores`.
-    """
-    kl: Tensor = call(INDEXER_KL, (scores, target), backend, backward_backend=backend)
-    return kl
-
-
-def indexer_kl_bwd(
-    scores: Tensor, target: Tensor, grad_kl: Tensor, *, backend: str = "auto"
-) -> Tensor:
-    """The gradient of `indexer_kl`: ``grad_kl * (softmax(scores) - target / sum(target))``.
-
-    Args:
-        scores, target, backend: as for `indexer_kl`.
-        grad_kl: (S,) in scores' dtype.
-
-    Returns:
-        d_scores (S, topk) in scores' dtype, 0 where a slot is invalid.
-    """
-    d_scores: Tensor = call(INDEXER_KL_BWD, (scores, target, grad_kl), backend)
-    return d_scores
-
-
-def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
-    q_index: Tensor,
-    k_index: Tensor,
-    weights: Tensor,
-    indices: Tensor,
-    *,
-    q: Tensor | None = None,
-    kv: Tensor | None = None,
-    lse: Tensor | None = None,
-    target: Tensor | None = None,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-    deterministic: bool = False,
-    backend: str = "auto",
-) -> Tensor:
-    """The sparse stage's loss of each query: KL of the attention over the selected keys to the
-    softmax of the indexer's scores there (DeepSeek-V3.2, section 2.1).
-
-    `indexer_kl(indexer_scores(...), target)`, where the target is given or is
-    `attention_target(q, kv, lse, indices)`. No gradient flows to q, kv, lse or the target.
-
-    Args:
-        q_index, k_index, weights, indices, topk_length, deterministic: as for `indexer_scores`.
-        q, kv, lse, sm_scale, attn_sink: as for `attention_target`; without a `target` only.
-        target: (S, topk), instead of q, kv and lse: all-reduced over ranks, or summed over layers.
-        backend: "auto" or the name of one.
-
-    Returns:
-        KL (S,) fp32 (fp64 for fp64 inputs).
-
-    Raises:
-        ValueError: neither or both of `target` and (q, kv, lse); else as for `indexer_scores`.
-    """
-    given = [name for name, value in (("q", q), ("kv", kv), ("lse", lse)) if value is not None]
-    if target is not None and given:
-        raise ArgumentValueError(
-            f"target: expected either it or q, kv and lse; got it and {', '.join(given)}"
-        )
-    if target is None:
-        if q is None or kv is None or lse is None:
-            got = ", ".join(given) or "none of them"
-            raise ArgumentValueError(f"target: expected it, or q, kv and lse; got {got}")
-        target = attention_target(
-            q,
-            kv,
-            lse,
-            indices,
-            sm_scale=sm_scale,
-            topk_length=topk_length,
-            attn_sink=attn_sink,
-            backend=backend,
-        )
-    scores = indexer_scores(
-        q_index,
-        k_index,
-        weights,
-        indices,
-        topk_length=topk_length,
-        deterministic=deterministic,
-        backend=backend,
-    )
-    return indexer_kl(scores, target, backend=backend)

@@ -1,4 +1,4 @@
-"""Results of attention over parts of the keys, merged into that over all of them."""
+"""Parts of the keys: their results merged, and conventions of lse."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch import Tensor
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import require_dtype, require_shape, require_tensor, wants_gradient
+from flashdsa.ops.dtypes import ATTENTION_DTYPES
+
+__all__ = ["lse_for_merge", "lse_from_base2", "lse_to_base2", "merge_attention"]
 
 
 def merge_attention(
@@ -68,6 +71,27 @@ def merge_attention(
     return merged.to(out_parts[0].dtype), lse.to(lse_parts[0].dtype)
 
 
+def lse_to_base2(lse: Tensor) -> Tensor:
+    """A natural-logarithm lse in base 2 (FlashInfer's and TileLang's convention)."""
+    require_tensor("lse", lse)
+    return lse / math.log(2)
+
+
+def lse_from_base2(lse: Tensor) -> Tensor:
+    """A base-2 lse as the natural logarithm that flashdsa takes."""
+    require_tensor("lse", lse)
+    return lse * math.log(2)
+
+
+def lse_for_merge(lse: Tensor) -> Tensor:
+    """lse with -inf, the logarithm of 0, for queries without a valid slot, which have +inf.
+
+    Partial attentions over disjoint rows merge by ``logaddexp`` of these: a +inf would give NaN.
+    """
+    require_tensor("lse", lse)
+    return torch.where(torch.isposinf(lse), -math.inf, lse)
+
+
 def _refuse_gradients(parts: Sequence[Tensor]) -> None:
     """Raise UnsupportedError where autograd would record the call, or wants a tangent."""
     refuse_tangents("merge_attention", parts)
@@ -92,9 +116,6 @@ def _parts(name: str, values: Tensor | Sequence[Tensor]) -> list[Tensor]:
         require_dtype(
             name,
             part,
-            *((torch.float32, torch.float64) if name == "lses" else _FLOATS),
+            *((torch.float32, torch.float64) if name == "lses" else ATTENTION_DTYPES),
         )
     return parts
-
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)

@@ -1,8 +1,9 @@
-"""The indexer where many queries share their keys: prefill and training."""
+"""Indexer over shared keys: many queries rank the same keys, in prefill and in training."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,14 +12,113 @@ from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.checks import (
     INT32_MAX,
     are_values_read,
+    dtype_name,
     holds_values,
     require_device,
     require_positive,
     require_rank,
     require_tensor,
 )
-from flashdsa.ops.registration import call
-from flashdsa.ops.table import DSA_TOPK_PREFILL, PREFILL_LOGITS
+from flashdsa.ops.dtypes import E4M3, FP32, INT32, same_dtype
+from flashdsa.ops.registration import call, register
+from flashdsa.ops.rows import Operand, Output, Parameter, Sizes, fold_batch
+from flashdsa.ops.spec import OpSpec
+from flashdsa.problem import INDEX_HEAD_DIM
+
+__all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
+
+
+def _require_rows_within_int32(name: str, tensor: Tensor, sizes: Sizes) -> None:
+    """Rows are named by int32."""
+    if tensor.shape[0] > INT32_MAX:
+        raise ArgumentValueError(
+            f"{name}: expected at most {INT32_MAX} rows (int32 ids); got {tensor.shape[0]}"
+        )
+
+
+def _require_scales_of_e4m3_keys(operands: PrefillOperands | TopkPrefillOperands) -> None:
+    """Keys have scales if they are e4m3, and otherwise none."""
+    dtype, scales = operands.k_index.dtype, operands.k_scale
+    if dtype == torch.float8_e4m3fn and scales is None:
+        raise ArgumentTypeError(
+            "k_scale: expected the scales of e4m3 keys, as quantize_index_k gives them; got None"
+        )
+    if dtype != torch.float8_e4m3fn and scales is not None:
+        raise ArgumentTypeError(
+            f"k_scale: expected None, as keys of {dtype_name(dtype)} have no scales; got a tensor"
+        )
+
+
+QIndex = Annotated[
+    Tensor,
+    Operand(
+        f"S H {INDEX_HEAD_DIM}",
+        (*E4M3, torch.bfloat16, torch.float16, torch.float32),
+        batched=fold_batch("q_index", "k_index", "starts and ends of sequence b"),
+        nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
+    ),
+]
+KIndex = Annotated[
+    Tensor, Operand(f"S_kv {INDEX_HEAD_DIM}", same_dtype, rule=_require_rows_within_int32)
+]
+Weights = Annotated[Tensor, Operand("S H", FP32)]
+Ends = Annotated[Tensor, Operand("S", INT32)]
+Starts = Annotated[Tensor | None, Operand("S", INT32)]
+KScale = Annotated[Tensor | None, Operand("S_kv", FP32)]
+_CHOSEN = Operand(
+    "S topk",
+    INT32,
+    written=True,
+    nonempty="expected shape [S, topk] with topk >= 1; got 0",
+)
+
+
+class PrefillOperands(NamedTuple):
+    """Operands of `prefill_logits`."""
+
+    q_index: QIndex
+    k_index: KIndex
+    weights: Weights
+    ends: Ends
+    starts: Starts = None
+    k_scale: KScale = None
+
+
+class TopkPrefillOperands(NamedTuple):
+    """Operands of `dsa_topk_prefill`: those of `prefill_logits`, and the ids, written."""
+
+    q_index: QIndex
+    k_index: KIndex
+    weights: Weights
+    ends: Ends
+    topk_indices: Annotated[Tensor, _CHOSEN]
+    starts: Starts = None
+    k_scale: KScale = None
+
+    @property
+    def inputs(self) -> PrefillOperands:
+        """The operands without the output."""
+        return PrefillOperands(*self[:4], self.starts, self.k_scale)
+
+
+DSA_TOPK_PREFILL = register(
+    OpSpec(
+        "dsa_topk_prefill",
+        TopkPrefillOperands,
+        parameters=(Parameter("sorted", "bool"),),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        rule=_require_scales_of_e4m3_keys,
+    )
+)
+PREFILL_LOGITS = register(
+    OpSpec(
+        "prefill_logits",
+        PrefillOperands,
+        outputs=(Output("scores", "S S_kv", FP32),),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        rule=_require_scales_of_e4m3_keys,
+    )
+)
 
 
 def dsa_topk_prefill(
@@ -57,7 +157,7 @@ def dsa_topk_prefill(
         NotImplementedError: no implementation serves the call.
     """
     operands = q_index, k_index, weights, ends, topk_indices, starts, k_scale
-    call(DSA_TOPK_PREFILL, operands, backend, sorted=sorted)
+    call(DSA_TOPK_PREFILL, operands, (sorted,), backend)
 
 
 def prefill_logits(
@@ -78,7 +178,7 @@ def prefill_logits(
         (S, S_kv) fp32, -inf outside each query's range.
     """
     operands = q_index, k_index, weights, ends, starts, k_scale
-    scores: Tensor = call(PREFILL_LOGITS, operands, backend)
+    scores: Tensor = call(PREFILL_LOGITS, operands, (), backend)
     return scores
 
 

@@ -1,33 +1,145 @@
-"""The indexer: the fused top-k, its launch without checks, its warm-up, and its single steps."""
+"""Indexer: the fused top-k and its single steps."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.catalog import registry
-from flashdsa.backends.gpu.context import THREAD
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.operands import IndexerOperands, TopkIndexerOperands, TopkOperands
-from flashdsa.ops.checks import capability, require_positive, wants_positions
-from flashdsa.ops.indexer_launch import (
-    REFUSALS,
-    find_launch,
-    launch_again,
-    serve_unchecked,
+from flashdsa.ops.checks import (
+    INT32_MAX,
+    capability,
+    require_positive,
+    require_shape,
+    wants_positions,
 )
-from flashdsa.ops.plain import is_plain_eager
-from flashdsa.ops.registration import call
-from flashdsa.ops.table import DSA_TOPK_INDEXER, INDEXER_LOGITS, TOPK_INDICES
+from flashdsa.ops.dtypes import E4M3, FP32, INT32
+from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
+from flashdsa.ops.index_requests import rows_of_requests
+from flashdsa.ops.registration import call, register
+from flashdsa.ops.rows import Operand, Output, Parameter, Sizes
+from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     INDEX_TOKEN_BYTES,
     INDEX_TOPK,
+    MAX_NEXT_N,
     NUM_INDEX_HEADS,
     PAGE_SIZE,
     Operation,
 )
 
+__all__ = [
+    "compile_kernel",
+    "dsa_topk_indexer",
+    "dsa_topk_indexer_launch",
+    "indexer_logits",
+    "topk_indices",
+]
+
+
+def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
+    """A row for each query, or for each 2 to 4 neighbouring ones: notes how many as next_n."""
+    rows, requests = sizes["B"], table.shape[0]
+    next_n = 1
+    if rows != requests:
+        next_n = rows // requests if requests else 0
+    if rows != next_n * requests or not 1 <= next_n <= MAX_NEXT_N:
+        why = f" (or one row for each 2 to {MAX_NEXT_N} neighbouring queries)"
+        require_shape(name, table, (rows, table.shape[1]), "[B, max_pages]", why)
+    sizes["next_n"] = next_n
+
+
+Queries = Annotated[
+    Tensor,
+    Operand(
+        f"B H {INDEX_HEAD_DIM}",
+        E4M3,
+        nonempty="expected shape [B, H, 128] with H >= 1; got H = 0",
+    ),
+]
+Weights = Annotated[Tensor, Operand("B H", FP32)]
+SeqLens = Annotated[Tensor, Operand("B", INT32)]
+_TABLE = Operand("B max_pages", INT32)
+_TABLE_OF_REQUESTS = Operand(
+    "requests max_pages",
+    INT32,
+    rule=_require_pages_of_requests,
+    free={"max_pages": INT32_MAX},
+)
+_CACHE_OF_ANY_SIZE = replace(CACHE, free={"num_pages": MAX_PAGES})
+_CHOSEN = Operand(
+    "B topk",
+    INT32,
+    written=True,
+    nonempty="expected shape [B, topk] with topk >= 1; got 0",
+)
+
+
+class IndexerOperands(NamedTuple):
+    """Operands of `indexer_logits`."""
+
+    q_index_fp8: Queries
+    k_index_cache_fp8: Annotated[Tensor, CACHE]
+    weights: Weights
+    seq_lens: SeqLens
+    block_table: Annotated[Tensor, _TABLE]
+
+
+class TopkIndexerOperands(NamedTuple):
+    """Operands of `dsa_topk_indexer`: the indexer's, and the ids, written."""
+
+    q_index_fp8: Queries
+    k_index_cache_fp8: Annotated[Tensor, _CACHE_OF_ANY_SIZE]
+    weights: Weights
+    seq_lens: SeqLens
+    block_table: Annotated[Tensor, _TABLE_OF_REQUESTS]
+    topk_indices: Annotated[Tensor, _CHOSEN]
+
+    @property
+    def inputs(self) -> IndexerOperands:
+        """The operands without the output."""
+        return IndexerOperands(*self[:5])
+
+
+class TopkOperands(NamedTuple):
+    """Operands of `topk_indices`."""
+
+    scores: Annotated[Tensor, Operand("B max_len", FP32)]
+    lengths: Annotated[Tensor, Operand("B", INT32, strided=True)]
+
+
+_SORTED = Parameter("sorted", "bool")
+DSA_TOPK_INDEXER = register(
+    OpSpec(
+        "dsa_topk_indexer",
+        TopkIndexerOperands,
+        parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        normalise=rows_of_requests,
+    )
+)
+INDEXER_LOGITS = register(
+    OpSpec(
+        "indexer_logits",
+        IndexerOperands,
+        parameters=(Parameter("max_len", "int"),),
+        outputs=(Output("scores", "B max_len", FP32),),
+        facts={"d_qk": INDEX_HEAD_DIM},
+    )
+)
+TOPK_INDICES = register(
+    OpSpec(
+        "topk_indices",
+        TopkOperands,
+        parameters=(Parameter("topk", "int"), _SORTED),
+        outputs=(Output("positions", "B topk", INT32),),
+    )
+)
 MANY_ROWS = 256
 """More than GPUs have SMs."""
 
@@ -76,32 +188,8 @@ def dsa_topk_indexer(
         NotImplementedError: no implementation serves the call.
     """
     positions = wants_positions(ids)
-    # NOTE: torch's dispatcher takes 5 us of host time where a launch takes as much.
-    if (
-        not torch.compiler.is_dynamo_compiling()
-        and type(q_index_fp8) is Tensor
-        and type(k_index_cache_fp8) is Tensor
-        and type(weights) is Tensor
-        and type(seq_lens) is Tensor
-        and type(block_table) is Tensor
-        and type(topk_indices) is Tensor
-        and q_index_fp8.dim() == 3
-        and is_plain_eager()
-        and launch_again(
-            q_index_fp8,
-            k_index_cache_fp8,
-            weights,
-            seq_lens,
-            block_table,
-            topk_indices,
-            sorted,
-            positions,
-            backend,
-        )
-    ):
-        return
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    call(DSA_TOPK_INDEXER, operands, backend, sorted=sorted, positions=positions, check=True)
+    call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
 
 
 def dsa_topk_indexer_launch(
@@ -117,30 +205,8 @@ def dsa_topk_indexer_launch(
     Negative lengths count as 0, a too narrow table clamps the length, tokens of a page outside
     the cache are never emitted, and nothing outside the buffers is touched.
     """
-    # NOTE: of 6 us of host time 5 are spent in the kernel's function: hence no calls here but the
-    # tensors' fastest. A function that was compiled for other tensors refuses these.
-    launch = find_launch((q_index_fp8.numel(), topk_indices.numel(), topk_indices.get_device()))
-    if launch is not None and k_index_cache_fp8.numel() and THREAD.has_context:
-        function, first, second = launch
-        try:
-            function(
-                q_index_fp8,
-                k_index_cache_fp8,
-                weights,
-                seq_lens,
-                block_table,
-                topk_indices,
-                first,
-                second,
-            )
-            return
-        except REFUSALS:  # nothing was launched: the backend serves the call or says why not
-            pass
-    serve_unchecked(
-        TopkIndexerOperands(
-            q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-        )
-    )
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
+    call(DSA_TOPK_INDEXER, operands, (False, False, False), "auto")
 
 
 def compile_kernel(
@@ -201,8 +267,8 @@ def indexer_logits(
     Returns:
         (B, max_len) fp32, -inf from ``seq_lens[b]`` on.
     """
-    operands = IndexerOperands(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table)
-    scores: Tensor = call(INDEXER_LOGITS, operands, backend, max_len=max_len)
+    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
+    scores: Tensor = call(INDEXER_LOGITS, operands, (max_len,), backend)
     return scores
 
 
@@ -222,9 +288,7 @@ def topk_indices(
     Returns:
         (B, topk) int32: ``min(topk, lengths[b])`` positions, then -1.
     """
-    positions: Tensor = call(
-        TOPK_INDICES, TopkOperands(scores, lengths), backend, topk=topk, sorted=sorted
-    )
+    positions: Tensor = call(TOPK_INDICES, (scores, lengths), (topk, sorted), backend)
     return positions
 
 

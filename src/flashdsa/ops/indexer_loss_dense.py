@@ -21,9 +21,10 @@ from flashdsa.ops.checks import (
     require_tensor,
     scale_or_default,
 )
-from flashdsa.ops.rules import index_weight_dtypes, sum_dtype
-from flashdsa.ops.table import ATTENTION_DTYPES, INT32
+from flashdsa.ops.dtypes import ATTENTION_DTYPES, INT32, sum_dtype, sums_or_same
 from flashdsa.problem import INDEX_HEAD_DIM
+
+__all__ = ["indexer_kl_loss_dense"]
 
 
 def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range of keys
@@ -105,7 +106,7 @@ class _Problem:
         require_dtype("q_index", self.q_index, *ATTENTION_DTYPES)
         for name in ("k_index", "q", "k"):
             require_dtype(name, getattr(self, name), dtype)
-        require_dtype("weights", self.weights, *index_weight_dtypes(dtype))
+        require_dtype("weights", self.weights, *sums_or_same(dtype))
         require_dtype("lse", self.lse, sum_dtype(dtype))
         require_rank("q_index", self.q_index, (3,), "[S, H_I, 128]")
         require_rank("k_index", self.k_index, (2,), "[S_kv, 128]")

@@ -1,8 +1,9 @@
-"""Quantised indexer keys and queries, and the packed index-K cache."""
+"""Index-K cache: quantised indexer keys and queries, and the packed pages of keys."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,23 +11,109 @@ from torch import Tensor
 from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.backends.packed_rows import next_power_of_two
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.operands import (
-    CacheReadOperands,
-    CacheWriteOperands,
-    IndexKOperands,
-    IndexQOperands,
-)
 from flashdsa.ops.autograd import refuse_tangents
 from flashdsa.ops.checks import require_dtype, require_tensor
-from flashdsa.ops.registration import call
-from flashdsa.ops.table import (
-    ATTENTION_DTYPES,
-    QUANTIZE_INDEX_K,
-    QUANTIZE_INDEX_Q,
-    READ_INDEX_K_CACHE,
-    WRITE_INDEX_K_CACHE,
+from flashdsa.ops.dtypes import ATTENTION_DTYPES, E4M3, FP32
+from flashdsa.ops.registration import call, register
+from flashdsa.ops.rows import Operand, Output, Sizes
+from flashdsa.ops.spec import OpSpec
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
+
+__all__ = [
+    "fake_quantize_index",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "write_index_k_cache",
+]
+
+MAX_PAGES = 2**31 // PAGE_SIZE
+"""Token ids are int32."""
+
+
+def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
+    """Each page's 8,448 bytes are contiguous, its scales aligned, its ids within int32."""
+    if cache.stride(3) != 1 or cache.stride(1) != INDEX_TOKEN_BYTES:
+        raise ArgumentValueError(
+            f"{name}: expected each page's bytes to be contiguous; got strides "
+            f"{list(cache.stride())}"
+        )
+    if cache.stride(0) % SCALE_BYTES or cache.storage_offset() % SCALE_BYTES:
+        raise ArgumentValueError(
+            f"{name}: expected pages aligned to {SCALE_BYTES} bytes for their fp32 scales; "
+            f"got page stride {cache.stride(0)} and offset {cache.storage_offset()}"
+        )
+    if sizes["num_pages"] > MAX_PAGES:
+        raise ArgumentValueError(
+            f"{name}: expected at most {MAX_PAGES} pages (int32 token ids); "
+            f"got {sizes['num_pages']}"
+        )
+
+
+_K = Operand(f"T {INDEX_HEAD_DIM}", (torch.bfloat16, torch.float32))
+_SLOTS = Operand("T", (torch.int32, torch.int64), strided=True)
+CACHE = Operand(
+    f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}",
+    (torch.uint8, torch.int8),
+    rule=_require_packed_pages,
+    begins_at=SCALE_BYTES,
 )
-from flashdsa.problem import INDEX_HEAD_DIM
+_KEYS_AND_SCALES = (Output("fp8", f"T {INDEX_HEAD_DIM}", E4M3), Output("scale", "T", FP32))
+
+
+class IndexKOperands(NamedTuple):
+    """Operand of `quantize_index_k`."""
+
+    k: Annotated[Tensor, _K]
+
+
+class IndexQOperands(NamedTuple):
+    """Operands of `quantize_index_q`."""
+
+    q: Annotated[Tensor, replace(_K, shape=f"B H {INDEX_HEAD_DIM}")]
+    weights: Annotated[Tensor, Operand("B H", FP32, strided=True)]
+
+
+class CacheWriteOperands(NamedTuple):
+    """Operands of `write_index_k_cache`; the cache is written."""
+
+    k: Annotated[Tensor, _K]
+    slots: Annotated[Tensor, replace(_SLOTS, note=", one a key")]
+    cache: Annotated[Tensor, replace(CACHE, written=True)]
+
+
+class CacheReadOperands(NamedTuple):
+    """Operands of `read_index_k_cache`."""
+
+    cache: Annotated[Tensor, CACHE]
+    slots: Annotated[Tensor, _SLOTS]
+
+
+QUANTIZE_INDEX_K = register(
+    OpSpec(
+        "quantize_index_k",
+        IndexKOperands,
+        outputs=_KEYS_AND_SCALES,
+        facts={"d_qk": INDEX_HEAD_DIM},
+    )
+)
+QUANTIZE_INDEX_Q = register(
+    OpSpec(
+        "quantize_index_q",
+        IndexQOperands,
+        outputs=(
+            Output("fp8", f"B H {INDEX_HEAD_DIM}", E4M3),
+            Output("folded_weights", "B H", FP32),
+        ),
+        facts={"d_qk": INDEX_HEAD_DIM},
+    )
+)
+WRITE_INDEX_K_CACHE = register(
+    OpSpec("write_index_k_cache", CacheWriteOperands, facts={"d_qk": INDEX_HEAD_DIM})
+)
+READ_INDEX_K_CACHE = register(
+    OpSpec("read_index_k_cache", CacheReadOperands, outputs=_KEYS_AND_SCALES)
+)
 
 
 def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
@@ -39,7 +126,7 @@ def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tenso
     Returns:
         fp8 (T, 128) float8_e4m3fn = round(k / scale), to nearest even, and scale (T,) fp32.
     """
-    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, IndexKOperands(k), backend)
+    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), (), backend)
     return fp8_and_scale
 
 
@@ -54,9 +141,7 @@ def quantize_index_q(q: Tensor, weights: Tensor, *, backend: str = "auto") -> tu
     Returns:
         fp8 (B, H, 128) float8_e4m3fn and folded weights (B, H) fp32.
     """
-    fp8_and_folded: tuple[Tensor, Tensor] = call(
-        QUANTIZE_INDEX_Q, IndexQOperands(q, weights), backend
-    )
+    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), (), backend)
     return fp8_and_folded
 
 
@@ -116,7 +201,7 @@ def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str
         cache: (num_pages, 64, 1, 132) uint8 or int8, changed in place.
         backend: "auto" or the name of one.
     """
-    call(WRITE_INDEX_K_CACHE, CacheWriteOperands(k, slots, cache), backend)
+    call(WRITE_INDEX_K_CACHE, (k, slots, cache), (), backend)
 
 
 def read_index_k_cache(
@@ -132,7 +217,5 @@ def read_index_k_cache(
     Returns:
         fp8 (T, 128) float8_e4m3fn and scale (T,) fp32; the key is ``fp8 * scale``.
     """
-    fp8_and_scale: tuple[Tensor, Tensor] = call(
-        READ_INDEX_K_CACHE, CacheReadOperands(cache, slots), backend
-    )
+    fp8_and_scale: tuple[Tensor, Tensor] = call(READ_INDEX_K_CACHE, (cache, slots), (), backend)
     return fp8_and_scale
