@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
@@ -220,7 +221,8 @@ for _operation, (_entry, _features) in _CPU.items():
             prepare=_prepare("cpu", _operation),
         )
     )
-for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0), _SM100)):
+for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
+    _backend = _arch.backend
     for _operation, (_entry, _features) in (
         *_rows.items(),
         *_FURTHER[_backend],
@@ -229,7 +231,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             _operation,
             _backend,
             f"flashdsa.backends.{_backend}.{_entry}",
-            replace(_features, devices=("cuda",), capability=_capability),
+            replace(_features, devices=("cuda",), capabilities=_arch.capabilities),
             runner="flashdsa.backends.gpu.runner:gpu",
             launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
             prepare=_prepare(_backend, _operation),
@@ -238,7 +240,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
         _emulated = replace(
             _on_gpu,
             backend=f"emulate-{_backend}",
-            features=replace(_features, devices=("cpu",), capability=None),
+            features=replace(_features, devices=("cpu",), capabilities=()),
             automatic=False,
             runner=f"flashdsa.backends.emulated.runner:{_backend}",
             launch_config="",
