@@ -112,8 +112,9 @@ def test_a_gpu_backend_needs_its_own_capability() -> None:
     assert reason_against("sm90", machine_with(hopper)) is None
     assert reason_against("cpu", machine_with()) is None
     assert reason_against("sm100", machine_with(hopper)) == (
-        "needs a GPU of compute capability 10.0; found NVIDIA H200 (9.0)"
+        "needs a GPU of compute capability 10.0 or 10.3; found NVIDIA H200 (9.0)"
     )
+    assert reason_against("sm100", machine_with(Gpu("NVIDIA B300", (10, 3), 2**38))) is None
     assert reason_against("sm90", machine_with()) == (
         "needs a GPU of compute capability 9.0; found no GPU"
     )

@@ -11,8 +11,8 @@ import torch
 
 import flashdsa
 from tests.ops import inputs
-from tests.ops.public_calls import public_calls
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 
 def _forward_arguments() -> dict[str, Any]:

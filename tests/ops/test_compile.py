@@ -13,7 +13,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa.ops.registration import OPERATIONS
 from tests.ops import inputs
-from tests.ops.public_calls import public_calls
+from workbench.public_calls import public_calls
 
 PUBLIC = {*OPERATIONS} | {"sparse_mla", "indexer_kl_loss"}
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError
-from tests.ops.public_calls import public_calls
 from tests.support.hopper_gpu import HOPPER_GPU
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),

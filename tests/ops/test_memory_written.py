@@ -15,21 +15,17 @@ from torch import Tensor
 import flashdsa
 from flashdsa.ops.overlap import overlaps_itself, share_memory
 from flashdsa.ops.registration import OPERATIONS
-from tests.ops.public_calls import Call, public_calls
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import Call, public_calls
 
 pytestmark = pytest.mark.usefixtures("new_calls")
 
 WRITTEN = {
-    "sparse_mla_fwd, buffers": ("out", "lse"),
-    "prepare_sparse_mla_fwd": ("out", "lse"),
-    "dsa_topk_indexer": ("topk_indices",),
-    "dsa_topk_prefill": ("topk_indices",),
-    "write_index_k_cache": ("cache",),
-    "write_kv_cache": ("cache",),
-    "write_kv_cache, packed": ("cache",),
+    name: call.written
+    for name, call in public_calls("cpu").items()
+    if call.written and name not in ("dsa_topk_indexer, sorted", "dsa_topk_indexer_launch")
 }
-"""By a name of `public_calls`: what it writes."""
+"""Arguments that calls write; of the indexer's calls the one that checks, once."""
 EACH = [(name, written) for name, names in WRITTEN.items() for written in names]
 
 

@@ -16,7 +16,7 @@ import torch
 import flashdsa
 import flashdsa.distributed
 from tests.ops.host_reads import HostReads
-from tests.ops.public_calls import public_calls
+from workbench.public_calls import public_calls
 
 
 def _kv_cache(packed: bool) -> torch.Tensor:

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import flashdsa
 from flashdsa.errors import UnsupportedError
-from tests.ops.public_calls import public_calls
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 POISON = 123
 

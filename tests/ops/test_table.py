@@ -68,14 +68,17 @@ def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
     subtests: CaseLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every operation says the capability; the choice follows it."""
-    for spec, capability in product(OPERATIONS.values(), [(8, 0), (9, 0), (10, 0)]):
+    for spec, capability in product(
+        OPERATIONS.values(), [(8, 0), (9, 0), (10, 0), (10, 3), (12, 0)]
+    ):
         with subtests.test(f"{spec.operation}, {capability}"):
             wanted = problem(spec, capability, monkeypatch)
             assert wanted.capability == capability
             built_for = {
-                i.features.capability: i.backend
+                one: i.backend
                 for i in registry.implementations(spec.operation)
                 if i.automatic and "cuda" in i.features.devices
+                for one in i.features.capabilities
             }
             if capability in built_for:
                 assert registry.select(wanted).backend == built_for[capability]
@@ -86,15 +89,16 @@ def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
                     registry.select(wanted)
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = problem(MLA_BWD, capability, monkeypatch)
-    needs = f"compute capability: takes 10.0; got {capability[0]}.{capability[1]}"
+    needs = f"compute capability: takes 10.0 or 10.3; got {capability[0]}.{capability[1]}"
     with pytest.raises(UnsupportedError, match=needs):
         registry.select(wanted, "sm100")
-    assert registry.select(problem(MLA_BWD, (10, 0), monkeypatch)).backend == "sm100"
+    for served in ((10, 0), (10, 3)):
+        assert registry.select(problem(MLA_BWD, served, monkeypatch)).backend == "sm100"
 
 
 def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public_function() -> None:

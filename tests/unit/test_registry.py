@@ -158,7 +158,7 @@ def test_catalog_serves_every_operation_on_the_cpu_from_code_that_exists() -> No
 
 
 def test_a_gpu_of_another_architecture_is_a_reason(registry: Registry) -> None:
-    hopper = dataclasses.replace(SM90, capability=(9, 0))
+    hopper = dataclasses.replace(SM90, capabilities=((9, 0),))
     registry.register(Implementation(Operation.TOPK_INDICES, "sm90", "math:exp", hopper))
     problem = dataclasses.replace(PROBLEM, operation=Operation.TOPK_INDICES, capability=(8, 0))
     with pytest.raises(

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm100.bwd.plan import HEADS as BWD_HEADS
 from flashdsa.kernels.attention.sm100.fwd.plan import HEADS as FWD_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
@@ -216,7 +217,8 @@ for _operation, (_entry, _features) in _CPU.items():
             prepare=_prepare("cpu", _operation),
         )
     )
-for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0), _SM100)):
+for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
+    _backend = _arch.backend
     for _operation, (_entry, _features) in (
         *_rows.items(),
         *_FURTHER[_backend],
@@ -225,7 +227,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
             _operation,
             _backend,
             f"flashdsa.backends.{_backend}.{_entry}",
-            replace(_features, devices=("cuda",), capability=_capability),
+            replace(_features, devices=("cuda",), capabilities=_arch.capabilities),
             runner="flashdsa.backends.gpu.runner:gpu",
             prepare=_prepare(_backend, _operation),
             bind=_bind(_backend, _operation),
@@ -233,7 +235,7 @@ for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0),
         _emulated = replace(
             _on_gpu,
             backend=f"emulate-{_backend}",
-            features=replace(_features, devices=("cpu",), capability=None),
+            features=replace(_features, devices=("cpu",), capabilities=()),
             automatic=False,
             runner=f"flashdsa.backends.emulated.runner:{_backend}",
             bind="",

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import missing_packages
+from flashdsa.backends.features import dotted
 from flashdsa.errors import UnsupportedError
+from flashdsa.hw import ARCHITECTURES
 from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS
 
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
     from flashdsa.backends.registry import Implementation
     from flashdsa.bench.machine import HostMachine
 
-CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
-"""CUDA compute capability that a backend's kernels are built for."""
+CAPABILITIES = {arch.backend: arch.capabilities for arch in ARCHITECTURES.values()}
+"""CUDA compute capabilities of the GPUs that run a backend's kernels."""
 NOT_IMPLEMENTED = "has no implementation in this version"
 
 
@@ -26,13 +28,13 @@ def reason_against(backend: str, machine: HostMachine) -> str | None:
             which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
             return f"needs the Python {which}; pip install 'flashdsa[emulate]'"
         return None
-    wanted = CAPABILITY.get(backend)
+    wanted = CAPABILITIES.get(backend)
     if wanted is None:
         return None
-    if any(gpu.capability == wanted for gpu in machine.gpus):
+    if any(gpu.capability in wanted for gpu in machine.gpus):
         return None
-    found = ", ".join(f"{g.name} ({g.capability[0]}.{g.capability[1]})" for g in machine.gpus)
-    return f"needs a GPU of compute capability {wanted[0]}.{wanted[1]}; found {found or 'no GPU'}"
+    found = ", ".join(f"{gpu.name} ({dotted([gpu.capability])})" for gpu in machine.gpus)
+    return f"needs a GPU of compute capability {dotted(wanted)}; found {found or 'no GPU'}"
 
 
 def require_runnable(backend: str) -> None:

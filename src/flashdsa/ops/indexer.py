@@ -300,7 +300,7 @@ def _device_of_indexers(backend: str) -> str:
     backend = resolve_backend(backend)
     on_gpu = any(
         "cuda" in implementation.features.devices
-        and (backend != "auto" or implementation.features.capability == here)
+        and (backend != "auto" or here in implementation.features.capabilities)
         for implementation in registry.implementations(Operation.DSA_TOPK_INDEXER)
         if backend in ("auto", implementation.backend)
     )
