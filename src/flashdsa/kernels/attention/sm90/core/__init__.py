@@ -1,1 +1,1 @@
-"""What the Hopper attention kernels share: tiles, softmax, products, gather, epilogue."""
+"""Common parts of the Hopper attention kernels: tiles, products, softmax, copies, consumers."""
