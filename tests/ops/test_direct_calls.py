@@ -94,7 +94,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
         devices=("cpu",),
         num_heads=replace(real.features.num_heads, values=HEADS),
         topk=OneOf((TOPK, 2 * TOPK)),
-        capability=None,
+        capabilities=(),
     )
     implementation = replace(
         real,
