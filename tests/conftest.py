@@ -58,7 +58,11 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU that this machine lacks: such tests would hide real skips."""
+    """Leave out what needs a GPU that this machine lacks: such tests would hide real skips.
+
+    Files that compile and emulate kernels come first: `make test` deals files out in this order,
+    and a process that ended with one of them would keep the others waiting.
+    """
     kept, left_out = [], []
     for item in items:
         needs_gpu = item.get_closest_marker("gpu") is not None and not HAS_GPU
@@ -66,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left_out if needs_gpu or backend in _missing_backends() else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+    items[:] = sorted(kept, key=lambda item: "kernels" not in item.path.parts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
