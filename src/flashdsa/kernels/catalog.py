@@ -33,11 +33,12 @@ from flashdsa.problem import Operation
 
 _LOAD_FILES = ("load.py", "load_tiles.py", "page_partition.py")
 _SELECT_FILES = (
-    "select_rows.py", "score.py", "score_batch.py", "lists.py", "exchange.py", "threshold.py",
-    "candidates.py", "keys.py", "by_clusters.py", "by_ctas.py", "row_counts.py", "output.py",
-    "by_position.py", "by_score.py",
+    "score.py", "score_batch.py", "tiles.py", "by_cluster.py", "by_clusters.py", "by_ctas.py",
+    "published.py", "lists.py", "keys.py", "threshold.py", "exchange.py",
+    "output.py", "by_position.py", "by_score.py",
 )  # fmt: skip
 """Not row_schedule.py: rows are put in order before the warps part into roles."""
+_PAIR_FILES = ("by_pairs.py", "score_together.py", "score_pairs.py")
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
@@ -56,7 +57,7 @@ INDEXER = KernelSpec(
     ),
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
-    sources={"load": _LOAD_FILES, "select": (*_SELECT_FILES, "teams.py", "score_pairs.py")},
+    sources={"load": _LOAD_FILES, "select": (*_SELECT_FILES, *_PAIR_FILES)},
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",

@@ -12,12 +12,16 @@ from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import Coord, packed
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.score_batch import score_batch
-from flashdsa.kernels.indexer.select.select_rows import select_rows
+from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
+from flashdsa.kernels.indexer.select.by_clusters import select_by_clusters
+from flashdsa.kernels.indexer.select.by_ctas import select_by_ctas
+from flashdsa.kernels.indexer.select.by_pairs import select_in_teams
+from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers, input_buffers_in
-from flashdsa.kernels.indexer.teams import select_in_teams
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
@@ -139,12 +143,16 @@ def consume(
         plan,
     )
     inputs = input_buffers_in(arena, plan, arena.consumer)
-    place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
+    place = packed(coord) if const_expr(plan.selects_alone) else coord
     pages = page_source(arena, caller.thread, plan)
     s = Selecting(
         inputs, select, cluster, place, output, operands.published, caller.thread, Static(plan)
     )
-    if const_expr(plan.pairs):
+    if const_expr(plan.rows is By.PAIRS):
         select_in_teams(s, arena, pages, caller.num_ctas, coord.ordered)
+    elif const_expr(plan.rows is By.CTAS):
+        select_tiles(s, pages, score_batch, select_by_ctas)
+    elif const_expr(plan.rows is By.CLUSTERS):
+        select_tiles(s, pages, score_batch, select_by_clusters)
     else:
-        select_rows(s, pages, score_batch)
+        select_tiles(s, pages, score_batch, select_by_cluster)

@@ -30,10 +30,11 @@ from flashdsa.kernels.indexer.fused import (
     prefetch_meanwhile,
 )
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import rows_of
-from flashdsa.kernels.indexer.select.by_clusters import Published
+from flashdsa.kernels.indexer.select.published import Published
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
@@ -66,7 +67,7 @@ def indexer_kernel(
     select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = rows_of(seq_lens, block_table)
     operands = Operands(weights, block_table, topk_indices, published, cache.shape[0], rows)
-    coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
+    coord = find_coord(rows, num_splits if const_expr(plan.rows is By.CLUSTERS) else Int32(1), plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     allocate_tmem(arena, caller.warp, plan)

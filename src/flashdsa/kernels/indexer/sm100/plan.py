@@ -131,7 +131,7 @@ class IndexerPlan(SelectPlan):
     @property
     def regions(self) -> list[SmemRegion]:
         """Shared memory regions, in order."""
-        stages, tiles, pages = self.ring_stages, self.tile_stages, self.pages_per_stage
+        stages, tiles, pages = self.ring_stages, self.lists.tile_stages, self.pages_per_stage
         groups = self.consumer_warpgroups
         return [
             SmemRegion("pages", stages * self.stage_key_bytes, 1024, "keys, e4m3, SW128"),
@@ -207,7 +207,7 @@ class IndexerPlan(SelectPlan):
         head = self.query_bytes + self.weight_bytes
         stage = self.stage_key_bytes + self.pages_per_stage * SCALE_BYTES
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
-        stages, tiles, groups = self.ring_stages, self.tile_stages, self.consumer_warpgroups
+        stages, tiles, groups = self.ring_stages, self.lists.tile_stages, self.consumer_warpgroups
         every = (
             Barrier(
                 "page_full", stages, load, one, mma, stage, "the pages are there",

@@ -28,10 +28,11 @@ from flashdsa.kernels.indexer.fused import (
     prefetch_meanwhile,
 )
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import pairs_of, rows_of
-from flashdsa.kernels.indexer.select.by_clusters import Published
+from flashdsa.kernels.indexer.select.published import Published
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -65,9 +66,9 @@ def indexer_kernel(
     select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
     rows = rows_of(seq_lens, block_table)
     operands = Operands(weights, block_table, topk_indices, published, num_pages, rows)
-    if const_expr(plan.pairs):
+    if const_expr(plan.rows is By.PAIRS):
         rows = pairs_of(rows)
-    coord = find_coord(rows, num_splits if const_expr(plan.splits_to_clusters) else Int32(1), plan)
+    coord = find_coord(rows, num_splits if const_expr(plan.rows is By.CLUSTERS) else Int32(1), plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, rows, coord, caller.thread, caller.consumes, plan)
     enter_cluster(arena, caller.thread, INITIALISING_WARPS)
@@ -94,7 +95,7 @@ def indexer_kernel(
         load_scheduled(load_ctx, PAGES, select, coord, lengths, caller.lane, plan)
     else:
         cute.arch.setmaxregister_increase(role.registers)
-        source = pair_source if const_expr(plan.pairs) else page_source
+        source = pair_source if const_expr(plan.rows is By.PAIRS) else page_source
         consume(caller, arena, select, cluster, coord, operands, source, plan)
 
 
