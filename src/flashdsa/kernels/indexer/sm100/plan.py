@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
@@ -97,6 +97,10 @@ class IndexerPlan(SelectPlan):
     def threads(self) -> int:
         """Consumers, and the warpgroup that loads and issues."""
         return self.consumer_threads + WARPGROUP_SIZE
+
+    def cache_operand(self, cache: Any) -> Any:
+        """The cache: scales are copied by their addresses."""
+        return cache
 
     @property
     def page_box_rows(self) -> int:

@@ -55,6 +55,10 @@ class IndexerPlan(SelectPlan):
         """Pages of a stage of the ring."""
         return 1
 
+    def cache_operand(self, cache: Any) -> Any:
+        """Number of pages: TMA reads all of the cache."""
+        return cache.shape[0]
+
     @property
     def page_box_rows(self) -> int:
         """Rows of the cache that one copy brings: a page's keys and scales."""

@@ -18,6 +18,7 @@ from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.launch import launch_shape
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
@@ -209,9 +210,5 @@ def launch_topk(
         num_clusters, cluster_size: as in `launch_indexer`.
     """
     topk_kernel(scores, lengths, positions, plan).launch(
-        grid=[num_clusters * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
+        **launch_shape(num_clusters, cluster_size, plan), stream=stream
     )
