@@ -204,7 +204,7 @@ CONTROLS = {
         read_before, "select.exchange:find_kth", "select.threshold",
         lambda s, *_: s.cluster.coarse), "does not see st.async"),
     "weights": Control("weights: read before the bulk copy is complete", *_SHARED, partial(
-        read_before, "schedule.work_tile:wait_for_tile", "select.select_rows",
+        read_before, "schedule.work_tile:wait_for_tile", "select.tiles",
         lambda inputs, *_: inputs.weights)),
     "scales": Control("shared keys: scales are read before the copy is complete",
                       "prefill-sm_90a", "700 keys", _wait("score_segment", "key_full")),

@@ -36,7 +36,7 @@ def launch_indexer(
     """Launch any plan's fused indexer once; the counters and slots of rows that are split, if any.
 
     Args:
-        clusters: how many, CTAs of each, clusters of each row of `plan.split_pages` pages or more.
+        clusters: how many, CTAs of each, clusters of each row of `split_pages` or more.
     """
     number, size, _ = clusters
     how: tuple[Any, ...] = number, size

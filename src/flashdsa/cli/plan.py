@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ def choices_of(specs: Sequence[KernelSpec]) -> dict[str, tuple[Any, ...]]:
     for spec in specs:
         for name in (field.name for field in fields(spec.plans[0])):
             values = tuple(dict.fromkeys(getattr(plan, name) for plan in spec.plans))
-            if len(values) > 1:
+            if len(values) > 1 and not is_dataclass(values[0]):
                 found.setdefault(name, values)
     return found
 

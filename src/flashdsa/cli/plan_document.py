@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Any
 
 from flashdsa.hw import ARCHITECTURES, TMEM_LANES
@@ -23,7 +23,7 @@ def describe(variant: Variant) -> dict[str, Any]:
     document: dict[str, Any] = {
         "kernel": spec.name,
         "arch": spec.arch,
-        "choices": {field.name: getattr(plan, field.name) for field in fields(plan)},
+        "choices": asdict(plan),
         "threads": plan.threads,
         "registers": {
             "total": sum(role.threads * role.registers for role in plan.roles),

@@ -50,7 +50,7 @@ INDEXER = KernelSpec(
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load_scheduled", "PAGES"),
+        "load": ("load", "PAGES"),
         "select": ("consume", "page_source", "pair_source"),
     },
 )
@@ -63,7 +63,7 @@ INDEXER_LOGITS = KernelSpec(
     entry="logits_kernel",
     roles={
         "load": ("load_partition", "PAGES"),
-        "select": ("write_scores", "make_scorer", "SCORING"),
+        "select": ("consume_pages", "page_source"),
     },
 )
 _SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
@@ -83,7 +83,7 @@ INDEXER_SM100 = KernelSpec(
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load_scheduled", "PAGES"),
+        "load": ("load", "PAGES"),
         "mma": ("run_mma",),
         "select": ("consume", "page_source"),
     },
@@ -101,7 +101,7 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     roles={
         "load": ("load_partition", "PAGES"),
         "mma": ("run_mma",),
-        "select": ("write_scores", "page_source", "fill_beyond"),
+        "select": ("consume_pages", "page_source"),
     },
 )
 TOPK_INDICES = KernelSpec(
@@ -116,7 +116,7 @@ TOPK_INDICES = KernelSpec(
     entry="topk_kernel",
     roles={
         "load": ("load_scheduled", "DESCRIPTIONS"),
-        "select": ("select_rows", "emit_unscored_rows"),
+        "select": ("select_tiles", "select_by_cluster", "read_batch", "emit_unscored_rows"),
     },
 )
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"

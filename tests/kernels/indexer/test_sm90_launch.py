@@ -20,6 +20,7 @@ from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, cl
 from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, launch_config
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.operands import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -28,7 +29,7 @@ from tests.support.subtests import CaseLoop
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
-SPLIT_PAGES = IndexerPlan().split_pages
+SPLIT_PAGES = IndexerPlan().sharing.split_pages
 GPU = torch.device("cuda", 0)
 
 
@@ -85,7 +86,7 @@ def test_what_clusters_publish_fits_the_lists_of_the_last() -> None:
             _, size, num_splits = choose_clusters(capacity, rows)
             overlapping = 1 + -(-(num_splits - 1) // size)  # clusters whose CTAs those are
             most = min(num_splits, overlapping) * (plan.topk + plan.max_candidates)
-            assert num_splits == 1 or most <= plan.list_capacity
+            assert num_splits == 1 or most <= plan.lists.capacity
 
 
 def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
@@ -199,8 +200,9 @@ def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: b
     chosen = [(1, 4), (1, 4), (2, 2), (2, 2), (1, 4), (1, 4)]
     used = [arguments[6:] if by_score else arguments[8:10] for arguments in gpu.launches]
     assert used == chosen
-    kinds = {(plan.sorted, plan.scheduled, plan.splits) for plan in gpu.plans}
-    assert kinds == ({(True, True, False)} if by_score else {(False,) * 3, (False, True, True)})
+    kinds = {(plan.sorted, plan.rows) for plan in gpu.plans}
+    unsorted = {(False, By.CLUSTER), (False, By.CTAS)}
+    assert kinds == ({(True, By.CLUSTER)} if by_score else unsorted)
 
 
 def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:

@@ -96,7 +96,9 @@ def test_plan_and_emulated_run_agree() -> None:
 def test_the_indexers_rows_have_the_ctas_that_a_launch_gives_them() -> None:
     for shape in b200_shapes():
         clusters = choose_clusters(DEVICE.clusters, shape.rows)
-        per_row = clusters.num_splits if shape.tokens >= IndexerPlan().split_pages * 64 else 1
+        per_row = (
+            clusters.num_splits if shape.tokens >= IndexerPlan().sharing.split_pages * 64 else 1
+        )
         assert (shape.ctas, shape.num_splits) in {
             (clusters.size * per_row, per_row),
             (1, 1),  # more rows than clusters: halved until a row has one CTA

@@ -13,7 +13,7 @@ from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
 from flashdsa.backends.indexer.row_splits import RowSplits
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
@@ -138,7 +138,6 @@ def launch_config(
             num_heads=num_heads,
             topk=topk,
             sorted=sorted,
-            scheduled=sorted,
             positions=positions,
         )
         if rows == 2 * requests:
@@ -179,7 +178,8 @@ def _choose_pairs(
     kernel does it or the requests are so few that more than two CTAs share one."""
     choices = plan.num_heads, plan.topk, plan.sorted, plan.positions
     for pairs in spec.plans:
-        if pairs.pairs and choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions):
+        same = choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions)
+        if pairs.rows is By.PAIRS and same:
             clusters = clusters_for(runner, pairs, requests)
             if clusters.size <= MOST_CTAS_OF_A_PAIR:
                 launch = RowSplits(runner, spec, pairs, None, 0).launch
@@ -194,12 +194,14 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
         clusters = clusters.without_splits()
         return LaunchConfig(runner.function(spec, plan), clusters.number, clusters.size)
     if clusters.num_splits > 1:
-        few = RowSplits(runner, spec, replace(plan, splits=True), plan, plan.split_pages)
+        few = RowSplits(
+            runner, spec, replace(plan, rows=By.CLUSTERS), plan, plan.sharing.split_pages
+        )
         return LaunchConfig(few.launch, clusters.number, clusters.size)
     many = RowSplits(
         runner,
         spec,
-        replace(plan, splits=True, scheduled=True),
+        replace(plan, rows=By.CTAS),
         plan if rows <= clusters.number else None,
         UNEVEN_PAGES * clusters.size,
     )

@@ -14,9 +14,6 @@ from flashdsa.kernels.indexer.smem_views import (
     SelectBuffers,
 )
 
-CONSUMER_BARRIER = 1
-"""Named barrier of the consumers; the teams' barriers have the next numbers."""
-
 
 class Selecting(NamedTuple):
     """A consumer thread and what it selects with. Waits for page_full and tile_full, arrives at
@@ -42,13 +39,16 @@ class Selecting(NamedTuple):
         return self.static.value
 
 
+def unpacked(s: Selecting) -> Selecting:
+    """The same with all coordinates that selecting needs, of a `PackedCoord`."""
+    return s._replace(coord=s.coord.unpacked())
+
+
 def consumer_sync(plan: Any) -> None:
     """Sync all consumers of the plan, a team's if the plan is a team's; it orders their shared
     memory accesses."""
-    barrier: Any = CONSUMER_BARRIER
-    if plan.is_team:
-        thread, _, _ = cute.arch.thread_idx()
-        barrier = CONSUMER_BARRIER + 1 + thread // plan.consumer_threads
+    thread, _, _ = cute.arch.thread_idx()
+    barrier = plan.sync_barrier(thread)
     cute.arch.barrier(barrier_id=barrier, number_of_threads=plan.consumer_threads)
 
 

@@ -102,7 +102,7 @@ def share_of_row(coord: Coord, pages: Int32, plan: cutlass.Constexpr) -> Share:
             part, num_parts = coord.group, coord.num_splits
         return Share(part, num_parts, coord.num_splits)
     num_splits = Int32(1)
-    if pages >= plan.split_pages:
+    if pages >= plan.sharing.split_pages:
         num_splits = coord.num_splits
     split = coord.group % coord.num_splits
     return Share(split * coord.num_parts + coord.part, num_splits * coord.num_parts, num_splits)

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Uint32, cute
+from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.schedule.work_tile import word_in
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, word_in
 from flashdsa.kernels.indexer.select.lists import (
-    Batch,
+    Listed,
     ListSink,
     PageRange,
     first_room,
@@ -52,21 +52,22 @@ class PageSource(NamedTuple):
 def score_batch(
     s: Selecting,
     source: PageSource,
-    batch: Batch,
-    entries: Int32,
-    floor: Uint32,
-) -> tuple[Int32, Int32]:
-    """Score as many pages as the list has room for: (its length, the next page). Ends synced."""
-    tile, scoring, thread, plan = batch.tile, source.scoring, s.thread, s.plan
-    prepared = scoring.prepare(s.inputs, source.scorer, batch.stage, thread, plan)
+    tile: WorkTile,
+    stage: Int32,
+    listed: Listed,
+) -> Listed:
+    """Score as many of the tile's pages as the list has room for. Ends synced."""
+    scoring, thread, plan = source.scoring, s.thread, s.plan
+    entries, floor = listed.entries, listed.floor
+    prepared = scoring.prepare(s.inputs, source.scorer, stage, thread, plan)
     in_order = floor == 0
-    room = (plan.list_capacity - entries) // PAGE_SIZE
+    room = (plan.lists.capacity - entries) // PAGE_SIZE
     room = first_room(room, in_order, tile, s.coord, plan)
     room = room // plan.pages_per_stage * plan.pages_per_stage
     # Opaque, so that one register holds it through the loops, and not a second one the sum.
-    stop = opaque(cutlass.min(tile.num_pages, batch.begin + room))
-    first_number = word_in(s.inputs.tiles, batch.stage, "first_number")
-    pages = PageRange(batch.stage, tile.first_page, first_number, batch.begin, stop)
+    stop = opaque(cutlass.min(tile.num_pages, listed.pages + room))
+    first_number = word_in(s.inputs.tiles, stage, "first_number")
+    pages = PageRange(stage, tile.first_page, first_number, listed.pages, stop)
     sink = ListSink(s.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
     scoring.score_pages(s.inputs, source.scorer, prepared, pages, thread, list_score, sink, plan)
     # Orders the reads of the tile's weights before the copy that may overwrite them later.
@@ -78,7 +79,7 @@ def score_batch(
     else:
         entries = s.select.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
-    return entries, stop
+    return Listed(entries, stop, floor)
 
 
 def doubled_relu(value: Float32) -> Float32:

@@ -84,7 +84,7 @@ def emit_in_order(
     the bits of one register say which of the lane's entries win.
     """
     select, output, thread, plan = s.select, s.output, s.thread, s.plan
-    most_blocks = plan.list_capacity // (plan.consumer_warps * WARP_ENTRIES)
+    most_blocks = plan.lists.capacity // (plan.consumer_warps * WARP_ENTRIES)
     assert const_expr(ENTRIES_EACH * most_blocks <= WINNER_BITS)
     blocks = (span.end - span.first + WARP_ENTRIES - 1) // WARP_ENTRIES
     lane = thread % WARP_SIZE

@@ -7,19 +7,36 @@ from the published entries, again as in a whole row: each of its CTAs takes neig
 for each cluster of the row. No cluster waits for another.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
-from cutlass import Int32, Int64, Uint32, cute
+from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.cluster import send
 from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.warp import alloc_slot, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.emit.by_position import (
+    WarpSpan,
+    emit_by_position,
+    emit_in_order,
+    own_span,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.keys import Part, accepts
 from flashdsa.kernels.indexer.select.lists import clear_histogram, key_at, position_at, put
-from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.select.published import load_entry, slot_of
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.select.tiles import (
+    compacted,
+    is_full,
+    nothing_listed,
+    part_of,
+    release_tile,
+    tile_stage,
+)
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
@@ -30,18 +47,63 @@ SLOTS_TOGETHER = 8
 """Slots of which a thread loads an entry each before it uses the first."""
 
 
-class Published(NamedTuple):
-    """Device memory of one launch at a time. Counters are 0 between launches."""
-
-    arrivals: Any  # (B,) int32: CTAs of the row that have published
-    slots: Any  # (CTAs, slot_words) int32: a header, then keys and positions; see sizes.py
+@cute.jit
+def select_by_clusters(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in a tile; the last cluster of a split row also among all that they published. See
+    tiles.py."""
+    listed, selected = nothing_listed(), cutlass.Boolean(False)
+    merges = cutlass.Boolean(False)  # the list has published entries
+    while not selected:
+        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        if not merges:
+            listed = fill(s, source, tile, tile_stage(s, phases), listed)
+            part = part_of(tile, listed.entries)
+        else:
+            part, last = merged_part(s, listed.entries), listed.pages
+        scored = listed.pages == last
+        if scored and not merges:
+            release_tile(s, phases)
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or in_order or is_full(s, listed.entries):
+            publishes = scored and tile.num_splits > 1 and not merges
+            in_order = scored and in_order and tile.num_splits == 1
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if in_order:
+                span = own_span(s, tile.row, part)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                s, scored and s.coord.num_parts > 1, publishes or not scored, part, phases
+            )
+            if not scored:
+                listed = compacted(s, listed, threshold)
+            elif publishes:
+                merges, entries = publish_part(s, tile.row, part, threshold)
+                listed = listed._replace(entries=entries)
+                selected = not merges
+            else:
+                if in_order:
+                    emit_in_order(s, tile.row, part, span, threshold)
+                else:
+                    emit_by_position(s, tile.row, part, threshold)
+                selected = cutlass.Boolean(True)
+    return phases
 
 
 @cute.jit
-def slot_of(s: Selecting, cta: Int32) -> Any:
-    """Pointer to a CTA's slot."""
-    published, plan = s.published, s.plan
-    return published.slots.iterator + Int64(cta) * plan.slot_words
+def publish_part(
+    s: Selecting, row: Int32, part: Part, threshold: Threshold
+) -> tuple[cutlass.Boolean, Int32]:
+    """Publish the part's best. The list in the row's last cluster becomes what the caller selects
+    from all clusters' best. Return (whether this is the last, entries of the list)."""
+    entries = Int32(0)
+    cta, _, _ = cute.arch.block_idx()
+    publish(s, cta, part, threshold)
+    is_last = announce_published(s, row)
+    if is_last:
+        entries = list_published(s, cta)
+    return is_last, entries
 
 
 @cute.jit
@@ -164,9 +226,3 @@ def merged_part(s: Selecting, entries: Int32) -> Part:
     """The part that `list_published` left in scratch, which costs no registers meanwhile."""
     select = s.select
     return Part(select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1], entries)
-
-
-@cute.jit
-def load_entry(s: Selecting, cta: Int32, index: Int32) -> tuple[Int32, Int32]:
-    """An entry that a CTA published."""
-    return load2(slot_of(s, cta) + (SLOT_HEADER_WORDS + 2 * index))

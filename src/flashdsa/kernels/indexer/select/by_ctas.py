@@ -10,18 +10,50 @@ goes on without those that have not come. The timing changes how much is publish
 result.
 """
 
+from typing import Any
+
 import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.warp import alloc_slots, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.select.by_clusters import load_entry, slot_of
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
+from flashdsa.kernels.indexer.emit.by_position import (
+    WarpSpan,
+    emit_by_position,
+    emit_in_order,
+    own_span,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.keys import Part, accepts
-from flashdsa.kernels.indexer.select.lists import append_all, key_at, position_at, reset
-from flashdsa.kernels.indexer.select.row_counts import counters_of, floor_group, sharers
-from flashdsa.kernels.indexer.select.threshold import Threshold
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
+    append_all,
+    compact,
+    key_at,
+    position_at,
+    reset,
+)
+from flashdsa.kernels.indexer.select.published import (
+    contribute,
+    counters_of,
+    counts_settle,
+    floor_group,
+    keep_contributed,
+    load_entry,
+    sharers,
+    slot_of,
+)
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.select.tiles import (
+    is_full,
+    nothing_listed,
+    part_of,
+    release_tile,
+    tile_stage,
+)
 from flashdsa.kernels.indexer.sizes import (
     LAST_POSITION,
     LISTED_SLOTS,
@@ -50,6 +82,63 @@ PUBLISHED_TOGETHER = 4
 """Entries of a thread that it publishes with one atomic of its warp."""
 SIGN = -(2**31)
 """Flips the order of unsigned words into that of signed ones."""
+
+
+@cute.jit
+def select_by_ctas(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in a tile; the last CTA of a split row also among all that they published. See
+    tiles.py."""
+    listed, selected = nothing_listed(), cutlass.Boolean(False)
+    merges = cutlass.Boolean(False)  # the list is filled with published entries
+    while not selected:
+        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        if not merges:
+            listed = fill(s, source, tile, tile_stage(s, phases), listed)
+            part = part_of(tile, listed.entries)
+        else:
+            listed = list_slots(s, listed)
+            part = Part(Int32(0), tile.length, listed.entries)
+            last = tile.num_splits
+        scored = listed.pages == last
+        if scored and not merges:
+            release_tile(s, phases)
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or merges or in_order or is_full(s, listed.entries):
+            here = unpacked(s)
+            counts = tile.num_splits > 1 and not merges
+            settles = scored and counts_settle(s, tile)
+            in_order = scored and in_order and tile.num_splits == 1
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if in_order:
+                span = own_span(s, tile.row, part)
+            if counts:
+                contribute(s, listed.floor, settles)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
+            )
+            # An equal key further on has a larger position.
+            floor = threshold.key + 1
+            if counts:
+                threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
+            if not scored:
+                entries = compact(s, listed.entries, threshold.key, threshold.position)
+                listed = Listed(entries, listed.pages, floor)
+                if counts:
+                    keep_contributed(s)
+            elif counts:
+                merges = publish_alone(s, part, threshold)
+                listed = nothing_listed()
+                selected = not merges
+            else:
+                if in_order:
+                    emit_in_order(here, tile.row, part, span, threshold)
+                else:
+                    emit_by_position(here, tile.row, part, threshold)
+                selected = cutlass.Boolean(True)
+    return phases
 
 
 @cute.jit
@@ -139,14 +228,14 @@ def signed(key: Uint32) -> Int32:
 
 
 @cute.jit
-def list_slots(s: Selecting, done: Int32, entries: Int32, floor: Uint32) -> tuple[Int32, Int32]:
-    """List what the row's CTAs published, from the CTA `done` on as long as the list has room;
-    return (the list's length, the next CTA). Ends synced."""
+def list_slots(s: Selecting, listed: Listed) -> Listed:
+    """List what the row's CTAs published, from the first one on that is not listed, as long as the
+    list has room. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    first_cta = sharers(select).first + done
+    first_cta = sharers(select).first + listed.pages
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
-        read_headers(s, done, entries, floor, lane)
+        read_headers(s, listed, lane)
     # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
     fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
@@ -169,21 +258,20 @@ def list_slots(s: Selecting, done: Int32, entries: Int32, floor: Uint32) -> tupl
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
             # Entries that can win have no key 0.
-            wanted[i] = Int32(keys[i] != 0 and Uint32(keys[i]) >= floor)
+            wanted[i] = Int32(keys[i] != 0 and Uint32(keys[i]) >= listed.floor)
         append_all(select, keys, positions, wanted, CHUNKS_TOGETHER)
     # All consumers: the list is complete.
     consumer_sync(plan)
     entries = select.scratch[SCRATCH_COUNT]
     consumer_sync(plan)  # everyone has read the count, so that it may be written again
-    return entries, done + fitting
+    return Listed(entries, listed.pages + fitting, listed.floor)
 
 
 @cute.jit
-def read_headers(s: Selecting, done: Int32, entries: Int32, floor: Uint32, lane: Int32) -> None:
-    """One warp: write to scratch how many slots from the CTA `done` on fit the list, and how many
-    chunks they have; write to the candidates' memory the entries of each, and the chunks up to its
-    end."""
-    select, plan = s.select, s.plan
+def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
+    """One warp: write to scratch how many of the next slots fit the list, and how many chunks they
+    have; write to the candidates' memory the entries of each, and the chunks up to its end."""
+    select, plan, done = s.select, s.plan, listed.pages
     first_cta = sharers(select).first + done
     num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
     counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
@@ -192,13 +280,13 @@ def read_headers(s: Selecting, done: Int32, entries: Int32, floor: Uint32, lane:
         if SLOTS_A_LANE * lane + i < num_slots:
             count, top = load2(slot_of(s, first_cta + SLOTS_A_LANE * lane + i))
             # A slot of which nothing can win any more is passed over.
-            counts[i] = count if top >= signed(floor) else Int32(0)
+            counts[i] = count if top >= signed(listed.floor) else Int32(0)
         total += counts[i]
-    end = entries + prefix_sum(total, lane) - total
+    end = listed.entries + prefix_sum(total, lane) - total
     fitting, chunks = Int32(0), Int32(0)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
         end += counts[i]
-        if SLOTS_A_LANE * lane + i < num_slots and end <= plan.list_capacity:
+        if SLOTS_A_LANE * lane + i < num_slots and end <= plan.lists.capacity:
             fitting += 1
             chunks += chunks_of(counts[i])
         else:
@@ -223,7 +311,7 @@ def find_places(s: Selecting, chunks: Int32) -> None:
     """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
     thread searches for one or two, among the chunks up to the end of each slot."""
     select, thread, plan = s.select, s.thread, s.plan
-    most = plan.list_capacity // WARP_SIZE + LISTED_SLOTS
+    most = plan.lists.capacity // WARP_SIZE + LISTED_SLOTS
     assert const_expr(CHUNK_PLACES + most <= plan.candidate_words)
     for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
         chunk = thread + first

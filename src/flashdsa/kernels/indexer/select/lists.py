@@ -132,12 +132,12 @@ def reset(s: Selecting) -> None:
     consumer_sync(plan)
 
 
-class Batch(NamedTuple):
-    """Pages to list: those of the tile from its page `begin` on."""
+class Listed(NamedTuple):
+    """The state of a tile's list."""
 
-    tile: WorkTile
-    stage: Int32  # of the tile's queries, weights and description
-    begin: Int32
+    entries: Int32
+    pages: Int32  # of the tile that are listed; or CTAs whose published entries are
+    floor: Uint32  # keys below it cannot win any more; 0: the list is not compacted yet
 
 
 class PageRange(NamedTuple):
@@ -196,5 +196,5 @@ def first_room(
     of the list of a row that it has alone, the CTA's own number of pages."""
     if in_order and tile.num_pages > room and coord.num_parts == 1:
         cta, _, _ = cute.arch.block_idx()
-        room = plan.first_fill_pages + cta % FILLS * plan.fill_step_pages
+        room = plan.lists.first_fill_pages + cta % FILLS * plan.lists.fill_step_pages
     return room

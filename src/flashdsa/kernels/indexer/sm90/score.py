@@ -69,7 +69,7 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
     first.set(warpgroup.Field.ACCUMULATE, False)
     following.set(warpgroup.Field.ACCUMULATE, True)
     slice_ = first.get_slice(thread % WARPGROUP_SIZE)
-    heads = _tile(queries, plan.num_heads, plan.tile_stages, plan.query_bytes)
+    heads = _tile(queries, plan.num_heads, plan.lists.tile_stages, plan.query_bytes)
     keys = cute.make_rmem_tensor(first.partition_shape_A((PAGE_SIZE, INDEX_HEAD_DIM)), Float8E4M3FN)
     # ldmatrix: lanes 0-7 name rows 0-7, 8-15 rows 8-15, both of the first 16 bytes along K, lanes
     # 16-31 those of the second 16 bytes; the swizzle exchanges 16 bytes by the row.

@@ -139,7 +139,7 @@ def score_pages(
     plan: cutlass.Constexpr,
 ) -> Int32:
     """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
-    the row of teams.py's `row_of_lane`.
+    the row of score_together.py's `row_of_lane`.
 
     Args:
         store: called for each page as store(sink, slot, score, position, valid); returns the next

@@ -18,13 +18,15 @@ from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.launch import launch_shape
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
-from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
+from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
 from flashdsa.kernels.indexer.select.keys import bin_of, sortable
-from flashdsa.kernels.indexer.select.lists import Batch, count_in_bin
-from flashdsa.kernels.indexer.select.select_rows import select_rows
+from flashdsa.kernels.indexer.select.lists import Listed, count_in_bin
+from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
 from flashdsa.kernels.indexer.smem_views import (
@@ -70,11 +72,11 @@ def load_block(
 def read_batch(
     s: Selecting,
     scores: Any,
-    batch: Batch,
-    entries: Int32,
-    floor: Uint32,
-) -> tuple[Int32, Int32]:
-    """Add scores while the list has room for another block: (its length, the next page).
+    tile: WorkTile,
+    stage: Int32,
+    listed: Listed,
+) -> Listed:
+    """Add scores of the tile while the list has room for another block.
 
     The list has room for a block at the start; see `refill_pages`.
 
@@ -84,12 +86,12 @@ def read_batch(
     """
     select, thread, plan = s.select, s.thread, s.plan
     block = plan.read_together * plan.consumer_threads
-    tile = batch.tile
+    entries, floor = listed.entries, listed.floor
     row = tile.row
     line = scores.iterator + Int64(row) * scores.stride[0]
     last = cutlass.min((tile.first_page + tile.num_pages) * PAGE_SIZE, tile.length)
-    begin = (tile.first_page + batch.begin) * PAGE_SIZE
-    if batch.begin == 0:
+    begin = (tile.first_page + listed.pages) * PAGE_SIZE
+    if listed.pages == 0:
         prefetch_scores(scores, row, begin, cutlass.min(begin + PREFETCHED, last), thread, plan)
     values = cute.make_rmem_tensor(plan.read_together, Float32)
     keys = cute.make_rmem_tensor(plan.read_together, Uint32)
@@ -108,9 +110,9 @@ def read_batch(
         consumer_sync(plan)
         entries = select.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
-        reads = begin < last and plan.list_capacity - entries >= block
+        reads = begin < last and plan.lists.capacity - entries >= block
     stop = cutlass.min(begin // PAGE_SIZE - tile.first_page, tile.num_pages)
-    return entries, stop
+    return Listed(entries, stop, floor)
 
 
 @cute.jit
@@ -181,7 +183,7 @@ def topk_kernel(
         )
         inputs = tile_buffers_in(arena, plan, arena.consumer)
         s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
-        select_rows(s, scores, read_batch)
+        select_tiles(s, scores, read_batch, select_by_cluster)
     else:
         inputs = tile_buffers_in(arena, plan, arena.producer)
         load_warp = warp - plan.consumer_warps
@@ -208,9 +210,5 @@ def launch_topk(
         num_clusters, cluster_size: as in `launch_indexer`.
     """
     topk_kernel(scores, lengths, positions, plan).launch(
-        grid=[num_clusters * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
+        **launch_shape(num_clusters, cluster_size, plan), stream=stream
     )

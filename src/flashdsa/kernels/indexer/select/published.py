@@ -1,14 +1,15 @@
-"""Counts of the CTAs of a split row, in device memory, and the floor that follows from them.
+"""Device memory in which the CTAs of split rows meet: slots with entries, counters, and the floor
+that follows from the counts.
 
-See by_ctas.py. Counters are 0 between launches.
+See by_clusters.py and by_ctas.py. Counters are 0 between launches.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, const_expr, cute
+from cutlass import Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.dsl.gmem import add_relaxed, add_release, load_acquire, load_relaxed
+from flashdsa.dsl.gmem import add_relaxed, add_release, load2, load_acquire, load_relaxed
 from flashdsa.dsl.smem import VECTOR
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -17,7 +18,7 @@ from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.exchange import sum_groups
 from flashdsa.kernels.indexer.select.keys import lowest_key
-from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, ROW_COUNTERS
+from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, ROW_COUNTERS, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
     SCRATCH_FLOOR,
@@ -32,6 +33,26 @@ GONE = 1 << 16
 then."""
 FIRST_COUNT = ROW_COUNTERS - BIN_GROUPS - BIN_GROUP
 """The first group's counter among a row's counters."""
+
+
+class Published(NamedTuple):
+    """Device memory of one launch at a time. Counters are 0 between launches."""
+
+    arrivals: Any  # (B,) int32: CTAs of the row that have published
+    slots: Any  # (CTAs, slot_words) int32: a header, then keys and positions; see sizes.py
+
+
+@cute.jit
+def slot_of(s: Selecting, cta: Int32) -> Any:
+    """Pointer to a CTA's slot."""
+    published, plan = s.published, s.plan
+    return published.slots.iterator + Int64(cta) * plan.slot_words
+
+
+@cute.jit
+def load_entry(s: Selecting, cta: Int32, index: Int32) -> tuple[Int32, Int32]:
+    """An entry that a CTA published."""
+    return load2(slot_of(s, cta) + (SLOT_HEADER_WORDS + 2 * index))
 
 
 class Sharers(NamedTuple):
@@ -97,9 +118,12 @@ def contribute(s: Selecting, floor: Uint32, settles: cutlass.Boolean) -> None:
 @cute.jit
 def counts_settle(s: Selecting, tile: WorkTile) -> cutlass.Boolean:
     """Whether the row's CTAs wait for each other's counts: the same in all of them."""
-    plan = s.plan
+    sharing = s.plan.sharing
     pages = (tile.length + PAGE_SIZE - 1) // PAGE_SIZE
-    return tile.num_splits >= plan.settling_ctas and pages >= tile.num_splits * plan.settling_pages
+    return (
+        tile.num_splits >= sharing.settling_ctas
+        and pages >= tile.num_splits * sharing.settling_pages
+    )
 
 
 @cute.jit
@@ -114,7 +138,7 @@ def all_counted(
         # A release of what the warp counted or saw counted by syncs before.
         add_release(counters + which, Int32(1))
         polls = Int32(0)
-        while counted < count and polls < plan.count_polls:
+        while counted < count and polls < plan.sharing.count_polls:
             counted = load_acquire(counters + which)
             polls += 1
         if counted < count:

@@ -1,14 +1,9 @@
-"""Two rows of a request, scored together: each half of the consumers, a *team*, ranks one of them.
-
-All consumers score pages, and put each score into the list of its row. A team is alone with its row
-between two batches of pages: its list, histogram and candidates, and a named barrier. Lists are
-compacted at the same time in both teams, whichever is full, so that both list the same pages.
-"""
+"""Pages scored into the lists of two rows, whose pages are the same: see select/by_pairs.py."""
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, Uint32, cute
+from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.opaque import opaque
@@ -16,22 +11,21 @@ from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS
-from flashdsa.kernels.indexer.schedule.work_tile import row_length, word_in
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, word_in
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.by_clusters import Published
 from flashdsa.kernels.indexer.select.keys import NO_POSITION, bin_of, sortable
-from flashdsa.kernels.indexer.select.lists import Batch, PageRange, count_in_bin, first_room, put
-from flashdsa.kernels.indexer.select.select_rows import select_rows
-from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
+    PageRange,
+    count_in_bin,
+    first_room,
+    put,
+)
 from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COORD,
     SCRATCH_FULLEST,
     SCRATCH_LIST_FLOOR,
     SCRATCH_SEGMENTS,
-    ClusterBuffers,
     SelectBuffers,
-    cluster_buffers_in,
     select_buffers_in,
 )
 from flashdsa.problem import PAGE_SIZE
@@ -85,69 +79,9 @@ def select_buffers_of(arena: Arena, team: Int32, plan: Any) -> SelectBuffers:
     return select._replace(own_rows=None, lengths=None)
 
 
-def cluster_buffers_of(arena: Arena, team: Int32, plan: Any) -> ClusterBuffers:
-    """Return the buffers to which the same teams of other CTAs write."""
-    events = ("coarse_full", "fine_full", "received_full")
-    return cluster_buffers_in(arena_of(arena, team), plan)._replace(
-        **{event: arena.barriers(event).behind(team) for event in events}
-    )
-
-
-def published_of(published: Published, team: Int32, num_ctas: Int32, plan: Any) -> Published:
-    """Device memory of a team's rows: counters and slots of the first team come first."""
-    arrivals = published.arrivals.iterator + team * num_ctas * ROW_COUNTERS
-    slots = published.slots.iterator + Int64(team * num_ctas) * plan.slot_words
-    return Published(
-        cute.make_tensor(arrivals, published.arrivals.layout),
-        cute.make_tensor(slots, published.slots.layout),
-    )
-
-
-@cute.jit
-def share_schedule(
-    arena: Arena,
-    team: Int32,
-    thread: Int32,
-    given_out: cutlass.Boolean,
-    plan: cutlass.Constexpr,
-) -> None:
-    """Copy what the schedule gave the CTA, if anything, for the second team; the team syncs before
-    it looks."""
-    given = select_buffers_in(arena, plan).scratch
-    mine = select_buffers_of(arena, team, plan).scratch
-    if given_out and team == 1 and thread < COORD_WORDS:
-        mine[SCRATCH_COORD + thread] = given[SCRATCH_COORD + thread]
-
-
-@cute.jit
-def select_in_teams(
-    s: Selecting, arena: Arena, pages: PageSource, num_ctas: Int32, given_out: cutlass.Boolean
-) -> None:
-    """Role select for rows in pairs: run `select_rows` in each team, in its own memory.
-
-    Args:
-        s: of the whole CTA. given_out: rows, by their lengths.
-    """
-    thread, plan = s.thread, s.plan
-    one = plan.of_team
-    team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
-    mine = thread % one.consumer_threads
-    share_schedule(arena, team, mine, given_out, plan)
-    source = TogetherSource(pages, arena, thread, Static(plan))
-    team_s = s._replace(
-        select=select_buffers_of(arena, team, plan),
-        cluster=cluster_buffers_of(arena, team, plan),
-        published=published_of(s.published, team, num_ctas, plan),
-        thread=mine,
-        static=Static(one),
-        team=team,
-    )
-    select_rows(team_s, source, score_together)
-
-
 class PairSink(NamedTuple):
     """Destination of a lane's scores: as `ListSink`, but each warp has its own segment of a list
-    that is not in order (see select/list_segments.py), so that nobody waits for a counter."""
+    that is not in order (see select/by_pairs.py), so that nobody waits for a counter."""
 
     select: SelectBuffers  # of the lane's row
     first_position: Int32  # of the part
@@ -163,16 +97,16 @@ class PairSink(NamedTuple):
 def score_together(
     s: Selecting,
     source: TogetherSource,
-    batch: Batch,
-    entries: Int32,
-    floor: Uint32,
-) -> tuple[Int32, Int32]:
+    tile: WorkTile,
+    stage: Int32,
+    listed: Listed,
+) -> Listed:
     """Same as `score_batch`, for both teams, whose rows' pages are the same.
 
     It goes on after the first compaction until a segment of either list is full. The fullest
     segment gives the number of pages that are scored in between, as if all their tokens would win.
     """
-    tile, scoring, whole = batch.tile, source.scoring, source.static.value
+    scoring, whole, floor = source.scoring, source.static.value, listed.floor
     thread, plan = s.thread, s.plan
     mine, lane = s.select.scratch, source.thread % WARP_SIZE
     # Those of the lane's row of scores; kept, as every iteration of the loop needs them.
@@ -184,24 +118,24 @@ def score_together(
     # All consumers of the CTA: both lists may be added to, and both floors are written.
     consumer_sync(whole)
     # A row without room in the list is listed by segments from the start.
-    ordered = floor == 0 and tile.num_pages <= plan.list_capacity // PAGE_SIZE
+    ordered = floor == 0 and tile.num_pages <= plan.lists.capacity // PAGE_SIZE
     lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
-    slot, free = own_segment(lists, batch.begin > 0, source.thread, whole)
+    slot, free = own_segment(lists, listed.pages > 0, source.thread, whole)
     # It syncs all consumers of the CTA: everyone has read all of both lists.
-    prepared = scoring.prepare(s.inputs, source.pages.scorer, batch.stage, source.thread, whole)
+    prepared = scoring.prepare(s.inputs, source.pages.scorer, stage, source.thread, whole)
     room = free // WARP_TOKENS * whole.consumer_warpgroups
     if ordered:
-        room = Int32(plan.list_capacity // PAGE_SIZE)
+        room = Int32(plan.lists.capacity // PAGE_SIZE)
     elif floor == 0:
         room = cutlass.min(room, first_room(room, cutlass.Boolean(True), tile, s.coord, plan))
-    first_number = word_in(s.inputs.tiles, batch.stage, "first_number")
+    first_number = word_in(s.inputs.tiles, stage, "first_number")
     length = row_length(s.output.rows, (tile.row & -2) + row_of_lane(lane))
     first_position = tile.first_page * PAGE_SIZE
-    stop, more = batch.begin, cutlass.Boolean(True)
+    stop, more = listed.pages, cutlass.Boolean(True)
     while more:
         begin = stop
         stop = opaque(cutlass.min(tile.num_pages, begin + room))
-        pages = PageRange(batch.stage, tile.first_page, first_number, begin, stop)
+        pages = PageRange(stage, tile.first_page, first_number, begin, stop)
         sink = PairSink(
             lists, first_position, length, lane_floor, ordered, slot, row_lanes, lanes_before
         )
@@ -228,9 +162,9 @@ def score_together(
     entries = fullest = stop * PAGE_SIZE
     if not ordered:
         _, free = own_segment(lists, cutlass.Boolean(True), source.thread, whole)
-        entries = Int32(plan.list_capacity)
-        fullest = plan.list_capacity - free * whole.consumer_warps
-        is_full = plan.list_capacity - fullest < plan.refill_entries
+        entries = Int32(plan.lists.capacity)
+        fullest = plan.lists.capacity - free * whole.consumer_warps
+        is_full = plan.lists.capacity - fullest < plan.refill_entries
         if stop == tile.num_pages or is_full or floor == 0:
             clear_rest(lists, slot, source.thread, whole)
     if thread == 0:
@@ -238,7 +172,7 @@ def score_together(
     # All consumers of the CTA: both lists may be read, and the words with their lengths are
     # written.
     consumer_sync(whole)
-    return entries, stop
+    return Listed(entries, stop, floor)
 
 
 @cute.jit
