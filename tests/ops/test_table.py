@@ -13,12 +13,13 @@ from torch._subclasses import FakeTensorMode
 
 import flashdsa
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch import spec as spec_module
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import spec as spec_module
+from flashdsa.ops import OPERATIONS
 from flashdsa.ops.attention import SPARSE_MLA_FWD
 from flashdsa.ops.attention_backward import MLA_BWD
-from flashdsa.ops.registration import OPERATIONS, custom_op
-from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation, Problem
 from tests.support.subtests import CaseLoop
 
