@@ -21,7 +21,7 @@ from hypothesis import settings
 from flashdsa.backends.catalog import registry
 from flashdsa.cli.availability import CAPABILITIES
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops.registration import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from tests.support.subtests import CaseLoop
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.

@@ -71,7 +71,7 @@ def _name(path: Path) -> str:
 
 
 def _folder_of_library(path: Path) -> str:
-    """ "ops" of src/flashdsa/ops/spec.py; empty outside the library."""
+    """ "dispatch" of src/flashdsa/dispatch/spec.py; empty outside the library."""
     parts = path.relative_to(ROOT).parts
     return parts[2] if parts[:2] == ("src", "flashdsa") else ""
 
@@ -196,7 +196,7 @@ def test_stages_and_phases_are_computed_in_dsl_only() -> None:
 
 
 # What a user's process calls; commands, judges and studies set their own stage.
-LIBRARY = ("adapters", "backends", "distributed", "integrations", "ops")
+LIBRARY = ("adapters", "backends", "dispatch", "distributed", "integrations", "ops")
 # Factories of torch whose result has the default dtype, which is the caller's, or may have it.
 # `arange` of integers is int64 whatever that is.
 FACTORIES = {

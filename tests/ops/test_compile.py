@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.ops.registration import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
 from workbench.public_calls import public_calls
 

@@ -12,8 +12,9 @@ from torch.library import opcheck
 import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.cpu import prefill as cpu_prefill
-from flashdsa.ops.registration import OPERATIONS, custom_op
-from flashdsa.ops.spec import OpSpec
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
 
 

@@ -22,10 +22,10 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.features import OneOf
+from flashdsa.dispatch.eager import is_plain_eager
+from flashdsa.dispatch.registration import custom_op
 from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.eager import is_plain_eager
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER
-from flashdsa.ops.registration import custom_op
 from flashdsa.problem import Operation
 from tests.ops import inputs
 

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 import torch
+from tests.ops.public_calls import public_calls
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -147,8 +148,24 @@ def _cases(table: dict[str, list[tuple[Function, Tensor]]]) -> Iterator[Case]:
             yield f"{name}, {derivative.__name__}", derivative, function, primal
 
 
-def test_every_public_name_is_here() -> None:
-    assert {*REFUSED, *RIGHT, *INTEGERS} == set(flashdsa.__all__)
+def _as_called(name: str) -> list[tuple[Function, Tensor]]:
+    """A small right call of the function, as one of each operand that may have a derivative."""
+    call = public_calls("cpu")[name]
+
+    def of(argument: str) -> Function:
+        def function(value: Tensor) -> Tensor:
+            results = call.function(**{**call.arguments, argument: value})
+            first: Tensor = results if isinstance(results, Tensor) else results[0]
+            return first
+
+        return function
+
+    tensors = {n: x for n, x in call.arguments.items() if isinstance(x, Tensor)}
+    return [(of(n), x) for n, x in tensors.items() if x.is_floating_point() and x.itemsize > 1]
+
+
+def test_every_public_name_is_a_function() -> None:
+    assert {*REFUSED, *RIGHT, *INTEGERS} <= set(flashdsa.__all__)
     assert all(inspect.isfunction(getattr(flashdsa, name)) for name in flashdsa.__all__)
 
 
@@ -164,7 +181,8 @@ def _by_duals(function: Function, primal: Tensor, along: Tensor) -> Tensor:
 
 
 def test_forward_mode_is_refused(subtests: CaseLoop) -> None:
-    for name, derivative, function, primal in _cases(REFUSED):
+    others = set(flashdsa.__all__) - {*REFUSED, *RIGHT, *INTEGERS}
+    for name, derivative, function, primal in _cases(REFUSED | {x: _as_called(x) for x in others}):
         with subtests.test(name):
             with pytest.raises(UnsupportedError, match="forward-mode AD"):
                 derivative(function, primal, torch.ones_like(primal))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import flashdsa
-from flashdsa.ops.overlap import overlaps_itself, share_memory
-from flashdsa.ops.registration import OPERATIONS
+from flashdsa.dispatch.overlap import overlaps_itself, share_memory
+from flashdsa.ops import OPERATIONS
 from tests.support.subtests import CaseLoop
 from workbench.public_calls import Call, public_calls
 

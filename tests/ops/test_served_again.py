@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch import call_cache, registration
+from flashdsa.dispatch.call_cache import CallCache
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import FlashDsaError
-from flashdsa.ops import call_cache, registration
-from flashdsa.ops.call_cache import CallCache
-from flashdsa.ops.registration import OPERATIONS, custom_op
-from flashdsa.ops.spec import OpSpec
+from flashdsa.ops import OPERATIONS
 from flashdsa.problem import Operation
 from tests.ops import inputs
 

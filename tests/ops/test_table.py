@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 import torch
@@ -13,12 +13,15 @@ from torch._subclasses import FakeTensorMode
 
 import flashdsa
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch import spec as spec_module
+from flashdsa.dispatch.dtypes import same_dtype, sum_dtype
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.rows import Operand, Output
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import spec as spec_module
+from flashdsa.ops import OPERATIONS
 from flashdsa.ops.attention import SPARSE_MLA_FWD
 from flashdsa.ops.attention_backward import MLA_BWD
-from flashdsa.ops.registration import OPERATIONS, custom_op
-from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation, Problem
 from tests.support.subtests import CaseLoop
 
@@ -105,11 +108,6 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
     assert set(OPERATIONS) == set(Operation)
     for spec in OPERATIONS.values():
         names = [operand.name for operand in spec.operands]
-        assert list(inspect.signature(spec.kind).parameters) == names
-        optional = inspect.signature(spec.kind).parameters
-        assert [o.optional for o in spec.operands] == [
-            optional[name].default is None for name in names
-        ]
         public = inspect.signature(
             getattr(flashdsa, PUBLIC.get(spec.operation, spec.operation))
         ).parameters
@@ -127,11 +125,50 @@ def test_the_schema_is_written_from_the_table() -> None:
         "str backward_backend, bool max_logits, str backend) "
         "-> (Tensor, Tensor, Tensor)"
     )
+    assert str(custom_op(OPERATIONS["sparse_mla_fwd_out"])._schema) == written(
+        "sparse_mla_fwd_out(Tensor q, Tensor kv, Tensor indices, Tensor(d!) out, "
+        "Tensor(e!) lse, Tensor(f!)? max_logits, Tensor? topk_length, Tensor? attn_sink, "
+        "float sm_scale, str backend) -> ()"
+    )
     for spec in OPERATIONS.values():
         arguments = custom_op(spec)._schema.arguments
         assert [a.name for a in arguments if a.alias_info and a.alias_info.is_write] == [
             operand.name for operand in spec.operands if operand.written
         ]
+
+
+class Pair(NamedTuple):
+    a: Annotated[torch.Tensor, Operand("S 2", (torch.float32, torch.int32))]
+    b: Annotated[torch.Tensor | None, Operand("S n", same_dtype)] = None
+
+
+def test_the_rows_of_a_tuple_have_its_fields_names_and_defaults() -> None:
+    rows = OpSpec("pair", Pair).operands
+    assert [(x.name, x.shape, x.optional) for x in rows] == [
+        ("a", "S 2", False),
+        ("b", "S n", True),
+    ]
+    with pytest.raises(TypeError, match="pair: Pair has other fields"):
+        OpSpec("pair", Pair, operands=rows[::-1])
+
+
+def test_results_without_data_are_those_that_outputs_declare() -> None:
+    outputs = (
+        Output("sums", "S k 3", (sum_dtype,)),
+        Output("like_b", "n", ("b", torch.int64), when="b"),
+        Output("flags", "S", ("wanted", "a"), when="asked"),
+    )
+    spec = OpSpec("pair", Pair, outputs=outputs)
+    parameters = {"k": 5, "asked": True, "wanted": torch.float16}
+
+    def results(b: torch.Tensor | None, **changed: Any) -> list[tuple[Any, torch.dtype]]:
+        x, p = Pair(torch.zeros(4, 2), b), parameters | changed
+        return [(tuple(one.shape), one.dtype) for one in spec.results(x, p, spec.check(x, p))]
+
+    with_b = results(torch.zeros(4, 7))
+    assert with_b == [((4, 5, 3), torch.float32), ((7,), torch.float32), ((4,), torch.float16)]
+    without = results(None, asked=False, wanted=None)
+    assert without == [((4, 5, 3), torch.float32), ((0,), torch.int64), ((0,), torch.float32)]
 
 
 def test_operations_without_a_derivative_say_so() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from flashdsa.backends import registry
 from flashdsa.errors import ArgumentValueError
-from flashdsa.ops.registration import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from flashdsa.verify.check_list import Check, checks_of
 from flashdsa.verify.compare import failures
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
+from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK, SelectPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
@@ -17,7 +18,6 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.operands import TopkIndexerOperands
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER
-from flashdsa.ops.registration import custom_op
 from flashdsa.verify.compare import Comparison, compare_exact
 from workbench.small_calls.call import BLACKWELL, HOPPER, SEED
 

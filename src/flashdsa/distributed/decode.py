@@ -15,15 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.backends.catalog import registry
-from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.collectives import all_gather, all_to_all
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
-from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.operands import IndexerOperands, SparseMlaOperands
-from flashdsa.ops.attention import SPARSE_MLA_FWD, sparse_mla_fwd
-from flashdsa.ops.autograd import has_tangent
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.autograd import has_tangent
+from flashdsa.dispatch.checks import (
     INT32_MAX,
     are_values_read,
     require_backend,
@@ -35,9 +28,16 @@ from flashdsa.ops.checks import (
     scale_or_default,
     wants_gradient,
 )
+from flashdsa.dispatch.transforms import as_autocast_casts
+from flashdsa.distributed.agree import agreement
+from flashdsa.distributed.collectives import all_gather, all_to_all
+from flashdsa.distributed.description import describe
+from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.operands import IndexerOperands, SparseMlaOperands
+from flashdsa.ops.attention import SPARSE_MLA_FWD, sparse_mla_fwd
 from flashdsa.ops.indexer import indexer_logits, topk_indices
 from flashdsa.ops.merge import merge_attention
-from flashdsa.ops.transforms import as_autocast_casts
 from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
 
 

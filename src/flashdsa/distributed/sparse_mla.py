@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.checks import as_int32, require_tensor, scale_or_default
+from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import (
@@ -33,8 +35,6 @@ from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.ops.attention import SPARSE_MLA_FWD, sparse_mla, sparse_mla_fwd
 from flashdsa.ops.attention_backward import mla_bwd
-from flashdsa.ops.checks import as_int32, require_tensor, scale_or_default
-from flashdsa.ops.transforms import as_autocast_casts
 from flashdsa.problem import D_V
 
 GradWire = Literal["fp32", "bf16"]

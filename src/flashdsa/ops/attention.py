@@ -8,10 +8,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.hw import BULK_ALIGNMENT
-from flashdsa.ops.buffers import call_into, refuse_gradients
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.buffers import call_into, refuse_gradients
+from flashdsa.dispatch.checks import (
     drop_kv_head,
     int32_slots,
     kv_rows,
@@ -20,10 +18,20 @@ from flashdsa.ops.checks import (
     scale_or_default,
     wants_gradient,
 )
-from flashdsa.ops.dtypes import ATTENTION_DTYPES, INT32, same_dtype, sum_dtype
-from flashdsa.ops.registration import call, prepare, register
-from flashdsa.ops.rows import Gradient, Operand, Output, Parameter, Parameters, Sizes, fold_batch
-from flashdsa.ops.spec import OpSpec
+from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, same_dtype, sum_dtype
+from flashdsa.dispatch.registration import call, prepare, register
+from flashdsa.dispatch.rows import (
+    Gradient,
+    Operand,
+    Output,
+    Parameter,
+    Parameters,
+    Sizes,
+    fold_batch,
+)
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
 __all__ = ["prepare_sparse_mla_fwd", "sparse_mla", "sparse_mla_fwd"]

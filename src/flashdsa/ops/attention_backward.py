@@ -7,6 +7,11 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch.checks import scale_or_default
+from flashdsa.dispatch.dtypes import require_sums_or_same, same_dtype, sum_dtype, sum_dtypes
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import (
     DETERMINISTIC,
@@ -19,11 +24,6 @@ from flashdsa.ops.attention import (
     refuse_packed,
     rows_and_slots,
 )
-from flashdsa.ops.checks import scale_or_default
-from flashdsa.ops.dtypes import require_sums_or_same, same_dtype, sum_dtype, sum_dtypes
-from flashdsa.ops.registration import call, register
-from flashdsa.ops.rows import Operand, Output, Parameter, Sizes
-from flashdsa.ops.spec import OpSpec
 
 __all__ = ["mla_bwd"]
 

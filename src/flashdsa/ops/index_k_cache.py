@@ -10,13 +10,13 @@ from torch import Tensor
 
 from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.backends.packed_rows import next_power_of_two
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import require_dtype, require_tensor
+from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Operand, Output, Sizes
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.ops.autograd import refuse_tangents
-from flashdsa.ops.checks import require_dtype, require_tensor
-from flashdsa.ops.dtypes import ATTENTION_DTYPES, E4M3, FP32
-from flashdsa.ops.registration import call, register
-from flashdsa.ops.rows import Operand, Output, Sizes
-from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
 
 __all__ = [

@@ -10,19 +10,20 @@ from torch import Tensor
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import resolve_backend
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.checks import (
     INT32_MAX,
     capability,
     require_positive,
+    require_rank,
     require_shape,
     wants_positions,
 )
-from flashdsa.ops.dtypes import E4M3, FP32, INT32
+from flashdsa.dispatch.dtypes import E4M3, FP32, INT32
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
-from flashdsa.ops.index_requests import rows_of_requests
-from flashdsa.ops.registration import call, register
-from flashdsa.ops.rows import Operand, Output, Parameter, Sizes
-from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     INDEX_TOKEN_BYTES,
@@ -52,6 +53,70 @@ def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
         why = f" (or one row for each 2 to {MAX_NEXT_N} neighbouring queries)"
         require_shape(name, table, (rows, table.shape[1]), "[B, max_pages]", why)
     sizes["next_n"] = next_n
+
+
+_WITH_QUERIES = {
+    "q_index_fp8": "[B, next_n, H, 128]",
+    "weights": "[B, next_n, H]",
+    "seq_lens": "[B, next_n]",
+    "topk_indices": "[B, next_n, topk]",
+}
+
+
+def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
+    """The operands of B * next_n rows, as views; `block_table` keeps a row for each request.
+
+    The same tuple where queries have no dimension of their own.
+
+    Args:
+        operands: with the queries of a request as the second dimension: q (B, next_n, H, 128),
+            weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n, topk).
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: names the argument.
+    """
+    queries = operands.q_index_fp8
+    if queries.dim() != 4:
+        _require_table_of_rows(operands)
+        return operands
+    requests, next_n, heads = queries.shape[:3]
+    if not 1 <= next_n <= MAX_NEXT_N:
+        raise ArgumentValueError(
+            f"q_index_fp8: expected next_n of 1 to {MAX_NEXT_N} in [B, next_n, H, 128]; "
+            f"got {list(queries.shape)}"
+        )
+    topk = operands.topk_indices.shape[-1] if operands.topk_indices.dim() else 0
+    shapes = {
+        "q_index_fp8": (requests, next_n, heads, INDEX_HEAD_DIM),
+        "weights": (requests, next_n, heads),
+        "seq_lens": (requests, next_n),
+        "topk_indices": (requests, next_n, topk),
+    }
+    require_rank("block_table", operands.block_table, (2,), "[B, max_pages]")
+    table_shape = (requests, operands.block_table.shape[1])
+    require_shape("block_table", operands.block_table, table_shape, "[B, max_pages]")
+    flat: dict[str, Tensor] = {}
+    for name, shape in shapes.items():
+        tensor: Tensor = getattr(operands, name)
+        require_shape(name, tensor, shape, _WITH_QUERIES[name])
+        if next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1):
+            raise ArgumentValueError(
+                f"{name}: expected the queries of all requests at one distance; "
+                f"got strides {list(tensor.stride())}"
+            )
+        flat[name] = tensor.view(requests * next_n, *shape[2:])
+    return operands._replace(**flat)
+
+
+def _require_table_of_rows(operands: TopkIndexerOperands) -> None:
+    """`block_table` has a row for each query, where queries have no dimension of their own."""
+    queries, table = operands.q_index_fp8, operands.block_table
+    if not queries.dim() or table.dim() != 2:
+        return  # what the operation's table says of them
+    # A trace would take the comparison for a constant.
+    if not torch._C._get_tracing_state() and table.shape[0] != queries.shape[0]:
+        shape = (queries.shape[0], table.shape[1])
+        require_shape("block_table", table, shape, "[B, max_pages]")
 
 
 Queries = Annotated[
@@ -120,7 +185,7 @@ DSA_TOPK_INDEXER = register(
         TopkIndexerOperands,
         parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
         facts={"d_qk": INDEX_HEAD_DIM},
-        normalise=rows_of_requests,
+        normalise=_rows_of_requests,
     )
 )
 INDEXER_LOGITS = register(

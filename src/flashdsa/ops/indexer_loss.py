@@ -8,12 +8,12 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch.dtypes import same_dtype
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
-from flashdsa.ops.dtypes import same_dtype
 from flashdsa.ops.indexer_training import attention_target, indexer_scores
-from flashdsa.ops.registration import call, register
-from flashdsa.ops.rows import Gradient, Operand, Output, Parameter, Parameters
-from flashdsa.ops.spec import OpSpec
 
 __all__ = ["indexer_kl", "indexer_kl_bwd", "indexer_kl_loss"]
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentValueError, DoubleBackwardError
-from flashdsa.ops.autograd import refuse_tangents
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import (
     require_device,
     require_dtype,
     require_positive,
@@ -21,7 +20,8 @@ from flashdsa.ops.checks import (
     require_tensor,
     scale_or_default,
 )
-from flashdsa.ops.dtypes import ATTENTION_DTYPES, INT32, sum_dtype, sums_or_same
+from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, sum_dtype, sums_or_same
+from flashdsa.errors import ArgumentValueError, DoubleBackwardError
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["indexer_kl_loss_dense"]

@@ -8,6 +8,24 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch.checks import (
+    int32_slots,
+    require_dtype,
+    require_shape,
+    require_tensor,
+    scale_or_default,
+)
+from flashdsa.dispatch.dtypes import (
+    ATTENTION_DTYPES,
+    require_sums_or_same,
+    same_dtype,
+    sum_dtype,
+    sum_dtypes,
+    sums_or_same,
+)
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters, fold_batch
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.ops.attention import (
     DETERMINISTIC,
     OF_BACKWARD,
@@ -21,24 +39,6 @@ from flashdsa.ops.attention import (
     rows_and_slots,
 )
 from flashdsa.ops.attention_backward import Lse
-from flashdsa.ops.checks import (
-    int32_slots,
-    require_dtype,
-    require_shape,
-    require_tensor,
-    scale_or_default,
-)
-from flashdsa.ops.dtypes import (
-    ATTENTION_DTYPES,
-    require_sums_or_same,
-    same_dtype,
-    sum_dtype,
-    sum_dtypes,
-    sums_or_same,
-)
-from flashdsa.ops.registration import call, register
-from flashdsa.ops.rows import Gradient, Operand, Output, Parameter, Parameters, fold_batch
-from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["attention_target", "indexer_bwd", "indexer_scores"]

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.packed_rows import is_packed, pack, unpack
-from flashdsa.errors import ArgumentValueError
-from flashdsa.ops.autograd import refuse_tangents
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import (
     are_values_read,
     require_device,
     require_dtype,
@@ -16,7 +15,8 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
 )
-from flashdsa.ops.overlap import require_addresses_of_its_own, require_apart
+from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
+from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import D_QK, KV_ROW_BYTES
 
 __all__ = ["quantize_kv", "read_kv_cache", "write_kv_cache"]

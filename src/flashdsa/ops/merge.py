@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import require_dtype, require_shape, require_tensor, wants_gradient
+from flashdsa.dispatch.dtypes import ATTENTION_DTYPES
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.ops.autograd import refuse_tangents
-from flashdsa.ops.checks import require_dtype, require_shape, require_tensor, wants_gradient
-from flashdsa.ops.dtypes import ATTENTION_DTYPES
 
 __all__ = ["lse_for_merge", "lse_from_base2", "lse_to_base2", "merge_attention"]
 

@@ -8,8 +8,7 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.checks import (
     INT32_MAX,
     are_values_read,
     dtype_name,
@@ -19,10 +18,11 @@ from flashdsa.ops.checks import (
     require_rank,
     require_tensor,
 )
-from flashdsa.ops.dtypes import E4M3, FP32, INT32, same_dtype
-from flashdsa.ops.registration import call, register
-from flashdsa.ops.rows import Operand, Output, Parameter, Sizes, fold_batch
-from flashdsa.ops.spec import OpSpec
+from flashdsa.dispatch.dtypes import E4M3, FP32, INT32, same_dtype
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]

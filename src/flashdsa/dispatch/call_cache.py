@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
-from flashdsa.ops.overlap import num_bytes, share_memory
+from flashdsa.dispatch.overlap import num_bytes, share_memory
 from flashdsa.settings import raw_settings
 
 if TYPE_CHECKING:
-    from flashdsa.ops.rows import Parameter
-    from flashdsa.ops.spec import OpSpec
+    from flashdsa.dispatch.rows import Parameter
+    from flashdsa.dispatch.spec import OpSpec
 
 Serve = Callable[[Sequence[Any]], Any]
 """Function of an operation's operands: serves calls like the one that it was bound for."""

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops.spec import OpSpec
 
 AUTOCAST_DEVICES = {"AutocastCPU": "cpu", "AutocastCUDA": "cuda"}
 """Dispatch key of autocast -> device type."""

@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import require_shape, require_tensor, wants_gradient
+from flashdsa.dispatch.registration import call
+from flashdsa.dispatch.rows import Parameters
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops.autograd import refuse_tangents
-from flashdsa.ops.checks import require_shape, require_tensor, wants_gradient
-from flashdsa.ops.registration import call
-from flashdsa.ops.rows import Parameters
-from flashdsa.ops.spec import OpSpec
 
 
 def call_into(

@@ -11,14 +11,14 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.autograd import autograd_kernel
+from flashdsa.dispatch.call_cache import INSIDE, Serve
+from flashdsa.dispatch.checks import require_backend
+from flashdsa.dispatch.eager import is_plain_call
+from flashdsa.dispatch.rows import Parameters
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.dispatch.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops.autograd import autograd_kernel
-from flashdsa.ops.call_cache import INSIDE, Serve
-from flashdsa.ops.checks import require_backend
-from flashdsa.ops.eager import is_plain_call
-from flashdsa.ops.rows import Parameters
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
 
 # NOTE: of a call `torch.library.custom_op` takes 14 us (57 on a busy machine), a definition 3.
 _library = torch.library.Library("flashdsa", "FRAGMENT")

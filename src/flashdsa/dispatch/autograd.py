@@ -18,9 +18,9 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.nn import Parameter
 
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.call_cache import BACKWARD
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
-from flashdsa.ops.call_cache import BACKWARD
-from flashdsa.ops.spec import OpSpec
 from flashdsa.problem import Operation
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from flashdsa.dispatch.checks import dtype_name
 from flashdsa.errors import ArgumentTypeError
-from flashdsa.ops.checks import dtype_name
 
 ATTENTION_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 E4M3 = (torch.float8_e4m3fn,)

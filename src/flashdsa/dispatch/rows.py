@@ -15,8 +15,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from flashdsa.errors import ArgumentValueError
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.checks import (
     require_backend,
     require_bool,
     require_dense_rows,
@@ -27,7 +26,8 @@ from flashdsa.ops.checks import (
     require_rank,
     require_shape,
 )
-from flashdsa.ops.overlap import require_addresses_of_its_own
+from flashdsa.dispatch.overlap import require_addresses_of_its_own
+from flashdsa.errors import ArgumentValueError
 
 Dtypes = tuple[torch.dtype, ...] | Callable[[torch.dtype], tuple[torch.dtype, ...]]
 Sizes = dict[str, int]

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from flashdsa.ops.call_cache import CallCache
-from flashdsa.ops.checks import capability, dtype_name, require_tensor
-from flashdsa.ops.overlap import require_apart
-from flashdsa.ops.rows import (
+from flashdsa.dispatch.call_cache import CallCache
+from flashdsa.dispatch.checks import capability, dtype_name, require_tensor
+from flashdsa.dispatch.overlap import require_apart
+from flashdsa.dispatch.rows import (
     Gradient,
     Operand,
     Output,
