@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from flashdsa.analysis.flow import common_dominator, dominated, dominators, successors
 from flashdsa.analysis.live_registers import live_registers, nearest
+from flashdsa.analysis.role_functions import Lines, RoleLines
 from flashdsa.analysis.roles import find_regions
 from flashdsa.analysis.sass import Code, Instruction, Line
-from flashdsa.plan.kernel_spec import RoleSources
 from flashdsa.plan.roles import Role
 
 
@@ -109,9 +109,9 @@ def test_dominators_of_a_diamond() -> None:
     assert dominated(1, above) == {1, 2}
 
 
-def planned(name: str, file: str) -> RoleSources:
-    """A role whose code is of one file."""
-    return RoleSources(Role(name, 128, 40, ""), (file,))
+def planned(name: str, file: str) -> RoleLines:
+    """A role whose code is of the first line of a file."""
+    return RoleLines(Role(name, 128, 40, ""), (Lines(file, 1, 1),))
 
 
 def test_a_role_is_what_only_its_warps_reach_and_has_their_setmaxnreg() -> None:

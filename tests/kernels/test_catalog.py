@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import flashdsa.kernels
+from flashdsa.analysis.role_functions import role_functions
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import ArgumentValueError
-from flashdsa.jit.sources import source_files
 from flashdsa.kernels.catalog import BACKENDS, INDEXER, KERNELS, MLA_BWD, variants_of
 from flashdsa.plan.kernel_spec import find_kernel
 from tests.support.subtests import CaseLoop
@@ -31,11 +31,10 @@ def test_rows_name_what_is_there(subtests: CaseLoop) -> None:
             found = find_spec(module)
             assert found is not None and found.origin is not None
             assert f"def {function}(" in Path(found.origin).read_text()
-            names = {path.name for path in source_files(module)}
-            roles = [role for variant in spec.variants for role in variant.roles]
-            for role in roles:
-                assert names.issuperset(file.partition(":")[0] for file in role.files)
-            assert {role.role.name for role in roles} == set(spec.sources)
+            names = {role.name for plan in spec.plans for role in plan.roles}
+            assert names == set(spec.roles)
+            functions = role_functions(spec)
+            assert all(functions[name] for name in names)
 
 
 def test_a_kernels_operations_have_an_implementation_on_its_backend(subtests: CaseLoop) -> None:

@@ -12,6 +12,7 @@ from flashdsa.analysis.flow import Edges, predecessors, successors
 from flashdsa.analysis.instruction_mix import instruction_mix
 from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
 from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
+from flashdsa.analysis.role_functions import planned_roles
 from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions
 from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
@@ -128,7 +129,7 @@ def report_kernel(
     edges = successors(code)
     live = live_registers(code, edges)
     limit = min(record.register_cap or MAX_REGISTERS, registers_by_threads(record.threads))
-    regions = find_regions(code, edges, ours.roles if ours else ())
+    regions = find_regions(code, edges, planned_roles(ours) if ours else ())
     whole = _Whole(record, code, edges, predecessors(edges), live, limit, _free(record, regions))
     roles = tuple(_report_role(whole, region) for region in regions)
     own = [one for one in code.instructions if one.base != "NOP"]

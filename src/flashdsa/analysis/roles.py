@@ -1,7 +1,7 @@
 """Instructions of each role of a warp-specialised kernel.
 
-- A kernel whose plan names roles and their source files: a role is what is reached only through
-  the first instruction that leads to (nearly) all of its files' memory accesses and waits, and to
+- A kernel whose plan names roles: a role is what is reached only through the first instruction that
+  leads to (nearly) all memory accesses and waits of the functions that only this role runs, and to
   no other role's.
 - Else a kernel with setmaxnreg: from each USETMAXREG on, up to the next.
 - Else the whole kernel is one role.
@@ -9,11 +9,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
 
 from flashdsa.analysis.flow import (
     Edges,
@@ -23,8 +20,8 @@ from flashdsa.analysis.flow import (
     reach,
 )
 from flashdsa.analysis.instruction_mix import SIDE_EFFECTS, kind_of
-from flashdsa.analysis.sass import Code, Instruction, Line
-from flashdsa.plan.kernel_spec import RoleSources
+from flashdsa.analysis.role_functions import Lines, RoleLines
+from flashdsa.analysis.sass import Code, Instruction
 
 WHOLE = "whole kernel"
 BEFORE = "before setmaxnreg"
@@ -46,12 +43,10 @@ class CodeRegion:
     instructions: frozenset[int]
     registers: int | None
     found_by: str
-    planned: RoleSources | None = None
+    planned: RoleLines | None = None
 
 
-def find_regions(
-    code: Code, edges: Edges, planned: tuple[RoleSources, ...] = ()
-) -> list[CodeRegion]:
+def find_regions(code: Code, edges: Edges, planned: tuple[RoleLines, ...] = ()) -> list[CodeRegion]:
     """Return the roles of a kernel. A plan without line information counts as no plan."""
     if planned and any(one.line for one in code.instructions):
         regions = _planned_regions(code, edges, planned)
@@ -95,12 +90,12 @@ def _setmaxnreg_regions(code: Code, edges: Edges) -> list[CodeRegion]:
 
 
 def _planned_regions(
-    code: Code, edges: Edges, planned: tuple[RoleSources, ...]
+    code: Code, edges: Edges, planned: tuple[RoleLines, ...]
 ) -> list[CodeRegion] | None:
     above = dominators(edges)
     roots: dict[str, int] = {}
     for role in planned:
-        root = common_dominator(_seeds(code, role.files), above, MOST)
+        root = common_dominator(_seeds(code, role.lines), above, MOST)
         if root is not None:
             roots[role.role.name] = root
     roots = _first_of_their_own(roots, above)
@@ -116,7 +111,7 @@ def _planned_regions(
             mine = mine - inside[other]
         found_by = f"reached only through {code.instructions[roots[name]].address:#x}"
         if roots[name] == 0:
-            mine = {i for i in range(_own(code)) if _comes_from(code.instructions[i], role.files)}
+            mine = {i for i in range(_own(code)) if _comes_from(code.instructions[i], role.lines)}
             found_by = "instructions of its source lines only"
         registers = _registers_of(code, mine, roots[name], above)
         regions.append(CodeRegion(name, frozenset(mine), registers, found_by, role))
@@ -144,8 +139,8 @@ def _ancestors(node: int, above: list[int]) -> list[int]:
     return found
 
 
-def _seeds(code: Code, sources: tuple[str, ...]) -> list[int]:
-    mine = [i for i in range(_own(code)) if _comes_from(code.instructions[i], sources)]
+def _seeds(code: Code, lines: tuple[Lines, ...]) -> list[int]:
+    mine = [i for i in range(_own(code)) if _comes_from(code.instructions[i], lines)]
     acting = [i for i in mine if kind_of(code.instructions[i]) in SIDE_EFFECTS]
     return acting or mine
 
@@ -159,29 +154,8 @@ def _registers_of(code: Code, inside: set[int], root: int, above: list[int]) -> 
     return next((registers for registers in above_it if registers is not None), None)
 
 
-def _comes_from(instruction: Instruction, sources: tuple[str, ...]) -> bool:
+def _comes_from(instruction: Instruction, lines: tuple[Lines, ...]) -> bool:
     line = instruction.line
-    return line is not None and any(_matches(line, source) for source in sources)
-
-
-@lru_cache(maxsize=65536)
-def _matches(line: Line, source: str) -> bool:
-    file, _, function = source.partition(":")
-    if Path(line.file).name != Path(file).name:
-        return False
-    if not function:
-        return True
-    first, last = _function_lines(line.file, function)
-    return first <= line.number <= last
-
-
-@lru_cache(maxsize=256)
-def _function_lines(file: str, function: str) -> tuple[int, int]:
-    try:
-        tree = ast.parse(Path(file).read_text())
-    except OSError:
-        return 1, 0
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and node.name == function:
-            return node.lineno, node.end_lineno or node.lineno
-    return 1, 0
+    return line is not None and any(
+        line.file == own.file and own.first <= line.number <= own.last for own in lines
+    )

@@ -113,3 +113,21 @@ def add_float(pointer: Any, value: Float32) -> None:
     cute.arch.inline_ptx(
         "red.relaxed.gpu.global.add.f32 [{$r0}], {$r1};", read_only_args=[pointer, value]
     )
+
+
+def add4_if(row: Any, pointer: Any, values: list[Any]) -> None:
+    """Add to four neighbouring fp32, unless `row` is negative."""
+    _four_floats("red.global.add", row, pointer, values)
+
+
+def store4_if(row: Any, pointer: Any, values: list[Any]) -> None:
+    """Store four neighbouring fp32, unless `row` is negative."""
+    _four_floats("st.global", row, pointer, values)
+
+
+def _four_floats(instruction: str, row: Any, pointer: Any, values: list[Any]) -> None:
+    cute.arch.inline_ptx(
+        "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
+        f"@some {instruction}.v4.f32 [{{$r0}}], {{{{$r1}}, {{$r2}}, {{$r3}}, {{$r4}}}}; }}",
+        read_only_args=[pointer, *values, row],
+    )

@@ -18,6 +18,7 @@ from cutlass._mlir.dialects import nvvm
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE
 from flashdsa.plan import Arrives, Barrier
 
 
@@ -317,3 +318,11 @@ class PackedPhases(NamedTuple):
     def next_number(self) -> "PackedPhases":
         """The phases with the next running number."""
         return self._replace(bits=self.bits + (1 << len(self.static.value)))
+
+
+@cute.jit
+def arrive_warp(barriers: Barriers, stage: Any, thread: Int32) -> None:
+    """Arrive once for the warp: whoever waits sees what its lanes did before."""
+    cute.arch.sync_warp()
+    if thread % WARP_SIZE == 0:
+        barriers.arrive(stage)

@@ -11,7 +11,7 @@ from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
-from flashdsa.kernels.attention.sm90.bwd_per_item import plan as fused
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -33,15 +33,6 @@ from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
 from flashdsa.problem import Operation
 
-_LOAD_FILES = ("load.py", "load_tiles.py", "page_partition.py", "scheduled_tiles.py")
-_SELECT_FILES = (
-    "select_rows.py", "score.py", "score_batch.py", "list_scores.py", "read_scores.py",
-    "candidate_list.py", "exchange.py", "threshold.py", "candidates.py", "ranges.py",
-    "row_splits.py", "cta_splits.py", "row_counts.py", "output.py", "in_order.py", "by_bitmap.py",
-    "by_score.py",
-)  # fmt: skip
-"""Not row_schedule.py: rows are put in order before the warps part into roles."""
-_FUSED_FILES = tuple(file for file in _SELECT_FILES if file != "read_scores.py")
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
@@ -60,7 +51,10 @@ INDEXER = KernelSpec(
     ),
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
-    sources={"load": _LOAD_FILES, "select": (*_SELECT_FILES, "teams.py", "score_pairs.py")},
+    roles={
+        "load": ("load_scheduled", "PAGES"),
+        "select": ("consume", "page_source", "pair_source"),
+    },
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
@@ -69,10 +63,12 @@ INDEXER_LOGITS = KernelSpec(
     plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
-    sources={"load": _LOAD_FILES, "select": ("score.py", "write_scores.py")},
+    roles={
+        "load": ("load_partition", "PAGES"),
+        "select": ("write_scores", "make_scorer", "SCORING"),
+    },
 )
 _SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
-_MMA_FILES = ("mma.py", "umma_issue.py")
 
 INDEXER_SM100 = KernelSpec(
     name="indexer",
@@ -88,7 +84,11 @@ INDEXER_SM100 = KernelSpec(
     ),
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
-    sources={"load": _LOAD_FILES, "mma": _MMA_FILES, "select": _FUSED_FILES},
+    roles={
+        "load": ("load_scheduled", "PAGES"),
+        "mma": ("run_mma",),
+        "select": ("consume", "page_source"),
+    },
 )
 INDEXER_LOGITS_SM100 = KernelSpec(
     name="indexer_logits",
@@ -100,7 +100,11 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
-    sources={"load": _LOAD_FILES, "mma": _MMA_FILES, "select": ("score.py", "write_scores.py")},
+    roles={
+        "load": ("load_partition", "PAGES"),
+        "mma": ("run_mma",),
+        "select": ("write_scores", "page_source", "fill_beyond"),
+    },
 )
 TOPK_INDICES = KernelSpec(
     name="topk_indices",
@@ -112,13 +116,13 @@ TOPK_INDICES = KernelSpec(
     ),
     build=f"{_INDEXER_BUILD}:compile_topk",
     entry="topk_kernel",
-    sources={"load": _LOAD_FILES, "select": _SELECT_FILES},
+    roles={
+        "load": ("load_scheduled", "DESCRIPTIONS"),
+        "select": ("select_rows", "emit_unscored_rows"),
+    },
 )
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
-_PREFILL_SCORE_FILES = ("score.py", "products.py")
-_PREFILL_RANK_FILES = (
-    "window.py", "select.py", "bounds.py", "exact.py", "team.py", "entries.py", "emit.py",
-)  # fmt: skip
+_PREFILL_ROLES = {"load": ("load_all",), "score": ("score_all",)}
 
 PREFILL = KernelSpec(
     name="prefill",
@@ -130,10 +134,7 @@ PREFILL = KernelSpec(
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
-    sources={
-        "load": ("load.py",),
-        "score": (*_PREFILL_SCORE_FILES, *_PREFILL_RANK_FILES),
-    },
+    roles=_PREFILL_ROLES,
 )
 PREFILL_ORDER = KernelSpec(
     name="prefill_order",
@@ -153,7 +154,7 @@ PREFILL_LOGITS = KernelSpec(
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
-    sources={"load": ("load.py",), "score": _PREFILL_SCORE_FILES},
+    roles=_PREFILL_ROLES,
 )
 QUANTIZE_INDEX = KernelSpec(
     name="quantize_index",
@@ -185,18 +186,15 @@ MLA_BWD = KernelSpec(
     ),
     build="flashdsa.kernels.attention.sm100.bwd.build:compile_backward",
     entry="backward_kernel",
-    sources={
-        "softmax": ("softmax.py",),
-        "load": ("load.py",),
-        "reduce": ("reduce_dkv.py",),
-        "mma": ("mma.py", "products.py", "umma_issue.py"),
+    roles={
+        "softmax": ("softmax_item", "write_dq"),
+        "load": ("load_blocks",),
+        "reduce": ("reduce_item", "finish"),
+        "mma": ("issue_item",),
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.timeline:TIMELINE",
 )
-_CONSUMERS = {
-    "consumer0": ("consumers.py:consume0",),
-    "consumer1": ("consumers.py:consume1",),
-}
+_CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
@@ -204,7 +202,7 @@ SPARSE_MLA_FWD = KernelSpec(
     plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
-    sources={"gather": ("gather.py", "cp_async.py"), **_CONSUMERS},
+    roles={"gather": ("gather_all",), **_CONSUMERS},
 )
 SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
@@ -213,10 +211,10 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     plans=tuple(sm100_fwd.FwdPlan(group) for group in sm100_fwd.GROUPS),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
-    sources={
-        "softmax": ("softmax.py", "query.py", "epilogue.py"),
-        "load": ("load.py", "gather4.py"),
-        "mma": ("mma.py", "products.py", "umma_issue.py"),
+    roles={
+        "softmax": ("softmax_all", "store_query", "write_rows"),
+        "load": ("load_all", "load_query"),
+        "mma": ("issue_all",),
     },
 )
 _GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
@@ -228,7 +226,7 @@ MLA_BWD_SCORES = KernelSpec(
     plans=tuple(ScoresPlan(queries, optional=True) for queries in (2, 4)),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
-    sources={"gather": ("gather.py", "cp_async.py"), "score": ("score.py", "products.py")},
+    roles={"gather": ("gather_all",), "score": ("score_all",)},
 )
 MLA_BWD_DQ = KernelSpec(
     name="mla_bwd_dq",
@@ -237,7 +235,7 @@ MLA_BWD_DQ = KernelSpec(
     plans=(DqPlan(),),
     build=f"{_GROUPED_BWD}.dq.build:compile_dq",
     entry="dq_kernel",
-    sources={"load": ("load.py", "cp_async.py"), "multiply": ("multiply.py",)},
+    roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
 MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
@@ -246,11 +244,11 @@ MLA_BWD_DKV = KernelSpec(
     plans=(DkvPlan(), DkvPlan(ordered=True)),
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
-    sources={
-        "images": ("images.py",),
-        "rows": ("rows.py", "cp_async.py"),
-        "publish": ("publish.py",),
-        "multiply": ("multiply.py", "add.py", "order.py"),
+    roles={
+        "matrices": ("load_matrices",),
+        "rows": ("copy_all",),
+        "publish": ("publish_all",),
+        "multiply": ("multiply_all",),
     },
 )
 MLA_BWD_FUSED = KernelSpec(
@@ -258,18 +256,18 @@ MLA_BWD_FUSED = KernelSpec(
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=(
-        *(fused.FusedPlan(queries) for queries in fused.QUERIES),
-        *(fused.FusedPlan(more=queries) for queries in (2, 4)),
-        *(fused.FusedPlan(queries, slots=True) for queries in fused.QUERIES),
-        *(fused.FusedPlan(more=queries, slots=True) for queries in (2, 4)),
+        *(per_item.PerItemPlan(queries) for queries in per_item.QUERIES),
+        *(per_item.PerItemPlan(more=queries) for queries in (2, 4)),
+        *(per_item.PerItemPlan(queries, slots=True) for queries in per_item.QUERIES),
+        *(per_item.PerItemPlan(more=queries, slots=True) for queries in (2, 4)),
     ),
-    build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_fused",
-    entry="fused_kernel",
-    sources={
-        "gather": ("gather.py",),
-        "score": ("score.py",),
-        "right": ("right.py", "rows.py"),
-        "dkv": ("dkv.py", "add.py"),
+    build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
+    entry="per_item_kernel",
+    roles={
+        "gather": ("gather_all",),
+        "score": ("score_all",),
+        "high": ("high_all",),
+        "dkv": ("dkv_all",),
     },
 )
 SPARSE_MLA_DECODE = KernelSpec(
@@ -279,7 +277,7 @@ SPARSE_MLA_DECODE = KernelSpec(
     plans=(DecodePlan(), DecodePlan(packed=True)),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
-    sources={"gather": ("gather.py", "expand.py", "cp_async.py"), **_CONSUMERS},
+    roles={"gather": ("gather",), **_CONSUMERS},
 )
 SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     name="mla_decode_heads",
@@ -288,7 +286,7 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     plans=tuple(map(FewHeadsPlan, COLUMNS)),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
-    sources={"gather": ("gather.py",), "math": ("math.py",)},
+    roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
 )
 _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 
@@ -305,10 +303,7 @@ INDEXER_BWD = KernelSpec(
     ),
     build=f"{_INDEXER_BWD}.build:compile_backward",
     entry="indexer_bwd_kernel",
-    sources={
-        "load": ("load.py",),
-        "multiply": ("multiply.py", "products.py", "gate.py", "add.py"),
-    },
+    roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
 INDEXER_BWD_SUM = KernelSpec(
     name="indexer_bwd_sum",
@@ -320,10 +315,6 @@ INDEXER_BWD_SUM = KernelSpec(
 )
 
 _HEAD_SUMS_BUILD = "flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums"
-_HEAD_SUMS_FILES = {
-    "gather": ("gather.py", "row_tiles.py", "cp_async.py"),
-    "add": ("add.py", "products.py"),
-}
 ATTENTION_TARGET = KernelSpec(
     name="attention_target",
     arch=SM90.name,
@@ -331,7 +322,7 @@ ATTENTION_TARGET = KernelSpec(
     plans=tuple(head_sums.target_plan(heads) for heads in reversed(head_sums.TARGET_HEADS)),
     build=_HEAD_SUMS_BUILD,
     entry="head_sums_kernel",
-    sources=_HEAD_SUMS_FILES,
+    roles={"gather": ("gather_all",), "add": ("add_all",)},
 )
 INDEXER_SCORES = KernelSpec(
     name="indexer_scores",
@@ -376,8 +367,7 @@ KERNELS = (
     MLA_BWD,
     SPARSE_MLA_FWD_SM100,
 )
-"""All rows. Files that several roles of a kernel run, the forward's softmax.py and the backward's
-dq.py say, are in none of them."""
+"""All rows."""
 BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
 """Backends that run compiled kernels, each from a shared object of its name."""
 

@@ -37,8 +37,8 @@ class KernelSpec:
         plans: `KernelPlan`s that are compiled in advance; the first stands for all in tables.
         build: "module:function" that compiles a plan with CuTe DSL.
         entry: in the name of the kernel's PTX function; others beside it are its helpers.
-        sources: name of a role -> what only this role's warps run: "load.py", or
-            "kernel.py:produce" for a function.
+        roles: name of a role -> names that the kernel uses in this role's warps only: functions,
+            or constants that name functions.
         timeline: "module:TIMELINE": rows of a step, its short name, and what each role does in it;
             "": none.
     """
@@ -49,7 +49,7 @@ class KernelSpec:
     plans: tuple[Any, ...]
     build: str
     entry: str
-    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     timeline: str = ""
 
     @property
@@ -68,13 +68,6 @@ class KernelSpec:
         return tuple(Variant(self, plan) for plan in self.plans)
 
 
-class RoleSources(NamedTuple):
-    """A role of a plan and the files that only its warps run, as in `KernelSpec.sources`."""
-
-    role: Role
-    files: tuple[str, ...]
-
-
 class Variant(NamedTuple):
     """A compiled function of a kernel: the kernel's row and the plan."""
 
@@ -85,11 +78,6 @@ class Variant(NamedTuple):
     def name(self) -> str:
         """The exported name."""
         return str(self.plan.name)
-
-    @property
-    def roles(self) -> tuple[RoleSources, ...]:
-        """The plan's roles with their files."""
-        return tuple(RoleSources(role, self.spec.sources[role.name]) for role in self.plan.roles)
 
 
 def find_kernel(kernels: Sequence[KernelSpec], name: str, arch: str | None = None) -> Variant:

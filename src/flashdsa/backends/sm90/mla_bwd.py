@@ -16,7 +16,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_fused import Call, Launch, bind_either, bind_fused
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
 from flashdsa.backends.sm90.mla_bwd_spool import bind_large, buffers_for, grouping_for
-from flashdsa.kernels.attention.sm90.core.spool import HEADS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
 from flashdsa.operands import MlaBwdOperands
 
 Gradients = tuple[Tensor, Tensor, Tensor]

@@ -8,12 +8,12 @@ that all eight have 128 bytes of one row, and then of the other.
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.gmem import add4_if, store4_if
 from flashdsa.dsl.smem import shared_pointer
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import add_four
 from flashdsa.kernels.indexer_training.sm90.bwd.gate import MMA_ROWS, THREAD_ROWS
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHUNK, FP32
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -75,15 +75,6 @@ def add_dims(
                 key = of_pair[other]
                 at = to + (line * LINE_DIMS + dim)
                 if cutlass.const_expr(ordered):
-                    store_four(at + Int64(place + other) * INDEX_HEAD_DIM, values, key)
+                    store4_if(key, at + Int64(place + other) * INDEX_HEAD_DIM, values)
                 else:
-                    add_four(at + Int64(key) * INDEX_HEAD_DIM, values, key)
-
-
-def store_four(pointer: Any, values: list[Float32], key: Any) -> None:
-    """Add four neighbouring fp32, unless the key is negative."""
-    cute.arch.inline_ptx(
-        "{ .reg .pred some; setp.ge.s32 some, {$r5}, 0; "
-        "@some st.global.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}}; }",
-        read_only_args=[pointer, *values, key],
-    )
+                    add4_if(key, at + Int64(key) * INDEX_HEAD_DIM, values)

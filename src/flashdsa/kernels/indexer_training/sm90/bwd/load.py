@@ -12,11 +12,11 @@ from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, tile_beh
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,
-    BLOCK_ROWS,
     CHUNK,
     CHUNK_BYTES,
     CHUNKS,
     FP32,
+    ROWS,
     TILE_KEYS,
 )
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -45,11 +45,11 @@ def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> Non
     ctx = role.ctx
     plan = ctx.plan
     present = ctx.lists.present[item]
-    first = Int64(item) * (plan.blocks * BLOCK_ROWS) + own
+    first = Int64(item) * (plan.blocks * ROWS) + own
     source = role.q.iterator + (first * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16))
     for block in cutlass.range_constexpr(plan.blocks):
         for turn in cutlass.range_constexpr(TURNS):
-            row = block * BLOCK_ROWS + turn * ROWS_AT_ONCE
+            row = block * ROWS + turn * ROWS_AT_ONCE
             none = ((present >> (row // plan.num_heads)) & 1) - 1
             at = block * BLOCK_BYTES + turn * ROWS_AT_ONCE * CHUNK * BF16
             of_row = row * INDEX_HEAD_DIM * BF16

@@ -11,22 +11,22 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.grouped import arrive_warp
 from flashdsa.kernels.indexer_training.sm90.bwd.add import add_dims
 from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, tile_behind, tiles_of
 from flashdsa.kernels.indexer_training.sm90.bwd.gate import MMA_ROWS, THREAD_ROWS, clear, gate
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BLOCK_BYTES,
-    BLOCK_ROWS,
     CHUNK,
     CHUNK_BYTES,
     FP32,
     IMAGE_BUFFERS,
     IMAGE_BYTES,
     MULTIPLIERS,
+    ROWS,
     TILE_KEYS,
 )
 from flashdsa.kernels.indexer_training.sm90.bwd.products import (
@@ -103,7 +103,7 @@ def first_row(role: Multiplier, item: Int32, block: cutlass.Constexpr) -> Int32:
     """This thread's first row in an own block of the item, counted from the item's first row."""
     ctx = role.ctx
     own = ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
-    return (role.first_block + block) * BLOCK_ROWS + own
+    return (role.first_block + block) * ROWS + own
 
 
 @cute.jit
@@ -118,7 +118,7 @@ def read_weights(role: Multiplier, item: Int32) -> list[Float32]:
             row = first_row(role, item, block) + 8 * h
             weight = Float32(0.0)
             if (present >> (row // plan.num_heads)) & 1 == 1:
-                at = Int64(item) * (plan.blocks * BLOCK_ROWS) + row
+                at = Int64(item) * (plan.blocks * ROWS) + row
                 weight = (role.weights.iterator + at).load()
             weights.append(weight)
     return weights
@@ -130,7 +130,7 @@ def gate_block(
 ) -> None:
     """Compute A of an own block, and its part of dW."""
     ctx = role.ctx
-    row = (role.first_block + block) * BLOCK_ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
+    row = (role.first_block + block) * ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
     gradients = place.gradients + row // ctx.plan.num_heads * (TILE_KEYS * FP32)
     image = place.images + (role.first_block + block) * IMAGE_BYTES
     gate(acc, own.weights, own.sums, image, gradients, ctx.thread, block)
@@ -213,7 +213,7 @@ def store_item(role: Multiplier, own: Own, item: Int32) -> None:
     """Write dQ and dW of this warpgroup's blocks. Rows past the last one are not written."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
-    first = Int64(item) * (ctx.plan.blocks * BLOCK_ROWS)
+    first = Int64(item) * (ctx.plan.blocks * ROWS)
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
         for h in cutlass.range_constexpr(THREAD_ROWS):
             row = first + first_row(role, item, block) + 8 * h

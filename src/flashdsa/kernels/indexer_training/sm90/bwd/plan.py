@@ -10,7 +10,7 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM
 
-BLOCK_ROWS = 64
+ROWS = 64
 """(query, head) rows of a block: the M of a wgmma."""
 TILE_KEYS = 64
 BF16 = 2
@@ -21,7 +21,7 @@ CHUNK_BYTES = 64 * CHUNK * BF16
 CHUNKS = INDEX_HEAD_DIM // CHUNK
 BLOCK_BYTES = CHUNKS * CHUNK_BYTES
 """Bytes of 64 rows of Q, or of a tile of keys: one chunk after the other."""
-IMAGE_BYTES = BLOCK_ROWS * TILE_KEYS * BF16
+IMAGE_BYTES = ROWS * TILE_KEYS * BF16
 IMAGE_BUFFERS = 2
 NUM_HEADS = (64, 32, 16)
 BLOCKS = (4, 2)
@@ -87,7 +87,7 @@ class BwdPlan(Sm90Plan):
     @property
     def queries(self) -> int:
         """Neighbouring queries of a group."""
-        return self.blocks * BLOCK_ROWS // self.num_heads
+        return self.blocks * ROWS // self.num_heads
 
     @property
     def chosen(self) -> bool:

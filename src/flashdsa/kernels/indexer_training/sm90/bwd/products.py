@@ -10,11 +10,11 @@ from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,
-    BLOCK_ROWS,
     CHUNK,
     CHUNK_BYTES,
     CHUNKS,
     IMAGE_BYTES,
+    ROWS,
     TILE_KEYS,
 )
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -73,7 +73,7 @@ def issue_dk(acc: Any, images: Any, q: Any, blocks: int) -> None:
     warpgroup.fence()
     a, b = opaque(along_n(images)), opaque(along_n(q))
     for block in range(blocks):
-        for step in range(BLOCK_ROWS // MMA_K):
+        for step in range(ROWS // MMA_K):
             first = descriptor_behind(a, block * IMAGE_BYTES + step * STEP_LINES)
             second = descriptor_behind(b, block * BLOCK_BYTES + step * STEP_LINES)
             _multiply(acc, CHUNK, first, second, (block, step) != (0, 0), (1, 1))
