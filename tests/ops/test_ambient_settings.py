@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from itertools import product
 
 import torch
-from tests.ops.public_calls import public_calls
 from torch import Tensor
 
 import flashdsa
 from tests.ops import inputs
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 Cast = Callable[[Tensor], Tensor]
 """What autocast does to the operands that it casts."""

@@ -8,7 +8,6 @@ from itertools import product
 
 import pytest
 import torch
-from tests.ops.public_calls import public_calls
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -16,6 +15,7 @@ import flashdsa
 from flashdsa.errors import UnsupportedError
 from tests.ops import inputs
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 F64 = torch.float64
 ROUNDING = {F64: 1e-9, torch.bfloat16: 0.04}

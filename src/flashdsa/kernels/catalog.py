@@ -11,7 +11,7 @@ from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
-from flashdsa.kernels.attention.sm90.bwd_per_item import plan as fused
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -243,7 +243,7 @@ MLA_BWD_DKV = KernelSpec(
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     roles={
-        "images": ("load_all",),
+        "matrices": ("load_matrices",),
         "rows": ("copy_all",),
         "publish": ("publish_all",),
         "multiply": ("multiply_all",),
@@ -254,17 +254,17 @@ MLA_BWD_FUSED = KernelSpec(
     arch=SM90.name,
     operations=(Operation.MLA_BWD,),
     plans=(
-        *(fused.FusedPlan(queries) for queries in fused.QUERIES),
-        *(fused.FusedPlan(more=queries) for queries in (2, 4)),
-        *(fused.FusedPlan(queries, slots=True) for queries in fused.QUERIES),
-        *(fused.FusedPlan(more=queries, slots=True) for queries in (2, 4)),
+        *(per_item.PerItemPlan(queries) for queries in per_item.QUERIES),
+        *(per_item.PerItemPlan(more=queries) for queries in (2, 4)),
+        *(per_item.PerItemPlan(queries, slots=True) for queries in per_item.QUERIES),
+        *(per_item.PerItemPlan(more=queries, slots=True) for queries in (2, 4)),
     ),
-    build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_fused",
-    entry="fused_kernel",
+    build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
+    entry="per_item_kernel",
     roles={
         "gather": ("gather_all",),
         "score": ("score_all",),
-        "right": ("right_all",),
+        "high": ("high_all",),
         "dkv": ("dkv_all",),
     },
 )

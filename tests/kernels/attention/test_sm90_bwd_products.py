@@ -1,4 +1,4 @@
-"""dQ and dKV of the Hopper backward from a spool of the test's own, on ptxemu, every element."""
+"""dQ and dKV of the Hopper backward from the test's own workspace, on ptxemu, every element."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WORDS, DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
-    DS_IMAGE,
-    IMAGES,
-    P_IMAGE,
+    DS_MATRIX,
+    MATRICES,
+    P_MATRIX,
+    ROW_BLOCKS,
     block_bytes,
     group_queries,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -42,7 +43,7 @@ PRODUCTS = [
     for spec in (MLA_BWD_DQ, MLA_BWD_DKV)
     for plan in spec.plans
 ]
-ROW_BLOCKS = pytest.mark.parametrize("row_blocks", [2, 4])
+TILE_KEYS = Tile().keys
 
 
 class Inputs(NamedTuple):
@@ -56,21 +57,21 @@ class Inputs(NamedTuple):
     q: Tensor
     do: Tensor
     heads: int
-    row_blocks: int
 
-    def spool(self) -> Tensor:
-        """The images of the groups from FIRST_GROUP on, as bytes; NaN where nothing is read."""
-        first = FIRST_GROUP * self.row_blocks
-        blocks = (len(self.counts) - FIRST_GROUP) * self.row_blocks
+    def workspace(self) -> Tensor:
+        """The matrices of the groups from FIRST_GROUP on, as bytes; NaN where nothing is read."""
+        first = FIRST_GROUP * ROW_BLOCKS
+        blocks = (len(self.counts) - FIRST_GROUP) * ROW_BLOCKS
         tiles = CAPACITY // TILE_KEYS
-        spool = torch.full((blocks, block_bytes(CAPACITY) // 2), NAN, dtype=torch.bfloat16)
-        images = spool.view(-1, tiles, IMAGES, TILE_KEYS * ROWS)
+        shape = blocks, block_bytes(Tile(), CAPACITY) // 2
+        workspace = torch.full(shape, NAN, dtype=torch.bfloat16)
+        matrices = workspace.view(-1, tiles, MATRICES, TILE_KEYS * ROWS)
         for group in range(FIRST_GROUP, len(self.counts)):
             used = -(-int(self.counts[group]) // TILE_KEYS)
-            for block in range(group * self.row_blocks, (group + 1) * self.row_blocks):
-                images[block - first, :used, P_IMAGE] = swizzled(self.p[block, :used])
-                images[block - first, :used, DS_IMAGE] = swizzled(self.ds[block, :used])
-        return spool.view(torch.uint8)
+            for block in range(group * ROW_BLOCKS, (group + 1) * ROW_BLOCKS):
+                matrices[block - first, :used, P_MATRIX] = swizzled(self.p[block, :used])
+                matrices[block - first, :used, DS_MATRIX] = swizzled(self.ds[block, :used])
+        return workspace.view(torch.uint8)
 
     def rows(self, x: Tensor) -> Tensor:
         """Q or dO in float64 with zeros for the rows that no query with a key has."""
@@ -79,23 +80,23 @@ class Inputs(NamedTuple):
         return padded.view(len(self.p), ROWS, -1)
 
 
-def swizzled(images: Tensor) -> Tensor:
+def swizzled(matrices: Tensor) -> Tensor:
     """(..., keys, rows) as workspace.py says: 16-byte unit u of line k lies at u ^ (k % 8)."""
-    lines = images.unflatten(-1, (8, 8))
+    lines = matrices.unflatten(-1, (8, 8))
     key, unit = torch.arange(TILE_KEYS)[:, None], torch.arange(8)
     return lines[..., key, unit ^ (key % 8), :].flatten(-3)
 
 
-def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
+def make_inputs(heads: int, seed: int = 0) -> Inputs:
     """Lists with repetitions; every third query has no key, and NaN in its Q and dO."""
     generator = torch.Generator().manual_seed(seed)
-    groups, blocks = len(COUNTS), len(COUNTS) * row_blocks
+    groups, blocks = len(COUNTS), len(COUNTS) * ROW_BLOCKS
     counts = torch.tensor(COUNTS, dtype=torch.int32)
     ids = torch.randint(0, NUM_KEYS, (groups, CAPACITY), generator=generator, dtype=torch.int32)
     shape = (blocks, CAPACITY // TILE_KEYS, TILE_KEYS, ROWS)
     p = torch.rand(shape, generator=generator)
     ds = torch.randn(shape, generator=generator)
-    queries = group_queries(heads, row_blocks)
+    queries = group_queries(heads)
     num_queries = groups * queries - 1  # the last group is not full
     q = torch.randn(num_queries * heads, 576, generator=generator).bfloat16()
     do = torch.randn(num_queries * heads, 512, generator=generator).bfloat16()
@@ -107,16 +108,11 @@ def make_inputs(row_blocks: int, heads: int, seed: int = 0) -> Inputs:
     q[~has_key[: len(q)]] = NAN
     do[~has_key[: len(q)]] = NAN
     for x in (p, ds):
-        by_group = x.view(groups, row_blocks, -1, ROWS)
+        by_group = x.view(groups, ROW_BLOCKS, -1, ROWS)
         for group, count in enumerate(COUNTS):
             by_group[group, :, count:] = 0.0
         x.mul_(has_key.view(blocks, 1, 1, ROWS))
-    return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads, row_blocks)
-
-
-def plan_of(spec: KernelSpec, row_blocks: int, *, ordered: bool = False) -> Any:
-    """The plan for groups of so many row blocks."""
-    return DqPlan(row_blocks) if spec is MLA_BWD_DQ else DkvPlan(row_blocks, ordered)
+    return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads)
 
 
 def launch(
@@ -127,17 +123,19 @@ def launch(
     order: tuple[Any, ...] = (),
     num_ctas: int = NUM_CTAS,
 ) -> None:
-    """The plan for the inputs' row blocks, of the groups from FIRST_GROUP on; nothing is found.
+    """The plan, of the groups from FIRST_GROUP on; nothing is found.
 
     Args:
         order: of dKV in order, the arguments behind the others.
     """
-    plan = plan_of(spec, inputs.row_blocks, ordered=bool(order))
+    plan = DqPlan() if spec is MLA_BWD_DQ else DkvPlan(ordered=bool(order))
     emulator = Emulator(policy=policy, on_finding="collect")
     function = emulator.function(spec, plan)
     groups = (FIRST_GROUP, len(inputs.counts), torch.empty(0, dtype=torch.int32), 0)
     with emulator.launching():
-        function(inputs.spool(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order)
+        function(
+            inputs.workspace(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order
+        )
     assert unexpected(emulator.findings, in_order=bool(order)) == []
     setup, *behind = emulator.setups
     assert len(behind) == (spec is MLA_BWD_DQ)  # what mends dQ
@@ -150,8 +148,8 @@ def assert_near(got: Tensor, expected: Tensor, terms: Tensor, relative: float) -
     assert (off <= relative * expected.abs() + 3e-6 * terms).all(), off.max()
 
 
-def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
-    inputs = make_inputs(row_blocks, heads)
+def check_dq(heads: int, policy: Policy | None = None) -> None:
+    inputs = make_inputs(heads)
     kv = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
     kv[0] = NAN  # which no list names
     inputs.ids.clamp_(min=1)
@@ -164,19 +162,19 @@ def check_dq(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
     expected = torch.zeros(len(inputs.ds), ROWS, 576, dtype=torch.float64)
     terms = torch.zeros_like(expected)
     for block in range(len(inputs.ds)):
-        group = block // row_blocks
+        group = block // ROW_BLOCKS
         count = int(inputs.counts[group])
         keys = kv[inputs.ids[group, :count].long()].double()
         ds = inputs.ds[block].flatten(0, 1)[:count].double().T
         expected[block], terms[block] = ds @ keys, ds.abs() @ keys.abs()
-    first = FIRST_GROUP * row_blocks * ROWS
+    first = FIRST_GROUP * ROW_BLOCKS * ROWS
     rows = slice(first, len(dq))
     assert_near(dq[rows], expected.flatten(0, 1)[rows], terms.flatten(0, 1)[rows], 2**-8)
     assert dq[:first].isnan().all()
 
 
-def check_dkv(row_blocks: int, heads: int, policy: Policy | None = None) -> None:
-    inputs = make_inputs(row_blocks, heads)
+def check_dkv(heads: int, policy: Policy | None = None) -> None:
+    inputs = make_inputs(heads)
     inputs.ids.clamp_(min=1)
     before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
     dkv = before.clone()
@@ -186,11 +184,10 @@ def check_dkv(row_blocks: int, heads: int, policy: Policy | None = None) -> None
 
 def judge_dkv(inputs: Inputs, before: Tensor, dkv: Tensor) -> None:
     """Every element of dKV, to which the groups from FIRST_GROUP on have been added."""
-    row_blocks = inputs.row_blocks
     expected, terms = before.double(), before.double().abs()
     q, do = inputs.rows(inputs.q), inputs.rows(inputs.do)
-    for block in range(FIRST_GROUP * row_blocks, len(inputs.p)):
-        group = block // row_blocks
+    for block in range(FIRST_GROUP * ROW_BLOCKS, len(inputs.p)):
+        group = block // ROW_BLOCKS
         count = int(inputs.counts[group])
         ids = inputs.ids[group, :count].long()
         p, ds = (x[block].flatten(0, 1)[:count].double() for x in (inputs.p, inputs.ds))
@@ -222,7 +219,7 @@ def put_in_order(inputs: Inputs) -> None:
 @pytest.mark.parametrize("buffers", [1, 2])
 def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> None:
     """And without the order it has others, so that this shows something: one buffer does."""
-    inputs, heads = make_inputs(2, 64), 64
+    inputs, heads = make_inputs(64), 64
     inputs.ids.clamp_(min=1)
     put_in_order(inputs)
     before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
@@ -231,7 +228,7 @@ def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> Non
     for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
         common = inputs.present, inputs.q, inputs.do
         dkv = torch.cat([before[None], rest])
-        words = torch.zeros(len(COUNTS), SLICES * WORDS, dtype=torch.int32)
+        words = torch.zeros(len(COUNTS), DkvPlan().slices * WORDS, dtype=torch.int32)
         order = words, FIRST_GROUP
         launch(MLA_BWD_DKV, inputs, policy, *common, dkv, heads, order=order, num_ctas=num_ctas)
         ordered.append(dkv.sum(0))
@@ -243,30 +240,26 @@ def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> Non
     assert buffers > 1 or not torch.equal(*free)
 
 
-@ROW_BLOCKS
-def test_dq_of_lists_of_every_length(row_blocks: int) -> None:
-    check_dq(row_blocks, 64)
+def test_dq_of_lists_of_every_length() -> None:
+    check_dq(64)
 
 
-@pytest.mark.parametrize(("row_blocks", "heads"), [(4, 16), (2, 128)])
-def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(
-    row_blocks: int, heads: int
-) -> None:
-    check_dkv(row_blocks, heads)
+@pytest.mark.parametrize("heads", [16, 128])
+def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(heads: int) -> None:
+    check_dkv(heads)
 
 
 @pytest.mark.parametrize("check", [check_dq, check_dkv])
 def test_it_does_not_matter_when_asynchronous_work_happens(check: Any) -> None:
-    check(2, 64, Policy(asynchronous="late", seed=3))
+    check(64, Policy(asynchronous="late", seed=3))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [8, 32, 64])
+@pytest.mark.parametrize("heads", [16, 32, 64])
 @pytest.mark.parametrize("check", [check_dq, check_dkv])
-@ROW_BLOCKS
-def test_other_heads_and_orders(check: Any, row_blocks: int, heads: int) -> None:
+def test_other_heads_and_orders(check: Any, heads: int) -> None:
     for seed, when in enumerate(("late", "eager", "random")):
-        check(row_blocks, heads, Policy(asynchronous=when, seed=seed))
+        check(heads, Policy(asynchronous=when, seed=seed))
 
 
 def ptx(spec: KernelSpec, plan: Any) -> str:
@@ -275,20 +268,15 @@ def ptx(spec: KernelSpec, plan: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("spec", "row_blocks", "shapes"),
+    ("spec", "shapes"),
     [
-        (MLA_BWD_DQ, 4, {"m64n192": 8}),
-        (MLA_BWD_DQ, 2, {"m64n160": 4, "m64n128": 4}),
-        # Twice, of a slice with 192 latent dims and of the one with 128; four steps an image.
-        (MLA_BWD_DKV, 4, {"m64n192": 48, "m64n128": 16}),
-        (MLA_BWD_DKV, 2, {"m64n192": 24, "m64n128": 8}),
+        (MLA_BWD_DQ, {"m64n192": 8}),
+        # Twice, of a slice with 192 latent dims and of the one with 128; four steps a matrix.
+        (MLA_BWD_DKV, {"m64n192": 48, "m64n128": 16}),
     ],
 )
-def test_the_products_are_those_of_the_design(
-    spec: KernelSpec, row_blocks: int, shapes: dict[str, int]
-) -> None:
-    plan = plan_of(spec, row_blocks)
-    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, plan))
+def test_the_products_are_those_of_the_design(spec: KernelSpec, shapes: dict[str, int]) -> None:
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, spec.plans[0]))
     assert {shape: found.count(shape) for shape in found} == shapes
 
 

@@ -1,4 +1,4 @@
-"""P and dS of the Hopper backward in the spool, and the lists that they are over, on ptxemu."""
+"""P and dS of the Hopper backward in the workspace, and the lists that they are over, on ptxemu."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
-    DS_IMAGE,
-    IMAGE_BYTES,
-    P_IMAGE,
+    DS_MATRIX,
+    P_MATRIX,
     block_bytes,
-    image_offset,
+    matrix_offset,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.union.members import members_bits
 from flashdsa.kernels.catalog import MLA_BWD_SCORES
 from flashdsa.reference import valid_slots
@@ -29,12 +28,14 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
+TILE = Tile()
+TILE_KEYS = TILE.keys
 CAPACITY_BEYOND = 64
 """Of the lists, more than the slots need: it is an argument."""
 
 
-class Spooled:
-    """The lists and the spool of a case by a plan, as the other kernels read them."""
+class Written:
+    """The lists and the workspace of a case by a plan, as the other kernels read them."""
 
     def __init__(
         self, case: SparseMlaCase, plan: ScoresPlan, policy: Policy | None = None, num_ctas: int = 2
@@ -54,7 +55,7 @@ class Spooled:
         self.present = emulator.empty(self.groups, dtype=torch.int32)
         self.named = emulator.empty(self.groups, dtype=torch.int32)
         blocks = self.groups * self.row_blocks
-        self.spool = emulator.empty(blocks, block_bytes(self.capacity), dtype=torch.uint8)
+        self.workspace = emulator.empty(blocks, block_bytes(TILE, self.capacity), dtype=torch.uint8)
         delta = emulator.empty(case.num_queries * heads, dtype=torch.float32)
         function = emulator.function(MLA_BWD_SCORES, plan)
         lengths = self.inputs.topk_length
@@ -75,7 +76,7 @@ class Spooled:
                 self.counts,
                 self.present,
                 self.named,
-                self.spool,
+                self.workspace,
                 heads,
                 case.d_qk**-0.5,
                 min(self.groups * self.row_blocks // ITEM_BLOCKS, num_ctas),
@@ -83,50 +84,50 @@ class Spooled:
         self.O, self.emulator = O, emulator
         assert [str(finding) for finding in emulator.findings] == []
 
-    def image(self, block: int, tile: int, image: int) -> Tensor:
-        """(rows, keys) of an image, fp32."""
-        first = image_offset(block, tile, self.spool.shape[1], image)
-        words = self.spool.flatten()[first : first + IMAGE_BYTES].view(torch.bfloat16)
+    def matrix(self, block: int, tile: int, matrix: int) -> Tensor:
+        """(rows, keys) of a matrix, fp32."""
+        first = matrix_offset(TILE, block, tile, self.workspace.shape[1], matrix)
+        words = self.workspace.flatten()[first : first + TILE.p_bytes].view(torch.bfloat16)
         units = words.view(TILE_KEYS, ROWS // 8, 8)
         key = torch.arange(TILE_KEYS)[:, None]
         swizzled = torch.arange(ROWS // 8)[None] ^ (key & 7)
         return units[key, swizzled].flatten(1).float().T
 
 
-def check_lists(spooled: Spooled, inputs: SparseMlaInputs) -> None:
+def check_lists(written: Written, inputs: SparseMlaInputs) -> None:
     """Each query names what its slots name, as often; every number of a whole tile may be read."""
-    plan = spooled.plan
+    plan = written.plan
     named = valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
-    for group in range(spooled.groups):
-        count = int(spooled.counts[group])
+    for group in range(written.groups):
+        count = int(written.counts[group])
         whole = -(-count // TILE_KEYS) * TILE_KEYS
-        rows = spooled.rows[group, :whole].tolist()
-        members = spooled.members[group, :whole].to(torch.int64).tolist()
+        rows = written.rows[group, :whole].tolist()
+        members = written.members[group, :whole].to(torch.int64).tolist()
         mine = named[group * plan.queries : (group + 1) * plan.queries]
         for query, wanted in enumerate(mine):
             found = [row for row, bits in zip(rows, members, strict=True) if bits >> query & 1]
             assert sorted(found) == sorted(wanted)
         assert all(bits >> len(mine) == 0 for bits in members)
         assert not any(members[count:]) and set(rows) <= {row for one in mine for row in one}
-        assert int(spooled.named[group]) == sum(map(len, mine))
-        present, unordered = spooled.present[group] & 0xFFFF, spooled.present[group] >> 16
+        assert int(written.named[group]) == sum(map(len, mine))
+        present, unordered = written.present[group] & 0xFFFF, written.present[group] >> 16
         assert int(present) == sum(bool(one) << i for i, one in enumerate(mine))
         assert int(unordered) == sum(len(one) - len(set(one)) for one in mine)
         ascending = rows[: count - int(unordered)]
         assert ascending == sorted(set(ascending))
 
 
-def check_images(spooled: Spooled, inputs: SparseMlaInputs) -> None:
+def check_matrices(written: Written, inputs: SparseMlaInputs) -> None:
     """P and dS against float64; exact zeros where a query does not name a key."""
-    plan, heads, scale = spooled.plan, inputs.q.shape[1], inputs.q.shape[2] ** -0.5
-    q, kv, do, O = (x.double().flatten(0, -2) for x in (inputs.q, inputs.kv, inputs.do, spooled.O))
-    for block in range(spooled.groups * spooled.row_blocks):
-        group = block // spooled.row_blocks
-        for tile in range(-(-int(spooled.counts[group]) // TILE_KEYS)):
+    plan, heads, scale = written.plan, inputs.q.shape[1], inputs.q.shape[2] ** -0.5
+    q, kv, do, O = (x.double().flatten(0, -2) for x in (inputs.q, inputs.kv, inputs.do, written.O))
+    for block in range(written.groups * written.row_blocks):
+        group = block // written.row_blocks
+        for tile in range(-(-int(written.counts[group]) // TILE_KEYS)):
             part = slice(tile * TILE_KEYS, (tile + 1) * TILE_KEYS)
-            keys = kv[spooled.rows[group, part].long()]
-            members = spooled.members[group, part].to(torch.int64)
-            p, ds = (spooled.image(block, tile, image) for image in (P_IMAGE, DS_IMAGE))
+            keys = kv[written.rows[group, part].long()]
+            members = written.members[group, part].to(torch.int64)
+            p, ds = (written.matrix(block, tile, which) for which in (P_MATRIX, DS_MATRIX))
             for row in range(ROWS):
                 at = block * ROWS + row
                 query = at // heads
@@ -134,7 +135,7 @@ def check_images(spooled: Spooled, inputs: SparseMlaInputs) -> None:
                 assert not p[row, ~mine].any() and not ds[row, ~mine].any()
                 if mine.any():
                     theirs = keys[mine]
-                    exact = (theirs @ q[at] * scale - spooled.lse.flatten()[at]).exp()
+                    exact = (theirs @ q[at] * scale - written.lse.flatten()[at]).exp()
                     dp = theirs[:, :512] @ do[at]
                     torch.testing.assert_close(p[row, mine].double(), exact, rtol=5e-3, atol=1e-6)
                     difference = dp - do[at] @ O[at]
@@ -152,21 +153,20 @@ CASES = [
         4,
         marks=pytest.mark.slow,
     ),
-    (SparseMlaCase("a half of sixteen", 9, 60, 8, 20, invalid=True, poison=True), 16),
+    (SparseMlaCase("eight queries of 16", 9, 60, 16, 20, invalid=True, poison=True), 8),
 ]
 
 
 @pytest.mark.parametrize(("case", "queries"), CASES, ids=lambda one: getattr(one, "name", one))
 def test_p_and_ds_of_every_tile(case: SparseMlaCase, queries: int) -> None:
-    spooled = Spooled(case, ScoresPlan(queries, split_warps=case.num_heads < 16))
-    check_lists(spooled, spooled.inputs)
-    check_images(spooled, spooled.inputs)
+    written = Written(case, ScoresPlan(queries))
+    check_lists(written, written.inputs)
+    check_matrices(written, written.inputs)
 
 
-@pytest.mark.parametrize("queries", [2, 16])
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path, queries: int) -> None:
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    plan = ScoresPlan(queries, split_warps=queries == 16)
+    plan = ScoresPlan(2)
     assert_it_assembles_without_spills(
         str(compiled(MLA_BWD_SCORES, plan).__ptx__).rstrip("\0"), tmp_path
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import FusedPlan
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.operands import MlaBwdOperands
@@ -116,16 +116,16 @@ class Call(NamedTuple):
         row_blocks = -(-self.num_queries * self.num_heads // ROWS)
         return min(row_blocks, self.runner.num_sms)
 
-    def plan(self, *, slots: bool = False) -> FusedPlan:
+    def plan(self, *, slots: bool = False) -> PerItemPlan:
         """Plan of the fused kernel."""
         return plan_of(self.num_heads, 0 if self.large is None else self.large.queries, slots)
 
 
 @lru_cache
-def plan_of(num_heads: int, more: int, slots: bool) -> FusedPlan:
+def plan_of(num_heads: int, more: int, slots: bool) -> PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return FusedPlan(max(1, ROWS // num_heads), more, slots)
+    return PerItemPlan(max(1, ROWS // num_heads), more, slots)
 
 
 def bind_fused(call: Call) -> LaunchSmall:

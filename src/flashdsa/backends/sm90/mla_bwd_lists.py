@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.attention.union.members import members_bits
 
 
@@ -29,7 +29,7 @@ class Lists(NamedTuple):
 
 def capacity_of(queries: int, topk: int) -> int:
     """Capacity of a group's list: room for all its slots, in whole tiles."""
-    return -(-queries * topk // TILE_KEYS) * TILE_KEYS
+    return -(-queries * topk // Tile().keys) * Tile().keys
 
 
 def allocate_lists(runner: Runner, groups: int, queries: int, capacity: int) -> Lists:

@@ -15,13 +15,13 @@ from flashdsa.backends.sm90.mla_bwd_fused import (
     Outputs,
     bind_arguments,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
     MOST_PART_GROUPS,
     PAIR,
-    ROW_WORDS,
     WORD_BITS,
+    PerItemPlan,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
@@ -64,9 +64,9 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
     Args:
         blocks: row blocks of a group, each of which has a row for each key.
     """
-    of_key = blocks * ROW_WORDS * 4
+    of_key = blocks * PerItemPlan().slot_words * 4
     room = max(capacity, min(MOST_SLOT_BYTES // of_key, groups * capacity))
-    # Most keys that a group counts for: see `places.split_kernel`.
+    # Most keys that a group counts for: see `offsets.split_kernel`.
     most = max(capacity, -(-room // MOST_PART_GROUPS))
     unit_groups = max(1, min(WAVE // blocks, room // most))
     units = -(-groups // unit_groups)
@@ -99,13 +99,13 @@ def bind_slots(call: Call) -> LaunchSmall:
 
 
 def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tensor, ...]:
-    """Allocate the slots and the tensors of `Places`."""
+    """Allocate the slots and the tensors of `Offsets`."""
     runner, num_keys, num_groups = call.runner, call.num_keys, call.num_groups
     blocks = max(1, call.num_heads // ROWS)
     count = num_keys * sizes.words * PAIR
     zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=device)
     return (
-        runner.empty(sizes.room * blocks, ROW_WORDS, dtype=torch.int32),
+        runner.empty(sizes.room * blocks, PerItemPlan().slot_words, dtype=torch.int32),
         zeros[:count].view(num_keys, sizes.words, PAIR),
         zeros[count:].view(sizes.parts, CURSORS),
         runner.empty(sizes.parts + 1, dtype=torch.int32),

@@ -12,16 +12,15 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES as DKV_SLICES
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
-from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan, dq_slices
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     ROW_BLOCKS,
     block_bytes,
     group_queries,
 )
-from flashdsa.kernels.attention.sm90.core.tile import D_QK
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 from flashdsa.operands import MlaBwdOperands
 
@@ -42,8 +41,6 @@ ORDERED_RATIO = 1.25
 MOST_LENGTH = 1.5
 """The same of a single list. The spool has room for that much; if one list is longer the fused
 kernel is taken."""
-BLOCKS = max(ROW_BLOCKS)
-"""Row blocks of a group."""
 FIRST = 0
 """Number of the large groups, see `kernels.attention.union.choice`."""
 
@@ -81,7 +78,7 @@ class Grouping(NamedTuple):
     @property
     def spool_bytes(self) -> int:
         """Bytes of a group in the spool."""
-        return BLOCKS * block_bytes(self.most_keys)
+        return ROW_BLOCKS * block_bytes(Tile(), self.most_keys)
 
 
 class Part(NamedTuple):
@@ -113,8 +110,8 @@ def grouping_for(
     Args:
         num_heads: one of HEADS.
     """
-    queries = group_queries(num_heads, BLOCKS)
-    if num_heads not in RATIO or -(-num_queries // queries) * DKV_SLICES < num_sms:
+    queries = group_queries(num_heads)
+    if num_heads not in RATIO or -(-num_queries // queries) * DkvPlan().slices < num_sms:
         return None
     if deterministic:
         return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_LENGTH)
@@ -124,14 +121,14 @@ def grouping_for(
 def buffers_for(num_keys: int) -> int:
     """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
     time. The bits depend on it, so it depends on `num_keys` alone."""
-    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * D_QK * max(1, num_keys))))
+    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * Tile().d_qk * max(1, num_keys))))
 
 
 @lru_cache
 def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
     """Plans of groups of `queries` queries: P and dS, dQ, dKV."""
     scores = ScoresPlan(queries, optional=True)
-    return scores, DqPlan(BLOCKS), DkvPlan(BLOCKS, ordered=deterministic)
+    return scores, DqPlan(), DkvPlan(ordered=deterministic)
 
 
 def bind_large(
@@ -153,7 +150,7 @@ def bind_large(
         runner.function(MLA_BWD_DKV, dkv),
     )
     num_sms, spool_bytes = runner.num_sms, grouping.spool_bytes
-    group_bytes = block_bytes(grouping.most_keys)
+    group_bytes = block_bytes(Tile(), grouping.most_keys)
 
     def launch(
         operands: MlaBwdOperands,
@@ -169,10 +166,10 @@ def bind_large(
             # A multiple of num_sms groups is whole waves of all three kernels.
             at_a_time -= at_a_time % num_sms
         at_a_time = min(groups, at_a_time)
-        spool = runner.empty(at_a_time * BLOCKS, group_bytes, dtype=torch.uint8)
+        spool = runner.empty(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
         words = None
         if deterministic:
-            words = runner.empty(at_a_time, DKV_SLICES * WORDS, dtype=torch.int32)
+            words = runner.empty(at_a_time, DkvPlan().slices * WORDS, dtype=torch.int32)
         with runner.launching():
             for first in range(0, groups, at_a_time):
                 part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
@@ -220,13 +217,13 @@ def launch_part(
     q, kv, dO, lse, _, indices, lengths, _ = part.operands
     rows, _, counts, present, _ = part.lists
     groups = counts.shape[0]
-    scalars = part.heads, sm_scale, min(groups * BLOCKS // ITEM_BLOCKS, num_sms), choice
+    scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice
     compute_scores(q, kv, dO, lse, part.delta, *part.lists, spool, *scalars)
     taken = 0, groups, choice, FIRST
-    num_ctas = min(groups * dq_slices(BLOCKS), num_sms)
+    num_ctas = min(groups * DqPlan().slices, num_sms)
     of_queries = q, kv, dO, lse, indices, lengths, part.delta, part.dq, part.heads, sm_scale
     compute_dq(spool, rows, counts, *of_queries, *taken, num_ctas)
-    num_ctas = min(groups * DKV_SLICES, num_sms)
+    num_ctas = min(groups * DkvPlan().slices, num_sms)
     in_order = () if words is None else (words[:groups].zero_(), part.first)
     of_rows = counts, present, q, dO, part.dkv, part.heads
     compute_dkv(spool, rows, *of_rows, *taken, num_ctas, *in_order)

@@ -1,12 +1,12 @@
-"""Common parts of the products over the spool: the groups of a launch, their lists, and wgmmas."""
+"""Work items of the products: the groups of a launch, their lists, and where matrices lie."""
 
 from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import image_offset
-from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import matrix_offset
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.attention.union.choice import is_taken
 
 
@@ -55,27 +55,29 @@ class Item(NamedTuple):
 
 
 @cute.jit
-def work_of_cta(groups: Groups, slices: cutlass.Constexpr) -> Work:
-    """This CTA's items."""
+def work_of_cta(groups: Groups, plan: cutlass.Constexpr) -> Work:
+    """This CTA's items, plan.slices a group."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    num_items = (groups.end - groups.begin) * slices
+    num_items = (groups.end - groups.begin) * plan.slices
     if not is_taken(groups.choice, groups.number):
         num_items = Int32(0)
     return Work(cta, num_ctas, num_items, groups.begin)
 
 
 @cute.jit
-def item_at(work: Work, lists: Lists, number: Int32, slices: cutlass.Constexpr) -> Item:
+def item_at(work: Work, lists: Lists, number: Int32, plan: cutlass.Constexpr) -> Item:
     """Item `number`. The slices of a group have neighbouring numbers, so that they run at the same
     time and read the same from the second-level cache; the slice that a CTA takes goes round."""
+    slices, keys = plan.slices, plan.tile.keys
     local = number // slices
     turn = number - local * slices + local // cutlass.max(work.num_ctas // slices, Int32(1))
     group = work.group_begin + local
     count = (lists.counts.iterator + group).load()
-    return Item(local, group, turn % slices, count, (count + TILE_KEYS - 1) // TILE_KEYS)
+    return Item(local, group, turn % slices, count, (count + keys - 1) // keys)
 
 
-def image_of(spool: Any, block: Any, tile: Any, image: int) -> Any:
-    """Pointer to an image; `block` is counted as in `image_offset`."""
-    return spool.iterator + image_offset(Int64(block), tile, spool.shape[1], image)
+def matrix_at(tile: Tile, workspace: Any, block: Any, number: Any, matrix: int) -> Any:
+    """Pointer to a matrix; arguments as for `matrix_offset`."""
+    block_bytes = workspace.shape[1]
+    return workspace.iterator + matrix_offset(tile, Int64(block), number, block_bytes, matrix)

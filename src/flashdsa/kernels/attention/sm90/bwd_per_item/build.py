@@ -1,4 +1,4 @@
-"""Compilation of the fused backward; shapes are dynamic, the plan's values are not."""
+"""Compilation of the backward of 64 rows at a time; shapes are dynamic, not the plan's values."""
 
 from __future__ import annotations
 
@@ -10,17 +10,10 @@ from cutlass.cute.runtime import make_fake_stream
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.kernel import launch_backward
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
-    CURSORS,
-    KEY_WORDS,
-    PAIR,
-    ROW_WORDS,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import FusedPlan
-from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR, PerItemPlan
 
 
-def compile_fused(plan: FusedPlan) -> Any:
+def compile_per_item(plan: PerItemPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (q, kv, copy, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named,
@@ -29,8 +22,9 @@ def compile_fused(plan: FusedPlan) -> Any:
     slots has no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again,
     row_of_key, unit_groups) follow num_ctas. See `launch_backward`.
     """
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
-    slots = fake_slots(keys) if plan.slots else []
+    slots = fake_slots(plan, keys) if plan.slots else []
     more = []
     if plan.more:
         more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
@@ -38,18 +32,18 @@ def compile_fused(plan: FusedPlan) -> Any:
         launch_backward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensor(BFloat16, (rows, d_v)),
         fake_tensor(Float32, (rows,), 4),
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, d_v)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
         fake_tensor(Float32, (rows,), 4),
         *fake_lists(plan.queries),
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(Float32, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(Float32, (keys, d_qk)),
         Int32(64),
         Float32(1.0),
         # spread and num_ctas; with slots num_ctas and num_sms.
@@ -61,11 +55,11 @@ def compile_fused(plan: FusedPlan) -> Any:
     )
 
 
-def fake_slots(keys: Any) -> list[Any]:
-    """Fake tensors: slots, those of `Places`, and unit_groups."""
+def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
+    """Fake tensors: slots, those of `Offsets`, and unit_groups."""
     groups, capacity, slots, words, parts, begins, room = (cute.sym_int32() for _ in range(7))
     return [
-        fake_tensor(Int32, (slots, ROW_WORDS)),
+        fake_tensor(Int32, (slots, plan.slot_words)),
         fake_tensor(Int32, (keys, words, PAIR)),
         fake_tensor(Int32, (parts, CURSORS), 4),
         fake_tensor(Int32, (begins,), 4),

@@ -1,6 +1,6 @@
 """Role dkv: dS^T Q + P^T dO of each tile, 32 dims at a time, and its addition to dKV.
 
-Keys are M. P and dS of a tile are in registers, so that their images are free at once. One of two
+Keys are M. P and dS of a tile are in registers, so that shared memory is free at once. One of two
 accumulators is added while the other one's products run.
 """
 
@@ -17,39 +17,33 @@ from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import (
     Context,
     Tiles,
-    tile_behind,
+    tile_after,
     tiles_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.octets import pack_eight
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
-    LAST_WORDS,
-    LINE_UNITS,
-    ROW_WORDS,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import pack_eight
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
-    ROPE_PLACE,
+    LINE_DIMS,
+    LINE_PACKS,
     ROWS_CHUNK_BYTES,
-    V_CHUNKS,
 )
-from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, four_dims
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, D_QK, ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, STEPS, four_dims
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
+from flashdsa.plan.row_tiles import ROW_BYTES
 
-LINE_DIMS = 32
-"""Dims of an accumulator: 128 bytes of a row of dKV, which eight lanes add in one piece."""
 OF_LINE = LINE_DIMS // 2
+"""fp32 of an accumulator in a thread: its line is 128 bytes of a row of dKV, which eight lanes add
+in one piece."""
 OPCODE = f"wgmma.mma_async.sync.aligned.m64n{LINE_DIMS}k{MMA_K}.f32.bf16.bf16"
-STEPS = ROWS // MMA_K
-STEP_BYTES = MMA_K * CHUNK * BF16
+STEP_BYTES = MMA_K * ROW_BYTES
 A_WORDS = 4
-LINES = D_QK // LINE_DIMS
-V_LINES = V_CHUNKS * CHUNK // LINE_DIMS
+CHUNK_LINES = CHUNK // LINE_DIMS
 KEYS = 2
 """Keys of a thread, 8 apart."""
-PAIR_WORDS, PAIR_LASTS = 4 * LINE_UNITS, 2 * LINE_UNITS
+PAIR_WORDS, PAIR_LASTS = 4 * LINE_PACKS, 2 * LINE_PACKS
 """Words in a row of the slots from a pair of lines to the next pair: of words 0 and 1, and of words
 2."""
 
@@ -58,8 +52,8 @@ class Dkv(NamedTuple):
     """Reads p, ds and rows; adds to dKV. Signals scores_free, rows_free."""
 
     ctx: Context
-    dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, ROW_WORDS) int32
-    places: Any  # with slots (groups, capacity) int32: slot row of each key of a list
+    dkv: cute.Tensor  # (S_kv, 576) fp32; with slots (rows, plan.slot_words) int32
+    offsets: Any  # with slots (groups, capacity) int32: slot row of each key of a list
 
 
 class Line(NamedTuple):
@@ -77,12 +71,12 @@ def line_at(chunk: Any, half: int, has_v: bool = True) -> Line:
 
 
 @cute.jit
-def load_image(image: Int32, words: cute.Tensor, thread: Int32) -> None:
-    """Load this thread's words of an image [key][row] as wgmma takes A, for all 64 rows."""
+def load_matrix(matrix: Int32, words: cute.Tensor, thread: Int32) -> None:
+    """Load this thread's words of a matrix [key][row] as wgmma takes A, for all 64 rows."""
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for step in cutlass.range_constexpr(STEPS):
-        at = image + swizzled_128(key, 2 * step + lane // 16)
+        at = matrix + swizzled_128(key, 2 * step + lane // 16)
         got = cute.arch.inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
             write_only_types=[Int32] * A_WORDS,
@@ -115,15 +109,16 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
 
 
 @cute.jit
-def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
+def add_line(role: Dkv, acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None:
     """Add the accumulators to dKV of this thread's keys; a negative key has no row.
 
-    The row's four lanes have 64 bytes of two pieces, see `columns.py`. They exchange with the four
-    lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
+    The row's four lanes have 64 bytes of two pieces, see `core/backward.py`. They exchange with the
+    four lanes of the next row, so that all eight have 128 bytes of one row, and then of the other.
 
     Args:
         at: of row 0 of dKV, the dim from which on the lane adds.
     """
+    d_qk = role.ctx.plan.tile.d_qk
     is_next = lane // 4 % 2 == 1
     for h in cutlass.range_constexpr(KEYS):
         left = four_dims(acc, 0, h)
@@ -132,12 +127,12 @@ def add_line(acc: Any, at: cute.Pointer, keys: list[Int32], lane: Int32) -> None
         of_row = [got[i] if is_next else left[i] for i in range(4)]
         of_next = [right[i] if is_next else got[i] for i in range(4)]
         key, next_key = keys[2 * h], keys[2 * h + 1]
-        add4_if(key, at + Int64(key) * D_QK, of_row)
-        add4_if(next_key, at + Int64(next_key) * D_QK, of_next)
+        add4_if(key, at + Int64(key) * d_qk, of_row)
+        add4_if(next_key, at + Int64(next_key) * d_qk, of_next)
 
 
 def pack_line(acc: Any, h: int) -> list[Any]:
-    """Pack this thread's octet of a line, for its key h, into words."""
+    """Pack this thread's pack of a line, for its key h, into words."""
     return pack_eight([*four_dims(acc, 0, h), *four_dims(acc, 1, h)])
 
 
@@ -145,10 +140,10 @@ def pack_line(acc: Any, h: int) -> list[Any]:
 def store_pair(
     words: list[Any], row: list[cute.Pointer], key: Int32, pair: cutlass.Constexpr
 ) -> None:
-    """Store this thread's octets of two lines to its row of the slots; a negative key has none.
+    """Store this thread's packs of two lines to its row of the slots; a negative key has none.
 
     Args:
-        words: of both octets. row: addresses of this lane's words 0 and 1, and words 2, of pair 0.
+        words: of both packs. row: addresses of this lane's words 0 and 1, and words 2, of pair 0.
     """
     firsts = row[0] + pair * PAIR_WORDS
     lasts = row[1] + pair * PAIR_LASTS
@@ -166,7 +161,9 @@ def read_keys(role: Dkv, line: cute.Pointer, tiles: Tiles, tile: Int32) -> list[
     """Read this thread's two keys of a tile from `line`; -1 after the list's end."""
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
-    first = tile * TILE_KEYS + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    first = (
+        tile * ctx.plan.tile.keys + ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
+    )
     for h in cutlass.range_constexpr(KEYS):
         if first + 8 * h < tiles.keys:
             keys[h] = (line + (first + 8 * h)).load()
@@ -194,39 +191,39 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     rows = ctx.arena.address("rows")
     issue_line(accs[0], p, ds, line_at(rows, 0))
     issue_line(accs[1], p, ds, line_at(rows, 1))
-    for chunk in cutlass.range_constexpr(V_CHUNKS - 1):
+    for chunk in cutlass.range_constexpr(ctx.plan.tile.value_chunks - 1):
         ahead = rows + (chunk + 1) * ROWS_CHUNK_BYTES
         for i in cutlass.range_constexpr(2):
             warpgroup.wait_group(1)
-            add_line(accs[i], at + i * LINE_DIMS, keys, lane)
+            add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
             issue_line(accs[i], p, ds, line_at(ahead, i))
         at = at + CHUNK
     for i in cutlass.range_constexpr(2):
         warpgroup.wait_group(1)
-        add_line(accs[i], at + i * LINE_DIMS, keys, lane)
-        issue_line(accs[i], p, ds, line_at(rows + ROPE_PLACE, i, False))
+        add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
+        issue_line(accs[i], p, ds, line_at(rows + ctx.plan.rope_at, i, False))
     for i, in_flight in enumerate((1, 0)):
         warpgroup.wait_group(in_flight)
-        add_line(accs[i], at + (CHUNK + i * LINE_DIMS), keys, lane)
+        add_line(role, accs[i], at + (CHUNK + i * LINE_DIMS), keys, lane)
 
 
 @cute.jit
 def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     """Store a tile's dS^T Q + P^T dO to the slots; keys: this thread's rows of them."""
-    rows = role.ctx.arena.address("rows")
-    unit = role.ctx.thread % LINE_UNITS
+    plan, rows = role.ctx.plan, role.ctx.arena.address("rows")
+    pack, value_lines = role.ctx.thread % LINE_PACKS, plan.tile.value_chunks * CHUNK_LINES
     to = []
     for key in keys:
-        row = role.dkv.iterator + Int64(key) * ROW_WORDS
-        to.append([row + unit * 4, row + (LAST_WORDS + unit * 2)])
-    lines = [line_at(rows + i // 2 * ROWS_CHUNK_BYTES, i % 2) for i in range(V_LINES)]
-    lines += [line_at(rows + ROPE_PLACE, i, False) for i in range(LINES - V_LINES)]
+        row = role.dkv.iterator + Int64(key) * plan.slot_words
+        to.append([row + pack * 4, row + (plan.slot_lasts + pack * 2)])
+    lines = [line_at(rows + i // 2 * ROWS_CHUNK_BYTES, i % 2) for i in range(value_lines)]
+    lines += [line_at(rows + plan.rope_at, i, False) for i in range(plan.lines - value_lines)]
     issue_line(accs[0], p, ds, lines[0])
     words: list[list[Any]] = [[] for _ in range(KEYS)]
-    for i in cutlass.range_constexpr(LINES):
-        if cutlass.const_expr(i + 1 < LINES):
+    for i in cutlass.range_constexpr(plan.lines):
+        if cutlass.const_expr(i + 1 < plan.lines):
             issue_line(accs[(i + 1) % 2], p, ds, lines[i + 1])
-        warpgroup.wait_group(1 if i + 1 < LINES else 0)
+        warpgroup.wait_group(1 if i + 1 < plan.lines else 0)
         for h in cutlass.range_constexpr(KEYS):
             packed = pack_line(accs[i % 2], h)
             words[h] = [*words[h], *packed] if i % 2 else list(packed)
@@ -246,7 +243,7 @@ def dkv_all(role: Dkv) -> None:
         tiles = tiles_of(ctx, item)
         line = ctx.line_of(ctx.lists.rows, item)
         if cutlass.const_expr(ctx.plan.slots):
-            line = ctx.line_of(role.places, item)
+            line = ctx.line_of(role.offsets, item)
         tile = tiles.first
         keys = read_keys(role, line, tiles, tile)
         if tiles.count > 0:
@@ -255,11 +252,11 @@ def dkv_all(role: Dkv) -> None:
             cute.arch.fence_proxy("async.shared", space="cta")
             items += 1
         for _ in cutlass.range(tiles.count, unroll=1):
-            tile = tile_behind(tile, tiles.count)
+            tile = tile_after(tile, tiles.count)
             ahead = read_keys(role, line, tiles, tile)
             ctx.barriers("scores_full").wait_round(number)
-            load_image(ctx.arena.address("p"), p, ctx.thread)
-            load_image(ctx.arena.address("ds"), ds, ctx.thread)
+            load_matrix(ctx.arena.address("p"), p, ctx.thread)
+            load_matrix(ctx.arena.address("ds"), ds, ctx.thread)
             arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
             if cutlass.const_expr(ctx.plan.slots):
                 block = item % ctx.row_blocks

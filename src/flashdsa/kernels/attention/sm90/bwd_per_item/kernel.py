@@ -1,11 +1,11 @@
 """The backward of 64 rows of Q in one kernel: P and dS never leave the streaming multiprocessor.
 
-gather         | score                | right              | dkv
+gather         | score                | high               | dkv
 -------------- | -------------------- | ------------------ | -------------------------
                |                      | Q and dO           |
 keys of tile 0 |                      |                    |
                | S, dP, P, dS         |                    |
-               | dQ += dS K, left     | dQ += dS K, right  | P, dS to registers
+               | dQ += dS K, low      | dQ += dS K, high   | P, dS to registers
 keys of tile 1 |                      |                    | products, additions to dKV
                | S, dP, P, dS         |                    | ...
 """
@@ -18,26 +18,24 @@ from cutlass import Float32, Int32, cute
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.places import (
-    Places,
-    launch_places,
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import Context, Gatherer, gather_all
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+    Offsets,
+    launch_offsets,
     launch_split,
     part_of,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import launch_sums
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
-from flashdsa.kernels.attention.sm90.bwd_per_item.right import Right, right_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.score import Scorer, score_all
+from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union.choice import SECOND, is_taken
 from flashdsa.kernels.attention.union.launch import Lists
 
 
 class Work(NamedTuple):
-    """Arguments of all parts of the groups, as for `fused_kernel`."""
+    """Arguments of all parts of the groups, as for `per_item_kernel`."""
 
     operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor]
     lse: cute.Tensor
@@ -50,7 +48,7 @@ class Work(NamedTuple):
 
 
 @cute.kernel
-def fused_kernel(
+def per_item_kernel(
     operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     lse: cute.Tensor,
     delta: cute.Tensor,
@@ -61,12 +59,12 @@ def fused_kernel(
     sm_scale: Float32,
     spread: Int32,
     choice: Any,
-    places: Any,
+    offsets: Any,
     number: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do. choice: None: it is
-    taken. A plan with slots has them as dkv, and places and number of the part; else None."""
+    taken. A plan with slots has them as dkv, and offsets and number of the part; else None."""
     q, kv, do = operands
     thread, _, _ = cute.arch.thread_idx()
     arena = allocate(plan)
@@ -76,19 +74,19 @@ def fused_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_all(Gatherer(locate(arena, lists, heads, dq, spread, choice, places, number), kv))
+        gather_all(Gatherer(locate(arena, lists, heads, dq, spread, choice, offsets, number), kv))
     elif group == 1:
         cute.arch.setmaxregister_increase(plan.score.registers)
-        ctx = locate(arena, lists, heads, dq, spread, choice, places, number)
+        ctx = locate(arena, lists, heads, dq, spread, choice, offsets, number)
         score_all(Scorer(ctx, lse, delta, dq, sm_scale))
     elif group == 2:
-        cute.arch.setmaxregister_increase(plan.right.registers)
-        ctx = locate(arena, lists, heads, dq, spread, choice, places, number)
-        right_all(Right(ctx, q, do, dq))
+        cute.arch.setmaxregister_increase(plan.high.registers)
+        ctx = locate(arena, lists, heads, dq, spread, choice, offsets, number)
+        high_all(High(ctx, q, do, dq))
     else:
         cute.arch.setmaxregister_decrease(plan.dkv.registers)
-        ctx = locate(arena, lists, heads, dq, spread, choice, places, number)
-        rows = places.rows if cutlass.const_expr(plan.slots) else None
+        ctx = locate(arena, lists, heads, dq, spread, choice, offsets, number)
+        rows = offsets.rows if cutlass.const_expr(plan.slots) else None
         dkv_all(Dkv(ctx, dkv, rows))
 
 
@@ -100,7 +98,7 @@ def locate(
     dq: cute.Tensor,
     spread: Int32,
     choice: Any,
-    places: Any,
+    offsets: Any,
     number: Any,
 ) -> Context:
     """This thread's context."""
@@ -114,7 +112,7 @@ def locate(
     row_blocks = cutlass.max(heads // ROWS, Int32(1))
     first = cta
     if cutlass.const_expr(arena.plan.slots):
-        part = part_of(places, number)
+        part = part_of(offsets, number)
         first = part.begin * row_blocks + cta
         num_items = cutlass.min(num_items, part.end * row_blocks)
     own = thread % WARPGROUP_SIZE
@@ -126,14 +124,14 @@ class Operands(NamedTuple):
 
     q: cute.Tensor  # (S * H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
-    copy: cute.Tensor  # (S_kv, 576) bf16, written: kv in the order of `columns.py`
+    copy: cute.Tensor  # (S_kv, 576) bf16, written: kv in the order of `prepare.py`
     do: cute.Tensor  # (S * H, 512) bf16
     lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
     out: cute.Tensor  # (S * H, 512) bf16
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     delta: cute.Tensor  # (S * H,) fp32, written
-    lists: Lists  # five tensors: of `workspace.py`, of groups of plan.queries queries, written
+    lists: Lists  # five tensors, of groups of plan.queries queries, written
     dq: cute.Tensor  # (S * H, 576) bf16, written
     dkv: cute.Tensor  # (S_kv, 576) fp32, added to
     heads: Int32  # H, one of HEADS; plan.queries * H is 64, or 128
@@ -156,8 +154,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             num_ctas: at most the row blocks, S * H / 64; best the number that runs at once.
         if it has slots
             num_ctas, and num_sms: streaming multiprocessors.
-            slots: (rows, ROW_WORDS) int32, scratch: see `slots/plan.py`.
-            those of `Places`, of which words and cursors are 0. unit_groups: see `launch_split`.
+            slots: (rows, plan.slot_words) int32, scratch.
+            those of `Offsets`, of which words and cursors are 0. unit_groups: see `launch_split`.
         and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
@@ -181,10 +179,10 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     operands = x.q, x.copy, x.do
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
-        last = 3 + len(Places._fields)
+        last = 3 + len(Offsets._fields)
         work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
-        on_device, places = (num_ctas, num_sms), Places(*rest[3:last])
-        launch_parts(work, places, x.dkv, rest[last], on_device, choice, plan, stream)
+        on_device, offsets = (num_ctas, num_sms), Offsets(*rest[3:last])
+        launch_parts(work, offsets, x.dkv, rest[last], on_device, choice, plan, stream)
     else:
         spread, num_ctas = rest[:2]
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
@@ -200,15 +198,15 @@ def launch_part(
     work: Work,
     spread: Int32,
     choice: Any,
-    places: Any,
+    offsets: Any,
     number: Any,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch the backward of all groups, or of the part `number`; arguments as for
-    `fused_kernel`."""
-    fused_kernel(*work, spread, choice, places, number, plan).launch(
+    `per_item_kernel`."""
+    per_item_kernel(*work, spread, choice, offsets, number, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
 
@@ -216,7 +214,7 @@ def launch_part(
 @cute.jit
 def launch_parts(
     work: Work,
-    places: Places,
+    offsets: Offsets,
     dkv: cute.Tensor,
     unit_groups: Int32,
     on_device: tuple[Int32, Int32],
@@ -232,8 +230,8 @@ def launch_parts(
     num_ctas, num_sms = on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks
-    launch_split(work.lists, places, room, unit_groups, choice, stream)
-    for number in cutlass.range(places.cursors.shape[0], unroll=1):
-        launch_places(work.lists, places, number, num_sms, stream)
-        launch_part(work, Int32(0), None, places, number, num_ctas, plan, stream)
-        launch_sums(dkv, work.dkv, places, number, blocks, num_sms, stream)
+    launch_split(work.lists, offsets, room, unit_groups, choice, stream)
+    for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
+        launch_offsets(work.lists, offsets, number, num_sms, stream)
+        launch_part(work, Int32(0), None, offsets, number, num_ctas, plan, stream)
+        launch_sums(dkv, work.dkv, offsets, number, blocks, num_sms, plan, stream)

@@ -1,61 +1,62 @@
-"""Tiles, budgets, barriers and roles of the fused backward, as data."""
+"""Tiles, budgets, barriers and roles of the backward of 64 rows at a time, as data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import zip_longest
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import (
-    BF16,
-    CHUNK,
-    CHUNK_BYTES,
-    CHUNKS,
-    D_V,
-    ROWS,
-    TILE_KEYS,
-)
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
+from flashdsa.plan.row_tiles import ROW_BYTES
 
 HEADS = (8, 16, 32, 64, 128)
 QUERIES = (1, 2, 4, 8)
 MORE = (0, 2, 4)
-IMAGE_BYTES = TILE_KEYS * ROWS * BF16
 HALF_ROWS = ROWS // 2
 """Rows of which S and dP are one wgmma: N is HALF_ROWS rows of Q and of dO each."""
-HALF_BYTES = HALF_ROWS * CHUNK * BF16
+HALF_BYTES = HALF_ROWS * ROW_BYTES
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
-V_CHUNKS = D_V // CHUNK
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
 """Bytes of 64 columns: Q and dO of the first 32 rows, then of the others."""
-ROPE_PLACE = V_CHUNKS * ROWS_CHUNK_BYTES
-"""Bytes from the rows' first to the columns that only Q has: of the first 32 rows, then of the
-others."""
-ROWS_BYTES = ROPE_PLACE + 2 * HALF_BYTES
-LEFT_CHUNKS = 4
-"""Chunks of 64 dims of dQ that role score multiplies; role right has the others."""
-ORDER = (0, 1, 4, 5, 2, 3, 6, 7, 8)
-"""Order in which a tile's chunks become free, and so come and are multiplied."""
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
+MOST_PART_GROUPS = 1024
+"""Most groups of a part of the slots: each group counts for enough keys that no part has more."""
+WORD_BITS = 32
+PAIR = 2
+"""Words of a pair: bits of 32 groups, and the row of the first of them."""
+LINE_DIMS = 32
+"""Dims that are multiplied, and added or packed, at a time."""
+LINE_PACKS = 4
+"""Packs of a line: pack j has dims 4 j to 4 j + 3 of the first and of the second half of a line."""
+PACK_WORDS = 3
+"""See `packed8.py`."""
+CURSORS = 4
+"""Counters of a part, see `offsets.py`."""
+KEY_WORDS = 4
+"""Words of a key that has rows."""
+
 
 @dataclass(frozen=True)
-class FusedPlan(Sm90Plan):
+class PerItemPlan(Sm90Plan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
-        queries: of a group: 64 / H, at least 1.
-        more: 0, or of a group of the kernels with a spool, which are taken instead where queries
+        queries: of a group: 64 / H, at least 1. tile: of keys, with one chunk after its value.
+        more: 0, or of a group of the grouped backward, which are taken instead where queries
             have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
-            see `slots/places.py`.
+            see `ordered_slots/offsets.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """
 
     queries: int = 1
     more: int = 0
     slots: bool = False
+    tile: Tile = Tile()
     gather_registers: int = 32
     consumer_registers: int = 192
     dkv_registers: int = 96
@@ -70,6 +71,8 @@ class FusedPlan(Sm90Plan):
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.more not in MORE:
             raise ValueError(f"more: expected one of {MORE}; got {self.more}")
+        if self.tile.chunks != self.tile.value_chunks + 1:
+            raise ValueError(f"tile: one chunk has no value; got {self.tile}")
         self.check()
 
     @property
@@ -79,13 +82,62 @@ class FusedPlan(Sm90Plan):
         return f"mla_bwd_fused_group{self.queries}{kind}"
 
     @property
+    def rope_at(self) -> int:
+        """Bytes from the rows' first to the columns that only Q has: of the first 32 rows, then of
+        the others."""
+        return self.tile.value_chunks * ROWS_CHUNK_BYTES
+
+    @property
+    def low_chunks(self) -> tuple[range, ...]:
+        """Chunks of dims of dQ that role score multiplies, those of a group of wgmmas together."""
+        return tuple(map(self.tile.chunks_of, self.tile.low_slices))
+
+    @property
+    def high_chunks(self) -> tuple[range, ...]:
+        """The same of role high, which has the other dims."""
+        return tuple(map(self.tile.chunks_of, self.tile.high_slices))
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Order in which a tile's chunks become free, and so come and are multiplied."""
+        groups = zip_longest(self.low_chunks, self.high_chunks, fillvalue=())
+        return tuple(chunk for both in groups for chunks in both for chunk in chunks)
+
+    @property
+    def lines(self) -> int:
+        """Lines of LINE_DIMS dims."""
+        return self.tile.d_qk // LINE_DIMS
+
+    @property
+    def packs(self) -> int:
+        """Packs of a row of dKV in the slots."""
+        return self.lines * LINE_PACKS
+
+    @property
+    def slot_words(self) -> int:
+        """Words of a row of dKV in the slots.
+
+        A line and the next one are a pair. Words 0 and 1 of every pack come first: of each pair
+        pack j of the one and of the other line, j = 0, 1, ...; words 2 of all packs follow, in the
+        same order. So a lane stores 16 and 8 bytes of a pair, and four lanes whole sectors.
+        """
+        return self.packs * PACK_WORDS
+
+    @property
+    def slot_lasts(self) -> int:
+        """Offset of words 2 in a row of the slots."""
+        return self.packs * (PACK_WORDS - 1)
+
+    @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
+        tile, rows = self.tile, self.rope_at + 2 * HALF_BYTES
+        keys = f"keys of a tile, {tile.chunks} x [64, 64] SW128"
         return [
-            SmemRegion("rows", ROWS_BYTES, 1024, "Q and dO of 64 rows, by chunks and halves"),
-            SmemRegion("k", CHUNKS * CHUNK_BYTES, 1024, "keys of a tile, 9 x [64, 64] SW128"),
-            SmemRegion("p", IMAGE_BYTES, 1024, "P, [key][row] SW128"),
-            SmemRegion("ds", IMAGE_BYTES, 1024, "dS, [key][row] SW128"),
+            SmemRegion("rows", rows, 1024, "Q and dO of 64 rows, by chunks and halves"),
+            SmemRegion("k", tile.bytes, 1024, keys),
+            SmemRegion("p", tile.p_bytes, 1024, "P, [key][row] SW128"),
+            SmemRegion("ds", tile.p_bytes, 1024, "dS, [key][row] SW128"),
             SmemRegion("statistics", ROWS * STATISTICS * 4, 16, "lse and delta of the rows"),
         ]
 
@@ -99,15 +151,15 @@ class FusedPlan(Sm90Plan):
     @cache  # noqa: B019 - plans are few
     def score(self) -> Role:
         """Warpgroup 1."""
-        does = "S, dP, P, dS, and dims 0-255 of dQ"
+        does = f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"
         return Role("score", WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
-    def right(self) -> Role:
+    def high(self) -> Role:
         """Warpgroup 2."""
-        does = "Q and dO of each item, dims 256-575 of dQ"
-        return Role("right", WARPGROUP_SIZE, self.consumer_registers, does)
+        does = f"Q and dO of each item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
+        return Role("high", WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -118,7 +170,7 @@ class FusedPlan(Sm90Plan):
     @property
     def roles(self) -> tuple[Role, ...]:
         """The warpgroups, in thread order."""
-        return self.gather, self.score, self.right, self.dkv
+        return self.gather, self.score, self.high, self.dkv
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -127,33 +179,34 @@ class FusedPlan(Sm90Plan):
 
         Barriers of rows complete a phase for each item that has keys, the others one for each tile.
         """
-        gather, score, right, dkv = self.roles
+        gather, score, high, dkv = self.roles
+        chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
         return (
             Barrier(
-                "k_full", CHUNKS, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
+                "k_full", chunks, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
             ),
             Barrier(
-                "k_free_left", LEFT_CHUNKS, score, Arrives.EVERY_WARP, gather, 0,
-                "a chunk of dims 0-255 has been read",
+                "k_free_low", low_chunks, score, Arrives.EVERY_WARP, gather, 0,
+                "a chunk of the low dims has been read",
             ),
             Barrier(
-                "k_free_right", CHUNKS - LEFT_CHUNKS, right, Arrives.EVERY_WARP, gather, 0,
-                "a chunk of dims 256-575 has been read",
+                "k_free_high", chunks - low_chunks, high, Arrives.EVERY_WARP, gather, 0,
+                "a chunk of the high dims has been read",
             ),
             Barrier(
-                "scores_full", 1, score, Arrives.EVERY_WARP, right, 0, "P and dS are there",
+                "scores_full", 1, score, Arrives.EVERY_WARP, high, 0, "P and dS are there",
                 also_awaited_by=(score, dkv),
             ),
             Barrier(
-                "scores_free", 1, right, Arrives.EVERY_WARP, score, 0, "P and dS have been read",
+                "scores_free", 1, high, Arrives.EVERY_WARP, score, 0, "P and dS have been read",
                 also_produced_by=dkv,
             ),
             Barrier(
-                "rows_full", 1, right, Arrives.EVERY_THREAD, score, 0, "Q and dO are there",
+                "rows_full", 1, high, Arrives.EVERY_THREAD, score, 0, "Q and dO are there",
                 also_awaited_by=(dkv,),
             ),
             Barrier(
-                "rows_free", 1, score, Arrives.EVERY_WARP, right, 0, "Q and dO have been read",
+                "rows_free", 1, score, Arrives.EVERY_WARP, high, 0, "Q and dO have been read",
                 also_produced_by=dkv,
             ),
         )  # fmt: skip

@@ -2,20 +2,75 @@
 
 A list is made in shared memory, and delta is read from device memory. So if a group is one query
 its CTA makes both, every second CTA in the other order.
+
+S and dP need the columns of the keys in the order of Q's and dO's, see `core/backward.py`: a small
+kernel copies the keys so.
 """
 
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, cute
+from cutlass import Boolean, Int32, Int64, cute
+from cutlass.experimental import primitives as prims
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.delta import delta_of, launch_delta
-from flashdsa.kernels.attention.sm90.bwd_per_item.columns import launch_permute
-from flashdsa.kernels.attention.sm90.core.tile import TILE_KEYS
 from flashdsa.kernels.attention.union.choice import SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.union.launch import Lists, launch_union, make_list
 from flashdsa.kernels.attention.union.memory import THREADS, WARPS, Slots, allocate_shared
+
+COPY_THREADS = 256
+PIECE_DIMS = 16
+WORDS = 4
+"""Words of eight dims."""
+
+
+@cute.kernel
+def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any):
+    """16 dims a thread; arguments as in `launch_permute`."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    piece = Int64(block) * COPY_THREADS + thread
+    taken = Boolean(True)
+    if cutlass.const_expr(choice is not None):
+        taken = is_taken(choice, Int32(SECOND))
+    if taken and piece < Int64(kv.shape[0]) * (kv.shape[1] // PIECE_DIMS):
+        source = cute.recast_ptr(kv.iterator + piece * PIECE_DIMS, dtype=Int32)
+        to = cute.recast_ptr(copy.iterator + piece * PIECE_DIMS, dtype=Int32)
+        words = [load_four(source + half * WORDS) for half in range(2)]
+        every = [words[half][i] for half in range(2) for i in range(WORDS)]
+        for half in cutlass.range_constexpr(2):
+            store_four(to + half * WORDS, every[half::2])
+
+
+def load_four(pointer: Any) -> Any:
+    """16 bytes."""
+    return prims.load_ext(pointer.to_llvm_ptr(), dtype=Int32, count=WORDS)
+
+
+def store_four(pointer: Any, words: list[Any]) -> None:
+    """Store 16 bytes."""
+    cute.arch.inline_ptx(
+        "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[pointer, *words],
+    )
+
+
+@cute.jit
+def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, stream: Any):
+    """Launch on `stream`.
+
+    Args:
+        kv: (S_kv, 576) bf16. copy: the same with its columns in order, written.
+        choice: written where it is SECOND, see `choice.py`; None: written.
+    """
+    pieces = kv.shape[0] * (kv.shape[1] // PIECE_DIMS)
+    permute_kernel(kv, copy, choice).launch(
+        grid=[(pieces + COPY_THREADS - 1) // COPY_THREADS, 1, 1],
+        block=[COPY_THREADS, 1, 1],
+        stream=stream,
+    )
+
 
 SM_CTAS = 3
 """CTAs on each streaming multiprocessor: shared memory has room for three."""
@@ -45,12 +100,13 @@ def query_kernel(
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     heads: Int32,
     choice: Any,
+    tile_keys: cutlass.Constexpr,
 ):
     """Write the list of one query, if it is taken, and its delta; arguments as in
     `launch_prepare`."""
     query, _, _ = cute.arch.block_idx()
-    shared = allocate_shared(TILE_KEYS)
-    x = Slots(*slots, num_keys, query, 1, TILE_KEYS)
+    shared = allocate_shared(tile_keys)
+    x = Slots(*slots, num_keys, query, 1, tile_keys)
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
         taken = is_taken(choice, Int32(SECOND))
@@ -86,12 +142,12 @@ def launch_prepare(
     choice = None
     if cutlass.const_expr(more is not None):
         of_more, choice, (ratio, most_keys) = more
-        launch_union(*slots, of_more, num_keys, plan.more, stream, TILE_KEYS)
+        launch_union(*slots, of_more, num_keys, plan.more, stream, plan.tile.keys)
         unordered = of_more.present if cutlass.const_expr(plan.slots) else None
         statistics = of_more.counts, of_more.named
         launch_choice(*statistics, choice, ratio, plan.more, stream, most_keys, unordered)
     if cutlass.const_expr(plan.queries == 1):
-        query_kernel(slots, lists, num_keys, of_delta, heads, choice).launch(
+        query_kernel(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys).launch(
             grid=[lists.counts.shape[0], 1, 1],
             block=[THREADS, 1, 1],
             stream=stream,
@@ -100,5 +156,5 @@ def launch_prepare(
         )
     else:
         launch_delta(*of_delta, stream)
-        launch_union(*slots, lists, num_keys, plan.queries, stream, TILE_KEYS, choice)
+        launch_union(*slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice)
     launch_permute(*keys, choice, stream)

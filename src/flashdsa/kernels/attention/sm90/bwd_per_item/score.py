@@ -1,7 +1,8 @@
-"""Role score: S, dP, P and dS of each tile, and the left dims of dQ.
+"""Roles score and high: S, dP, P and dS of each tile, and dQ, each role its dims.
 
 Keys are M and rows are N: S^T and dP^T of 32 rows are one product of the keys with those rows of Q
-and of dO, which lie one after the other. P and dS go to shared memory as images [key][row].
+and of dO, which lie one after the other. P and dS go to shared memory as matrices [key][row]. Role
+high brings Q and dO of each item, too.
 """
 
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
+from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import load_words, store_float
@@ -18,38 +19,99 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_behind, tiles_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import (
+    Context,
+    Rows,
+    copy_rows,
+    tile_after,
+    tiles_of,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     HALF_ROWS,
-    LEFT_CHUNKS,
-    ORDER,
-    ROPE_PLACE,
     ROWS_CHUNK_BYTES,
-    V_CHUNKS,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.store import store_dq
-from flashdsa.kernels.attention.sm90.core.backward import multiply
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, CHUNK_BYTES, ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, multiply
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
+from flashdsa.plan.row_tiles import ROW_BYTES
 
-LOG2_E = 1.4426950408889634
 STATISTICS_READY = 1
-"""Named barrier of the role."""
+"""Named barrier of role score."""
 STEPS = CHUNK // MMA_K
 OF_HALF = HALF_ROWS // 2
 """fp32 of S, and of dP, in a thread."""
-PRODUCTS = 2
-PRODUCT_CHUNKS = LEFT_CHUNKS // PRODUCTS
-"""Chunks of dQ of a product, each a group of wgmmas."""
-STEP_BYTES = MMA_K * CHUNK * BF16
-"""Bytes from 16 keys of an image or a chunk to the next 16."""
+STEP_BYTES = MMA_K * ROW_BYTES
+"""Bytes from 16 keys of a matrix or a chunk to the next 16."""
 HALVES = 2
+
+
+def make_accs(groups: tuple[range, ...]) -> list[cute.Tensor]:
+    """This thread's part of dQ, an accumulator for each group of chunks."""
+    return [cute.make_rmem_tensor(len(chunks) * CHUNK // 2, Float32) for chunks in groups]
+
+
+@cute.jit
+def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: cutlass.Constexpr) -> None:
+    """Add dS K to dQ, each group of chunks to its accumulator; free the chunks."""
+    ds, keys = ctx.arena.address("ds"), ctx.arena.address("k")
+    warpgroup.fence()
+    for acc, chunks in zip(accs, groups, strict=True):
+        multiply(
+            acc,
+            len(chunks) * CHUNK,
+            (along_n(ds), STEP_BYTES),
+            (along_n(keys + chunks[0] * ctx.plan.tile.chunk_bytes), STEP_BYTES),
+            transposed=True,
+            clear=False,
+        )
+        warpgroup.commit_group()
+    for product, chunks in enumerate(groups):
+        warpgroup.wait_group(len(groups) - 1 - product)
+        for chunk in chunks:
+            arrive_warp(ctx.barriers(free), chunk - groups[0][0], ctx.thread)
+
+
+@cute.jit
+def store_dq(
+    ctx: Context, dq: cute.Tensor, acc: Any, item: Int32, chunks: cutlass.Constexpr
+) -> None:
+    """Store chunks of dQ in bf16, 16 bytes a lane. Rows past the last one are not written.
+
+    A lane has four neighbouring dims of each 16, see `core/backward.py`. Two lanes exchange, so
+    that one has eight of the first 16, and the other eight of the next.
+
+    Args:
+        dq: (S * H, 576) bf16. acc: this thread's part of the chunks, fp32.
+    """
+    thread, lane = ctx.thread, ctx.thread % WARP_SIZE
+    odd = lane % 2 == 1
+    dim = lane % 2 * PAIR_DIMS + lane % 4 // 2 * 8
+    first = Int64(item) * ROWS + (thread // WARP_SIZE * MMA_ROWS + lane // 4)
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        row = first + 8 * h
+        at = dq.iterator + (row * ctx.plan.tile.d_qk + dim)
+        present = row < dq.shape[0]
+        for block in cutlass.range_constexpr(len(chunks) * CHUNK // BLOCK_DIMS):
+            values = [acc[16 * block + 2 * h + 4 * i + e] for i in range(4) for e in range(2)]
+            left, right = (
+                [pack(values[4 * p + 2 * i], values[4 * p + 2 * i + 1]) for i in range(2)]
+                for p in range(2)
+            )
+            got = [cute.arch.shuffle_sync_bfly(left[i] if odd else right[i], 1) for i in range(2)]
+            words = [got[i] if odd else left[i] for i in range(2)]
+            words += [right[i] if odd else got[i] for i in range(2)]
+            if present:
+                cute.arch.inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[at + (chunks[0] * CHUNK + block * BLOCK_DIMS), *words],
+                )
 
 
 class Scorer(NamedTuple):
     """Reads k and rows; writes p, ds, statistics, dQ.
 
-    Signals scores_full, k_free_left, rows_free.
+    Signals scores_full, k_free_low, rows_free.
     """
 
     ctx: Context
@@ -79,15 +141,16 @@ def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Cons
     ctx = role.ctx
     keys = opaque(along_k(ctx.arena.address("k")))
     rows = opaque(along_k(ctx.arena.address("rows")))
-    for chunk in ORDER:
+    plan = ctx.plan
+    for chunk in plan.order:
         if cutlass.const_expr(half == 0):
             # k_full: the chunk has been copied by threads; the fence shows it to wgmma.
             ctx.barriers("k_full").wait_round(number, chunk)
             cute.arch.fence_proxy("async.shared", space="cta")
-        has_v = chunk < V_CHUNKS
+        has_v = chunk < plan.tile.value_chunks
         place = chunk * ROWS_CHUNK_BYTES + 2 * half * HALF_BYTES
         if cutlass.const_expr(not has_v):
-            place = ROPE_PLACE + half * HALF_BYTES
+            place = plan.rope_at + half * HALF_BYTES
         # It follows a wait, and precedes a product of another shape.
         warpgroup.fence()
         for step in cutlass.range_constexpr(STEPS):
@@ -95,9 +158,9 @@ def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Cons
             _multiply(
                 acc,
                 2 * HALF_ROWS if has_v else HALF_ROWS,
-                descriptor_behind(keys, chunk * CHUNK_BYTES + offset),
+                descriptor_behind(keys, chunk * plan.tile.chunk_bytes + offset),
                 descriptor_behind(rows, place + offset),
-                (chunk, step) != (ORDER[0], 0),
+                (chunk, step) != (plan.order[0], 0),
             )
     warpgroup.commit_group()
 
@@ -143,45 +206,22 @@ def make_scores(
 
 
 @cute.jit
-def store_image(image: Int32, words: list[Any], thread: Int32, half: cutlass.Constexpr) -> None:
-    """Store 32 rows of an image: four matrices of 8 keys by 8 rows for each 16 rows."""
+def store_matrix(matrix: Int32, words: list[Any], thread: Int32, half: cutlass.Constexpr) -> None:
+    """Store 32 rows of a matrix: four matrices of 8 keys by 8 rows for each 16 rows."""
     lane = thread % WARP_SIZE
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for i in cutlass.range_constexpr(2):
         unit = 4 * half + 2 * i + lane // 16
         cute.arch.inline_ptx(
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[image + swizzled_128(key, unit), *words[4 * i : 4 * i + 4]],
+            read_only_args=[matrix + swizzled_128(key, unit), *words[4 * i : 4 * i + 4]],
         )
-
-
-@cute.jit
-def add_dq(role: Scorer, accs: Any) -> None:
-    """Add dS K to dQ, dims 0-255; free the chunks."""
-    ctx = role.ctx
-    ds, keys = ctx.arena.address("ds"), ctx.arena.address("k")
-    free = ctx.barriers("k_free_left")
-    warpgroup.fence()
-    for product in cutlass.range_constexpr(PRODUCTS):
-        multiply(
-            accs[product],
-            PRODUCT_CHUNKS * CHUNK,
-            (along_n(ds), STEP_BYTES),
-            (along_n(keys + product * PRODUCT_CHUNKS * CHUNK_BYTES), STEP_BYTES),
-            transposed=True,
-            clear=False,
-        )
-        warpgroup.commit_group()
-    for product in cutlass.range_constexpr(PRODUCTS):
-        warpgroup.wait_group(PRODUCTS - 1 - product)
-        for chunk in cutlass.range_constexpr(PRODUCT_CHUNKS):
-            arrive_warp(free, product * PRODUCT_CHUNKS + chunk, ctx.thread)
 
 
 @cute.jit
 def read_members(role: Scorer, line: cute.Pointer, tile: Int32) -> list[Int32]:
     """Read which queries name this thread's two keys of a tile."""
-    first = line + tile * TILE_KEYS
+    first = line + tile * role.ctx.plan.tile.keys
     return [Int32((first + 8 * h).load()) for h in range(2)]
 
 
@@ -197,8 +237,8 @@ def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int
             # scores_free: the other roles have read P and dS of the tile before, and so has this
             # one.
             ctx.barriers("scores_free").wait_round(number - 1)
-        store_image(ctx.arena.address("p"), p, ctx.thread, half)
-        store_image(ctx.arena.address("ds"), ds, ctx.thread, half)
+        store_matrix(ctx.arena.address("p"), p, ctx.thread, half)
+        store_matrix(ctx.arena.address("ds"), ds, ctx.thread, half)
     # Written through the generic proxy -> wgmma reads dS through the asynchronous one.
     cute.arch.fence_proxy("async.shared", space="cta")
     arrive_warp(ctx.barriers("scores_full"), 0, ctx.thread)
@@ -209,8 +249,8 @@ def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int
 def score_all(role: Scorer) -> None:
     """Score every tile of the CTA's items."""
     ctx = role.ctx
-    acc = cute.make_rmem_tensor(2 * OF_HALF, Float32)
-    accs = [cute.make_rmem_tensor(PRODUCT_CHUNKS * CHUNK // 2, Float32) for _ in range(PRODUCTS)]
+    scores = cute.make_rmem_tensor(2 * OF_HALF, Float32)
+    accs = make_accs(ctx.plan.low_chunks)
     lane = ctx.thread % WARP_SIZE
     own = ctx.thread // WARP_SIZE * MMA_ROWS + lane // 4
     number, items = Int32(0), Int32(0)
@@ -218,8 +258,8 @@ def score_all(role: Scorer) -> None:
         tiles = tiles_of(ctx, item)
         line = ctx.line_of(ctx.lists.members, item) + Int64(own)
         tile = tiles.first
-        for product in cutlass.range_constexpr(PRODUCTS):
-            accs[product].fill(0.0)
+        for acc in accs:
+            acc.fill(0.0)
         if tiles.count > 0:
             write_statistics(role, item)
             ctx.barriers("rows_full").wait_round(items)
@@ -228,12 +268,46 @@ def score_all(role: Scorer) -> None:
             items += 1
         for _ in cutlass.range(tiles.count, unroll=1):
             members = read_members(role, line, tile)
-            score_tile(role, acc, members, number)
-            add_dq(role, accs)
-            tile = tile_behind(tile, tiles.count)
+            score_tile(role, scores, members, number)
+            add_dq(ctx, accs, ctx.plan.low_chunks, "k_free_low")
+            tile = tile_after(tile, tiles.count)
             number += 1
         if tiles.count > 0:
             arrive_warp(ctx.barriers("rows_free"), 0, ctx.thread)
-        for product in cutlass.range_constexpr(PRODUCTS):
-            dims = PRODUCT_CHUNKS * CHUNK
-            store_dq(role.dq, accs[product], item, ctx.thread, product * dims, dims)
+        for dq, chunks in zip(accs, ctx.plan.low_chunks, strict=True):
+            store_dq(ctx, role.dq, dq, item, chunks)
+
+
+class High(NamedTuple):
+    """Reads k and ds; writes rows, dQ. Signals rows_full, k_free_high, scores_free."""
+
+    ctx: Context
+    q: cute.Tensor  # (S * H, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    dq: cute.Tensor  # (S * H, 576) bf16
+
+
+@cute.jit
+def high_all(role: High) -> None:
+    """Take every tile of the CTA's items."""
+    ctx = role.ctx
+    accs = make_accs(ctx.plan.high_chunks)
+    number, items = Int32(0), Int32(0)
+    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        tiles = tiles_of(ctx, item)
+        if tiles.count > 0:
+            # rows_free: S, dP and dKV of the item before have read its Q and dO.
+            ctx.barriers("rows_free").wait_round(items - 1)
+            copy_rows(Rows(ctx, role.q, role.do), item)
+            items += 1
+        for acc in accs:
+            acc.fill(0.0)
+        for _ in cutlass.range(tiles.count, unroll=1):
+            ctx.barriers("scores_full").wait_round(number)
+            # The keys have been copied by threads; the fence shows them to wgmma.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            add_dq(ctx, accs, ctx.plan.high_chunks, "k_free_high")
+            arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
+            number += 1
+        for dq, chunks in zip(accs, ctx.plan.high_chunks, strict=True):
+            store_dq(ctx, role.dq, dq, item, chunks)

@@ -11,9 +11,10 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, quad_reduce, row_of_thread
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.context import StepContext, arrive_warp
+from flashdsa.kernels.attention.sm90.core.context import StepContext
 from flashdsa.kernels.attention.sm90.core.products import (
     multiply_others,
     multiply_own,
@@ -142,7 +143,7 @@ def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     rescale_to_own(r.out, r.rows, scale)
     multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
     warpgroup.wait_group(0)
-    arrive_warp(ctx, "low_free", 0)
+    arrive_warp(ctx.barriers("low_free"), 0, ctx.thread)
 
 
 @cute.jit
@@ -159,11 +160,11 @@ def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     store_p(ctx, r.p, r.rows, p_address(ctx, 1), 1)
     ctx.barriers("p1_full").arrive()
     warpgroup.wait_group(0)
-    arrive_warp(ctx, "high_free", 0)
+    arrive_warp(ctx.barriers("high_free"), 0, ctx.thread)
     rescale_to_own(r.out, r.rows, scale)
     multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
     warpgroup.wait_group(0)
-    arrive_warp(ctx, "high_free", 1)
+    arrive_warp(ctx.barriers("high_free"), 1, ctx.thread)
 
 
 @cute.jit

@@ -2,12 +2,10 @@
 
 from typing import Any, Protocol
 
-import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
-from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 
 
@@ -69,11 +67,3 @@ class StepContext(Protocol):
 
     def phase(self, step: Any) -> Int32:
         """The phase that a step of the CTA completes, of every barrier of a step."""
-
-
-@cute.jit
-def arrive_warp(ctx: StepContext, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
-    """Arrive once for the warp: whoever waits sees what its lanes did before."""
-    cute.arch.sync_warp()
-    if ctx.thread % WARP_SIZE == 0:
-        ctx.barriers(name).arrive(stage)

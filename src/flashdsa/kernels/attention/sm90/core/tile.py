@@ -116,19 +116,3 @@ class Tile:
     def p_bytes(self) -> int:
         """Bytes of P of a tile: 16-bit, of each row."""
         return ROWS * self.keys * BF16
-
-
-MLA_TILE = Tile()
-"""The tile of DeepSeek's MLA."""
-D_QK, D_V, TILE_KEYS = problem.D_QK, problem.D_V, 64
-STEP_KEYS = TILES * TILE_KEYS
-CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
-CHUNKS = D_QK // CHUNK
-TILE_BYTES = CHUNKS * CHUNK_BYTES
-LEFT_CHUNKS = D_V // CHUNK // 2
-HALF_DIMS = D_V // 2
-PIECE_CHUNKS = 2
-PIECES = -(-CHUNKS // PIECE_CHUNKS)
-LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
-RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
-MASK_WORDS = TILE_KEYS // 32

@@ -14,6 +14,7 @@ from flashdsa.dsl.fragments import (
     row_of_thread,
     transpose_quad,
 )
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
     add_tile0,
@@ -28,7 +29,6 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.context import arrive_warp
 from flashdsa.kernels.attention.sm90.core.softmax import (
     LN_2,
     LOG2_E,
@@ -89,7 +89,7 @@ def consume0(role: Consumer) -> None:
             ctx.barriers("q_full").wait_for(items + 1)
         issue_scores(ctx, r.s, step, more, tile.low_slices)
         warpgroup.wait_group(1)
-        arrive_warp(ctx, "low_free", 1)
+        arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
         issue_scores(ctx, r.s, step, more, tile.high_slices)
         warpgroup.wait_group(0)
         if more:
@@ -107,7 +107,7 @@ def announce_scores(ctx: Context, step: Int32) -> None:
     step its Q."""
     finish_scores(ctx, step)
     if ctx.flags(0) != 0:
-        arrive_warp(ctx, "q_free")
+        arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
 
 
 @cute.jit
@@ -126,7 +126,7 @@ def consume1(role: Consumer) -> None:
         flags = ctx.flags(1)
         more = flags & LAST_STEP_OF_CTA == 0
         if flags != 0:
-            arrive_warp(ctx, "q_free")
+            arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
         ctx.barriers("p0_full").wait(ctx.phase(step))
         issue_others(ctx, r, role.scale, 0, p0, v0)
         add_tile1(ctx, r, role.scale, v1)

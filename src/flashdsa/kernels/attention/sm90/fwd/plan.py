@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, MLA_TILE, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 GROUPS = (1, 2, 4, 8)
@@ -30,7 +30,7 @@ class FwdPlan(Sm90Plan):
     gather_registers: int = 72
     consumer_registers: int = 216
     lazy_log2: float = 8.0
-    tile: Tile = MLA_TILE
+    tile: Tile = Tile()
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.

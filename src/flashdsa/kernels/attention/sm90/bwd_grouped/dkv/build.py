@@ -9,21 +9,21 @@ from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.kernel import launch_dkv
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WORDS, DkvPlan
-from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
 
 
 def compile_dkv(plan: DkvPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (spool, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
+    (workspace, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
     num_ctas); in order (..., num_ctas, words, first). See `launch_dkv`.
     """
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
-    dkv = (cute.sym_int32(), keys, D_QK) if plan.ordered else (keys, D_QK)
+    dkv = (cute.sym_int32(), keys, d_qk) if plan.ordered else (keys, d_qk)
     order = []
     if plan.ordered:
-        order = [fake_tensor(Int32, (cute.sym_int32(), SLICES * WORDS)), Int32(0)]
+        order = [fake_tensor(Int32, (cute.sym_int32(), plan.slices * WORDS)), Int32(0)]
     return cute.compile(
         launch_dkv,
         plan,
@@ -32,8 +32,8 @@ def compile_dkv(plan: DkvPlan) -> Any:
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (groups,), 4),
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(BFloat16, (rows, d_v)),
         fake_tensor(Float32, dkv),
         Int32(128),
         Int32(0),

@@ -1,8 +1,8 @@
-"""dKV += dS^T Q + P^T dO from the spool: a CTA takes a slice of the dims of a group at a time.
+"""dKV += dS^T Q + P^T dO from the workspace: a CTA takes a slice of the dims of a group at a time.
 
 Q and dO of the group's rows stay in shared memory for all of the list's tiles of 64 keys.
 
-rows                | images             | multiply, even tiles      | odd tiles
+rows                | matrices           | multiply, even tiles      | odd tiles
 ------------------- | ------------------ | ------------------------- | --------------------------
 Q and dO, in parts  | dS, P of tile 0    |                           |
                     | dS, P of tile 1    | products of tile 0        |
@@ -18,19 +18,27 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.context import Context
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.images import Images, load_all
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
+    GROUP_WARPS,
+    Order,
+    Publish,
+    publish_all,
+)
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
+    Context,
+    Matrices,
+    Rows,
+    copy_all,
+    load_matrices,
+)
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.multiply import Multiply, multiply_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.order import GROUP_WARPS, Order
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import SLICES, WARPGROUPS
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.publish import Publish, publish_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.rows import Rows, copy_all
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WARPGROUPS
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
 
 
 @cute.kernel
 def dkv_kernel(
-    spool: cute.Tensor,
+    workspace: cute.Tensor,
     ids: cute.Tensor,
     counts: cute.Tensor,
     present: cute.Tensor,
@@ -55,34 +63,32 @@ def dkv_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.rows.registers)
-        ctx = locate(arena, ids, counts, heads, groups)
+        ctx = locate(arena, ids, counts, groups)
         if warp == 0:
             if thread == 0:
-                load_all(Images(ctx, spool))
+                load_matrices(Matrices(ctx, workspace))
         elif warp <= plan.row_warps:
             copy_all(Rows(ctx, q, do, present, heads))
         elif cutlass.const_expr(order is not None):
             publish_all(Publish(ctx, order, dkv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, ids, counts, heads, groups)
+        ctx = locate(arena, ids, counts, groups)
         multiply_all(Multiply(ctx, dkv, group - 1, order))
 
 
 @cute.jit
-def locate(
-    arena: Arena, ids: cute.Tensor, counts: cute.Tensor, heads: Int32, groups: Groups
-) -> Context:
+def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, SLICES)
-    return Context(arena, work, Lists(ids, counts), heads, thread % WARPGROUP_SIZE)
+    work = work_of_cta(groups, arena.plan)
+    return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):
     """Arguments of every launch, in order; see workspace.py."""
 
-    spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
+    workspace: cute.Tensor  # (row blocks, bytes) uint8: of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
     counts: cute.Tensor  # (groups,) int32
     present: cute.Tensor  # (groups,) int32
@@ -98,10 +104,10 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, SLICES a group; best the number that runs at once;
-                in order at most that number.
+            num_ctas: at most the work items, plan.slices a group; best as many as run at once; in
+                order no more.
         in order, where group g of the call is added to buffer g % buffers, then
-            words: (groups, order.SLICES * order.WORDS) int32, 0.
+            words: (groups, plan.slices * WORDS) int32, 0.
             first: number in the call of the launch's first group.
     """
     last = len(Operands._fields)

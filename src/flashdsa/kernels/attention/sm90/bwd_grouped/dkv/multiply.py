@@ -14,34 +14,30 @@ from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import KEYS, add_tile
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.context import Context, first_tile, tile_at
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.order import (
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
     GROUP_WARPS,
+    KEYS,
     add_in_order,
-    place_of,
+    add_tile,
+    count_tile,
+    position_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
-    LAST_LATENT_DIMS,
-    PART_BYTES,
-    SLICE_DIMS,
-    SLICES,
-    WARPGROUPS,
-)
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.publish import count_tile
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import Context, first_tile, tile_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import PARTS, WARPGROUPS
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
-from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, IMAGES, ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES
 from flashdsa.kernels.attention.sm90.core.backward import multiply
-from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import BF16
+from flashdsa.plan.row_tiles import ROW_BYTES
 
-IMAGE_STEP = MMA_K * BF16
-"""Bytes from 16 rows of an image, where they are along its lines, to the next ones."""
-ROWS_STEP = MMA_K * CHUNK * BF16
+MATRIX_STEP = MMA_K * BF16
+"""Bytes from 16 rows of a matrix, where they are along its lines, to the next ones."""
+ROWS_STEP = MMA_K * ROW_BYTES
 """Bytes from 16 rows of Q or dO to the next ones."""
 
 
 class Multiply(NamedTuple):
-    """Reads rows and the ring. Signals rows_free, image_free; adds to dKV."""
+    """Reads rows and the ring. Signals rows_free, matrix_free; adds to dKV."""
 
     ctx: Context
     dkv: cute.Tensor  # (S_kv, 576) fp32; ordered: (buffers, S_kv, 576)
@@ -52,7 +48,7 @@ class Multiply(NamedTuple):
 class Tile(NamedTuple):
     """A tile of an item, for the warpgroup that takes it."""
 
-    first_image: Int32  # running number in the ring
+    first_matrix: Int32  # running number in the ring
     items: Int32  # the CTA's items with keys before this one
     opens: Boolean  # the warpgroup's first one of the item
     closes: Boolean  # its last one
@@ -60,13 +56,13 @@ class Tile(NamedTuple):
 
 @cute.jit
 def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
-    """Arrive: this warp has read the part's image, and after the item's last tile the part's
+    """Arrive: this warp has read the part's matrix, and after the item's last tile the part's
     rows."""
     ctx = role.ctx
-    free = ctx.barriers("image_free")
+    free = ctx.barriers("matrix_free")
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
-        free.arrive(free.state(tile.first_image + part).stage)
+        free.arrive(free.state(tile.first_matrix + part).stage)
         if tile.closes:
             ctx.barriers("rows_free").arrive(part)
 
@@ -74,23 +70,23 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
 @cute.jit
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
     """Compute all products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
-    ctx = role.ctx
-    full = ctx.barriers("image_full")
+    ctx, plan = role.ctx, role.ctx.plan
+    full = ctx.barriers("matrix_full")
     ring, rows = ctx.arena.address("ring"), ctx.arena.address("rows")
-    for part in cutlass.range_constexpr(ctx.plan.parts):
-        number = tile.first_image + part
+    for part in cutlass.range_constexpr(PARTS):
+        number = tile.first_matrix + part
         if tile.opens:
             ctx.barriers("rows_full").wait_round(tile.items, part)
             # The rows have been copied by threads; the fence shows them to wgmma.
             cute.arch.fence_proxy("async.shared", space="cta")
         full.wait_for(number)
-        slot = ctx.barriers("image_free").state(number).stage
+        slot = ctx.barriers("matrix_free").state(number).stage
         warpgroup.fence()
         multiply(
             acc,
-            LAST_LATENT_DIMS if last and part % IMAGES else SLICE_DIMS,
-            (along_k(ring + slot * IMAGE_BYTES), IMAGE_STEP),
-            (along_n(rows + part * PART_BYTES), ROWS_STEP),
+            plan.last_value_dims if last and part % MATRICES else plan.slice_dims,
+            (along_k(ring + slot * plan.tile.p_bytes), MATRIX_STEP),
+            (along_n(rows + part * plan.part_bytes), ROWS_STEP),
             transposed=False,
             clear=part == 0,
         )
@@ -99,7 +95,7 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
             warpgroup.wait_group(1)
             release(role, tile, part - 1)
     warpgroup.wait_group(0)
-    release(role, tile, ctx.plan.parts - 1)
+    release(role, tile, PARTS - 1)
 
 
 @cute.jit
@@ -112,7 +108,7 @@ def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[I
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
     first = (
-        tile_at(item, begin, number) * TILE_KEYS
+        tile_at(item, begin, number) * ctx.plan.tile.keys
         + ctx.thread // WARP_SIZE * MMA_ROWS
         + ctx.thread % WARP_SIZE // 4
     )
@@ -132,10 +128,11 @@ def multiply_item(
     Args:
         items: the CTA's items with keys before this one. tiles_before: all their tiles.
     """
+    plan = role.ctx.plan
     tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
     if tile >= item.tiles:
         # No tile for this warpgroup: it does not need the rows, once they have come.
-        for part in cutlass.range_constexpr(role.ctx.plan.parts):
+        for part in cutlass.range_constexpr(PARTS):
             role.ctx.barriers("rows_full").wait_round(items, part)
             arrive_warp(role.ctx.barriers("rows_free"), part, role.ctx.thread)
     begin = first_tile(role.ctx, item)
@@ -143,19 +140,16 @@ def multiply_item(
     opens = Boolean(True)
     while tile < item.tiles:
         ahead = read_keys(role, item, begin, tile + WARPGROUPS)
-        number = (tiles_before + tile) * role.ctx.plan.parts
-        acc = cute.make_rmem_tensor(SLICE_DIMS // 2, Float32)
-        if cutlass.const_expr(role.ctx.plan.row_blocks < max(ROW_BLOCKS)):
-            # The first product clears them, but ptxas would serialise the products here.
-            acc.fill(0.0)
+        number = (tiles_before + tile) * PARTS
+        acc = cute.make_rmem_tensor(plan.slice_dims // 2, Float32)
         closes = tile + WARPGROUPS >= item.tiles
         multiply_tile(role, acc, Tile(number, items, opens, closes), last)
         if cutlass.const_expr(role.order is not None):
-            place = place_of(role.order, role.dkv, item)
-            add_in_order(place, acc, keys, tile, role.ctx.thread // WARP_SIZE)
+            position = position_of(role.order, role.dkv, item, plan)
+            add_in_order(position, acc, keys, tile, role.ctx.thread // WARP_SIZE, plan)
             count_tile(counter_of(role))
         else:
-            add_tile(role.dkv.iterator + item.slice * SLICE_DIMS, acc, keys)
+            add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, plan)
         keys = ahead
         opens = Boolean(False)
         tile += WARPGROUPS
@@ -175,7 +169,7 @@ def multiply_all(role: Multiply) -> None:
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
         if item.tiles > 0:
-            if item.slice == SLICES - 1:
+            if item.slice == ctx.plan.slices - 1:
                 multiply_item(role, item, items, tiles, True)
             else:
                 multiply_item(role, item, items, tiles, False)

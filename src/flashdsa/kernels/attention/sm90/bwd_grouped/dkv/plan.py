@@ -6,24 +6,23 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, IMAGES, ROW_BLOCKS
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNK_BYTES, D_QK, D_V
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES, ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
+from flashdsa.plan.row_tiles import ROW_BYTES
 
 WARPGROUPS = 2
 """Warpgroups that multiply: they take turns with the tiles of keys."""
-SLICES = 3
-"""Items of a group: parts of the 576 dims."""
-SLICE_DIMS = D_QK // SLICES
-LAST_LATENT_DIMS = D_V - (SLICES - 1) * SLICE_DIMS
-"""Dims of the last slice that dO has too."""
-CHUNKS = SLICE_DIMS // CHUNK
-"""Chunks of 64 dims of a slice; each is copied by a warp."""
 WORDS = 16
-"""Words of an item, if additions are in order: see order.py. Two are used; the others keep those of
+"""Words of an item, if additions are in order: see add.py. Two are used; the others keep those of
 different items apart."""
-PART_BYTES = CHUNKS * CHUNK_BYTES
-"""A row block's slice of Q or of dO."""
+PARTS = ROW_BLOCKS * MATRICES
+"""Products of a tile, in their order: dS^T Q and then P^T dO of each row block."""
+SLOTS = 4
+"""Matrices that the ring holds."""
+FULL_BARRIERS = WARPGROUPS * PARTS
+"""Barriers that say that a matrix has come. They are as many as matrices in a turn of the
+warpgroups, so each is awaited by one of them, which sees all its phases."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +30,14 @@ class DkvPlan(Sm90Plan):
     """One compiled dKV: choices, then derived values.
 
     Attributes:
-        row_blocks: of a group; Q and dO of all of them stay in shared memory for an item.
-        ordered: additions to an element are in the order of the groups: see order.py.
+        tile: of keys. slices: items of a group, parts of the dims, in whole chunks; Q and dO of
+            the group's row blocks stay in shared memory for an item.
+        ordered: additions to an element are in the order of the groups: see add.py.
         load_registers, multiply_registers: of a thread.
     """
 
-    row_blocks: int = 4
+    tile: Tile = Tile()
+    slices: int = 3
     ordered: bool = False
     load_registers: int = 88
     multiply_registers: int = 208
@@ -47,48 +48,53 @@ class DkvPlan(Sm90Plan):
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        if self.row_blocks not in ROW_BLOCKS:
-            raise ValueError(f"row_blocks: expected one of {ROW_BLOCKS}; got {self.row_blocks}")
+        if self.slice_chunks * self.slices != self.tile.chunks or self.last_value_dims <= 0:
+            raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_bwd_dkv_blocks{self.row_blocks}" + "_ordered" * self.ordered
+        return f"mla_bwd_dkv_blocks{ROW_BLOCKS}" + "_ordered" * self.ordered
 
     @property
-    def parts(self) -> int:
-        """Products of a tile, in their order: dS^T Q and then P^T dO of each row block."""
-        return self.row_blocks * IMAGES
+    def slice_chunks(self) -> int:
+        """Chunks of a slice of Q or dO; each is copied by a warp."""
+        return self.tile.chunks // self.slices
 
     @property
-    def slots(self) -> int:
-        """Images that the ring holds."""
-        return 4 if self.row_blocks == 4 else 16
+    def slice_dims(self) -> int:
+        """Dims of an item."""
+        return self.slice_chunks * CHUNK
 
     @property
-    def full_barriers(self) -> int:
-        """Barriers that say that an image has come. They are as many as images in a turn of the
-        warpgroups, so each is awaited by one of them, which sees all its phases."""
-        return max(self.slots, WARPGROUPS * self.parts)
+    def last_value_dims(self) -> int:
+        """Dims of the last slice that dO has too."""
+        return self.tile.d_v - (self.slices - 1) * self.slice_dims
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of a row block's slice of Q or of dO."""
+        return self.slice_chunks * ROWS * ROW_BYTES
 
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        holds = f"Q and dO of {self.row_blocks} row blocks, {SLICE_DIMS} dims, SW128"
+        holds = f"Q and dO of {ROW_BLOCKS} row blocks, {self.slice_dims} dims, SW128"
         counters = WARPGROUPS * WARPGROUP_SIZE // WARP_SIZE * 4
+        ring = SLOTS * self.tile.p_bytes
         added = SmemRegion("added", counters, 16, "tiles that each warp has added")
         return [
-            SmemRegion("rows", self.parts * PART_BYTES, 1024, holds, stages=self.parts),
-            SmemRegion("ring", self.slots * IMAGE_BYTES, 1024, "images", stages=self.slots),
+            SmemRegion("rows", PARTS * self.part_bytes, 1024, holds, stages=PARTS),
+            SmemRegion("ring", ring, 1024, "matrices", stages=SLOTS),
             *([added] if self.ordered else []),
         ]
 
     @property
     @cache  # noqa: B019 - plans are few
-    def images(self) -> Role:
+    def matrices(self) -> Role:
         """Warp 0."""
-        return Role("images", WARP_SIZE, self.load_registers, "P and dS of each tile")
+        return Role("matrices", WARP_SIZE, self.load_registers, "P and dS of each tile")
 
     @property
     def row_warps(self) -> int:
@@ -120,32 +126,32 @@ class DkvPlan(Sm90Plan):
     def roles(self) -> tuple[Role, ...]:
         """The warps, in thread order."""
         publish = [self.publish] if self.ordered else []
-        return self.images, self.rows, *publish, self.multiply
+        return self.matrices, self.rows, *publish, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order.
 
-        Barriers of images complete a phase for each image in them; those of rows one for each item
-        that has keys.
+        Barriers of matrices complete a phase for each matrix; those of rows one for each item that
+        has keys.
         """
-        images, rows, multiply = self.images, self.rows, self.multiply
+        matrices, rows, multiply = self.matrices, self.rows, self.multiply
         return (
             Barrier(
-                "image_full", self.full_barriers, images, Arrives.ONE_THREAD, multiply,
-                IMAGE_BYTES, "an image is there",
+                "matrix_full", FULL_BARRIERS, matrices, Arrives.ONE_THREAD, multiply,
+                self.tile.p_bytes, "a matrix is there",
             ),
             Barrier(
-                "image_free", self.slots, multiply, Arrives.WARPS_OF_ONE_GROUP, images, 0,
-                "an image has been read",
+                "matrix_free", SLOTS, multiply, Arrives.WARPS_OF_ONE_GROUP, matrices, 0,
+                "a matrix has been read",
             ),
             Barrier(
-                "rows_full", self.parts, rows, Arrives.EVERY_THREAD, multiply, 0,
+                "rows_full", PARTS, rows, Arrives.EVERY_THREAD, multiply, 0,
                 "a row block's Q or dO is there",
             ),
             Barrier(
-                "rows_free", self.parts, multiply, Arrives.EVERY_WARP, rows, 0,
+                "rows_free", PARTS, multiply, Arrives.EVERY_WARP, rows, 0,
                 "a row block's Q or dO is not needed any more",
             ),
         )  # fmt: skip

@@ -11,7 +11,6 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.kernel import Operands, launch_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups
-from flashdsa.kernels.attention.sm90.core.tile import D_QK, D_V
 
 
 def compile_dq(plan: DqPlan) -> Any:
@@ -20,15 +19,16 @@ def compile_dq(plan: DqPlan) -> Any:
     """
     blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
     queries, topk, lengths = (cute.sym_int32() for _ in range(3))
-    of_rows = fake_tensor(BFloat16, (rows, D_QK))
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    of_rows = fake_tensor(BFloat16, (rows, d_qk))
     number = fake_tensor(Float32, (rows,), 4)
     operands = Operands(
-        spool=fake_tensor(Uint8, (blocks, block_bytes)),
+        workspace=fake_tensor(Uint8, (blocks, block_bytes)),
         ids=fake_tensor(Int32, (groups, capacity), 4),
         counts=fake_tensor(Int32, (groups,), 4),
         q=of_rows,
-        kv=fake_tensor(BFloat16, (keys, D_QK)),
-        do=fake_tensor(BFloat16, (rows, D_V)),
+        kv=fake_tensor(BFloat16, (keys, d_qk)),
+        do=fake_tensor(BFloat16, (rows, d_v)),
         lse=number,
         indices=fake_tensor(Int32, (queries, topk), 4),
         topk_length=fake_tensor(Int32, (lengths,), 4),

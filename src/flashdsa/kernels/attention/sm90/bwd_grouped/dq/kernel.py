@@ -1,4 +1,4 @@
-"""dQ = dS K from the spool: a CTA takes a slice of the dims of a group's rows at a time.
+"""dQ = dS K from the workspace: a CTA takes a slice of the dims of a group's rows at a time.
 
 load                       | multiply (2 warpgroups)
 -------------------------- | ---------------------------------------
@@ -7,26 +7,237 @@ dS and keys of tile 1      | dQ += dS K of tile 0
 dS and keys of tile 2      | dQ += dS K of tile 1, tile 0 is freed
 ...                        | ...
                            | dQ to device memory
+
+Role load brings dS by bulk copies and rows of keys by cp.async.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.cp_async import arrive_when_copied, copy_units
+from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
+from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.tma import load_bytes
+from flashdsa.dsl.wgmma import along_n
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
-from flashdsa.kernels.attention.sm90.bwd_grouped.dq.context import Context
-from flashdsa.kernels.attention.sm90.bwd_grouped.dq.load import Load, load_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.dq.multiply import Multiply, multiply_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import WARPGROUPS, DqPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
+    Groups,
+    Item,
+    Lists,
+    Work,
+    item_at,
+    matrix_at,
+    work_of_cta,
+)
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
+    DS_MATRIX,
+    ROW_BLOCKS,
+    group_queries,
+)
+from flashdsa.kernels.attention.sm90.core.backward import multiply
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.plan.row_tiles import ROW_BYTES
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch."""
+
+    arena: Arena
+    work: Work
+    lists: Lists
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> DqPlan:
+        """The compile-time plan."""
+        return self.arena.plan
+
+    def item(self, number: Any) -> Item:
+        """Work item `number`."""
+        return item_at(self.work, self.lists, number, self.plan)
+
+    def stage(self, stage: Any) -> Any:
+        """Shared memory address of a stage: its first dS."""
+        return self.arena.address("stages") + stage * self.plan.stage_bytes
+
+
+STEP_BYTES = MMA_K * ROW_BYTES
+"""Bytes from 16 keys of a matrix or a chunk to the next 16."""
+PRODUCTS = ROW_BLOCKS // WARPGROUPS
+"""Row blocks of a warpgroup, each with its product and accumulator."""
+
+
+class Load(NamedTuple):
+    """Fills the stages. Signals full."""
+
+    ctx: Context
+    workspace: cute.Tensor  # (row blocks, bytes) uint8
+    kv: cute.Tensor  # (S_kv, 576) bf16
+
+
+@cute.jit
+def read_ids(role: Load, item: Item, tile: Int32) -> list[Int32]:
+    """Read the rows of kv of which this thread copies parts, of a tile that may not exist."""
+    ids = [Int32(0)] * TURNS
+    if tile < item.tiles:
+        first = tile * role.ctx.plan.tile.keys + role.ctx.thread // UNITS
+        at = role.ctx.lists.row(item.group) + first
+        ids = [(at + turn * ROWS_AT_ONCE).load() for turn in range(TURNS)]
+    return ids
+
+
+@cute.jit
+def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
+    """One thread: load dS of the group's row blocks; the bytes count before any thread's
+    arrival."""
+    ctx, keys = role.ctx, role.ctx.plan.tile
+    full = ctx.arena.barriers("full")
+    full.expect_tx(ctx.plan.ds_bytes, stage)
+    to = ctx.arena.bytes("stages") + stage * ctx.plan.stage_bytes
+    for block in cutlass.range_constexpr(ROW_BLOCKS):
+        place = item.local * ROW_BLOCKS + block
+        source = matrix_at(keys, role.workspace, place, tile, DS_MATRIX)
+        load_bytes(to + block * keys.p_bytes, source, keys.p_bytes, full.at(stage))
+
+
+@cute.jit
+def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) -> None:
+    """Copy this thread's part of the item's dims of 64 rows of kv.
+
+    Args:
+        to: address of the thread's 16 bytes of its first row in the stage's first chunk.
+    """
+    plan = role.ctx.plan
+    first = item.slice * plan.slice_dims
+    for turn in cutlass.range_constexpr(TURNS):
+        (row,) = row_sources(role.kv, [ids[turn]], unit)
+        at = turn * ROWS_AT_ONCE * ROW_BYTES
+        places = [
+            (at + chunk * plan.tile.chunk_bytes, chunk * ROW_BYTES)
+            for chunk in range(plan.key_chunks)
+        ]
+        copy_units(to, row + first, ids[turn], places)
+
+
+@cute.jit
+def load_all(role: Load) -> None:
+    """Load every tile of the CTA's items."""
+    ctx = role.ctx
+    ring = ctx.arena.producer("full", "empty")
+    unit = ctx.thread % UNITS
+    to = swizzled_128(ctx.thread // UNITS, unit) + ctx.plan.ds_bytes
+    number, item_number = Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        ids = read_ids(role, item, Int32(0))
+        for tile in cutlass.range(item.tiles, unroll=1):
+            ahead = read_ids(role, item, tile + 1)
+            at = ring.state(number)
+            # empty: both warpgroups have read the tile before in this stage.
+            ring.acquire(at)
+            if ctx.thread == 0:
+                load_ds(role, item, tile, at.stage)
+            copy_keys(role, item, ids, ctx.stage(at.stage) + to, unit)
+            arrive_when_copied(ring.full.at(at.stage))
+            ids = ahead
+            number += 1
+        item_number += ctx.work.num_ctas
+
+
+class Multiply(NamedTuple):
+    """Reads the stages. Signals empty, writes dQ."""
+
+    ctx: Context
+    dq: cute.Tensor  # (S * H, 576) bf16
+    warpgroup: Int32  # 0 or 1
+
+
+@cute.jit
+def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
+    """Issue the products of a tile as one group."""
+    plan = role.ctx.plan
+    base = role.ctx.stage(stage)
+    warpgroup.fence()
+    for product in cutlass.range_constexpr(PRODUCTS):
+        block = role.warpgroup * PRODUCTS + product
+        multiply(
+            accs[product],
+            plan.slice_dims,
+            (along_n(base + block * plan.tile.p_bytes), STEP_BYTES),
+            (along_n(base + plan.ds_bytes), STEP_BYTES),
+            transposed=True,
+            clear=False,
+        )
+    warpgroup.commit_group()
+
+
+@cute.jit
+def multiply_all(role: Multiply) -> None:
+    """Multiply every tile of the CTA's items."""
+    ctx = role.ctx
+    ring = ctx.arena.consumer("full", "empty")
+    accs = [cute.make_rmem_tensor(ctx.plan.slice_dims // 2, Float32) for _ in range(PRODUCTS)]
+    number, item_number = Int32(0), ctx.work.first
+    while item_number < ctx.work.num_items:
+        item = ctx.item(item_number)
+        for product in cutlass.range_constexpr(PRODUCTS):
+            accs[product].fill(0.0)
+        for tile in cutlass.range(item.tiles, unroll=1):
+            at = ring.state(number)
+            ring.wait(at)
+            # The keys have been copied by threads; the fence shows them to wgmma.
+            cute.arch.fence_proxy("async.shared", space="cta")
+            issue_tile(role, accs, at.stage)
+            warpgroup.wait_group(1)
+            if tile > 0:
+                arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
+            number += 1
+        warpgroup.wait_group(0)
+        if item.tiles > 0:
+            arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
+        for product in cutlass.range_constexpr(PRODUCTS):
+            store_product(role, accs[product], item, product)
+        item_number += ctx.work.num_ctas
+
+
+@cute.jit
+def store_product(role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr) -> None:
+    """Store dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
+    dims."""
+    ctx = role.ctx
+    plan, block_of_group = ctx.plan, role.warpgroup * PRODUCTS + product
+    lane = ctx.thread % WARP_SIZE
+    quad = lane % 4
+    odd, upper = quad % 2 == 1, quad // 2 == 1
+    first = Int64(item.group * ROW_BLOCKS + block_of_group) * ROWS
+    first += ctx.thread // WARP_SIZE * MMA_ROWS + lane // 4
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        row = first + 8 * h
+        at = role.dq.iterator + (row * plan.tile.d_qk + quad * 8)
+        present = row < role.dq.shape[0]
+        for block in cutlass.range_constexpr(plan.slice_dims // BLOCK_DIMS):
+            values = [acc[16 * block + 2 * h + 4 * i + e] for i in range(4) for e in range(2)]
+            words = [pack(values[2 * i], values[2 * i + 1]) for i in range(4)]
+            words = transpose_quad(words, odd, upper)
+            if present:
+                to = at + (item.slice * plan.slice_dims + block * BLOCK_DIMS)
+                cute.arch.inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[to, *words],
+                )
 
 
 @cute.kernel
 def dq_kernel(
-    spool: cute.Tensor,
+    workspace: cute.Tensor,
     ids: cute.Tensor,
     counts: cute.Tensor,
     kv: cute.Tensor,
@@ -43,7 +254,7 @@ def dq_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Load(locate(arena, ids, counts, groups), spool, kv))
+        load_all(Load(locate(arena, ids, counts, groups), workspace, kv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
         ctx = locate(arena, ids, counts, groups)
@@ -54,14 +265,14 @@ def dq_kernel(
 def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, arena.plan.slices)
+    work = work_of_cta(groups, arena.plan)
     return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):
-    """Arguments of a launch, in order; workspace.py documents the contents of the tensors."""
+    """Arguments of a launch, in order; see workspace.py."""
 
-    spool: cute.Tensor  # (row blocks, bytes) uint8: images of the groups of the launch
+    workspace: cute.Tensor  # (row blocks, bytes) uint8: of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
     counts: cute.Tensor  # (groups,) int32
     q: cute.Tensor  # (S * H, 576) bf16; it and what follows as far as delta: of the launch's groups
@@ -86,10 +297,10 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     count = len(Operands._fields)
     x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])
-    dq_kernel(x.spool, x.ids, x.counts, x.kv, x.dq, groups, plan).launch(
+    dq_kernel(x.workspace, x.ids, x.counts, x.kv, x.dq, groups, plan).launch(
         grid=[arguments[-1], 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
     read = x.q, x.kv, x.indices, x.topk_length, x.lse
-    together = plan.row_blocks * ROWS // x.heads
+    together = group_queries(x.heads)
     queries = Queries(*read, x.heads, x.sm_scale, together)
     launch_mend_dq(queries, x.do, x.delta, x.dq, groups.choice, stream)

@@ -6,18 +6,13 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import IMAGE_BYTES, ROW_BLOCKS
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK_BYTES, D_QK
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import ROW_BLOCKS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 WARPGROUPS = 2
-"""Warpgroups that multiply."""
+"""Warpgroups that multiply, each for its row blocks of a group."""
 STAGES = 4
-
-
-def dq_slices(row_blocks: int) -> int:
-    """Items of a group of `row_blocks` row blocks: parts of the 576 dims."""
-    return 3 if row_blocks == 4 else 2
 
 
 @dataclass(frozen=True)
@@ -25,12 +20,12 @@ class DqPlan(Sm90Plan):
     """One compiled dQ: choices, then derived values.
 
     Attributes:
-        row_blocks: of a group. 4: each warpgroup takes two of them and 192 dims of an item's;
-            2: one of them and 288 dims.
+        tile: of keys. slices: items of a group, parts of the dims, in whole chunks.
         load_registers, multiply_registers: of a thread.
     """
 
-    row_blocks: int = 4
+    tile: Tile = Tile()
+    slices: int = 3
     load_registers: int = 56
     multiply_registers: int = 224
 
@@ -40,49 +35,39 @@ class DqPlan(Sm90Plan):
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        if self.row_blocks not in ROW_BLOCKS:
-            raise ValueError(f"row_blocks: expected one of {ROW_BLOCKS}; got {self.row_blocks}")
+        if self.tile.chunks % self.slices:
+            raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_bwd_dq_blocks{self.row_blocks}"
+        return f"mla_bwd_dq_blocks{ROW_BLOCKS}"
 
     @property
-    def slices(self) -> int:
-        """Items of a group: parts of the 576 dims."""
-        return dq_slices(self.row_blocks)
+    def key_chunks(self) -> int:
+        """Chunks of a slice of the keys."""
+        return self.tile.chunks // self.slices
 
     @property
     def slice_dims(self) -> int:
         """Dims of an item."""
-        return D_QK // self.slices
+        return self.key_chunks * CHUNK
 
     @property
-    def columns(self) -> tuple[int, int]:
-        """Dims of the two products of a warpgroup, each with its accumulator."""
-        return (192, 192) if self.row_blocks == 4 else (160, 128)
-
-    @property
-    def key_chunks(self) -> int:
-        """Chunks of a stage for 64 keys; of the third of five only one half is used."""
-        return 3 if self.row_blocks == 4 else 5
-
-    @property
-    def images_bytes(self) -> int:
+    def ds_bytes(self) -> int:
         """dS of a stage."""
-        return self.row_blocks * IMAGE_BYTES
+        return ROW_BLOCKS * self.tile.p_bytes
 
     @property
     def stage_bytes(self) -> int:
-        """dS images, then the keys."""
-        return self.images_bytes + self.key_chunks * CHUNK_BYTES
+        """dS, then the keys."""
+        return self.ds_bytes + self.key_chunks * self.tile.chunk_bytes
 
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        holds = f"{self.row_blocks} dS images and {self.key_chunks} chunks of 64 keys, SW128"
+        holds = f"{ROW_BLOCKS} x dS and {self.key_chunks} chunks of {self.tile.keys} keys, SW128"
         return [
             SmemRegion("stages", STAGES * self.stage_bytes, 1024, holds, stages=STAGES),
         ]
@@ -91,7 +76,7 @@ class DqPlan(Sm90Plan):
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
         """Warpgroup 0."""
-        return Role("load", WARPGROUP_SIZE, self.load_registers, "dS images, the keys' rows")
+        return Role("load", WARPGROUP_SIZE, self.load_registers, "dS, the keys' rows")
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -112,7 +97,7 @@ class DqPlan(Sm90Plan):
         load, multiply = self.roles
         return (
             Barrier(
-                "full", STAGES, load, Arrives.EVERY_THREAD, multiply, self.images_bytes,
+                "full", STAGES, load, Arrives.EVERY_THREAD, multiply, self.ds_bytes,
                 "a tile's dS and keys are there",
             ),
             Barrier(

@@ -11,22 +11,23 @@ from cutlass.cute.runtime import make_fake_stream
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.kernel import launch_scores
-from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import D_QK, D_V, ScoresPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 
 
 def compile_scores(plan: ScoresPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, kv, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named, spool,
-    heads, sm_scale, num_ctas). Optional: (q, kv, do, lse, delta, rows, members, counts, present,
-    named, spool, heads, sm_scale, num_ctas, choice). See `launch_scores`.
+    (q, kv, do, lse, out, indices, topk_length, delta, rows, members, counts, present, named,
+    workspace, heads, sm_scale, num_ctas). Optional: (q, kv, do, lse, delta, rows, members, counts,
+    present, named, workspace, heads, sm_scale, num_ctas, choice). See `launch_scores`.
     """
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
     blocks, block_bytes = cute.sym_int32(), cute.sym_int32()
     choice = []
     of_rows = [fake_tensor(Float32, (rows,), 4)]
     before = [
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, d_v)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
     ]
@@ -36,9 +37,9 @@ def compile_scores(plan: ScoresPlan) -> Any:
         launch_scores,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensor(BFloat16, (rows, d_v)),
         *of_rows,
         *before,
         *of_rows,

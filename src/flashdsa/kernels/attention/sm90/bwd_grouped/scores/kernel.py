@@ -3,25 +3,378 @@
 gather           | warpgroup 1               | warpgroup 2
 ---------------- | ------------------------- | -------------------------
 a tile's rows,   | S, dP of its 64 rows      |
-chunk by chunk   | P, dS -> spool            | S, dP of its 64 rows
-                 | S, dP of the next tile    | P, dS -> spool
+chunk by chunk   | P, dS -> workspace        | S, dP of its 64 rows
+                 | S, dP of the next tile    | P, dS -> workspace
+
+Role gather copies the rows of the lists into the ring of keys, a chunk of 64 columns at a time.
+
+Role score has Q in shared memory and dO in registers: S = Q K^T and dP = dO V^T, V being K's first
+columns. P and dS go straight to the workspace: a quad has 8 keys of 4 neighbouring rows once the
+warp has transposed its accumulators, which are of rows in the order of `row_of`. dS is made from P
+in fp32. The two warpgroups run on their own; the second one starts when the first has issued a
+tile's products, so that one's softmax runs during the other's products.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
+from flashdsa.dsl.fragments import MMA_K
+from flashdsa.dsl.gmem import store2
+from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
-from flashdsa.kernels.attention.sm90.bwd_grouped.scores.context import Context
-from flashdsa.kernels.attention.sm90.bwd_grouped.scores.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS
-from flashdsa.kernels.attention.sm90.bwd_grouped.scores.score import Scorer, score_all
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
+    BATCH_CHUNKS,
+    ITEM_BLOCKS,
+    WARP_ROWS,
+    ScoresPlan,
+)
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES, P_MATRIX, matrix_offset
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.kernels.attention.union.choice import FIRST, is_taken
 from flashdsa.kernels.attention.union.launch import Lists, launch_union
+from flashdsa.plan.row_tiles import ROW_BYTES
+
+STEPS = CHUNK // MMA_K
+"""wgmmas of a chunk."""
+A_WORDS = 4
+"""Words of A in a thread, two bf16 each, of one wgmma."""
+SECOND_STARTS, Q_READY = 1, 2
+"""Named barriers; Q_READY is the first of two, one for each warpgroup."""
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
+
+    An item is two neighbouring row blocks of a group: item i has the row blocks 2 i and 2 i + 1.
+    """
+
+    arena: Arena
+    lists: Lists
+    row_blocks: Int32  # of a group
+    first_item: Int32
+    num_ctas: Int32
+    num_items: Int32
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> ScoresPlan:
+        """The compile-time plan."""
+        return self.arena.plan
+
+    def group_of(self, item: Int32) -> Int32:
+        """The item's group."""
+        return item * ITEM_BLOCKS // self.row_blocks
+
+
+@cute.jit
+def tiles_of(ctx: Context, group: Int32) -> Int32:
+    """Tiles of the group's list."""
+    keys = ctx.plan.tile.keys
+    return (ctx.lists.counts[group] + (keys - 1)) // keys
+
+
+@cute.jit
+def release(ctx: Context, name: cutlass.Constexpr, stage: Int32) -> None:
+    """Arrive once for the warp, whose lanes have synchronised after their reads."""
+    if ctx.thread % WARP_SIZE == 0:
+        ctx.arena.barriers(name).arrive(stage)
+
+
+class Gatherer(NamedTuple):
+    """Fills k. Signals k_full."""
+
+    ctx: Context
+    kv: cute.Tensor  # (S_kv, 576) bf16
+
+
+@cute.jit
+def copy_tile(
+    role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, at: PipelineState
+) -> PipelineState:
+    """Copy this thread's part of a tile; return the ring's next state."""
+    tile = role.ctx.plan.tile
+    ring = role.ctx.arena.producer("k_full", "k_free")
+    sources = row_sources(role.kv, rows, unit)
+    for chunk in cutlass.range_constexpr(tile.chunks):
+        # k_free: both consumers have read what the slot held before.
+        ring.acquire(at)
+        for turn in cutlass.range_constexpr(TURNS):
+            place = turn * ROWS_AT_ONCE * ROW_BYTES, chunk * ROW_BYTES
+            copy_units(to + at.stage * tile.chunk_bytes, sources[turn], rows[turn], [place])
+        arrive_when_copied(ring.full.at(at.stage))
+        at = advanced(at, 1, role.ctx.plan.slots)
+    return at
+
+
+@cute.jit
+def read_rows(ctx: Context, line: cute.Pointer, tile: Int32, own: Int32) -> list[Int32]:
+    """The rows of a tile that this thread copies from."""
+    first = line + (tile * ctx.plan.tile.keys + own)
+    return [(first + turn * ROWS_AT_ONCE).load() for turn in range(TURNS)]
+
+
+@cute.jit
+def gather_all(role: Gatherer) -> None:
+    """All four warps: copy every tile of the CTA."""
+    ctx = role.ctx
+    unit, own = ctx.thread % UNITS, ctx.thread // UNITS
+    to = ctx.arena.address("k") + swizzled_128(own, unit)
+    at = PipelineState(Int32(0), Int32(0))
+    for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
+        group = ctx.group_of(item)
+        tiles = tiles_of(ctx, group)
+        line = ctx.lists.rows.iterator + Int64(group) * ctx.lists.rows.shape[1]
+        rows = read_rows(ctx, line, Int32(0), own)
+        for tile in cutlass.range(tiles, unroll=1):
+            # The next tile's numbers come while this tile's rows are waited for.
+            ahead = read_rows(ctx, line, cutlass.min(tile + 1, tiles - 1), own)
+            at = copy_tile(role, rows, to, unit, at)
+            rows = ahead
+
+
+def multiply_chunk(plan: ScoresPlan, s: Any, dp: Any, q: Any, do: Any, k: Any, chunk: int) -> None:
+    """Issue S += Q K^T and dP += dO V^T over the columns of a chunk; the first one clears both.
+
+    Args:
+        q: low word of Q's first chunk. do: this thread's words of dO. k: low word of the chunk.
+    """
+    for step in range(STEPS):
+        offset = step * MMA_K * BF16
+        b = descriptor_behind(k, offset)
+        a = descriptor_behind(q, chunk * ROWS * ROW_BYTES + offset)
+        multiply(plan, s, a, b, (chunk, step) != (0, 0), (0, 0))
+        if chunk < plan.tile.value_chunks:
+            first = A_WORDS * (chunk * STEPS + step)
+            a = [do[first + i] for i in range(A_WORDS)]
+            multiply(plan, dp, a, b, (chunk, step) != (0, 0), (0,))
+
+
+def multiply(
+    plan: ScoresPlan, d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, ...]
+) -> None:
+    """Issue a wgmma of 64 rows and a tile's keys, to `d` of the tile's keys / 2 fp32 a thread."""
+    keys = plan.tile.keys
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{keys}k{MMA_K}.f32.bf16.bf16"
+    own = [d[i] for i in range(keys // 2)]
+    values = mma_async(opcode, own, a, b, accumulate=accumulate, transposes=transposes)
+    for i in range(keys // 2):
+        d[i] = values[i]
+
+
+class Scorer(NamedTuple):
+    """Reads k; writes q and the workspace. Signals k_free."""
+
+    ctx: Context
+    q: cute.Tensor  # (S * H, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
+    delta: cute.Tensor  # (S * H,) fp32
+    workspace: cute.Tensor  # (row blocks, bytes) uint8
+    heads: Int32
+    sm_scale: Float32
+    block_of_item: Int32  # this warpgroup's, 0 or 1
+
+
+class Rows(NamedTuple):
+    """This thread's values of its two rows, and the destination of its part of a tile."""
+
+    do: cute.Tensor  # (128,) Int32: wgmma's A of all columns
+    lse_log2: list[Float32]
+    scaled_delta: list[Float32]  # delta * sm_scale
+    members: Any  # pointer to this lane's first entry in the group's list
+    member: Int32  # the query of the warp's first row
+    matrices: Any  # pointer to this thread's part of the first tile's P
+
+
+def row_of(mma_row: Any) -> Any:
+    """The row of the block that is row `mma_row` of the MMA, so that each quad has four
+    neighbours."""
+    of_half = mma_row % 8
+    return mma_row // WARP_ROWS * WARP_ROWS + of_half // 2 * 4 + mma_row // 8 % 2 * 2 + of_half % 2
+
+
+@cute.jit
+def load_q(role: Scorer, first_row: Int32, to: Int32) -> None:
+    """Load this warpgroup's 64 rows of Q; those past the last one are copies of it."""
+    tile, last = role.ctx.plan.tile, role.q.shape[0] - 1
+    places = [(chunk * ROWS * ROW_BYTES, chunk * ROW_BYTES) for chunk in range(tile.chunks)]
+    for turn in cutlass.range_constexpr(ROWS * UNITS // WARPGROUP_SIZE):
+        place = turn * WARPGROUP_SIZE + role.ctx.thread
+        mma_row, unit = place // UNITS, place % UNITS
+        row = cutlass.min(first_row + row_of(mma_row), last)
+        source = role.q.iterator + (Int64(row) * tile.d_qk + unit * (COPY_BYTES // BF16))
+        copy_units(to + swizzled_128(mma_row, unit), source, Int32(0), places)
+    cute.arch.cp_async_commit_group()
+
+
+@cute.jit
+def load_do(role: Scorer, do: cute.Tensor, rows: list[Int32]) -> None:
+    """Load dO of this thread's two rows, as wgmma takes A from registers."""
+    tile, lane = role.ctx.plan.tile, role.ctx.thread % WARP_SIZE
+    sources = [
+        cute.recast_ptr(role.do.iterator + (Int64(row) * tile.d_v + lane % 4 * 2), dtype=Int32)
+        for row in rows
+    ]
+    for step in cutlass.range_constexpr(tile.value_chunks * STEPS):
+        for i in cutlass.range_constexpr(A_WORDS):
+            words = (step * MMA_K + i // 2 * 8) * BF16 // 4
+            do[A_WORDS * step + i] = (sources[i % 2] + words).load()
+
+
+@cute.jit
+def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
+    """Load Q to shared memory, the rest to registers; return when all of the warpgroup has."""
+    ctx = role.ctx
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    block = item * ITEM_BLOCKS + role.block_of_item
+    own = Q_READY + role.block_of_item
+    # The warpgroup's products with the item before are done, in all four warps.
+    cute.arch.barrier(barrier_id=own, number_of_threads=WARPGROUP_SIZE)
+    load_q(role, block * ROWS, ctx.arena.address("q") + role.block_of_item * ctx.plan.q_bytes)
+    last = role.q.shape[0] - 1
+    mma_row = warp * WARP_ROWS + lane // 4
+    rows = [cutlass.min(block * ROWS + row_of(mma_row + 8 * half), last) for half in range(2)]
+    load_do(role, do, rows)
+    lse = [role.lse[row] * Float32(LOG2_E) for row in rows]
+    delta = [role.delta[row] * role.sm_scale for row in rows]
+    group = ctx.group_of(item)
+    capacity = ctx.lists.rows.shape[1]
+    in_group = block % ctx.row_blocks * ROWS + warp * WARP_ROWS
+    members = ctx.lists.members.iterator + (Int64(group) * capacity + lane)
+    # Row row_of(16 w + 4 c) of the block, where quads' lane c has its four rows.
+    unit = 2 * warp + lane % 4 // 2
+    matrices = role.workspace.iterator + (
+        matrix_offset(ctx.plan.tile, Int64(block), 0, role.workspace.shape[1], P_MATRIX)
+        + swizzled_128(lane // 4, unit)
+        + lane % 2 * 8
+    )
+    cute.arch.cp_async_wait_group(0)
+    # cp.async wrote Q through the generic proxy -> wgmma reads it through the asynchronous one.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=own, number_of_threads=WARPGROUP_SIZE)
+    return Rows(do, lse, delta, members, in_group // role.heads, matrices)
+
+
+@cute.jit
+def read_members(role: Scorer, rows: Rows, tile: Int32) -> list[Int32]:
+    """Bit k of word h: this thread's query names key 32 h + k of the tile."""
+    keys = role.ctx.plan.tile.keys
+    found = []
+    for word in cutlass.range_constexpr(keys // WARP_SIZE):
+        bits = Int32((rows.members + (tile * keys + word * WARP_SIZE)).load())
+        found.append(Int32(cute.arch.vote_ballot_sync((bits >> rows.member) & 1 == 1)))
+    return found
+
+
+@cute.jit
+def issue_products(
+    role: Scorer, s: cute.Tensor, dp: cute.Tensor, do: cute.Tensor, at: PipelineState
+) -> None:
+    """Issue S and dP of a tile, a group of wgmmas a batch; free the chunks of all but the last
+    one."""
+    ctx = role.ctx
+    ring = ctx.arena.consumer("k_full", "k_free")
+    q = along_k(ctx.arena.address("q") + role.block_of_item * ctx.plan.q_bytes)
+    keys = ctx.arena.address("k")
+    for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // BATCH_CHUNKS):
+        chunks = range(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS)
+        places = [advanced(at, chunk, ctx.plan.slots) for chunk in chunks]
+        for place in places:
+            # k_full: the chunk has been copied by threads; the fence shows it to wgmma.
+            ring.wait(place)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        warpgroup.fence()
+        for chunk, place in zip(chunks, places, strict=True):
+            k = along_k(keys + place.stage * ctx.plan.tile.chunk_bytes)
+            multiply_chunk(ctx.plan, s, dp, q, do, k, chunk)
+        warpgroup.commit_group()
+        if cutlass.const_expr(batch > 0):
+            warpgroup.wait_group(1)
+            release_batch(ctx, at, batch - 1)
+
+
+@cute.jit
+def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> None:
+    """Arrive: this warp has read a batch's chunks."""
+    cute.arch.sync_warp()
+    for chunk in cutlass.range_constexpr(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS):
+        release(ctx, "k_free", advanced(at, chunk, ctx.plan.slots).stage)
+
+
+def let_second_start(role: Scorer, number: Int32) -> None:
+    """The first warpgroup, once: arrive without a branch, as wgmmas are under way."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred first; setp.eq.b32 first, {$r0}, 0; "
+        f"@first bar.arrive {SECOND_STARTS}, {ITEM_BLOCKS * WARPGROUP_SIZE}; }}",
+        read_only_args=[number | role.block_of_item],
+    )
+
+
+@cute.jit
+def write_tile(
+    role: Scorer, rows: Rows, s: cute.Tensor, dp: cute.Tensor, named: list[Int32], tile: Int32
+) -> None:
+    """Write P and dS of the tile to the workspace; exact zeros where a key is not named."""
+    lane, keys = role.ctx.thread % WARP_SIZE, role.ctx.plan.tile
+    scale = role.sm_scale
+    scale_log2 = scale * Float32(LOG2_E)
+    masks = [word >> (lane % 4 * 2) for word in named]
+    matrices = cute.recast_ptr(rows.matrices + Int64(tile) * (MATRICES * keys.p_bytes), dtype=Int32)
+    for block in cutlass.range_constexpr(keys.keys // 8):
+        mask = masks[block // 4] >> (block % 4 * 8)
+        words = []
+        for half in cutlass.range_constexpr(2):
+            p, ds = [], []
+            for i in cutlass.range_constexpr(2):
+                place = 4 * block + 2 * half + i
+                exponent = s[place] * scale_log2 - rows.lse_log2[half]
+                p_value = cute.math.exp2(exponent, fastmath=True)
+                ds_value = p_value * (dp[place] * scale - rows.scaled_delta[half])
+                # A selection: values of keys that are not named may be NaN.
+                mine = (mask >> i) & 1 == 1
+                p.append(p_value if mine else Float32(0.0))
+                ds.append(ds_value if mine else Float32(0.0))
+            words.append((transpose_8x8(pack_bf16(*p)), transpose_8x8(pack_bf16(*ds))))
+        to = matrices + block * 8 * ROW_BYTES // 4
+        store2(to, words[0][0], words[1][0])
+        store2(to + keys.p_bytes // 4, words[0][1], words[1][1])
+
+
+@cute.jit
+def score_all(role: Scorer) -> None:
+    """All four warps of a warpgroup: score every tile of its row blocks."""
+    ctx, of_keys = role.ctx, role.ctx.plan.tile
+    s = cute.make_rmem_tensor(of_keys.keys // 2, Float32)
+    dp = cute.make_rmem_tensor(of_keys.keys // 2, Float32)
+    do = cute.make_rmem_tensor(of_keys.value_chunks * STEPS * A_WORDS, Int32)
+    at = PipelineState(Int32(0), Int32(0))
+    number = Int32(0)
+    for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
+        rows = start_item(role, item, do)
+        for tile in cutlass.range(tiles_of(ctx, ctx.group_of(item)), unroll=1):
+            if number == 0 and role.block_of_item == 1:
+                cute.arch.barrier(
+                    barrier_id=SECOND_STARTS, number_of_threads=ITEM_BLOCKS * WARPGROUP_SIZE
+                )
+            named = read_members(role, rows, tile)
+            issue_products(role, s, dp, do, at)
+            let_second_start(role, number)
+            warpgroup.wait_group(0)
+            release_batch(ctx, at, of_keys.chunks // BATCH_CHUNKS - 1)
+            write_tile(role, rows, s, dp, named, tile)
+            at = advanced(at, of_keys.chunks, ctx.plan.slots)
+            number += 1
 
 
 @cute.kernel
@@ -32,7 +385,7 @@ def scores_kernel(
     lse: cute.Tensor,
     delta: cute.Tensor,
     lists: Lists,
-    spool: cute.Tensor,
+    workspace: cute.Tensor,
     heads: Int32,
     sm_scale: Float32,
     choice: Any,
@@ -50,7 +403,7 @@ def scores_kernel(
     else:
         cute.arch.setmaxregister_increase(plan.score.registers)
         ctx = locate(arena, lists, heads, choice)
-        score_all(Scorer(ctx, q, do, lse, delta, spool, heads, sm_scale, group - 1))
+        score_all(Scorer(ctx, q, do, lse, delta, workspace, heads, sm_scale, group - 1))
 
 
 @cute.jit
@@ -76,7 +429,7 @@ class Operands(NamedTuple):
     lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
     delta: cute.Tensor  # (S * H,) fp32
     lists: Lists  # five tensors: of `workspace.py`; named: what the queries of a group name
-    spool: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
+    workspace: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32
     num_ctas: Int32  # at most pairs of row blocks; best the number that runs at once
@@ -106,8 +459,8 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         out, indices, lengths = before
         launch_delta(x.do, out, x.delta, stream)
         keys = Int32(x.kv.shape[0])
-        launch_union(indices, lengths, lists, keys, plan.queries, stream, TILE_KEYS)
-    operands = x.q, x.kv, x.do, x.lse, x.delta, lists, x.spool, x.heads, x.sm_scale
+        launch_union(indices, lengths, lists, keys, plan.queries, stream, plan.tile.keys)
+    operands = x.q, x.kv, x.do, x.lse, x.delta, lists, x.workspace, x.heads, x.sm_scale
     scores_kernel(*operands, choice, plan).launch(
         grid=[x.num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )

@@ -6,24 +6,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
+from flashdsa.plan.row_tiles import ROW_BYTES
 
 ITEM_BLOCKS = 2
 """Row blocks of a work item, one for each consumer warpgroup."""
-D_QK = 576
-D_V = 512
-BF16 = 2
-CHUNK = 64
-"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
-CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
-CHUNKS = D_QK // CHUNK
-V_CHUNKS = D_V // CHUNK
-BLOCK_BYTES = CHUNKS * CHUNK_BYTES
-"""Q of a row block."""
 BATCH_CHUNKS = 3
 """Chunks whose products are one group, and which are freed together."""
-QUERIES = (1, 2, 4, 8, 16)
+QUERIES = (1, 2, 4, 8)
 WARP_ROWS = 16
 """Rows of a warp in a wgmma."""
 
@@ -33,15 +24,15 @@ class ScoresPlan(Sm90Plan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
-        queries: of a group. split_warps: a warp's 16 rows are of two queries, of 8 heads each.
+        queries: of a group. tile: of keys.
         optional: delta and lists exist already; the kernel has work if a choice takes it.
         slots: chunks that the ring of keys holds.
         gather_registers, consumer_registers: of a thread.
     """
 
     queries: int = 1
-    split_warps: bool = False
     optional: bool = False
+    tile: Tile = Tile()
     slots: int = 10
     gather_registers: int = 56
     consumer_registers: int = 224
@@ -54,24 +45,31 @@ class ScoresPlan(Sm90Plan):
         """
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
-        if self.slots < CHUNKS:
-            raise ValueError(f"slots: a tile has {CHUNKS} chunks; got {self.slots}")
+        chunks = self.tile.chunks
+        if self.slots < chunks:
+            raise ValueError(f"slots: a tile has {chunks} chunks; got {self.slots}")
+        if chunks % BATCH_CHUNKS:
+            raise ValueError(f"tile: batches are of {BATCH_CHUNKS} chunks; got {chunks}")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        kind = "_split" * self.split_warps + "_optional" * self.optional
-        return f"mla_bwd_scores_group{self.queries}{kind}"
+        return f"mla_bwd_scores_group{self.queries}" + "_optional" * self.optional
+
+    @property
+    def q_bytes(self) -> int:
+        """Bytes of Q of a row block."""
+        return self.tile.chunks * ROWS * ROW_BYTES
 
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
+        holds = f"Q of an item, {ITEM_BLOCKS} x {self.tile.chunks} x [64, 64] SW128"
+        ring = self.slots * self.tile.chunk_bytes
         return [
-            SmemRegion(
-                "q", ITEM_BLOCKS * BLOCK_BYTES, 1024, "Q of an item, 2 x 9 x [64, 64] SW128"
-            ),
-            SmemRegion("k", self.slots * CHUNK_BYTES, 1024, "keys: a ring of [64, 64] SW128"),
+            SmemRegion("q", ITEM_BLOCKS * self.q_bytes, 1024, holds),
+            SmemRegion("k", ring, 1024, "keys: a ring of [64, 64] SW128"),
         ]
 
     @property

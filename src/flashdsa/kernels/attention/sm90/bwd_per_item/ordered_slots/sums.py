@@ -10,30 +10,20 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.warp import lowest_bit
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.octets import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+    LISTED,
+    OUT_OF_ORDER,
+    TAKEN,
+    Offsets,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import (
     NOTHING,
     NUMBERS,
     WORDS,
     add_packed,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.places import (
-    LISTED,
-    OUT_OF_ORDER,
-    TAKEN,
-    Places,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
-    CURSORS,
-    LAST_WORDS,
-    LINE_DIMS,
-    LINE_UNITS,
-    ROW_WORDS,
-    UNITS,
-)
-from flashdsa.kernels.attention.sm90.core.tile import D_QK
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, LINE_DIMS, LINE_PACKS
 
-THREADS = UNITS
-"""Threads of a CTA: each has an octet of the key that it sums."""
 SM_CTAS = 6
 """CTAs on each streaming multiprocessor."""
 AHEAD = 16
@@ -46,9 +36,9 @@ LANES, LOOKS = 8, 8
 
 
 def dim_of(thread: Any) -> Any:
-    """The first dim of the thread's octet, in the order of `plan.ROW_WORDS`."""
-    unit, line = thread // PAIR_LINES, thread % PAIR_LINES
-    return (unit // LINE_UNITS * PAIR_LINES + line) * LINE_DIMS + unit % LINE_UNITS * QUAD
+    """The first dim of the thread's pack, in the order of `plan.slot_words`."""
+    pack, line = thread // PAIR_LINES, thread % PAIR_LINES
+    return (pack // LINE_PACKS * PAIR_LINES + line) * LINE_DIMS + pack % LINE_PACKS * QUAD
 
 
 @cute.jit
@@ -69,24 +59,31 @@ def add_row(acc: cute.Tensor, words: list[Any]) -> None:
 
 
 @cute.jit
-def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, count: Int32) -> None:
+def add_rows(
+    dkv: cute.Tensor,
+    slots: cute.Tensor,
+    key: Int32,
+    first: Int32,
+    count: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
     """Add `count` rows to this thread's dims of a key's dKV; count > 0.
 
     A row's words are loaded AHEAD rows before they are added, into the registers of the words just
     added: ptxas moves successive loads after the additions, to save registers.
     """
     thread, _, _ = cute.arch.thread_idx()
-    left = dkv.iterator + (Int64(key) * D_QK + dim_of(thread))
+    left = dkv.iterator + (Int64(key) * plan.tile.d_qk + dim_of(thread))
     halves = [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
     acc = cute.make_rmem_tensor(NUMBERS, Float32)
     words = cute.make_rmem_tensor(AHEAD * WORDS, Int32)
-    line = slots.iterator + Int64(first) * ROW_WORDS
+    line = slots.iterator + Int64(first) * plan.slot_words
     firsts = line + thread * (WORDS - 1)
-    lasts = line + (LAST_WORDS + thread)
+    lasts = line + (plan.slot_lasts + thread)
     # Rows fewer than AHEAD are the last ones of those in flight, like the remainder of more rows.
     missing = cutlass.max(AHEAD - count, Int32(0))
     for i in cutlass.range_constexpr(AHEAD):
-        own = cutlass.max(i - missing, Int32(0)) * ROW_WORDS
+        own = cutlass.max(i - missing, Int32(0)) * plan.slot_words
         load_row(words, firsts + own, lasts + own, i)
     for half in cutlass.range_constexpr(HALVES):
         four = prims.load_ext(halves[half], dtype=Float32, count=QUAD)
@@ -94,11 +91,11 @@ def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, cou
             acc[half * QUAD + i] = four[i]
     rest = count % AHEAD
     for base in cutlass.range(AHEAD, count - rest + AHEAD, AHEAD, unroll=1):
-        offset = Int64(cutlass.min(base, count - AHEAD)) * ROW_WORDS
+        offset = Int64(cutlass.min(base, count - AHEAD)) * plan.slot_words
         next_firsts, next_lasts = firsts + offset, lasts + offset
         for i in cutlass.range_constexpr(AHEAD):
             add_row(acc, [words[WORDS * i + w] for w in range(WORDS)])
-            load_row(words, next_firsts + i * ROW_WORDS, next_lasts + i * ROW_WORDS, i)
+            load_row(words, next_firsts + i * plan.slot_words, next_lasts + i * plan.slot_words, i)
     if rest > 0:
         for i in cutlass.range_constexpr(AHEAD):
             there = i >= AHEAD - rest
@@ -111,24 +108,35 @@ def add_rows(dkv: cute.Tensor, slots: cute.Tensor, key: Int32, first: Int32, cou
 
 
 @cute.kernel
-def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int32, blocks: Int32):
+def sum_kernel(
+    dkv: cute.Tensor,
+    slots: cute.Tensor,
+    offsets: Offsets,
+    number: Int32,
+    blocks: Int32,
+    plan: cutlass.Constexpr,
+):
     """Sum the keys, one at a time in each CTA, as they come; arguments as in `launch_sums`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     tickets = cutlass.memory.SmemAllocator().allocate_array(Int32, 2)
-    listed = places.cursors[number, LISTED]
-    words = places.words.shape[1]
+    listed = offsets.cursors[number, LISTED]
+    words = offsets.words.shape[1]
     ticket, turn = cta, Int32(0)
     while ticket < listed:
         if thread == 0:
-            cursor = places.cursors.iterator + (CURSORS * number + TAKEN)
+            cursor = offsets.cursors.iterator + (CURSORS * number + TAKEN)
             taken = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
             (tickets + turn).store(num_ctas + taken)
-        key, first, count = places.keys[ticket, 0], places.keys[ticket, 1], places.keys[ticket, 2]
+        key, first, count = (
+            offsets.keys[ticket, 0],
+            offsets.keys[ticket, 1],
+            offsets.keys[ticket, 2],
+        )
         if thread < words:
-            places.words[key, thread, 0] = Int32(0)
-        add_rows(dkv, slots, key, first * blocks, count * blocks)
+            offsets.words[key, thread, 0] = Int32(0)
+        add_rows(dkv, slots, key, first * blocks, count * blocks, plan)
         # The ticket is written; the one before it has been read by all.
         cute.arch.sync_threads()
         ticket = (tickets + turn).load()
@@ -137,25 +145,30 @@ def sum_kernel(dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int
 
 @cute.kernel
 def sum_unordered_kernel(
-    dkv: cute.Tensor, slots: cute.Tensor, places: Places, number: Int32, blocks: Int32
+    dkv: cute.Tensor,
+    slots: cute.Tensor,
+    offsets: Offsets,
+    number: Int32,
+    blocks: Int32,
+    plan: cutlass.Constexpr,
 ):
     """Sum the rows of keys out of order, in their order: each CTA those of its keys."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     lane = cute.arch.lane_idx() % LANES
-    count = places.cursors[number, OUT_OF_ORDER]
+    count = offsets.cursors[number, OUT_OF_ORDER]
     for base in cutlass.range(0, count, LOOKS * LANES, unroll=1):
         keys = []
         for look in cutlass.range_constexpr(LOOKS):
             row = base + look * LANES + lane
-            keys.append(places.again[row] if row < count else Int32(-1))
+            keys.append(offsets.again[row] if row < count else Int32(-1))
         for look in cutlass.range_constexpr(LOOKS):
             mine = keys[look] >= 0 and keys[look] % num_ctas == cta
             found = cute.arch.vote_ballot_sync(mine) & ((1 << LANES) - 1)
             while found != 0:
                 place = lowest_bit(found)
                 key = cute.arch.shuffle_sync(keys[look], place)
-                add_rows(dkv, slots, key, (base + look * LANES + place) * blocks, blocks)
+                add_rows(dkv, slots, key, (base + look * LANES + place) * blocks, blocks, plan)
                 found = found & (found - 1)
 
 
@@ -163,23 +176,24 @@ def sum_unordered_kernel(
 def launch_sums(
     dkv: cute.Tensor,
     slots: cute.Tensor,
-    places: Places,
+    offsets: Offsets,
     number: Int32,
     blocks: Int32,
     num_sms: Int32,
+    plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch on `stream`.
 
     Args:
-        dkv: (S_kv, 576) fp32, added to. slots: (rows, ROW_WORDS) int32, see `plan.py`.
-        places: of the part `number`; its bits are cleared. blocks: row blocks of a group, each of
+        dkv: (S_kv, 576) fp32, added to. slots: (rows, plan.slot_words) int32.
+        offsets: of the part `number`; its bits are cleared. blocks: row blocks of a group, each of
             which has a row for each key: row * blocks, row * blocks + 1, ...
     """
     num_ctas = num_sms * SM_CTAS
-    sum_kernel(dkv, slots, places, number, blocks).launch(
-        grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    sum_kernel(dkv, slots, offsets, number, blocks, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.packs, 1, 1], stream=stream
     )
-    sum_unordered_kernel(dkv, slots, places, number, blocks).launch(
-        grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    sum_unordered_kernel(dkv, slots, offsets, number, blocks, plan).launch(
+        grid=[num_ctas, 1, 1], block=[plan.packs, 1, 1], stream=stream
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, MLA_TILE, ROWS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     GROUP_BYTES,
@@ -45,7 +45,7 @@ class FewHeadsPlan(ClusterPlan):
     gather_registers: int = 24
     math_registers: int = 240
     lazy_log2: float = 8.0
-    tile: Tile = MLA_TILE
+    tile: Tile = Tile()
 
     packed = True
     """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""

@@ -9,6 +9,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack, quad_reduce, row_of_thread
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import store_float
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import (
@@ -25,7 +26,6 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.context import arrive_warp
 from flashdsa.kernels.attention.sm90.core.softmax import Rows, multiply_rows
 from flashdsa.kernels.attention.sm90.core.tile import FP32, TILES
 from flashdsa.kernels.attention.sm90.decode.full.query import take_query, unscale
@@ -88,7 +88,7 @@ def take_step(w: Output, r: Registers, step: Int32, num_tiles: Int32) -> None:
         if num_tiles > TILES:
             issue_scores(ctx, r.s, step + 1, True, tile.low_slices)
             warpgroup.wait_group(1)
-            arrive_warp(ctx, "low_free", 1)
+            arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
             issue_scores(ctx, r.s, step + 1, True, tile.high_slices)
             warpgroup.wait_group(0)
             finish_scores(ctx, step + 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, MLA_TILE, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 
@@ -27,7 +27,7 @@ class DecodePlan(ClusterPlan):
     consumer0_registers: int = 208
     consumer1_registers: int = 192
     lazy_log2: float = 8.0
-    tile: Tile = MLA_TILE
+    tile: Tile = Tile()
 
     group = 1
     """Queries of an item, as in the forward's plan."""

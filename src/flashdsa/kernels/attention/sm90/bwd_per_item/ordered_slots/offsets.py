@@ -16,7 +16,7 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     MOST_PART_GROUPS,
     PAIR,
@@ -39,7 +39,7 @@ HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN = range(CURSORS)
 order; and those of them that a CTA has taken to sum."""
 
 
-class Places(NamedTuple):
+class Offsets(NamedTuple):
     """Rows of dKV. Parts are numbered from 0; those after the last one are empty."""
 
     # (S_kv, words, 2) int32, for each word of 32 groups: the bits of the part's groups, 0 between
@@ -53,10 +53,10 @@ class Places(NamedTuple):
     rows: cute.Tensor  # (groups, capacity) int32: of each key of a list
 
 
-def bits_at(places: Places, word: Any) -> Any:
+def bits_at(offsets: Offsets, word: Any) -> Any:
     """Pointer to the bits of a word, counted from the first key's on; the first row follows
     them."""
-    return places.words.iterator + word * PAIR
+    return offsets.words.iterator + word * PAIR
 
 
 class Part(NamedTuple):
@@ -68,9 +68,9 @@ class Part(NamedTuple):
 
 
 @cute.jit
-def part_of(places: Places, number: Int32) -> Part:
+def part_of(offsets: Offsets, number: Int32) -> Part:
     """The part of that number."""
-    return Part(number, places.begins[number], places.begins[number + 1])
+    return Part(number, offsets.begins[number], offsets.begins[number + 1])
 
 
 @cute.jit
@@ -125,21 +125,21 @@ def split_kernel(
 
 
 @cute.kernel
-def order_kernel(lists: Lists, places: Places, number: Int32):
+def order_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """One CTA, a thread for each group: find the first rows of the keys out of order."""
     thread, _, _ = cute.arch.thread_idx()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, ORDER_THREADS // WARP_SIZE)
-    part = part_of(places, number)
+    part = part_of(offsets, number)
     group = part.begin + thread
     unordered = Int32(0)
     if group < part.end:
         unordered = unordered_of(lists, group, lists.counts[group])
     upto = sum_up_to(unordered, shared, thread, ORDER_THREADS)
     if group < part.end:
-        places.unordered[group] = upto - unordered
+        offsets.unordered[group] = upto - unordered
     if thread == ORDER_THREADS - 1:
-        places.cursors[number, HANDED_OUT] = upto
-        places.cursors[number, OUT_OF_ORDER] = upto
+        offsets.cursors[number, HANDED_OUT] = upto
+        offsets.cursors[number, OUT_OF_ORDER] = upto
 
 
 @cute.jit
@@ -164,13 +164,13 @@ def sum_up_to(value: Int32, shared: Any, thread: Int32, threads: cutlass.Constex
 
 
 @cute.kernel
-def mark_kernel(lists: Lists, places: Places, number: Int32):
+def mark_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """Mark the bits of the groups' keys, a group at a time in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    part = part_of(places, number)
-    words = places.words.shape[1]
+    part = part_of(offsets, number)
+    words = offsets.words.shape[1]
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
         ordered = count - unordered_of(lists, group, count)
@@ -179,39 +179,39 @@ def mark_kernel(lists: Lists, places: Places, number: Int32):
         bit = Int32(1) << (in_part % WORD_BITS)
         for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
             word = Int64((line + place).load()) * words + in_part // WORD_BITS
-            cute.arch.atomic_or(bits_at(places, word), bit, sem="relaxed", scope="gpu")
+            cute.arch.atomic_or(bits_at(offsets, word), bit, sem="relaxed", scope="gpu")
 
 
 @cute.kernel
-def start_kernel(places: Places, number: Int32):
+def start_kernel(offsets: Offsets, number: Int32):
     """Find the first row of each key, and of each word's groups; a thread for each key."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     shared = cutlass.memory.SmemAllocator().allocate_array(Int32, THREADS // WARP_SIZE + 1)
-    part = part_of(places, number)
-    keys = Int32(places.words.shape[0])
+    part = part_of(offsets, number)
+    keys = Int32(offsets.words.shape[0])
     if part.begin == part.end:
         keys = Int32(0)
     used = (part.end - part.begin + (WORD_BITS - 1)) // WORD_BITS
     for base in cutlass.range(cta * THREADS, keys, num_ctas * THREADS, unroll=1):
         key = base + thread
         count = Int32(0)
-        line = Int64(cutlass.min(key, keys - 1)) * places.words.shape[1]
+        line = Int64(cutlass.min(key, keys - 1)) * offsets.words.shape[1]
         if key < keys:
             for word in cutlass.range(used, unroll=WORDS_AHEAD):
-                count += Int32(cute.arch.popc(bits_at(places, line + word).load()))
-        first = first_row(places, number, count, shared, thread)
-        list_key(places, number, key, first, count)
+                count += Int32(cute.arch.popc(bits_at(offsets, line + word).load()))
+        first = first_row(offsets, number, count, shared, thread)
+        list_key(offsets, number, key, first, count)
         if count > 0:
             for word in cutlass.range(used, unroll=WORDS_AHEAD):
-                at = bits_at(places, line + word)
+                at = bits_at(offsets, line + word)
                 (at + 1).store(first)
                 first += Int32(cute.arch.popc(at.load()))
 
 
 @cute.jit
-def first_row(places: Places, number: Int32, count: Int32, shared: Any, thread: Int32) -> Int32:
+def first_row(offsets: Offsets, number: Int32, count: Int32, shared: Any, thread: Int32) -> Int32:
     """The first of `count` rows that no other thread has. All threads of the CTA call.
 
     Args:
@@ -219,7 +219,7 @@ def first_row(places: Places, number: Int32, count: Int32, shared: Any, thread: 
     """
     upto = sum_up_to(count, shared, thread, THREADS)
     if thread == THREADS - 1:
-        cursor = places.cursors.iterator + (CURSORS * number + HANDED_OUT)
+        cursor = offsets.cursors.iterator + (CURSORS * number + HANDED_OUT)
         got = cute.arch.atomic_add(cursor, upto, sem="relaxed", scope="gpu")
         (shared + THREADS // WARP_SIZE).store(got)
     cute.arch.sync_threads()
@@ -227,28 +227,28 @@ def first_row(places: Places, number: Int32, count: Int32, shared: Any, thread: 
 
 
 @cute.jit
-def list_key(places: Places, number: Int32, key: Int32, first: Int32, count: Int32) -> None:
+def list_key(offsets: Offsets, number: Int32, key: Int32, first: Int32, count: Int32) -> None:
     """Put the key, if it has rows, into the list of keys, whose order is free. All lanes call."""
     wanted = cute.arch.vote_ballot_sync(count > 0)
     at = Int32(0)
     if cute.arch.lane_idx() == 0:
-        cursor = places.cursors.iterator + (CURSORS * number + LISTED)
+        cursor = offsets.cursors.iterator + (CURSORS * number + LISTED)
         at = cute.arch.atomic_add(cursor, Int32(cute.arch.popc(wanted)), sem="relaxed", scope="gpu")
     at = cute.arch.shuffle_sync(at, 0)
     at += Int32(cute.arch.popc(wanted & Int32(cute.arch.lanemask_lt())))
     if count > 0:
-        places.keys[at, 0] = key
-        places.keys[at, 1] = first
-        places.keys[at, 2] = count
+        offsets.keys[at, 0] = key
+        offsets.keys[at, 1] = first
+        offsets.keys[at, 2] = count
 
 
 @cute.kernel
-def place_kernel(lists: Lists, places: Places, number: Int32):
+def offset_kernel(lists: Lists, offsets: Offsets, number: Int32):
     """Write the row of each key of the groups' lists, a group at a time in each CTA."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    part = part_of(places, number)
+    part = part_of(offsets, number)
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
         ordered = count - unordered_of(lists, group, count)
@@ -257,21 +257,21 @@ def place_kernel(lists: Lists, places: Places, number: Int32):
         in_front = (Int32(1) << (in_part % WORD_BITS)) - 1
         for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
             key = (lists.rows.iterator + (line + place)).load()
-            word = Int64(key) * places.words.shape[1] + in_part // WORD_BITS
-            at = bits_at(places, word).to_llvm_ptr()
+            word = Int64(key) * offsets.words.shape[1] + in_part // WORD_BITS
+            at = bits_at(offsets, word).to_llvm_ptr()
             both = prims.load_ext(at, dtype=Int32, count=PAIR)
             row = both[1] + Int32(cute.arch.popc(both[0] & in_front))
-            (places.rows.iterator + (line + place)).store(row)
+            (offsets.rows.iterator + (line + place)).store(row)
         for place in cutlass.range(ordered + thread, count, THREADS, unroll=1):
-            row = places.unordered[group] + (place - ordered)
-            (places.rows.iterator + (line + place)).store(row)
-            places.again[row] = (lists.rows.iterator + (line + place)).load()
+            row = offsets.unordered[group] + (place - ordered)
+            (offsets.rows.iterator + (line + place)).store(row)
+            offsets.again[row] = (lists.rows.iterator + (line + place)).load()
 
 
 @cute.jit
 def launch_split(
     lists: Lists,
-    places: Places,
+    offsets: Offsets,
     room: Int32,
     unit_groups: Int32,
     choice: Any,
@@ -280,26 +280,28 @@ def launch_split(
     """Launch on `stream`.
 
     Args:
-        lists: existing ones. places.begins is written; places.unordered is scratch.
+        lists: existing ones. offsets.begins is written; offsets.unordered is scratch.
         room: keys of a part's lists; at least `unit_groups` lists of `capacity` keys each.
         choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
     """
-    split_kernel(lists, places.begins, places.unordered, room, unit_groups, choice).launch(
+    split_kernel(lists, offsets.begins, offsets.unordered, room, unit_groups, choice).launch(
         grid=[1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream
     )
 
 
 @cute.jit
-def launch_places(lists: Lists, places: Places, number: Int32, num_sms: Int32, stream: Any):
+def launch_offsets(lists: Lists, offsets: Offsets, number: Int32, num_sms: Int32, stream: Any):
     """Launch on `stream`: the rows of all keys of a part's lists."""
     num_ctas = num_sms * SM_CTAS
-    order_kernel(lists, places, number).launch(
+    order_kernel(lists, offsets, number).launch(
         grid=[1, 1, 1], block=[ORDER_THREADS, 1, 1], stream=stream
     )
-    mark_kernel(lists, places, number).launch(
+    mark_kernel(lists, offsets, number).launch(
         grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
     )
-    start_kernel(places, number).launch(grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream)
-    place_kernel(lists, places, number).launch(
+    start_kernel(offsets, number).launch(
+        grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+    offset_kernel(lists, offsets, number).launch(
         grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -1,0 +1,195 @@
+"""Context of all roles, and what comes to shared memory: keys, Q and dO.
+
+Role gather copies the rows of the lists into the tile of keys, a chunk as soon as it is free. The
+warps of role high copy Q and dO of an item's 64 rows.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.cp_async import arrive_when_copied, copy_units, copy_word
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    HALF_BYTES,
+    HALF_ROWS,
+    ROWS_CHUNK_BYTES,
+    PerItemPlan,
+)
+from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
+from flashdsa.kernels.attention.union.launch import Lists
+from flashdsa.plan.row_tiles import ROW_BYTES
+
+WARPS = WARPGROUP_SIZE // WARP_SIZE
+ROPE_WARP = 3
+"""Warp that copies the columns that only Q has."""
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
+
+    Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list;
+    its first tile is `spread` tiles after that of the previous CTA.
+    """
+
+    arena: Arena
+    lists: Lists
+    row_blocks: Int32  # of a group: 2 with 128 heads, else 1
+    cta: Int32
+    num_ctas: Int32
+    num_items: Int32
+    spread: Int32
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> PerItemPlan:
+        """The compile-time plan."""
+        return self.arena.plan
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+    def group_of(self, item: Int32) -> Int32:
+        """The item's group."""
+        return item // self.row_blocks
+
+    def line_of(self, of_lists: Any, item: Int32) -> Any:
+        """Pointer to the first entry of the item's group in `rows` or `members`."""
+        return of_lists.iterator + Int64(self.group_of(item)) * of_lists.shape[1]
+
+
+class Tiles(NamedTuple):
+    """Tiles of an item: keys of its list, tiles, and the tile with which the CTA begins."""
+
+    keys: Int32
+    count: Int32
+    first: Int32
+
+
+@cute.jit
+def tiles_of(ctx: Context, item: Int32) -> Tiles:
+    """The item's tiles."""
+    keys = ctx.lists.counts[ctx.group_of(item)]
+    count = (keys + (ctx.plan.tile.keys - 1)) // ctx.plan.tile.keys
+    return Tiles(keys, count, ctx.cta * ctx.spread % cutlass.max(count, Int32(1)))
+
+
+@cute.jit
+def tile_after(tile: Int32, count: Int32) -> Int32:
+    """The tile after `tile`, going round."""
+    tile += 1
+    if tile >= count:
+        tile = Int32(0)
+    return tile
+
+
+class Gatherer(NamedTuple):
+    """Fills k. Signals k_full."""
+
+    ctx: Context
+    kv: cute.Tensor  # (S_kv, 576) bf16, columns in the order of `prepare.py`
+
+
+@cute.jit
+def copy_tile(role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, number: Int32) -> None:
+    """Copy this thread's part of the CTA's tile of that number."""
+    ctx, tile = role.ctx, role.ctx.plan.tile
+    sources = row_sources(role.kv, rows, unit)
+    for chunk in ctx.plan.order:
+        # k_free: dQ of the tile before has read the chunk, and S before it.
+        if cutlass.const_expr(chunk < tile.half_chunks):
+            ctx.barriers("k_free_low").wait_round(number - 1, chunk)
+        else:
+            ctx.barriers("k_free_high").wait_round(number - 1, chunk - tile.half_chunks)
+        for turn in cutlass.range_constexpr(TURNS):
+            at = chunk * tile.chunk_bytes + turn * ROWS_AT_ONCE * ROW_BYTES
+            copy_units(to, sources[turn], rows[turn], [(at, chunk * ROW_BYTES)])
+        arrive_when_copied(ctx.barriers("k_full").at(chunk))
+
+
+@cute.jit
+def read_rows(ctx: Context, line: cute.Pointer, tile: Int32) -> list[Int32]:
+    """The rows of a tile that this thread copies from."""
+    first = line + tile * ctx.plan.tile.keys
+    return [(first + turn * ROWS_AT_ONCE).load() for turn in range(TURNS)]
+
+
+@cute.jit
+def gather_all(role: Gatherer) -> None:
+    """All four warps: copy every tile of the CTA."""
+    ctx = role.ctx
+    unit, own = ctx.thread % UNITS, ctx.thread // UNITS
+    to = ctx.arena.address("k") + swizzled_128(own, unit)
+    number = Int32(0)
+    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        tiles = tiles_of(ctx, item)
+        line = ctx.line_of(ctx.lists.rows, item) + own
+        tile = tiles.first
+        rows = read_rows(ctx, line, tile)
+        for _ in cutlass.range(tiles.count, unroll=1):
+            # The next tile's numbers come while this tile's chunks become free.
+            tile = tile_after(tile, tiles.count)
+            ahead = read_rows(ctx, line, tile)
+            copy_tile(role, rows, to, unit, number)
+            rows = ahead
+            number += 1
+
+
+class Rows(NamedTuple):
+    """Fills rows. Signals rows_full."""
+
+    ctx: Context
+    q: cute.Tensor  # (S * H, 576) bf16
+    do: cute.Tensor  # (S * H, 512) bf16
+
+
+@cute.jit
+def copy_rows(role: Rows, item: Int32) -> None:
+    """Copy the warp's chunks of an item, a word of each row a lane; zeros of a query that names no
+    key, or is past the last. The order of columns is that of `prepare.py`."""
+    ctx, tile = role.ctx, role.ctx.plan.tile
+    present = ctx.lists.present[ctx.group_of(item)]
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    to = ctx.arena.address("rows") + place_of_word(lane)
+    row = Int64(item) * ROWS
+    q = role.q.iterator + (row * tile.d_qk + lane * WORD_DIMS)
+    do = role.do.iterator + (row * tile.d_v + lane * WORD_DIMS)
+    for chunk in cutlass.range(warp, tile.value_chunks, WARPS, unroll=1):
+        place, column = to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
+        copy_chunk(ctx, q + column, place, present, tile.d_qk, 2 * HALF_BYTES)
+        copy_chunk(ctx, do + column, place + HALF_BYTES, present, tile.d_v, 2 * HALF_BYTES)
+    if warp == ROPE_WARP:
+        copy_chunk(ctx, q + tile.d_v, to + ctx.plan.rope_at, present, tile.d_qk, HALF_BYTES)
+    arrive_when_copied(ctx.barriers("rows_full").at())
+
+
+@cute.jit
+def copy_chunk(
+    ctx: Context,
+    source: cute.Pointer,
+    to: Int32,
+    present: Int32,
+    dims: cutlass.Constexpr,
+    half_bytes: cutlass.Constexpr,
+) -> None:
+    """Copy 64 columns of the item's rows.
+
+    Args:
+        source: this lane's word of the first row. to: its address in the first row's line.
+        dims: of a row. half_bytes: from row 0 to row 32.
+    """
+    for rows in cutlass.range_constexpr(ROWS // QUERY_ROWS):
+        query = rows * QUERY_ROWS * ctx.plan.queries // ROWS
+        none = ((present >> query) & 1) - 1
+        for line in cutlass.range_constexpr(QUERY_ROWS):
+            # The swizzle of row `line` of eight: its number into bits 4 to 6.
+            row = rows * QUERY_ROWS + line
+            target = row // HALF_ROWS * half_bytes + row % HALF_ROWS * ROW_BYTES
+            copy_word(to ^ (line << 4), source, none, target, row * dims * BF16)
