@@ -69,10 +69,10 @@ def test_both_gpus_take_the_code_of_each_kernel(spec: KernelSpec) -> None:
         ("tcgen05.shift.cta_group::1.down [%r0];", "sm_100a"),
     ],
 )
-def test_what_one_of_them_lacks_does_not_assemble_for_the_target(
+def test_what_is_not_of_the_family_does_not_assemble_for_its_target(
     instruction: str, gpu: str
 ) -> None:
-    """The target is what keeps kernels from instructions that only one GPU has."""
+    """The target keeps kernels from instructions of one GPU, and of each GPU's own target."""
     assembler = find_assembler()
     if assembler is None:
         pytest.skip("needs ptxas: pip install 'flashdsa[assemble]'")

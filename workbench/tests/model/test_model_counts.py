@@ -16,7 +16,8 @@ from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
-from workbench.model.backward_sm100 import INSTRUCTIONS, MOVED, PLAN
+from workbench.model.backward_sm100 import INSTRUCTIONS, PLAN
+from workbench.tests.model.counted import BACKWARD_MOVED as MOVED
 
 for package in ("cutlass", "llvmlite", "tvm_ffi"):
     pytest.importorskip(package)
