@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flashdsa.api import (
         attention_target,
+        bind,
         causal_ranges,
-        compile_kernel,
         dsa_topk_indexer,
-        dsa_topk_indexer_launch,
         dsa_topk_prefill,
         fake_quantize_index,
         indexer_bwd,
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
         merge_attention,
         mla_bwd,
         prefill_logits,
-        prepare_sparse_mla_fwd,
         quantize_index_k,
         quantize_index_q,
         quantize_kv,
@@ -37,16 +35,16 @@ if TYPE_CHECKING:
         sparse_mla,
         sparse_mla_fwd,
         topk_indices,
+        warm_up,
         write_index_k_cache,
         write_kv_cache,
     )
 
 __all__ = [
     "attention_target",
+    "bind",
     "causal_ranges",
-    "compile_kernel",
     "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
     "dsa_topk_prefill",
     "fake_quantize_index",
     "indexer_bwd",
@@ -62,7 +60,6 @@ __all__ = [
     "merge_attention",
     "mla_bwd",
     "prefill_logits",
-    "prepare_sparse_mla_fwd",
     "quantize_index_k",
     "quantize_index_q",
     "quantize_kv",
@@ -71,6 +68,7 @@ __all__ = [
     "sparse_mla",
     "sparse_mla_fwd",
     "topk_indices",
+    "warm_up",
     "write_index_k_cache",
     "write_kv_cache",
 ]

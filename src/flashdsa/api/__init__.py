@@ -8,14 +8,8 @@ from flashdsa.api.attention import (
     sparse_mla,
     sparse_mla_fwd,
 )
-from flashdsa.api.attention_buffers import prepare_sparse_mla_fwd
-from flashdsa.api.indexer import (
-    compile_kernel,
-    dsa_topk_indexer,
-    dsa_topk_indexer_launch,
-    indexer_logits,
-    topk_indices,
-)
+from flashdsa.api.bound import bind, warm_up
+from flashdsa.api.indexer import dsa_topk_indexer, indexer_logits, topk_indices
 from flashdsa.api.indexer_training import (
     attention_target,
     indexer_bwd,
@@ -38,10 +32,9 @@ from flashdsa.api.quantization import (
 
 __all__ = [
     "attention_target",
+    "bind",
     "causal_ranges",
-    "compile_kernel",
     "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
     "dsa_topk_prefill",
     "fake_quantize_index",
     "indexer_bwd",
@@ -57,7 +50,6 @@ __all__ = [
     "merge_attention",
     "mla_bwd",
     "prefill_logits",
-    "prepare_sparse_mla_fwd",
     "quantize_index_k",
     "quantize_index_q",
     "quantize_kv",
@@ -66,6 +58,7 @@ __all__ = [
     "sparse_mla",
     "sparse_mla_fwd",
     "topk_indices",
+    "warm_up",
     "write_index_k_cache",
     "write_kv_cache",
 ]

@@ -67,7 +67,7 @@ def check(
     \b
     Operations
       sparse_mla_fwd sparse_mla_fwd_out mla_bwd sparse_mla
-      dsa_topk_indexer dsa_topk_indexer_launch indexer_logits topk_indices
+      dsa_topk_indexer indexer_logits topk_indices
       dsa_topk_prefill prefill_logits
       quantize_index_k quantize_index_q write_index_k_cache read_index_k_cache
       attention_target indexer_scores indexer_bwd indexer_kl indexer_kl_bwd

@@ -24,11 +24,8 @@ from flashdsa.verify.operations import COMPOSED, OPERATIONS
 from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 
-WITHOUT_BACKEND = (*COMPOSED, "dsa_topk_indexer_launch")
-"""Run where their tensors are: those of an emulated backend are the CPU's."""
 NEEDS = {
     "sparse_mla": {"sparse_mla_fwd", "mla_bwd"},
-    "dsa_topk_indexer_launch": {"dsa_topk_indexer"},
     "indexer_kl_loss": {"attention_target", "indexer_scores", "indexer_bwd", "indexer_kl"},
     **{name: set[str]() for name in COMPOSED},
 }
@@ -141,16 +138,21 @@ def _indexer_checks(seed: int, backend: str, device: str) -> list[Check]:
     def call_of(operation: Any, case: IndexerCase) -> object:
         return operation(make(case), backend)
 
-    runs = (
-        ("indexer_logits", calls.indexer_logits, scores_of),
-        ("dsa_topk_indexer", calls.dsa_topk_indexer, selection_of),
+    def bound_of(case: IndexerCase) -> list[Comparison]:
+        return judge_indexer.check_bound(make(case), backend)
+
+    bound = IndexerCase("3 rows, bound", (600, 100, 0), 512, num_heads=16)
+    runs: tuple[tuple[str, Any, Any, list[IndexerCase]], ...] = (
+        ("indexer_logits", calls.indexer_logits, scores_of, cases.INDEXER),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, selection_of, cases.INDEXER),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, bound_of, [bound]),
     )
     return [
         Check(
             name, case.name, partial(call_of, call, case), partial(check, case), sum(case.seq_lens)
         )
-        for name, call, check in runs
-        for case in cases.INDEXER
+        for name, call, check, of_run in runs
+        for case in of_run
     ]
 
 
@@ -343,13 +345,4 @@ def _composed_checks(seed: int, backend: str, device: str) -> list[Check]:
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         dense = partial(judge_composed.check_dense_kl_loss, dtype, seed, device)
         rows.append(("indexer_kl_loss_dense", f"9 queries of 80 keys, {name}", dense))
-    checks = [Check(name, case, check, check) for name, case, check in rows]
-    unchecked = IndexerCase("3 rows, without argument checks", (600, 100, 0), 512, num_heads=16)
-    make = partial(make_indexer_inputs, unchecked, seed, device)
-    launch = Check(
-        "dsa_topk_indexer_launch",
-        unchecked.name,
-        lambda: calls.dsa_topk_indexer(make(), backend),
-        lambda: judge_indexer.check_unchecked_launch(make(), backend),
-    )
-    return [*checks, launch]
+    return [Check(name, case, check, check) for name, case, check in rows]

@@ -22,7 +22,6 @@ OPERATIONS = (
     "sparse_mla",
     "indexer_logits",
     "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
     "topk_indices",
     "prefill_logits",
     "dsa_topk_prefill",
