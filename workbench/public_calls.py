@@ -24,7 +24,8 @@ class Tensors:
         self.attention = self.q, self.kv, self.indices
         self.out, self.lse = flashdsa.sparse_mla_fwd(*self.attention)
         self.buffers = torch.empty_like(self.out), torch.empty_like(self.lse)
-        self.prepared = flashdsa.prepare_sparse_mla_fwd(*self.attention, *self.buffers)
+        self.into = *self.attention, *self.buffers
+        self.bound_forward = flashdsa.bind("sparse_mla_fwd_out", self.into)
         dO = torch.randn_like(self.out)
         self.backward = self.q, self.kv, dO, self.lse, self.out, self.indices
         self.packed = flashdsa.quantize_kv(self.kv)
@@ -44,6 +45,7 @@ class Tensors:
         table = torch.arange(PAGES, dtype=torch.int32, device=cuda).repeat(S, 1)
         self.ids = torch.empty(S, TOPK, dtype=torch.int32, device=cuda)
         self.paged = q_fp8, self.cache, folded, self.lengths, table
+        self.bound_indexer = flashdsa.bind("dsa_topk_indexer", (*self.paged, self.ids))
         flashdsa.write_index_k_cache(self.k_index[: len(self.slots)], self.slots, self.cache)
         self.logits = flashdsa.indexer_logits(*self.paged, PAGES * 64)
         self.scores = flashdsa.indexer_scores(*self.index, self.indices)
@@ -60,7 +62,7 @@ CALLS: dict[str, Callable[[Tensors], Any]] = {
     "sparse_mla_fwd, out": lambda x: flashdsa.sparse_mla_fwd(
         *x.attention, out=x.buffers[0], lse=x.buffers[1]
     ),
-    "prepare_sparse_mla_fwd": lambda x: x.prepared() or x.buffers,
+    "bind, sparse_mla_fwd_out": lambda x: x.bound_forward(x.into) or x.buffers,
     "sparse_mla": lambda x: flashdsa.sparse_mla(*x.attention),
     "mla_bwd": lambda x: flashdsa.mla_bwd(*x.backward),
     "mla_bwd, deterministic": lambda x: flashdsa.mla_bwd(*x.backward, deterministic=True),
@@ -68,7 +70,7 @@ CALLS: dict[str, Callable[[Tensors], Any]] = {
     "dsa_topk_indexer, sorted": lambda x: (
         flashdsa.dsa_topk_indexer(*x.paged, x.ids, sorted=True) or x.ids
     ),
-    "dsa_topk_indexer_launch": lambda x: flashdsa.dsa_topk_indexer_launch(*x.paged, x.ids) or x.ids,
+    "bind, dsa_topk_indexer": lambda x: x.bound_indexer((*x.paged, x.ids)) or x.ids,
     "indexer_logits": lambda x: flashdsa.indexer_logits(*x.paged, PAGES * 64),
     "topk_indices": lambda x: flashdsa.topk_indices(x.logits, x.lengths, TOPK),
     "dsa_topk_prefill": lambda x: (

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.usefixtures("new_calls")
 
 WRITTEN = {
     "sparse_mla_fwd, buffers": ("out", "lse"),
-    "prepare_sparse_mla_fwd": ("out", "lse"),
+    "bind, buffers": ("out", "lse"),
+    "bind": ("topk_indices",),
     "dsa_topk_indexer": ("topk_indices",),
     "dsa_topk_prefill": ("topk_indices",),
     "write_index_k_cache": ("cache",),
