@@ -21,11 +21,11 @@ HARDWARE = ("NVIDIA H100", "NVIDIA H200")
 
 _INDEXER_SOURCE = '''"""DSA top-k indexer by flashdsa."""
 
-from flashdsa import dsa_topk_indexer_launch
+from flashdsa import dsa_topk_indexer
 
 
 def run(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices):
-    dsa_topk_indexer_launch(
+    dsa_topk_indexer(
         q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     )
 '''

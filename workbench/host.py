@@ -30,13 +30,18 @@ def measure() -> Times:
     """Time every call in this process."""
     import torch
 
+    import flashdsa
     from workbench.public_calls import PREFILL, public_calls
 
     one = torch.zeros(1, device="cuda")
     calls: dict[str, Callable[[], object]] = {"x.add_(1)": lambda: one.add_(1)}
     for name, call in public_calls("cuda", PREFILL).items():
-        calls[name] = partial(call.function, **call.arguments)
-    calls["prepare_sparse_mla_fwd"] = calls["prepare_sparse_mla_fwd"]()  # what it prepared
+        public, _, operation = name.partition(", ")
+        if public == "bind":
+            operands = tuple(call.arguments.values())
+            calls[name] = partial(flashdsa.bind(operation, operands), operands)
+        else:
+            calls[name] = partial(call.function, **call.arguments)
     return {
         name: (_burst(call, BURST, BURSTS), _after_pauses(call)) for name, call in calls.items()
     }

@@ -54,10 +54,10 @@ class Call(NamedTuple):
 
 _WRITTEN = {
     "sparse_mla_fwd, buffers": ("out", "lse"),
-    "prepare_sparse_mla_fwd": ("out", "lse"),
+    "bind, sparse_mla_fwd_out": ("out", "lse"),
+    "bind, dsa_topk_indexer": ("topk_indices",),
     "dsa_topk_indexer": ("topk_indices",),
     "dsa_topk_indexer, sorted": ("topk_indices",),
-    "dsa_topk_indexer_launch": ("topk_indices",),
     "dsa_topk_prefill": ("topk_indices",),
     "write_index_k_cache": ("cache",),
     "write_kv_cache": ("cache",),
@@ -66,6 +66,17 @@ _WRITTEN = {
 
 
 Arguments = dict[str, Any]
+"""By name; of a bound operation its operands, in order."""
+
+
+def bind(operation: str, operands: Arguments) -> Callable[..., Any]:
+    """A function of all these operands by name, which binds the operation and calls it once."""
+
+    def call(**given: Tensor | None) -> Any:
+        values = tuple(given[name] for name in operands)
+        return flashdsa.bind(operation, values)(values)
+
+    return call
 
 
 class _Draw:
@@ -104,9 +115,15 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
         **_cache_calls(draw),
     }
     return {
-        name: Call(getattr(flashdsa, name.partition(",")[0]), arguments, _WRITTEN.get(name, ()))
+        name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
         for name, arguments in named.items()
     }
+
+
+def _function(name: str, arguments: Arguments) -> Callable[..., Any]:
+    """Return the public function that a name begins with; of "bind, x" operation x, bound."""
+    public, _, rest = name.partition(", ")
+    return bind(rest, arguments) if public == "bind" else getattr(flashdsa, public)
 
 
 def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str, Arguments]:
@@ -114,6 +131,7 @@ def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str
     rows = {"q": q, "kv": kv, "indices": indices}
     backward = {**attention, "dO": out, "lse": lse, "O": out}
     buffers = {"out": torch.empty_like(out), "lse": torch.empty_like(lse)}
+    optional = {name: attention[name] for name in ("topk_length", "attn_sink")}
     return {
         "sparse_mla_fwd": attention,
         "sparse_mla_fwd, rows": rows,
@@ -122,7 +140,7 @@ def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str
         "sparse_mla_fwd, decode": {**rows, "q": q[:3], "indices": indices[:3]},
         "sparse_mla_fwd, int64": {**rows, "indices": indices.long()},
         "sparse_mla_fwd, buffers": {**rows, **buffers},
-        "prepare_sparse_mla_fwd": {**attention, **buffers},
+        "bind, sparse_mla_fwd_out": {**rows, **buffers, "max_logits": None, **optional},
         "sparse_mla": attention,
         "mla_bwd": backward,
         "mla_bwd, deterministic": {**backward, "deterministic": True},
@@ -185,7 +203,7 @@ def _indexer_calls(draw: _Draw) -> dict[str, Arguments]:
     return {
         "dsa_topk_indexer": {**paged, **ids},
         "dsa_topk_indexer, sorted": {**paged, **ids, "sorted": True},
-        "dsa_topk_indexer_launch": {**paged, **ids},
+        "bind, dsa_topk_indexer": {**paged, **ids},
         "indexer_logits": {**paged, "max_len": 64 * pages},
         "topk_indices": {**scores, "topk": topk},
         "dsa_topk_prefill": {**prefill, **ids},

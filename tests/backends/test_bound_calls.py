@@ -31,7 +31,6 @@ class Pretended:
     num_sms = 4
 
     def __init__(self) -> None:
-        self.launches: dict[tuple[Any, ...], Any] = {}
         self.asked: list[KernelPlan] = []
         """Plans of functions, in the order in which they were asked for."""
         self.launched: list[tuple[KernelPlan, tuple[Any, ...]]] = []

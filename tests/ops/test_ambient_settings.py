@@ -20,7 +20,7 @@ Outputs = list[Tensor]
 BF16, FP32 = torch.bfloat16, torch.float32
 CASTING = {"sparse_mla", "sparse_mla_fwd", "attention_target", "indexer_scores", "indexer_kl_loss"}
 """Operations whose documents say that autocast casts operands of theirs."""
-NO_RESULT = {"compile_kernel"}
+NO_RESULT = {"warm_up"}
 
 
 def _normal(*shape: int, dtype: torch.dtype = FP32, seed: int = 1) -> Tensor:
@@ -82,13 +82,6 @@ def sparse_mla_fwd_out(dtype: torch.dtype, _: Cast) -> Outputs:
     return list(flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v, out=out, lse=lse))
 
 
-def prepare_sparse_mla_fwd(dtype: torch.dtype, _: Cast) -> Outputs:
-    x = _attention(dtype)
-    out, lse = torch.zeros(3, 2, x.d_v, dtype=dtype), torch.zeros(3, 2, dtype=FP32)
-    flashdsa.prepare_sparse_mla_fwd(x.q, x.kv, x.indices, out, lse)()
-    return [out, lse]
-
-
 def mla_bwd(dtype: torch.dtype, _: Cast) -> Outputs:
     x = _attention(dtype)
     O, dO, lse = _normal(3, 2, 8, dtype=dtype), _normal(3, 2, 8, dtype=dtype, seed=2), X_LSE
@@ -125,10 +118,15 @@ def dsa_topk_indexer(_: torch.dtype, __: Cast) -> Outputs:
     return [_chosen(False), _chosen(True)]
 
 
-def dsa_topk_indexer_launch(_: torch.dtype, __: Cast) -> Outputs:
-    out = torch.full((2, 8), -7, dtype=torch.int32)
-    flashdsa.dsa_topk_indexer_launch(*inputs.indexer(), out)
-    return [out]
+def bind(dtype: torch.dtype, _: Cast) -> Outputs:
+    x, ids = _attention(dtype), torch.full((2, 8), -7, dtype=torch.int32)
+    out, lse = torch.zeros(3, 2, x.d_v, dtype=dtype), torch.zeros(3, 2, dtype=FP32)
+    for operation, operands in (
+        ("sparse_mla_fwd_out", (x.q, x.kv, x.indices, out, lse)),
+        ("dsa_topk_indexer", (*inputs.indexer(), ids)),
+    ):
+        flashdsa.bind(operation, operands)(operands)
+    return [out, lse, ids]
 
 
 def indexer_logits(_: torch.dtype, __: Cast) -> Outputs:
@@ -140,8 +138,8 @@ def topk_indices(_: torch.dtype, __: Cast) -> Outputs:
     return [flashdsa.topk_indices(_normal(2, 9), lengths, 4, sorted=True)]
 
 
-def compile_kernel(_: torch.dtype, __: Cast) -> Outputs:
-    flashdsa.compile_kernel(num_heads=4, topk=8, backend="cpu")
+def warm_up(_: torch.dtype, __: Cast) -> Outputs:
+    flashdsa.warm_up("dsa_topk_indexer", H=4, topk=8, backend="cpu")
     return []
 
 

@@ -46,10 +46,10 @@ def _into_lse(kv: Tensor) -> Tensor:
     return flashdsa.sparse_mla_fwd(X.q, kv, X.indices, d_v=X.d_v, lse=torch.zeros_like(LSE))[1]
 
 
-def _prepared(q: Tensor) -> Tensor:
-    out = torch.zeros(3, 2, X.d_v, dtype=F64)
-    flashdsa.prepare_sparse_mla_fwd(q, X.kv, X.indices, out, torch.zeros_like(LSE))()
-    return out
+def _bound(q: Tensor) -> Tensor:
+    operands = q, X.kv, X.indices, torch.zeros(3, 2, X.d_v, dtype=F64), torch.zeros_like(LSE)
+    flashdsa.bind("sparse_mla_fwd_out", operands)(operands)
+    return operands[3]
 
 
 def _into_cache(kv: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ REFUSED: dict[str, list[tuple[Function, Tensor]]] = {
         (_into_out, X.q),
         (_into_lse, X.kv),
     ],
-    "prepare_sparse_mla_fwd": [(_prepared, X.q)],
+    "bind": [(_bound, X.q)],
     "mla_bwd": [(_bwd, _normal(3, 2, X.d_v))],
     "merge_attention": [
         (lambda outs: flashdsa.merge_attention(outs, _normal(2, 3, 4))[0], _normal(2, 3, 4, 8)),
@@ -129,13 +129,12 @@ RIGHT: dict[str, list[tuple[Function, Tensor]]] = {
 }
 INTEGERS = {
     "causal_ranges",
-    "compile_kernel",
     "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
     "dsa_topk_prefill",
     "quantize_kv",
     "read_index_k_cache",
     "topk_indices",
+    "warm_up",
     "write_index_k_cache",
 }
 """Operations whose results are ids or bytes, or whose operands are: they have no derivative."""

@@ -38,8 +38,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sparse_csr": sparse_csr,
 }
 CALLS = public_calls("cpu")
-UNCHECKED = ("dsa_topk_indexer_launch",)
-ONCE = [name for name in CALLS if "," not in name and name not in UNCHECKED]
+ONCE = [name for name in CALLS if "," not in name]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=HOPPER_GPU)])

@@ -241,7 +241,7 @@ def test_an_implementation_that_is_registered_later_is_chosen(
     flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
     known = registry.implementations()
     (cpu,) = (i for i in known if (i.operation, i.backend) == (Operation.SPARSE_MLA_FWD, "cpu"))
-    better = dataclasses.replace(cpu, entry="tests.ops.test_served_again:refuse", priority=9)
+    better = dataclasses.replace(cpu, bind="tests.ops.test_served_again:refuse", priority=9)
     monkeypatch.setattr(registry, "_implementations", [*known])
     registry.register(better)
     with pytest.raises(RuntimeError, match="the better one"):
@@ -346,7 +346,11 @@ BOUND: list[tuple[int, ...]] = []
 """Sizes of the scores that `bind_kl` was asked to serve."""
 
 
-def bind_kl(operands: Any) -> Callable[[Any], torch.Tensor]:
+def no_runner(_: torch.device) -> None:
+    """`bind_kl` needs none."""
+
+
+def bind_kl(_: None, operands: Any) -> Callable[[Any], torch.Tensor]:
     """The sum of the scores, in the divergence's place."""
     BOUND.append(tuple(operands.scores.shape))
     return lambda operands: operands[0].sum(1)
@@ -354,7 +358,7 @@ def bind_kl(operands: Any) -> Callable[[Any], torch.Tensor]:
 
 def test_what_binds_is_bound_once_for_calls_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
-        dataclasses.replace(row, bind=f"{__name__}:bind_kl")
+        dataclasses.replace(row, bind=f"{__name__}:bind_kl", runner=f"{__name__}:no_runner")
         if (row.operation, row.backend) == (Operation.INDEXER_KL, "cpu")
         else row
         for row in registry.implementations()

@@ -30,7 +30,7 @@ SIZES = {
     "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
-PUBLIC = {Operation.SPARSE_MLA_FWD_OUT: "prepare_sparse_mla_fwd"}
+PUBLIC = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
 
@@ -114,7 +114,7 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
         # Of the backward that autograd runs, of unchecked launches, `ids`, `return_max_logits`.
         hidden = {"deterministic", "backward_backend", "check", "positions", "max_logits"}
         parameters = {parameter.name for parameter in spec.parameters}
-        assert set(names) | parameters - hidden <= set(public)
+        assert (set(names) | parameters) - hidden <= set(public)
 
 
 def test_the_schema_is_written_from_the_table() -> None:

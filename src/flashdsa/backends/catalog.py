@@ -118,23 +118,23 @@ _SM90_INDEX_BACKWARD = Features(
 )
 _SM90_ROWS = replace(_CPU_ROWS, dtypes=("float32",))
 _SM90 = {
-    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
-    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM90_FORWARD),
-    Operation.MLA_BWD: ("mla_bwd:backward", _SM90_BACKWARD),
-    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
-    Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
-    Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),
-    Operation.DSA_TOPK_PREFILL: ("prefill:topk_prefill", _SM90_PREFILL),
-    Operation.PREFILL_LOGITS: ("prefill:logits", _SM90_PREFILL),
-    Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
-    Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
-    Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
-    Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
-    Operation.ATTENTION_TARGET: ("attention_target:attention_target", _SM90_TARGET),
-    Operation.INDEXER_SCORES: ("indexer_scores:indexer_scores", _SM90_INDEX_SCORES),
-    Operation.INDEXER_BWD: ("indexer_bwd:backward", _SM90_INDEX_BACKWARD),
-    Operation.INDEXER_KL: ("indexer_kl:kl", _SM90_ROWS),
-    Operation.INDEXER_KL_BWD: ("indexer_kl:kl_backward", _SM90_ROWS),
+    Operation.SPARSE_MLA_FWD: ("sparse_mla:bind", _SM90_FORWARD),
+    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:bind_out", _SM90_FORWARD),
+    Operation.MLA_BWD: ("mla_bwd:bind", _SM90_BACKWARD),
+    Operation.DSA_TOPK_INDEXER: ("indexer:bind", _INDEXER),
+    Operation.INDEXER_LOGITS: ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    Operation.TOPK_INDICES: ("topk:bind", _SM90_SCORES),
+    Operation.DSA_TOPK_PREFILL: ("prefill:bind", _SM90_PREFILL),
+    Operation.PREFILL_LOGITS: ("prefill:bind_logits", _SM90_PREFILL),
+    Operation.QUANTIZE_INDEX_K: ("quantize:bind_keys", _CPU_QUANTIZE),
+    Operation.QUANTIZE_INDEX_Q: ("quantize:bind_queries", _CPU_QUANTIZE),
+    Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:bind_write", _CPU_QUANTIZE),
+    Operation.READ_INDEX_K_CACHE: ("index_k_cache:bind_read", _CPU_CACHE),
+    Operation.ATTENTION_TARGET: ("attention_target:bind", _SM90_TARGET),
+    Operation.INDEXER_SCORES: ("indexer_scores:bind", _SM90_INDEX_SCORES),
+    Operation.INDEXER_BWD: ("indexer_bwd:bind", _SM90_INDEX_BACKWARD),
+    Operation.INDEXER_KL: ("indexer_kl:bind", _SM90_ROWS),
+    Operation.INDEXER_KL_BWD: ("indexer_kl:bind_backward", _SM90_ROWS),
 }
 _FORWARDS = (Operation.SPARSE_MLA_FWD, Operation.SPARSE_MLA_FWD_OUT)
 _SM100_BACKWARD = Features(
@@ -150,15 +150,13 @@ _SM100_BACKWARD = Features(
 _SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(BWD_HEADS[1:]), deterministic=False)
 _SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS), max_logits=True)
 _SM100 = {
-    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM100_FORWARD),
-    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM100_FORWARD),
-    Operation.MLA_BWD: ("mla_bwd:backward", _SM100_BACKWARD),
-    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
-    Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
+    Operation.SPARSE_MLA_FWD: ("sparse_mla:bind", _SM100_FORWARD),
+    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:bind_out", _SM100_FORWARD),
+    Operation.MLA_BWD: ("mla_bwd:bind", _SM100_BACKWARD),
+    Operation.DSA_TOPK_INDEXER: ("indexer:bind", _INDEXER),
+    Operation.INDEXER_LOGITS: ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
 }
-_INDEXER_OF_POSITIONS = (
-    (Operation.DSA_TOPK_INDEXER, ("indexer:topk_indexer", _INDEXER_POSITIONS)),
-)
+_INDEXER_OF_POSITIONS = ((Operation.DSA_TOPK_INDEXER, ("indexer:bind", _INDEXER_POSITIONS)),)
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
@@ -170,67 +168,26 @@ _FURTHER = {
     ),
 }
 """Second rows of an operation: features that its first row does not have together."""
-_PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
-_BINDS_OF_BOTH = {
-    Operation.DSA_TOPK_INDEXER: "indexer:bind",
-    Operation.SPARSE_MLA_FWD: "sparse_mla:bind",
-    Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:bind_out",
-}
-_BINDS = {
-    "sm90": {
-        **_BINDS_OF_BOTH,
-        Operation.MLA_BWD: "mla_bwd:bind",
-        Operation.DSA_TOPK_PREFILL: "prefill:bind",
-        Operation.PREFILL_LOGITS: "prefill:bind_logits",
-        Operation.ATTENTION_TARGET: "attention_target:bind",
-        Operation.INDEXER_SCORES: "indexer_scores:bind",
-        Operation.INDEXER_BWD: "indexer_bwd:bind",
-        Operation.INDEXER_KL: "indexer_kl:bind",
-        Operation.INDEXER_KL_BWD: "indexer_kl:bind_backward",
-    },
-    "sm100": _BINDS_OF_BOTH,
-}
-
-
-def _prepare(backend: str, operation: Operation) -> str:
-    """Entry point that prepares the operation's calls on fixed tensors, or ""."""
-    function = _PREPARE.get(operation)
-    return f"flashdsa.backends.{backend}.{function}" if function else ""
-
-
-def _bind(backend: str, operation: Operation) -> str:
-    """Entry point that serves the operation's later calls of the same sizes, or ""."""
-    function = _BINDS[backend].get(operation)
-    return f"flashdsa.backends.{backend}.{function}" if function else ""
-
 
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
-for _operation, (_entry, _features) in _CPU.items():
+for _operation, (_function, _features) in _CPU.items():
     registry.register(
-        Implementation(
-            _operation,
-            "cpu",
-            f"flashdsa.backends.cpu.{_entry}",
-            _features,
-            prepare=_prepare("cpu", _operation),
-        )
+        Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_function}", _features)
     )
 for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
     _backend = _arch.backend
-    for _operation, (_entry, _features) in (
+    for _operation, (_function, _features) in (
         *_rows.items(),
         *_FURTHER[_backend],
     ):
         _on_gpu = Implementation(
             _operation,
             _backend,
-            f"flashdsa.backends.{_backend}.{_entry}",
+            f"flashdsa.backends.{_backend}.{_function}",
             replace(_features, devices=("cuda",), capabilities=_arch.capabilities),
             runner="flashdsa.backends.gpu.runner:gpu",
-            prepare=_prepare(_backend, _operation),
-            bind=_bind(_backend, _operation),
         )
         _emulated = replace(
             _on_gpu,
@@ -238,7 +195,7 @@ for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
             features=replace(_features, devices=("cpu",), capabilities=()),
             automatic=False,
             runner=f"flashdsa.backends.emulated.runner:{_backend}",
-            bind="",
+            binds_each_call=True,
         )
         registry.register(_on_gpu)
         registry.register(_emulated)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -21,55 +21,62 @@ logger = logging.getLogger("flashdsa.dispatch")
 class Implementation:
     """One operation on one backend: where its code is and what it can do.
 
-    `entry` is "module:function"; the module is imported at the first call, so that listing the
-    table never imports a compiler. `auto` takes the implementation with the highest `priority` of
-    those that can serve, never one that is not `automatic`.
+    `bind` is "module:function"; the module is imported at the first call, so that listing the table
+    never imports a compiler. The function is `bind(runner, operands, **parameters)`: for operands
+    that are checked it chooses kernels and makes them ready, and returns a function that serves
+    them and such operands as differ from them only in their values and free sizes.
 
-    `runner`, if not empty, is "module:function": for a device it gives the `Runner` that the entry
-    takes as its first argument.
+    `runner` is "module:function": for a device it gives the `Runner`. Without one `bind` names a
+    function `f(operands, **parameters)` that serves a call by itself.
 
-    `prepare`, if not empty, is "module:function": it takes what the entry takes, and gives a
-    function without arguments that serves the call on these very tensors as often as it is called.
+    `auto` takes the implementation with the highest `priority` of those that can serve, never one
+    that is not `automatic`.
 
-    `bind`, if not empty, is "module:function": it takes what the entry takes, and gives a function
-    of such operands, or of a plain tuple of them, that serves calls with the same sizes, layouts
-    and parameters.
+    `binds_each_call`: the runner may be another one at the next call.
     """
 
     operation: Operation
     backend: str
-    entry: str
+    bind: str
     features: Features
     priority: int = 0
     automatic: bool = True
     runner: str = ""
-    prepare: str = ""
-    bind: str = ""
+    binds_each_call: bool = False
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
         return list(self.features.missing(problem))
 
-    def load(self) -> Callable[..., Any]:
-        """The function that serves the operation: it takes the operation's tuple of operands
-        (`flashdsa.operands`), which are checked, and its parameters by keyword."""
-        return self._with_runner(_load(self.entry))
-
-    def load_prepare(self) -> Callable[..., Callable[[], None]]:
-        """The function that `prepare` names, which takes operands and parameters as `load`'s."""
-        return self._with_runner(_load(self.prepare))
-
-    def load_bind(self) -> Callable[..., Callable[..., Any]]:
-        """The function that `bind` names, which takes operands and parameters as `load`'s."""
-        return self._with_runner(_load(self.bind))
-
-    def _with_runner(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def load(self) -> Bind:
+        """The function that binds calls, of an operation's tuple of operands (`flashdsa.operands`),
+        which are checked, and its parameters by keyword."""
+        function = _load(self.bind)
         if not self.runner:
-            return function
-        runner_of = _load(self.runner)
-        return lambda operands, **parameters: function(
-            runner_of(operands[0].device), operands, **parameters
-        )
+            return partial(_bind_nothing, function)
+        on_runner = partial(_bind_on_runner, function, _load(self.runner))
+        return partial(_bind_each_call, on_runner) if self.binds_each_call else on_runner
+
+
+Serve = Callable[[Sequence[Any]], Any]
+"""Function of an operation's operands, in its tuple or in a plain one."""
+Bind = Callable[..., Serve]
+
+
+def _bind_nothing(function: Callable[..., Any], operands: Any, **parameters: Any) -> Serve:
+    kind = type(operands)
+    return lambda given: function(kind(*given), **parameters)
+
+
+def _bind_on_runner(
+    function: Bind, runner_of: Callable[..., Any], operands: Any, **parameters: Any
+) -> Serve:
+    return function(runner_of(operands[0].device), operands, **parameters)
+
+
+def _bind_each_call(bind: Bind, operands: Any, **parameters: Any) -> Serve:
+    kind = type(operands)
+    return lambda given: bind(kind(*given), **parameters)(given)
 
 
 MOST_SELECTED = 4096

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -34,9 +34,14 @@ def call_into(
         UnsupportedError: a gradient is asked for.
     """
     operands = spec.normalised(spec.kind(*operands))
-    parameters = {x.name: value for x, value in zip(spec.parameters, values, strict=True)}
+    parameters = spec.named(values)
     results = _buffers_for(spec, operands, parameters, buffers)
-    refuse_gradients(spec, operands, buffers)
+    refuse_tangents(spec.operation, operands)
+    if wants_gradient(operands):
+        raise UnsupportedError(
+            f"{spec.operation}: results in the caller's buffers have no gradient; leave "
+            f"{' and '.join(buffers)} away, or call under torch.no_grad()"
+        )
     named = {operand.name: x for operand, x in zip(spec.operands, operands, strict=True)}
     given = [(results if x.written else named)[x.name] for x in into.operands]
     call(into, given, tuple(parameters[x.name] for x in into.parameters), backend)
@@ -68,17 +73,3 @@ def _buffers_for(
             buffer = first.new_empty(shape, dtype=output.dtype(first.dtype, known))
         results[output.name] = buffer
     return results
-
-
-def refuse_gradients(spec: OpSpec, operands: Any, buffers: Iterable[str]) -> None:
-    """Raise UnsupportedError where autograd would record the call, or wants a tangent.
-
-    Args:
-        buffers: names of the results that a caller may give buffers for.
-    """
-    refuse_tangents(spec.operation, operands)
-    if wants_gradient(operands):
-        raise UnsupportedError(
-            f"{spec.operation}: results in the caller's buffers have no gradient; leave "
-            f"{' and '.join(buffers)} away, or call under torch.no_grad()"
-        )

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
+from flashdsa.backends.registry import Implementation
 from flashdsa.dispatch.autograd import autograd_kernel
 from flashdsa.dispatch.call_cache import INSIDE, Serve
 from flashdsa.dispatch.checks import require_backend
 from flashdsa.dispatch.eager import is_plain_call
-from flashdsa.dispatch.rows import Parameters
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.dispatch.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
 from flashdsa.errors import UnsupportedError
@@ -79,21 +78,18 @@ def bind(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Se
     Args:
         operands: in the table's form.
     """
-    parameters = {x.name: value for x, value in zip(spec.parameters, values, strict=True)}
-    sizes = spec.check(operands, parameters)
-    chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
-    passed = spec.passed(operands, parameters)
-    if chosen.bind:
-        serve = chosen.load_bind()(operands, **passed)
-    else:
-        serve = _serving_by(chosen.load(), spec, passed)
+    parameters = spec.named(values)
+    chosen = choose(spec, operands, values, backend)
+    serve = chosen.load()(operands, **spec.passed(operands, parameters))
     written = [number for number in spec.written if operands[number] is not None]
     return _telling(serve, written) if written else serve
 
 
-def _serving_by(entry: Callable[..., Any], spec: OpSpec, parameters: Parameters) -> Serve:
-    """Return the `Serve` of an implementation that binds nothing."""
-    return lambda operands: entry(spec.kind(*operands), **parameters)
+def choose(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Implementation:
+    """Return the implementation that serves a call, which is checked by the operation's schema."""
+    parameters = spec.named(values)
+    sizes = spec.check(operands, parameters)
+    return registry.select(spec.problem(operands, parameters, sizes), backend)
 
 
 def _telling(serve: Serve, written: Sequence[int]) -> Serve:
@@ -150,18 +146,6 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
     except UnsupportedError:
         return False
     return True
-
-
-def prepare(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> Callable[[], None]:
-    """A call that writes to its operands, checked, its backend chosen: it only remains to be run.
-
-    Args: as for `call`; the operation is one that its backends prepare.
-    """
-    require_backend("backend", backend)
-    sizes = spec.check(operands, parameters)
-    chosen = registry.select(spec.problem(operands, parameters, sizes), backend)
-    launch = chosen.load_prepare()(operands, **spec.passed(operands, parameters))
-    return partial(without_autocast, launch)
 
 
 def _implementation(spec: OpSpec) -> Callable[..., Any]:

@@ -114,7 +114,11 @@ class OpSpec:
         *arguments, backend = arguments
         operands = self.kind(*arguments[: len(self.operands)])
         values = arguments[len(self.operands) :]
-        return operands, {p.name: v for p, v in zip(self.parameters, values, strict=True)}, backend
+        return operands, self.named(values), backend
+
+    def named(self, values: Sequence[Any]) -> Parameters:
+        """The values of all parameters by name."""
+        return {x.name: value for x, value in zip(self.parameters, values, strict=True)}
 
     def require_tensors(self, operands: Sequence[Any]) -> None:
         """Every operand is a torch.Tensor, or None where that is allowed; none has a batch."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.buffers import call_into, refuse_gradients
+from flashdsa.dispatch.buffers import call_into
 from flashdsa.dispatch.checks import (
-    drop_kv_head,
     int32_slots,
     kv_rows,
     require_bool,
@@ -19,7 +18,7 @@ from flashdsa.dispatch.checks import (
     wants_gradient,
 )
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, same_dtype, sum_dtype
-from flashdsa.dispatch.registration import call, prepare, register
+from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import (
     Gradient,
     Operand,
@@ -31,10 +30,9 @@ from flashdsa.dispatch.rows import (
 )
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
-__all__ = ["prepare_sparse_mla_fwd", "sparse_mla", "sparse_mla_fwd"]
+__all__ = ["sparse_mla", "sparse_mla_fwd"]
 
 PACKED = (torch.uint8, torch.int8)
 """dtypes of packed kv rows."""
@@ -304,60 +302,6 @@ def sparse_mla(
     values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
-
-
-def prepare_sparse_mla_fwd(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *,
-    max_logits: Tensor | None = None,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-    backend: str = "auto",
-) -> Callable[[], None]:
-    """`sparse_mla_fwd` of these very tensors as a function without arguments, for CUDA graphs.
-
-    The function launches on torch's current stream and does nothing else: no check, no
-    allocation, no copy. Values may change between its calls, addresses may not. Calls of one such
-    function must follow each other, as those of one stream do: they share a workspace.
-
-    Args:
-        q, kv, indices, sm_scale, topk_length, attn_sink, backend: as for `sparse_mla_fwd`, but
-            int32 slots only, and every tensor without gaps.
-        out: (S, H, d_v) in q's dtype, written. lse: (S, H) fp32 (fp64 for fp64 inputs), written.
-        max_logits: like lse, written; None: not asked for.
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
-        NotImplementedError: no implementation serves the call, or a gradient is asked for.
-    """
-    operands = SparseMlaOutOperands(q, kv, indices, out, lse, max_logits, topk_length, attn_sink)
-    SPARSE_MLA_FWD_OUT.require_tensors(operands)
-    refuse_gradients(SPARSE_MLA_FWD, operands.inputs, ("out", "lse"))
-    SPARSE_MLA_FWD_OUT.require_apart(operands)
-    for name, tensor in operands._asdict().items():
-        if tensor is not None:
-            _require_usable_as_is(name, tensor)
-    operands = operands._replace(
-        kv=kv_rows("kv", kv),
-        indices=drop_kv_head("indices", indices, "[S, topk] or [S, 1, topk]"),
-    )
-    return prepare(SPARSE_MLA_FWD_OUT, operands, backend, sm_scale=scale_or_default(sm_scale, q))
-
-
-def _require_usable_as_is(name: str, tensor: Tensor) -> None:
-    """A prepared launch copies nothing."""
-    aligned = name not in ("q", "kv") or tensor.data_ptr() % BULK_ALIGNMENT == 0
-    if not tensor.is_contiguous() or not aligned:
-        raise ArgumentValueError(
-            f"{name}: expected a tensor without gaps, of q and kv at a multiple of "
-            f"{BULK_ALIGNMENT} bytes, since a prepared launch copies nothing; got strides "
-            f"{list(tensor.stride())} at {tensor.data_ptr():#x}"
-        )
 
 
 def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:

@@ -8,12 +8,8 @@ from typing import Annotated, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.catalog import registry
-from flashdsa.backends.registry import resolve_backend
 from flashdsa.dispatch.checks import (
     INT32_MAX,
-    capability,
-    require_positive,
     require_rank,
     require_shape,
     wants_positions,
@@ -26,18 +22,11 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
-    INDEX_TOKEN_BYTES,
-    INDEX_TOPK,
     MAX_NEXT_N,
-    NUM_INDEX_HEADS,
-    PAGE_SIZE,
-    Operation,
 )
 
 __all__ = [
-    "compile_kernel",
     "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
     "indexer_logits",
     "topk_indices",
 ]
@@ -205,8 +194,6 @@ TOPK_INDICES = register(
         outputs=(Output("positions", "B topk", INT32),),
     )
 )
-MANY_ROWS = 256
-"""More than GPUs have SMs."""
 
 
 def dsa_topk_indexer(
@@ -257,63 +244,6 @@ def dsa_topk_indexer(
     call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
 
 
-def dsa_topk_indexer_launch(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    topk_indices: Tensor,
-) -> None:
-    """`dsa_topk_indexer` of slots without argument checks, for callers that have made their own.
-
-    Negative lengths count as 0, a too narrow table clamps the length, tokens of a page outside
-    the cache are never emitted, and nothing outside the buffers is touched.
-    """
-    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    call(DSA_TOPK_INDEXER, operands, (False, False, False), "auto")
-
-
-def compile_kernel(
-    num_heads: int = NUM_INDEX_HEADS, topk: int = INDEX_TOPK, *, backend: str = "auto"
-) -> None:
-    """Build and warm up `dsa_topk_indexer` for these sizes, so that the first call is not slow.
-
-    Runs the operation on one page of zeros, in either order: one row, with a table that is narrow
-    or as wide as that of a row of a million tokens, and more rows than a GPU has SMs, by position
-    also as two queries of each request. Backends that compile do so then.
-
-    Args:
-        num_heads: indexer heads H, 64 in the model.
-        topk: width of the output, 2048 in the model.
-        backend: "auto" or the name of one.
-    """
-    require_positive("num_heads", num_heads)
-    require_positive("topk", topk)
-    device = _device_of_indexers(backend)
-    page = torch.zeros(1, PAGE_SIZE, 1, INDEX_TOKEN_BYTES, dtype=torch.uint8)
-    wide = 2**20 // PAGE_SIZE
-    for by_score, rows, num_pages in (
-        (False, (1,), 1),
-        (False, (1,), wide),
-        (False, (MANY_ROWS,), 1),
-        (False, (MANY_ROWS // 2, 2), 1),
-        (True, (1,), 1),
-        (True, (MANY_ROWS,), 1),
-    ):
-        queries = torch.zeros(*rows, num_heads, INDEX_HEAD_DIM, dtype=torch.float8_e4m3fn)
-        dsa_topk_indexer(
-            queries.to(device),
-            page.to(device),
-            torch.zeros(*rows, num_heads, dtype=torch.float32, device=device),
-            torch.full(rows, PAGE_SIZE, dtype=torch.int32, device=device),
-            torch.zeros(rows[0], num_pages, dtype=torch.int32, device=device),
-            torch.empty(*rows, topk, dtype=torch.int32, device=device),
-            sorted=by_score,
-            backend=backend,
-        )
-
-
 def indexer_logits(
     q_index_fp8: Tensor,
     k_index_cache_fp8: Tensor,
@@ -355,18 +285,3 @@ def topk_indices(
     """
     positions: Tensor = call(TOPK_INDICES, (scores, lengths), (topk, sorted), backend)
     return positions
-
-
-def _device_of_indexers(backend: str) -> str:
-    """Return the device of a backend's indexer; for "auto" this machine's GPU if one serves."""
-    if not torch.cuda.is_available():
-        return "cpu"
-    here = capability(torch.device("cuda", torch.cuda.current_device()))
-    backend = resolve_backend(backend)
-    on_gpu = any(
-        "cuda" in implementation.features.devices
-        and (backend != "auto" or here in implementation.features.capabilities)
-        for implementation in registry.implementations(Operation.DSA_TOPK_INDEXER)
-        if backend in ("auto", implementation.backend)
-    )
-    return "cuda" if on_gpu else "cpu"

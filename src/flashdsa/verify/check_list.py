@@ -15,11 +15,8 @@ from flashdsa import verify
 from flashdsa.verify.compare import Comparison
 from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
-WITHOUT_BACKEND = (*COMPOSED, "dsa_topk_indexer_launch")
-"""Run where their tensors are: those of an emulated backend are the CPU's."""
 NEEDS = {
     "sparse_mla": {"sparse_mla_fwd", "mla_bwd"},
-    "dsa_topk_indexer_launch": {"dsa_topk_indexer"},
     "indexer_kl_loss": {"attention_target", "indexer_scores", "indexer_bwd", "indexer_kl"},
     **{name: set[str]() for name in COMPOSED},
 }

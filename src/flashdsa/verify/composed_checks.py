@@ -1,4 +1,4 @@
-"""Checks of functions without a backend, and of the indexer's launch without checks."""
+"""Checks of functions without a backend."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from functools import partial
 
 import torch
 
-from flashdsa.verify import calls, judge_composed, judge_indexer
+from flashdsa.verify import judge_composed
 from flashdsa.verify.check_list import Check
 from flashdsa.verify.compare import Comparison
-from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 
 
@@ -58,13 +57,4 @@ def checks(seed: int, backend: str, device: str) -> list[Check]:
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         dense = partial(judge_composed.check_dense_kl_loss, dtype, seed, device)
         rows.append(("indexer_kl_loss_dense", f"9 queries of 80 keys, {name}", dense))
-    checks = [Check(name, case, check, check) for name, case, check in rows]
-    unchecked = IndexerCase("3 rows, without argument checks", (600, 100, 0), 512, num_heads=16)
-    make = partial(make_indexer_inputs, unchecked, seed, device)
-    launch = Check(
-        "dsa_topk_indexer_launch",
-        unchecked.name,
-        lambda: calls.dsa_topk_indexer(make(), backend),
-        lambda: judge_indexer.check_unchecked_launch(make(), backend),
-    )
-    return [*checks, launch]
+    return [Check(name, case, check, check) for name, case, check in rows]

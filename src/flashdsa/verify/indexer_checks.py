@@ -39,16 +39,21 @@ def _paged(seed: int, backend: str, device: str) -> list[Check]:
     def call_of(operation: Any, case: IndexerCase) -> object:
         return operation(make(case), backend)
 
-    runs = (
-        ("indexer_logits", calls.indexer_logits, scores_of),
-        ("dsa_topk_indexer", calls.dsa_topk_indexer, selection_of),
+    def bound_of(case: IndexerCase) -> list[Comparison]:
+        return judge_indexer.check_bound(make(case), backend)
+
+    bound = IndexerCase("3 rows, bound", (600, 100, 0), 512, num_heads=16)
+    runs: tuple[tuple[str, Any, Any, list[IndexerCase]], ...] = (
+        ("indexer_logits", calls.indexer_logits, scores_of, cases.INDEXER),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, selection_of, cases.INDEXER),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, bound_of, [bound]),
     )
     return [
         Check(
             name, case.name, partial(call_of, call, case), partial(check, case), sum(case.seq_lens)
         )
-        for name, call, check in runs
-        for case in cases.INDEXER
+        for name, call, check, of_run in runs
+        for case in of_run
     ]
 
 

@@ -20,7 +20,6 @@ COMPOSED = (
 OPERATIONS = (
     *dict.fromkeys(one.operation.value for one in registry.implementations()),
     "sparse_mla",
-    "dsa_topk_indexer_launch",
     "indexer_kl_loss",
     *COMPOSED,
 )

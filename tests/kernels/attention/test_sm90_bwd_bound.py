@@ -25,7 +25,6 @@ class Noted:
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, tuple[Any, ...]]] = []
-        self.launches: dict[tuple[Any, ...], Any] = {}
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         return lambda *arguments: self.launched.append((spec.name, arguments))

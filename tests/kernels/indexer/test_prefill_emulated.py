@@ -39,7 +39,8 @@ def assert_exact(case: PrefillCase, seed: int = 0, log_keys: int = 0) -> None:
         )
         plan = prefill.plan_of(operands.inputs)
         short = replace(plan, segment_keys=CHUNK, log_keys=log_keys)
-        prefill.launch(runner, short, operands)
+        with runner.launching():
+            prefill.bind_plan(runner, short, operands)(operands)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk))
     assert runner.findings == []
 
@@ -106,7 +107,8 @@ def test_scores_of_the_best_come_with_their_rows() -> None:
             x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
         )
         plan = replace(prefill.plan_of(operands.inputs), segment_keys=CHUNK, with_scores=True)
-        prefill.launch(runner, plan, operands, best)
+        with runner.launching():
+            prefill.bind_plan(runner, plan, operands)(operands, best)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, 300))
     of_rows = (scores + 0.0).gather(1, ids.clamp_min(0).long()).view(torch.int32)
     assert torch.equal(best, torch.where(ids >= 0, of_rows, INVALID))

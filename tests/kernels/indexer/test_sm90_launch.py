@@ -17,7 +17,7 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
-from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, launch_config
+from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, choose_launch
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
@@ -180,7 +180,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
     ids = inputs.output(512)
     operands = TopkIndexerOperands(*inputs, ids)
-    indexer.topk_indexer(gpu_runner(GPU), operands, sorted=by_score, positions=False, check=False)
+    options = {"sorted": by_score, "positions": False, "check": False}
+    indexer.bind(gpu_runner(GPU), operands, **options)(operands)
     return ids
 
 
@@ -281,7 +282,7 @@ def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: G
 
 def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    ready = launch_config(INDEXER, gpu_runner(GPU), 16, 512, False, False, 1)
+    ready = choose_launch(INDEXER, gpu_runner(GPU), 16, 512, False, False, 1)
     inputs = rows(1, SPLIT_PAGES)
     ids = inputs.output(512)
     asked: list[int] = []
@@ -295,7 +296,7 @@ def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
     for count in (1, 3):
         lengths = torch.full((count,), 600, dtype=torch.int32)
         operands = TopkOperands(torch.zeros(count, 600), lengths)
-        topk.topk_positions(gpu_runner(GPU), operands, topk=512, sorted=False)
+        topk.bind(gpu_runner(GPU), operands, topk=512, sorted=False)(operands)
     assert [arguments[3:] for arguments in gpu.launches] == [(1, 4), (2, 2)]
 
 
@@ -322,7 +323,8 @@ def test_checked_calls_check_addresses_and_where_asked_values(
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
         operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        indexer.topk_indexer(gpu_runner(GPU), operands, sorted=False, positions=False, check=check)
+        options = {"sorted": False, "positions": False, "check": check}
+        indexer.bind(gpu_runner(GPU), operands, **options)(operands)
 
     inputs = rows(2)
     shifted = torch.zeros(2 * 16 + 1)[1:].view(2, 16)
@@ -355,8 +357,8 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     for count in (1, 2, 3, 7, 16, 40, 67, 133):
         for pages in (1, SPLIT_PAGES):
             operands = TopkIndexerOperands(*rows(count, pages), torch.empty(count, 512).int())
-            config = launch_config(INDEXER, gpu_runner(GPU), 16, 512, by_score, False, count)
-            same = launch_config(INDEXER, emulator, 16, 512, by_score, False, count)
+            config = choose_launch(INDEXER, gpu_runner(GPU), 16, 512, by_score, False, count)
+            same = choose_launch(INDEXER, emulator, 16, 512, by_score, False, count)
             assert config[1:] == same[1:]
             config.function(*operands, *config[1:])
             same.function(*operands, *same[1:])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,11 +35,6 @@ def forward(
         sm_scale=sm_scale,
     )
     return out, lse, largest
-
-
-def prepare(operands: SparseMlaOutOperands, *, sm_scale: float) -> Callable[[], None]:
-    """`forward_out` of these tensors, to be called any number of times."""
-    return partial(forward_out, operands, sm_scale=sm_scale)
 
 
 def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:

@@ -76,7 +76,6 @@ class Emulator:
         self._device, self._arch, self._policy = device, arch, policy or Policy()
         self._on_finding, self._on_progress = on_finding, on_progress
         self._on_launch = on_launch
-        self.launches: dict[tuple[Any, ...], Any] = {}
         self.findings: list[Finding] = []
         self.setups: list[LaunchSetup] = []
         self.workspaces: dict[int, tuple[Tensor, ...]] = {}

@@ -30,27 +30,30 @@ Launch = Callable[..., Any]
 """A compiled function: see `kernels.attention.sm100.bwd.build.compile_backward`."""
 
 
-def backward(
+def bind(
     runner: Runner,
     operands: MlaBwdOperands,
     *,
     sm_scale: float,
     deterministic: bool,
     dkv_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor]]:
     """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
     plan = PLANS[operands.q.shape[1], deterministic]
     function = runner.function(MLA_BWD, plan)
     pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]
-    with runner.launching():
+
+    def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         return run(
             function,
-            operands,
+            MlaBwdOperands(*given),
             sm_scale=sm_scale,
             deterministic=deterministic,
             dkv_dtype=dkv_dtype,
             pairs=pairs,
         )
+
+    return runner.on_device(serve)
 
 
 def run(

@@ -29,7 +29,7 @@ def plan_for(num_heads: int) -> TargetPlan:
 def bind(
     runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
 ) -> Callable[[AttentionTargetOperands], Tensor]:
-    """`attention_target` of operands that differ from these only in their values."""
+    """P (S, topk) fp32 = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
     num_queries, topk = operands.indices.shape
     if not operands.kv.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).zero_()
@@ -52,10 +52,3 @@ def bind(
         return out
 
     return runner.on_device(serve)
-
-
-def attention_target(
-    runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
-) -> Tensor:
-    """P (S, topk) fp32 = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
-    return bind(runner, operands, sm_scale=sm_scale)(operands)

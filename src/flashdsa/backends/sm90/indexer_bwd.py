@@ -48,7 +48,7 @@ class Outputs(NamedTuple):
 def bind(
     runner: Runner, operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
 ) -> Callable[[IndexerBwdOperands], Gradients]:
-    """`backward` of operands that differ from these only in their values."""
+    """dq_index (S, H, 128), dk_index (S_kv, 128) in `dk_dtype`, d_weights (S, H)."""
     q, k, weights = operands[:3]
     if not q.shape[0] or not k.shape[0]:
         return partial(without_keys, dk_dtype=dk_dtype)
@@ -75,14 +75,6 @@ def bind(
         return dq, dk, dw if dense else dw.to(weights.dtype)
 
     return runner.on_device(serve)
-
-
-def backward(
-    runner: Runner, operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
-) -> Gradients:
-    """dq_index (S, H, 128), dk_index (S_kv, 128) in `dk_dtype`, d_weights (S, H)."""
-    bound = bind(runner, operands, deterministic=deterministic, dk_dtype=dk_dtype)
-    return bound(operands)
 
 
 def without_keys(operands: IndexerBwdOperands, dk_dtype: torch.dtype) -> Gradients:

@@ -23,21 +23,6 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
 
 
-def backward(
-    runner: Runner,
-    operands: MlaBwdOperands,
-    *,
-    sm_scale: float,
-    deterministic: bool,
-    dkv_dtype: torch.dtype,
-) -> Gradients:
-    """Gradients of one call."""
-    bound = bind(
-        runner, operands, sm_scale=sm_scale, deterministic=deterministic, dkv_dtype=dkv_dtype
-    )
-    return bound(operands)
-
-
 def bind(
     runner: Runner,
     operands: MlaBwdOperands,
@@ -46,7 +31,7 @@ def bind(
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> Callable[[MlaBwdOperands], Gradients]:
-    """`backward` of operands that differ from these only in their values."""
+    """Gradients of calls of these sizes."""
     kv, num_queries = operands.kv, operands.q.shape[0]
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)

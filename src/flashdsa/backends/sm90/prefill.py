@@ -22,20 +22,15 @@ from flashdsa.operands import PrefillOperands, TopkPrefillOperands
 from flashdsa.settings import Settings
 
 
-def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool) -> None:
+def bind(
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
+) -> Callable[[Sequence[Any]], None]:
     """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
     with `sorted` in descending score, by a second launch that sorts the lists.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
     device.
     """
-    bind(runner, operands, sorted=sorted)(operands)
-
-
-def bind(
-    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
-) -> Callable[[Sequence[Any]], None]:
-    """`topk_prefill` of operands that differ from these only in their values."""
     topk_indices = operands.topk_indices
     if not topk_indices.is_contiguous():
         raise UnsupportedError(
@@ -96,21 +91,8 @@ def bind_plan(
     return launch
 
 
-def launch(
-    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands, *topk_scores: Tensor
-) -> None:
-    """Launch any plan's kernel once; operands and scores as `bind_plan` has them."""
-    with runner.launching():
-        bind_plan(runner, plan, operands)(operands, *topk_scores)
-
-
-def logits(runner: Runner, operands: PrefillOperands) -> Tensor:
-    """Scores (S, S_kv) fp32, -inf outside each query's range. Bit-equal to what is ranked."""
-    return bind_logits(runner, operands)(operands)
-
-
 def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence[Any]], Tensor]:
-    """`logits` of operands that differ from these only in their values."""
+    """Scores (S, S_kv) fp32, -inf outside each query's range. Bit-equal to what is ranked."""
     queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
     empty_scores = runner.allocator(queries, keys, dtype=torch.float32)
     if queries and keys:
