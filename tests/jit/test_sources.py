@@ -140,4 +140,4 @@ def test_the_backwards_sources_are_its_own() -> None:
     module = module_of(MLA_BWD)
     kernels = PACKAGE / "kernels"
     own = {path for path in source_files(module) if path.is_relative_to(kernels)}
-    assert all(path.name == "__init__.py" or "sparse_mla" in path.parts for path in own)
+    assert all(path.name == "__init__.py" or "attention" in path.parts for path in own)

@@ -12,8 +12,8 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
-from flashdsa.kernels.attention.sm90.decode.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
@@ -195,7 +195,7 @@ MLA_BWD = KernelSpec(
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
-_SIDES = {"left": ("consume_left",), "right": ("consume_right",)}
+_CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
@@ -203,7 +203,7 @@ SPARSE_MLA_FWD = KernelSpec(
     plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
-    roles={"gather": ("gather_all",), **_SIDES},
+    roles={"gather": ("gather_all",), **_CONSUMERS},
 )
 SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
@@ -276,16 +276,16 @@ SPARSE_MLA_DECODE = KernelSpec(
     arch=SM90.name,
     operations=(Operation.SPARSE_MLA_FWD,),
     plans=(DecodePlan(), DecodePlan(packed=True)),
-    build="flashdsa.kernels.attention.sm90.decode.build:compile_decode",
+    build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
-    roles={"gather": ("gather",), **_SIDES},
+    roles={"gather": ("gather",), **_CONSUMERS},
 )
 SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     name="mla_decode_heads",
     arch=SM90.name,
     operations=(Operation.SPARSE_MLA_FWD,),
     plans=tuple(map(FewHeadsPlan, COLUMNS)),
-    build="flashdsa.kernels.attention.sm90.decode_few_heads.build:compile_few_heads",
+    build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
 )

@@ -20,8 +20,9 @@ from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla_decode import launch, spec_of
 from flashdsa.backends.sparse_mla_launches import with_results
-from flashdsa.kernels.attention.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs

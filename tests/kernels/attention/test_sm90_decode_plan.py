@@ -10,14 +10,10 @@ import torch
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for, serves
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_BYTES
-from flashdsa.kernels.attention.sm90.decode.plan import (
-    CLUSTER_SIZES,
-    DIM_GROUPS,
-    STAGED_AT,
-    DecodePlan,
-)
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.operands import SparseMlaOperands
 from flashdsa.plan import BudgetError
 from tests.support.subtests import CaseLoop
@@ -82,22 +78,24 @@ def test_few_queries_and_packed_rows_are_its_own(subtests: CaseLoop) -> None:
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
     for size in CLUSTER_SIZES:
         with subtests.test(size):
-            largest = -(-DIM_GROUPS // size)
-            assert size * ROWS * largest * 16 <= TILE_BYTES
+            plan = DecodePlan()
+            largest = -(-plan.dim_groups // size)
+            assert size * ROWS * largest * 16 <= plan.staged_at
 
 
 def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:
     """Other CTAs send while a CTA's consumers still add up their halves."""
     for size, columns in product(CLUSTER_SIZES, COLUMNS):
         with subtests.test(f"{size=}, {columns=}"):
-            (region, offset), _ = FewHeadsPlan(columns).halves
+            plan = FewHeadsPlan(columns)
+            (region, offset), _ = plan.halves
             assert region == "k"
-            assert size * -(-DIM_GROUPS // size) * columns * 16 <= offset
-            assert offset + 128 * (4 * columns // 2) * 4 <= STAGED_AT
+            assert size * -(-plan.dim_groups // size) * columns * 16 <= offset
+            assert offset + 128 * (4 * columns // 2) * 4 <= plan.staged_at
 
 
 @pytest.mark.parametrize("registers", [240, 216])
 def test_plans_are_held_against_the_architecture(registers: int) -> None:
     """216 would fit into the SM, not into what the CTA has at its launch."""
     with pytest.raises(BudgetError, match="registers"):
-        DecodePlan(left_registers=registers)
+        DecodePlan(consumer0_registers=registers)

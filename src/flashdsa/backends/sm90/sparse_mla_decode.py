@@ -11,9 +11,10 @@ from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_operands
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.decode.plan import CLUSTER_SIZES, MOST_CTAS, DecodePlan
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES, MOST_CTAS
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -32,7 +33,7 @@ def items_of(q: Tensor) -> int:
 def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
     """CTAs of an item: all clusters run at once and each CTA has the fewest tiles; the smallest
     such number. One if the items are more than the SMs."""
-    tiles = -(-topk // TILE_KEYS)
+    tiles = -(-topk // Tile().keys)
     fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 

@@ -12,23 +12,25 @@ from flashdsa.kernels.attention.union.members import members_bits
 from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
 
-def fake_operands(heads: int | None = None, *, packed: bool = False) -> Operands:
+def fake_operands(
+    heads: int | None = None, *, packed: bool = False, d_qk: int = D_QK, d_v: int = D_V
+) -> Operands:
     """Operands of a forward or a decode.
 
     Args:
         heads: of a query, where the plan says how many; None: any number.
-        packed: kv has packed rows.
+        packed: kv has packed rows. d_qk, d_v: columns of a key and of its value.
     """
     queries, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(5))
     rows = (queries, heads or cute.sym_int32())
-    row = (Uint8, (keys, KV_ROW_BYTES)) if packed else (BFloat16, (keys, D_QK))
+    row = (Uint8, (keys, KV_ROW_BYTES)) if packed else (BFloat16, (keys, d_qk))
     return Operands(
-        q=fake_tensor(BFloat16, (*rows, D_QK)),
+        q=fake_tensor(BFloat16, (*rows, d_qk)),
         kv=fake_tensor(*row),
         indices=fake_tensor(Int32, (queries, topk), 4),
         topk_length=fake_tensor(Int32, (lengths,), 4),
         attn_sink=fake_tensor(Float32, (sinks,), 4),
-        out=fake_tensor(BFloat16, (*rows, D_V)),
+        out=fake_tensor(BFloat16, (*rows, d_v)),
         lse=fake_tensor(Float32, rows, 4),
         sm_scale=Float32(1.0),
     )

@@ -1,1 +1,1 @@
-"""Parts of the Hopper attention kernels: tiles, softmax, products, gather, both consumers."""
+"""Common parts of the Hopper attention kernels: tiles, products, softmax, copies, consumers."""

@@ -1,86 +1,195 @@
-"""Both consumers of a step: issue its scores, announce them, merge the sums of an item."""
+"""Two consumers that share every step: each computes S and P of a tile, and half of O's dims.
 
-from typing import Any
+Consumer 0 has tile 0 and the low half of the dims, consumer 1 tile 1 and the high half. Each adds
+both tiles to its half of O: its own P comes from registers, the other one's from shared memory.
+"""
+
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, quad_reduce, row_of_thread
-from flashdsa.dsl.wgmma import along_k
-from flashdsa.hw import WARP_SIZE
+from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl.wgmma import along_k, along_n
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.context import StepContext
 from flashdsa.kernels.attention.sm90.core.products import (
+    multiply_others,
+    multiply_own,
     multiply_scores,
 )
 from flashdsa.kernels.attention.sm90.core.softmax import (
     Rows,
     Scale,
+    exponentiate,
+    mask_scores,
+    new_rows,
+    rescale_to_others,
+    rescale_to_own,
+    store_p,
 )
-from flashdsa.kernels.attention.sm90.core.tile import (
-    LEFT_PIECES,
-    RIGHT_PIECES,
-    ROWS,
-    TILE_BYTES,
-)
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
 SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""
+SUMS_FULL = ("sums0_full", "sums1_full")
+"""Barriers of each consumer's sums."""
 
 
-@cute.jit
-def arrive_warp(ctx: Any, name: cutlass.Constexpr, stage: cutlass.Constexpr = 0) -> None:
-    """Arrive once for the warp: whoever waits sees what its lanes did before."""
-    cute.arch.sync_warp()
-    if ctx.thread % WARP_SIZE == 0:
-        ctx.barriers(name).arrive(stage)
+class Registers(NamedTuple):
+    """Registers of a consumer's thread."""
+
+    s: cute.Tensor  # S of the consumer's tile, keys / 2 fp32
+    p: cute.Tensor  # P of it, words of two 16-bit numbers
+    out: cute.Tensor  # the consumer's half of O's dims, half_dims / 2 fp32
+    rows: Rows
+
+
+def new_registers(tile: Tile, with_largest: bool = False) -> Registers:
+    """Registers before the first key: O is 0."""
+    s = cute.make_rmem_tensor(tile.keys // 2, Float32)
+    p = cute.make_rmem_tensor(tile.keys // 4, Int32)
+    out = cute.make_rmem_tensor(tile.half_dims // 2, Float32)
+    out.fill(0.0)
+    return Registers(s, p, out, new_rows(with_largest))
+
+
+def values_of(ctx: StepContext, tile: int, consumer: int) -> Any:
+    """Descriptor of a tile's V, of the consumer's half of the dims."""
+    geometry = ctx.plan.tile
+    offset = tile * geometry.bytes + consumer * geometry.half_chunks * geometry.chunk_bytes
+    return along_n(ctx.arena.address("k") + offset)
+
+
+def p_address(ctx: StepContext, tile: int) -> Any:
+    """Address of a tile's P."""
+    region, offset = ctx.plan.p0 if tile == 0 else ("p", 0)
+    return ctx.arena.address(region) + offset
+
+
+def p_of(ctx: StepContext, tile: int) -> Any:
+    """Descriptor of a tile's P."""
+    return along_k(p_address(ctx, tile))
 
 
 @cute.jit
 def issue_scores(
-    ctx: Any, s: cute.Tensor, step: Int32, there: Any, pieces: cutlass.Constexpr
+    ctx: StepContext, s: cute.Tensor, step: Int32, is_needed: Any, slices: cutlass.Constexpr
 ) -> None:
-    """Issue pieces of S of tile 0 as one group; the decode's too.
+    """Consumer 0: issue slices of S of its tile as one group.
 
-    A step without `there` gives numbers that nobody uses: a branch around wgmmas would make ptxas
-    wait for each of them.
+    A step that is not needed gives numbers that nobody uses: a branch around wgmmas would make
+    ptxas wait for each of them.
     """
     q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
-    if there:
-        for piece in pieces:
-            # k0_full: the piece has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k0_full").wait(ctx.phase(step), piece)
+    if is_needed:
+        for slice_ in slices:
+            # k0_full: the slice has been copied by threads; the fence shows it to wgmma.
+            ctx.barriers("k0_full").wait(ctx.phase(step), slice_)
     cute.arch.fence_proxy("async.shared", space="cta")
-    for piece in pieces:
-        multiply_scores(s, q, k, piece, piece == 0, ctx.kind_of_piece(piece))
+    for slice_ in slices:
+        multiply_scores(ctx.plan.tile, s, q, k, slice_, slice_ == 0, ctx.kind_of_slice(slice_))
     warpgroup.commit_group()
 
 
 @cute.jit
-def compute_scores(ctx: Any, s: cute.Tensor, step: Int32) -> None:
-    """Compute S of tile 1: its right half first, which was freed first. The decode's too."""
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + TILE_BYTES)
-    for pieces in (RIGHT_PIECES, LEFT_PIECES):
-        for piece in pieces:
-            # k1_full: the piece has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k1_full").wait(ctx.phase(step), piece)
+def finish_scores(ctx: StepContext, step: Int32) -> None:
+    """Consumer 0: announce that all of the step's S is computed, so that consumer 1 may compute
+    its own; wait for the tile's masks."""
+    cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+    ctx.barriers("masks_full").wait(ctx.phase(step), 0)
+
+
+def wait_for_scores() -> None:
+    """Consumer 1: wait for consumer 0's scores, whose softmax then runs while it computes its
+    own."""
+    cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+
+
+@cute.jit
+def compute_scores(ctx: StepContext, s: cute.Tensor, step: Int32) -> None:
+    """Consumer 1: compute S of its tile, first of the high half, which was freed first; wait for
+    the tile's masks."""
+    tile = ctx.plan.tile
+    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + tile.bytes)
+    for slices in (tile.high_slices, tile.low_slices):
+        for slice_ in slices:
+            # k1_full: the slice has been copied by threads; the fence shows it to wgmma.
+            ctx.barriers("k1_full").wait(ctx.phase(step), slice_)
         cute.arch.fence_proxy("async.shared", space="cta")
-        for piece in pieces:
-            kind = ctx.kind_of_piece(piece)
-            multiply_scores(s, q, k, piece, piece == RIGHT_PIECES[0], kind)
+        for slice_ in slices:
+            is_first = slice_ == tile.high_slices[0]
+            multiply_scores(tile, s, q, k, slice_, is_first, ctx.kind_of_slice(slice_))
     warpgroup.commit_group()
     warpgroup.wait_group(0)
+    ctx.barriers("masks_full").wait(ctx.phase(step), 1)
 
 
-SUMS = ("left_sums", "right_sums")
-"""The barriers of the sides' sums."""
+@cute.jit
+def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
+    """Consumer 0, after S: compute P, publish it, add its product, and free the tile's low half.
+
+    Args:
+        v: descriptor of the tile's values.
+    """
+    mask_scores(ctx, r.s, scale, 0)
+    exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
+    # P may overwrite columns of the tile's keys: all four warps have their scores.
+    cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
+    store_p(ctx, r.p, r.rows, p_address(ctx, 0), 0)
+    ctx.barriers("p0_full").arrive()
+    rescale_to_own(r.out, r.rows, scale)
+    multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
+    warpgroup.wait_group(0)
+    arrive_warp(ctx.barriers("low_free"), 0, ctx.thread)
+
+
+@cute.jit
+def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
+    """Consumer 1, while the product with P of tile 0 runs: compute P, publish it, add its product,
+    and free both tiles' high halves.
+
+    Args:
+        v: descriptor of the tile's values.
+    """
+    mask_scores(ctx, r.s, scale, 1)
+    exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
+    # P of the step before: the other consumer was done with it before p0_full of this one.
+    store_p(ctx, r.p, r.rows, p_address(ctx, 1), 1)
+    ctx.barriers("p1_full").arrive()
+    warpgroup.wait_group(0)
+    arrive_warp(ctx.barriers("high_free"), 0, ctx.thread)
+    rescale_to_own(r.out, r.rows, scale)
+    multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
+    warpgroup.wait_group(0)
+    arrive_warp(ctx.barriers("high_free"), 1, ctx.thread)
+
+
+@cute.jit
+def issue_others(
+    ctx: StepContext, r: Registers, scale: Scale, tile: cutlass.Constexpr, p: Int32, v: Int32
+) -> None:
+    """Issue the product with the other consumer's P, which has come, against its maxima.
+
+    Args:
+        tile: the other consumer's. p, v: descriptors of its P and values.
+    """
+    rescale_to_others(ctx, r.out, r.rows, scale, tile)
+    multiply_others(ctx.plan.tile, r.out, p, v, ctx.kind)
 
 
 @cute.jit
 def merge_sums(
-    ctx: Any, rows: Rows, scale: Scale, items: Int32, side: cutlass.Constexpr
+    ctx: StepContext, rows: Rows, scale: Scale, items: Int32, consumer: cutlass.Constexpr
 ) -> list[Float32]:
-    """The rows' sums over both consumers' tiles, against O's maxima."""
-    own_sums, other_sums = SUMS[side], SUMS[1 - side]
+    """The rows' sums over both consumers' tiles, against O's maxima.
+
+    Args:
+        items: number that the CTA has ended before.
+    """
+    own_sums, other_sums = SUMS_FULL[consumer], SUMS_FULL[1 - consumer]
     shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
@@ -88,16 +197,16 @@ def merge_sums(
     # waited for that P.
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            shared[(side * 2) * ROWS + row + 8 * h] = own[h]
-            shared[(side * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
-            if cutlass.const_expr(side == 1 and rows.largest is not None):
+            shared[(consumer * 2) * ROWS + row + 8 * h] = own[h]
+            shared[(consumer * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
+            if cutlass.const_expr(consumer == 1 and rows.largest is not None):
                 ctx.arena.array("largest", Float32, ROWS)[row + 8 * h] = rows.largest[h]
     ctx.barriers(own_sums).arrive()
     ctx.barriers(other_sums).wait_for(items)
     sums = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        others = shared[(1 - side) * 2 * ROWS + row + 8 * h]
-        others_max = shared[((1 - side) * 2 + 1) * ROWS + row + 8 * h]
+        others = shared[(1 - consumer) * 2 * ROWS + row + 8 * h]
+        others_max = shared[((1 - consumer) * 2 + 1) * ROWS + row + 8 * h]
         sums.append(
             own[h] * exp2((rows.row_max[h] - rows.out_max[h]) * scale.factor)
             + others * exp2((others_max - rows.out_max[h]) * scale.factor)

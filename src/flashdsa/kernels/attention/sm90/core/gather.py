@@ -1,56 +1,107 @@
-"""Copy halves of a tile of keys into shared memory, a row's chunk by eight lanes."""
+"""Copies of keys and Q into shared memory: halves of a tile, a row of a chunk by eight lanes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import (
-    BF16,
-    CHUNK,
-    CHUNK_BYTES,
-    CHUNKS,
-    D_QK,
-    LEFT_PIECES,
-    PIECE_CHUNKS,
-    RIGHT_PIECES,
-    STEP_KEYS,
-    TILE_BYTES,
-    TILE_KEYS,
-)
+from flashdsa.dsl.pipeline import PipelineState, RingProducer
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, UNITS
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.tma import load_box
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.context import StepContext
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, Q_CHUNK_BYTES, Tile
+from flashdsa.plan.row_tiles import ROW_BYTES
 
-UNITS = CHUNK * BF16 // COPY_BYTES
-"""Copies of a row of a chunk, each by a lane."""
-ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
-"""Rows of which the role copies a chunk by one instruction."""
-TURNS = TILE_KEYS // ROWS_AT_ONCE
-SLOTS_A_LANE = STEP_KEYS // WARP_SIZE
-HALVES = (
-    (0, "left_free", LEFT_PIECES),
-    (0, "right_free", RIGHT_PIECES),
-    (1, "right_free", RIGHT_PIECES),
-    (1, "left_free", LEFT_PIECES),
-)
-"""Tile, barrier and pieces of each half, in the order in which the consumers free them."""
+
+class Half(NamedTuple):
+    """A half of a tile of a step."""
+
+    tile: int
+    free: str  # the barrier that says that it has been read
+    slices: tuple[int, ...]
+
+
+def halves_of_step(tile: Tile) -> tuple[Half, ...]:
+    """The halves in the order in which the consumers free them."""
+    low, high = ("low_free", tile.low_slices), ("high_free", tile.high_slices)
+    return Half(0, *low), Half(0, *high), Half(1, *high), Half(1, *low)
+
+
+class Copies(NamedTuple):
+    """This thread's part of each copy: 16 bytes of a row of a chunk."""
+
+    to: Int32  # address in the first chunk of tile 0
+    row: Int32  # of the rows that the role copies by one instruction
+    unit: Int32  # of the 16-byte units of a row of a chunk
+
+
+def copies_of_thread(ctx: StepContext) -> Copies:
+    """The thread's part."""
+    unit, row = ctx.thread % UNITS, ctx.thread // UNITS
+    return Copies(ctx.arena.address("k") + swizzled_128(row, unit), row, unit)
+
+
+def turns_of(tile: Tile) -> int:
+    """Instructions by which the role copies a chunk."""
+    return tile.keys // ROWS_AT_ONCE
+
+
+def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
+    """The kv row of which this thread copies 16 bytes: that of number `number` of a turn's keys.
+
+    Args:
+        slots: the lane's: lane, lane + 32, ...
+    """
+    return cute.arch.shuffle_sync(
+        slots[turn * ROWS_AT_ONCE // WARP_SIZE], turn * ROWS_AT_ONCE % WARP_SIZE + number
+    )
+
+
+def acquire(ctx: StepContext, half: Half, phase: Any) -> None:
+    """Wait until the consumer has read the half in the step before, and with it the masks."""
+    ring = RingProducer(ctx.barriers(f"k{half.tile}_full"), ctx.barriers(half.free))
+    ring.acquire(PipelineState(Int32(half.tile), phase))
 
 
 @cute.jit
 def copy_half(
-    role: Any, rows: list[Int32], to: Int32, unit: Int32, half: cutlass.Constexpr
+    ctx: StepContext, kv: cute.Tensor, rows: list[Int32], copies: Copies, half: cutlass.Constexpr
 ) -> None:
-    """Copy this thread's part of a half; each piece is announced when it has come."""
-    tile, _, pieces = HALVES[half]
-    for piece in pieces:
-        chunks = range(piece * PIECE_CHUNKS, min((piece + 1) * PIECE_CHUNKS, CHUNKS))
-        for turn in cutlass.range_constexpr(TURNS):
-            row = rows[tile * TURNS + turn]
-            at = tile * TILE_BYTES + turn * ROWS_AT_ONCE * CHUNK * BF16
+    """Copy this thread's part of a half; each slice is announced when it has come.
+
+    Args:
+        kv: (S_kv, d_qk) bf16. rows: of it, one a turn of both tiles.
+        half: number of the half in `halves_of_step`.
+    """
+    geometry = ctx.plan.tile
+    tile, _, slices = halves_of_step(geometry)[half]
+    turns = turns_of(geometry)
+    for slice_ in slices:
+        chunks = geometry.chunks_of(slice_)
+        for turn in cutlass.range_constexpr(turns):
+            row = rows[tile * turns + turn]
+            at = tile * geometry.bytes + turn * ROWS_AT_ONCE * ROW_BYTES
             copy_units(
-                to,
-                role.kv.iterator + (Int64(row) * D_QK + unit * (COPY_BYTES // BF16)),
+                copies.to,
+                kv.iterator + (Int64(row) * geometry.d_qk + copies.unit * (COPY_BYTES // BF16)),
                 row,
-                [(at + chunk * CHUNK_BYTES, chunk * CHUNK * BF16) for chunk in chunks],
+                [(at + chunk * geometry.chunk_bytes, chunk * ROW_BYTES) for chunk in chunks],
             )
-        arrive_when_copied(role.ctx.barriers(f"k{tile}_full").at(piece))
+        arrive_when_copied(ctx.barriers(f"k{tile}_full").at(slice_))
+
+
+@cute.jit
+def load_query(ctx: StepContext, q_map: Any, place: list[Any]) -> None:
+    """One thread, after it has announced Q's bytes: load an item's rows; those past the last one
+    become zeros.
+
+    Args:
+        q_map: tensor map, boxes of 64 rows of a chunk. place: its coordinates after the column's.
+    """
+    barrier = ctx.barriers("q_full")
+    for chunk in cutlass.range_constexpr(ctx.plan.tile.chunks):
+        to = ctx.arena.bytes("q") + chunk * Q_CHUNK_BYTES
+        load_box(to, q_map, [Int32(chunk * CHUNK), *place], barrier.at())

@@ -20,14 +20,9 @@ from flashdsa.dsl.fragments import (
     row_of_thread,
 )
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.products import OF_OUT, OF_SCORES, P_WORDS
-from flashdsa.kernels.attention.sm90.core.tile import (
-    CHUNK,
-    MASK_WORDS,
-    ROWS,
-    TILE_KEYS,
-    TILES,
-)
+from flashdsa.kernels.attention.sm90.core.context import StepContext
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
+from flashdsa.plan.row_tiles import ROW_BYTES
 
 LOG2_E = 1.4426950408889634
 LN_2 = 0.6931471805599453
@@ -78,28 +73,23 @@ def restart(rows: Rows) -> None:
         rows.largest.fill(NO_KEY)
 
 
-def read_masks(ctx: Any, tile: int) -> list[list[Int32]]:
+def read_masks(ctx: StepContext, tile: int) -> list[list[Int32]]:
     """Bits of the tile's valid keys, for each of the thread's rows."""
-    group = ctx.plan.group
-    masks = ctx.arena.array("masks", Int32, TILES * group * MASK_WORDS)
+    group, mask_words = ctx.plan.group, ctx.plan.tile.mask_words
+    masks = ctx.arena.array("masks", Int32, TILES * group * mask_words)
     found: list[list[Int32]] = []
     for h in range(THREAD_ROWS):
         query = (row_of_thread(ctx.thread) + 8 * h) // ctx.plan.group_heads if group > 1 else 0
-        first = (tile * group + query) * MASK_WORDS
+        first = (tile * group + query) * mask_words
         if h > 0 and ctx.plan.group_heads >= MMA_ROWS:
             found.append(found[0])  # both rows are of one query
         else:
-            found.append([masks[first + word] for word in range(MASK_WORDS)])
+            found.append([masks[first + word] for word in range(mask_words)])
     return found
 
 
-def read_flags(ctx: Any, tile: int) -> Any:
-    """Flags of the work after the step: LAST_OF_ITEM, LAST_OF_ALL."""
-    return ctx.arena.array("flags", Int32, TILES)[tile]
-
-
 @cute.jit
-def mask_scores(ctx: Any, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
+def mask_scores(ctx: StepContext, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr) -> None:
     """Set scores of keys that are not valid to NO_KEY; apply the scale's sign."""
     masks = read_masks(ctx, tile)
     every = Int32(-1)
@@ -109,7 +99,7 @@ def mask_scores(ctx: Any, s: cute.Tensor, scale: Scale, tile: cutlass.Constexpr)
     if every != -1 or scale.negative:
         first = ctx.thread % 4 * 2
         sign = Float32(-1.0) if scale.negative else Float32(1.0)
-        for i in cutlass.range_constexpr(OF_SCORES):
+        for i in cutlass.range_constexpr(cute.size(s)):
             column = i // 4 * 8 + i % 2
             word = masks[i // 2 % THREAD_ROWS][column // 32]
             s[i] = s[i] * sign
@@ -133,7 +123,7 @@ def exponentiate(
     large it is. The code has no branch: one more, never taken, cost 3% of the kernel's time.
     """
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        of_row = [i for i in range(OF_SCORES) if i // 2 % THREAD_ROWS == h]
+        of_row = [i for i in range(cute.size(s)) if i // 2 % THREAD_ROWS == h]
         top = s[of_row[0]]
         for i in of_row[1:]:
             top = cute.arch.fmax(top, s[i])
@@ -147,21 +137,21 @@ def exponentiate(
             s[i] = exp2((s[i] - new) * scale.factor)
             total += s[i]
         rows.row_max[h], rows.row_sum[h] = new, total
-    for word in cutlass.range_constexpr(P_WORDS):
+    for word in cutlass.range_constexpr(cute.size(p)):
         p[word] = pack(s[2 * word], s[2 * word + 1], kind)
 
 
 @cute.jit
-def store_p(ctx: Any, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
+def store_p(ctx: StepContext, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr) -> None:
     """Store P to a swizzled chunk in shared memory, and its maxima."""
     lane = ctx.thread % WARP_SIZE
     row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
-    for block in cutlass.range_constexpr(TILE_KEYS // MMA_ROWS):
+    for block in cutlass.range_constexpr(ctx.plan.tile.keys // MMA_ROWS):
         unit = (2 * block + lane // MMA_ROWS) ^ (lane % 8)
         cute.arch.inline_ptx(
             "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
             read_only_args=[
-                address + row * (CHUNK * 2) + unit * 16,
+                address + row * ROW_BYTES + unit * 16,
                 *(p[4 * block + i] for i in range(4)),
             ],
         )
@@ -175,7 +165,7 @@ def store_p(ctx: Any, p: Any, rows: Rows, address: Any, tile: cutlass.Constexpr)
 
 def multiply_rows(out: Any, factors: Any) -> None:
     """Multiply O by a factor for each of the thread's rows."""
-    for i in range(OF_OUT):
+    for i in range(cute.size(out)):
         out[i] = out[i] * factors[i // 2 % THREAD_ROWS]
 
 
@@ -194,8 +184,8 @@ def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
     rescale(out, rows, [rows.row_max[h] for h in range(THREAD_ROWS)], scale)
 
 
-def rescale_to_others(ctx: Any, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
-    """Rescale O to the maxima of the other consumer's P; this one's are no less from here on."""
+def rescale_to_others(ctx: StepContext, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
+    """Rescale O to the maxima of the other consumer's P; this one's become no less."""
     maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
     first = tile * ROWS + row_of_thread(ctx.thread)
     theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]

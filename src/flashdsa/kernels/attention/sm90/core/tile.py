@@ -13,12 +13,14 @@ CHUNK = CHUNK_COLUMNS
 """bf16 in a span of the 128-byte swizzle: columns of a chunk."""
 ROWS = 64
 """(query, head) pairs of a work item: the M of a wgmma."""
+Q_CHUNK_BYTES = ROWS * ROW_BYTES
+"""Bytes of a chunk of Q."""
 TILES = 2
 """Key tiles of a step: one for each consumer's scores."""
 SLICE_CHUNKS = 2
-LAST_OF_ITEM = 1
+LAST_STEP_OF_ITEM = 1
 """Flag of a step: no step of its work item follows."""
-LAST_OF_ALL = 2
+LAST_STEP_OF_CTA = 2
 """Flag of a step: none of the CTA's follows."""
 
 
@@ -67,6 +69,11 @@ class Tile:
         return self.chunks * self.chunk_bytes
 
     @property
+    def q_bytes(self) -> int:
+        """Bytes of Q of an item, in chunks likewise."""
+        return self.chunks * Q_CHUNK_BYTES
+
+    @property
     def half_dims(self) -> int:
         """Dims of half of the value: those of one consumer."""
         return self.d_v // 2
@@ -109,17 +116,3 @@ class Tile:
     def p_bytes(self) -> int:
         """Bytes of P of a tile: 16-bit, of each row."""
         return ROWS * self.keys * BF16
-
-
-D_QK, D_V, TILE_KEYS = problem.D_QK, problem.D_V, 64
-STEP_KEYS = TILES * TILE_KEYS
-CHUNK_BYTES = TILE_KEYS * CHUNK * BF16
-CHUNKS = D_QK // CHUNK
-TILE_BYTES = CHUNKS * CHUNK_BYTES
-LEFT_CHUNKS = D_V // CHUNK // 2
-HALF_DIMS = D_V // 2
-PIECE_CHUNKS = 2
-PIECES = -(-CHUNKS // PIECE_CHUNKS)
-LEFT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS))
-RIGHT_PIECES = tuple(range(LEFT_CHUNKS // PIECE_CHUNKS, PIECES))
-MASK_WORDS = TILE_KEYS // 32

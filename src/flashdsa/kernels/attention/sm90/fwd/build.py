@@ -21,11 +21,12 @@ def compile_forward(plan: FwdPlan) -> Any:
     `Operands`, max_logits, num_ctas, and of a group rows, members and counts; see
     `launch_forward`."""
     grouped = plan.group > 1
+    heads = plan.group_heads if grouped else None
     return cute.compile(
         launch_forward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        *fake_operands(plan.group_heads if grouped else None),
+        *fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v),
         fake_max_logits(),
         Int32(1),
         *(fake_lists(plan.group)[:3] if grouped else ()),

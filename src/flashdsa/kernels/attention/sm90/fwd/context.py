@@ -2,11 +2,14 @@
 
 from typing import Any, NamedTuple
 
-from cutlass import Int32
+import cutlass
+from cutlass import Int32, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.fragments import BF16_KIND
 from flashdsa.dsl.pipeline import Barriers
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 
 
@@ -28,8 +31,13 @@ class Context(NamedTuple):
         """The compile-time plan."""
         return self.arena.plan
 
-    def kind_of_piece(self, piece: int) -> str:
-        """Kind of a piece's columns in the products."""
+    @property
+    def kind(self) -> str:
+        """Kind of P and V in the products."""
+        return BF16_KIND
+
+    def kind_of_slice(self, slice_: int) -> str:
+        """Kind of a slice's columns of Q and K in the products."""
         return BF16_KIND
 
     def barriers(self, name: str) -> Barriers:
@@ -39,3 +47,24 @@ class Context(NamedTuple):
     def phase(self, step: Any) -> Int32:
         """The phase that step number `step` of the CTA completes, of every barrier but Q's."""
         return self.barriers("p0_full").state(step).phase
+
+    def flags(self, tile: int) -> Any:
+        """A tile's flags of the step, LAST_STEP_OF_ITEM and LAST_STEP_OF_CTA."""
+        return self.arena.array("flags", Int32, TILES)[tile]
+
+
+@cute.jit
+def locate(lse: cute.Tensor, arena: Arena) -> Context:
+    """This thread's context."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    queries = Int32(lse.shape[0])
+    group = arena.plan.group
+    if cutlass.const_expr(group > 1):
+        blocks = Int32(1)
+        num_items = (queries + group - 1) // group
+    else:
+        blocks = (Int32(lse.shape[1]) + ROWS - 1) // ROWS
+        num_items = queries * blocks
+    return Context(arena, cta, num_ctas, num_items, blocks, thread % WARPGROUP_SIZE)

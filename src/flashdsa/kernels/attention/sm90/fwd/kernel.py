@@ -2,15 +2,14 @@
 
 Steps of two tiles of 64 keys; halves of the tiles are freed, and filled again, once they are read.
 
-gather                | left                        | right
+gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
 Q, both tiles         | S0 = Q K0^T                 |
                       | P0 = exp2(S0) -> shared     | S1 = Q K1^T
-                      | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
-tile 0 left, right    |                             |     P1 = exp2(S1) -> shared
-                      | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
-tile 1 right, left    |     and after it the        |
-                      |     next step's S0          |
+                      | O += P0 V0, low dims        | O += P0 V0, high dims, meanwhile
+tile 0 low, high      |                             |     P1 = exp2(S1) -> shared
+                      | O += P1 V1, low dims        | O += P1 V1, high dims
+tile 1 high, low      |     then the next step's S0 |
 """
 
 from typing import Any
@@ -19,20 +18,18 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.arena import allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, D_QK, ROWS
-from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.epilogue import Output
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
+from flashdsa.kernels.attention.sm90.fwd.context import locate
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.fwd.left import Left, consume_left
-from flashdsa.kernels.attention.sm90.fwd.right import Right, consume_right
 from flashdsa.kernels.attention.union.launch import Lists, launch_union
 
-GATHER, LEFT, RIGHT = range(3)
+GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
 
 
@@ -66,33 +63,16 @@ def forward_kernel(
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(lse, arena)
         gather_all(Gatherer(ctx, q_map.get_ptr(), kv, slots, num_slots, members))
-    elif group == LEFT:
-        cute.arch.setmaxregister_increase(plan.left.registers)
+    elif group == CONSUMER0:
+        cute.arch.setmaxregister_increase(plan.consumer0.registers)
         ctx = locate(lse, arena)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_left(Left(ctx, Output(ctx, out, lse, max_logits, attn_sink, scale), scale))
+        consume0(Consumer(ctx, out, lse, max_logits, attn_sink, scale))
     else:
-        cute.arch.setmaxregister_increase(plan.right.registers)
+        cute.arch.setmaxregister_increase(plan.consumer1.registers)
         ctx = locate(lse, arena)
         scale = make_scale(sm_scale * LOG2_E)
-        consume_right(Right(ctx, Output(ctx, out, lse, max_logits, attn_sink, scale), scale))
-
-
-@cute.jit
-def locate(lse: cute.Tensor, arena: Arena) -> Context:
-    """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    queries = Int32(lse.shape[0])
-    group = arena.plan.group
-    if cutlass.const_expr(group > 1):
-        blocks = Int32(1)
-        num_items = (queries + group - 1) // group
-    else:
-        blocks = (Int32(lse.shape[1]) + ROWS - 1) // ROWS
-        num_items = queries * blocks
-    return Context(arena, cta, num_ctas, num_items, blocks, thread % WARPGROUP_SIZE)
+        consume1(Consumer(ctx, out, lse, max_logits, attn_sink, scale))
 
 
 @cute.jit
@@ -114,8 +94,8 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         lists = Lists(*of_group)
         launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
         slots = lists.rows, lists.counts, lists.members
-        rows = x.q.shape[0] * plan.group_heads
-        flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, D_QK), stride=(D_QK, 1)))
+        rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
+        flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))
         q_map = make(flat, box_dims=(ROWS, CHUNK), swizzle=wide)
     else:
         slots = x.indices, x.topk_length, None

@@ -6,16 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import (
-    BF16,
-    FP32,
-    MASK_WORDS,
-    PIECES,
-    ROWS,
-    TILE_BYTES,
-    TILE_KEYS,
-    TILES,
-)
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 GROUPS = (1, 2, 4, 8)
@@ -31,6 +22,7 @@ class FwdPlan(Sm90Plan):
         max_logits: the largest logits are written, which takes 0.8% more time.
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
+        tile: of keys.
     """
 
     group: int = 1
@@ -38,6 +30,7 @@ class FwdPlan(Sm90Plan):
     gather_registers: int = 72
     consumer_registers: int = 216
     lazy_log2: float = 8.0
+    tile: Tile = Tile()
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
@@ -61,16 +54,24 @@ class FwdPlan(Sm90Plan):
         return ROWS // self.group
 
     @property
+    def p0(self) -> tuple[str, int]:
+        """Region, and offset in it, of P of tile 0: the tile's RoPE chunk, which no product with V
+        reads."""
+        return "k", self.tile.value_chunks * self.tile.chunk_bytes
+
+    @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        masks = TILES * self.group * MASK_WORDS * 4
+        tile = self.tile
+        masks = TILES * self.group * tile.mask_words * 4
+        chunks = f"{tile.chunks} x [64, 64] SW128"
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
         return [
-            SmemRegion("q", TILE_BYTES, 1024, "Q of an item, 9 x [64, 64] SW128"),
+            SmemRegion("q", tile.q_bytes, 1024, f"Q of an item, {chunks}"),
             SmemRegion(
-                "k", TILES * TILE_BYTES, 1024, "keys of a step likewise; P of tile 0 besides"
+                "k", TILES * tile.bytes, 1024, "keys of a step likewise; P of tile 0 besides"
             ),
-            SmemRegion("p", ROWS * TILE_KEYS * BF16, 1024, "P of tile 1, bf16, [64, 64] SW128"),
+            SmemRegion("p", tile.p_bytes, 1024, "P of tile 1, bf16, [64, 64] SW128"),
             SmemRegion("masks", masks, 16, "valid keys: a bit each, a tile and query"),
             SmemRegion("flags", TILES * 4, 8, "what follows the step, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
@@ -87,22 +88,22 @@ class FwdPlan(Sm90Plan):
 
     @property
     @cache  # noqa: B019 - plans are few
-    def left(self) -> Role:
+    def consumer0(self) -> Role:
         """Warpgroup 1."""
-        does = "S and P of tile 0, O's dims 0-255, lse"
-        return Role("left", WARPGROUP_SIZE, self.consumer_registers, does)
+        does = "S and P of tile 0, O's low dims, lse"
+        return Role("consumer0", WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
-    def right(self) -> Role:
+    def consumer1(self) -> Role:
         """Warpgroup 2."""
-        does = "S and P of tile 1, O's dims 256-511"
-        return Role("right", WARPGROUP_SIZE, self.consumer_registers, does)
+        does = "S and P of tile 1, O's high dims"
+        return Role("consumer1", WARPGROUP_SIZE, self.consumer_registers, does)
 
     @property
     def roles(self) -> tuple[Role, ...]:
         """The warpgroups, in thread order."""
-        return self.gather, self.left, self.right
+        return self.gather, self.consumer0, self.consumer1
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -114,28 +115,22 @@ class FwdPlan(Sm90Plan):
         compute-sanitizer's racecheck does not see what a warp's lanes did before one of them
         arrives for all. That costs no time.
         """
-        gather, left, right = self.roles
-        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        gather, zero, one = self.roles
+        thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        slices, q_bytes = self.tile.slices, self.tile.q_bytes
         return (
-            Barrier("k0_full", PIECES, gather, every, left, 0, "a piece of tile 0 is there"),
-            Barrier("k1_full", PIECES, gather, every, right, 0, "a piece of tile 1 is there"),
-            Barrier(
-                "notes", TILES, gather, one, left, 0, "a tile's masks and flags are there",
-                also_awaited_by=(right,),
-            ),
-            Barrier("left_free", TILES, left, warps, gather, 0, "a tile's left half has been read"),
-            Barrier(
-                "right_free", TILES, right, warps, gather, 0, "a tile's right half has been read"
-            ),
-            Barrier(
-                "q_full", 1, gather, one, left, TILE_BYTES, "Q is there", also_awaited_by=(right,)
-            ),
-            Barrier(
-                "q_free", 1, left, warps, gather, 0, "the item's scores are computed",
-                also_produced_by=right,
-            ),
-            Barrier("p0_full", 1, left, every, right, 0, "P of tile 0 and its maxima are there"),
-            Barrier("p1_full", 1, right, every, left, 0, "P of tile 1 and its maxima are there"),
-            Barrier("left_sums", 1, left, every, right, 0, "left's sums of the item are there"),
-            Barrier("right_sums", 1, right, every, left, 0, "right's sums of the item are there"),
+            Barrier("k0_full", slices, gather, every, zero, 0, "a slice of tile 0 has come"),
+            Barrier("k1_full", slices, gather, every, one, 0, "a slice of tile 1 has come"),
+            Barrier("masks_full", TILES, gather, thread, zero, 0,
+                    "a tile's masks and flags are stored", also_awaited_by=(one,)),
+            Barrier("low_free", TILES, zero, warps, gather, 0, "a tile's low half has been read"),
+            Barrier("high_free", TILES, one, warps, gather, 0, "a tile's high half has been read"),
+            Barrier("q_full", 1, gather, thread, zero, q_bytes, "Q has come",
+                    also_awaited_by=(one,)),
+            Barrier("q_free", 1, zero, warps, gather, 0, "the item's scores are computed",
+                    also_produced_by=one),
+            Barrier("p0_full", 1, zero, every, one, 0, "P of tile 0 and its maxima are stored"),
+            Barrier("p1_full", 1, one, every, zero, 0, "P of tile 1 and its maxima are stored"),
+            Barrier("sums0_full", 1, zero, every, one, 0, "consumer0's sums are stored"),
+            Barrier("sums1_full", 1, one, every, zero, 0, "consumer1's sums are stored"),
         )  # fmt: skip

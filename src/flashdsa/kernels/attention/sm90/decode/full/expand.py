@@ -13,35 +13,18 @@ their destinations are free was slower: such loads pass the first-level cache, w
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Int32, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.pipeline import PipelineState, RingProducer
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.gather import ROWS_AT_ONCE, TURNS
-from flashdsa.kernels.attention.sm90.core.tile import (
-    BF16,
-    CHUNK,
-    CHUNK_BYTES,
-    CHUNKS,
-    MASK_WORDS,
-    PIECES,
-    TILE_BYTES,
-    TILES,
-)
-from flashdsa.kernels.attention.sm90.decode.context import steps_of
-from flashdsa.kernels.attention.sm90.decode.gather import (
-    Gatherer,
-    find_extent,
-    last_slots,
-    load_query,
-    read_slots,
-    row_of_turn,
-    write_note,
-)
-from flashdsa.kernels.attention.sm90.decode.scales import (
+from flashdsa.kernels.attention.sm90.core.gather import row_of_turn, turns_of
+from flashdsa.kernels.attention.sm90.core.tile import TILES
+from flashdsa.kernels.attention.sm90.decode.full.gather import load_rows_of_query, store_masks
+from flashdsa.kernels.attention.sm90.decode.full.scales import (
     Factors,
     both_of_sum,
     expand_word,
@@ -50,16 +33,25 @@ from flashdsa.kernels.attention.sm90.decode.scales import (
     take_power,
     take_sum,
 )
-from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
+from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
+from flashdsa.kernels.attention.sm90.decode.shared.gather import (
+    Gatherer,
+    find_extent,
+    last_slots,
+    load_or_zero,
+    read_slots,
+    row_address,
+)
+from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_SCALES_AT
 
-ROPE_PIECE = PIECES - 1
 UNIT_WORDS = COPY_BYTES // 4
-TURN_BYTES = ROWS_AT_ONCE * CHUNK * BF16
+TURN_BYTES = ROWS_AT_ONCE * ROW_BYTES
 """Bytes from a thread's key in a chunk to its next one."""
 WARP_ROWS = ROWS_AT_ONCE // 4
 """Keys of which a warp loads stretches at once."""
 HALVES = 2
-"""Halves of a tile; tile 0's left one is freed first, tile 1's right one."""
+"""Halves of a tile; tile 0's low one is freed first, tile 1's high one."""
 GROUPS = 2
 """Groups of a half."""
 
@@ -68,12 +60,12 @@ class Half(NamedTuple):
     """Half of a tile, which is requested and expanded at once."""
 
     tile: Int32
-    right: Int32  # 1: dims 256-511
+    high: Int32  # 1: the high half
 
     @property
     def group(self) -> Int32:
         """Its first one."""
-        return self.right * GROUPS
+        return self.high * GROUPS
 
 
 class Place(NamedTuple):
@@ -96,35 +88,12 @@ def copy_rope(
     role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, tile: Int32
 ) -> None:
     """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
-    to = role.ctx.arena.address("k") + tile * TILE_BYTES + swizzled_128(place.key, place.unit)
-    for turn in cutlass.range_constexpr(TURNS):
-        at = turn * TURN_BYTES + (CHUNKS - 1) * CHUNK_BYTES
+    geometry = role.ctx.plan.tile
+    to = role.ctx.arena.address("k") + tile * geometry.bytes + swizzled_128(place.key, place.unit)
+    for turn in cutlass.range_constexpr(turns_of(geometry)):
+        at = turn * TURN_BYTES + geometry.value_chunks * geometry.chunk_bytes
         copy_units(to, sources[turn], rows[turn], [(at, KV_ROPE_AT)], 128)
-    arrive_when_copied(role.ctx.tile_full(tile).at(ROPE_PIECE))
-
-
-def row_address(role: Gatherer, row: Any) -> Any:
-    """Address of a packed row; meaningless if the row is negative."""
-    return role.kv.iterator + Int64(row) * KV_ROW_BYTES
-
-
-def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
-    """Load 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
-
-    The first-level cache has no room: rows are read once.
-    """
-    results = ", ".join(f"{{$w{i}}}" for i in range(words))
-    zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
-    return list(
-        cute.arch.inline_ptx(
-            "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
-            + zeros
-            + f"@valid ld.global.nc.L1::no_allocate.L2::128B.v{words}.b32 {{{results}}}, "
-            f"[{{$r0}} + {offset}]; }}",
-            write_only_types=[Int32] * words,
-            read_only_args=[address, row],
-        )
-    )
+    arrive_when_copied(role.ctx.tile_full(tile).at(geometry.slices - 1))
 
 
 @cute.jit
@@ -137,13 +106,14 @@ def copy_groups(
         rows, sources: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes.
     """
     to = bytes_of_half(role, place, half)
-    for turn in cutlass.range_constexpr(TURNS):
-        at = turn * TURN_BYTES + CHUNK_BYTES
+    tile = role.ctx.plan.tile
+    for turn in cutlass.range_constexpr(turns_of(tile)):
+        at = turn * TURN_BYTES + tile.chunk_bytes
         copy_units(
             to,
             sources[turn] + half.group * KV_GROUP,
             rows[turn],
-            [(at + 2 * i * CHUNK_BYTES, i * KV_GROUP) for i in range(GROUPS)],
+            [(at + 2 * i * tile.chunk_bytes, i * KV_GROUP) for i in range(GROUPS)],
             128,
         )
     cute.arch.cp_async_commit_group()
@@ -157,9 +127,9 @@ def bytes_at(place: Place) -> Any:
 def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
     """Address that the thread's 16 bytes of its first key would have in the first chunk of a
     half."""
-    chunk = 2 * half.group
+    chunk, tile = 2 * half.group, role.ctx.plan.tile
     k = role.ctx.arena.address("k")
-    return k + half.tile * TILE_BYTES + chunk * CHUNK_BYTES + bytes_at(place)
+    return k + half.tile * tile.bytes + chunk * tile.chunk_bytes + bytes_at(place)
 
 
 @cute.jit
@@ -167,9 +137,10 @@ def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexp
     """Load this thread's words of a part, which it has copied. `number`: of the group in its
     half."""
     at = bytes_of_half(role, place, half)
+    tile = role.ctx.plan.tile
     words = []
-    for turn in cutlass.range_constexpr(TURNS):
-        unit = load_words(at + (2 * number + 1) * CHUNK_BYTES + turn * TURN_BYTES, Int32)
+    for turn in cutlass.range_constexpr(turns_of(tile)):
+        unit = load_words(at + (2 * number + 1) * tile.chunk_bytes + turn * TURN_BYTES, Int32)
         words += [unit[i] for i in range(UNIT_WORDS)]
     return words
 
@@ -202,7 +173,8 @@ def write_part(
 ) -> None:
     """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
     places = places_of_part(role, place, half, number)
-    for turn in cutlass.range_constexpr(TURNS):
+    turns = turns_of(role.ctx.plan.tile)
+    for turn in cutlass.range_constexpr(turns):
         nearest, rest = both_of_sum(sums[turn])
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
@@ -210,7 +182,7 @@ def write_part(
             to = places[side] + turn * TURN_BYTES
             store_words(to, values[UNIT_WORDS * side : UNIT_WORDS * (side + 1)])
     if factors.small:
-        for turn in cutlass.range(TURNS, unroll=1):
+        for turn in cutlass.range(turns, unroll=1):
             power = take_power(factors, owner_of(place, turn, half), number)
             for side in cutlass.range_constexpr(2):
                 to = places[side] + turn * TURN_BYTES
@@ -219,21 +191,21 @@ def write_part(
     role.ctx.tile_full(half.tile).arrive(half.group + number)
 
 
-def take_sums(factors: Factors, place: Place, half: Half, number: int) -> list[Any]:
+def take_sums(factors: Factors, place: Place, half: Half, number: int, turns: int) -> list[Any]:
     """All lanes: the sums of the thread's keys in a part."""
-    return [take_sum(factors, owner_of(place, turn, half), number) for turn in range(TURNS)]
+    return [take_sum(factors, owner_of(place, turn, half), number) for turn in range(turns)]
 
 
 def places_of_part(role: Gatherer, place: Place, half: Half, number: int) -> list[Any]:
     """Addresses of the values of the thread's first key: twice 16 bytes of a chunk."""
-    chunk = 2 * (half.group + number) + place.unit // 4
-    base = role.ctx.arena.address("k") + half.tile * TILE_BYTES + chunk * CHUNK_BYTES
+    chunk, tile = 2 * (half.group + number) + place.unit // 4, role.ctx.plan.tile
+    base = role.ctx.arena.address("k") + half.tile * tile.bytes + chunk * tile.chunk_bytes
     return [base + swizzled_128(place.key, place.unit % 4 * 2 + side) for side in range(2)]
 
 
 def owner_of(place: Place, turn: Any, half: Half) -> Any:
     """The lane that has the scales of the thread's key of a turn; see `load_scales`."""
-    return (turn * WARP_ROWS + place.key % WARP_ROWS) * 2 + half.right
+    return (turn * WARP_ROWS + place.key % WARP_ROWS) * 2 + half.high
 
 
 @cute.jit
@@ -244,25 +216,27 @@ def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, ste
         slots: the lane's of the tile: lane, lane + 32.
     """
     ctx = role.ctx
-    rows = [row_of_turn(slots, turn, place.key) for turn in range(TURNS)]
+    turns = turns_of(ctx.plan.tile)
+    rows = [row_of_turn(slots, turn, place.key) for turn in range(turns)]
     sources = [row_address(role, row) + place.unit * COPY_BYTES for row in rows]
     for number in cutlass.range_constexpr(HALVES):
         half = Half(tile, number ^ tile)
-        # The consumer has read the half in the step before, and with it the note.
-        ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.right))
+        # The consumer has read the half in the step before, and with it the masks.
+        ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.high))
         ring.acquire(PipelineState(tile, ctx.phase(step)))
         copy_groups(role, rows, sources, place, half)
     copy_rope(role, rows, sources, place, tile)
     if ctx.thread // WARP_SIZE == tile:
-        write_note(role, slots, ctx.thread % WARP_SIZE, tile)
+        store_masks(role, slots, ctx.thread % WARP_SIZE, tile)
 
 
 @cute.jit
 def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> None:
     """Expand this thread's share of a tile, as its halves come."""
+    turns = turns_of(role.ctx.plan.tile)
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
-        sums = [take_sums(factors, place, half, i) for i in range(GROUPS)]
+        sums = [take_sums(factors, place, half, i, turns) for i in range(GROUPS)]
         if number == 0:
             cute.arch.cp_async_wait_group(1)
         else:
@@ -281,19 +255,20 @@ def gather_packed_rows(role: Gatherer) -> None:
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     place = place_of(ctx.thread)
-    load_query(role)
+    mask_words = ctx.plan.tile.mask_words
+    load_rows_of_query(role)
     slots = read_slots(role, Int32(0), lane)
     last = last_slots(role, ctx.num_steps, lane)
-    scales = load_scales(role, slots[:MASK_WORDS])
+    scales = load_scales(role, slots[:mask_words])
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
-        ahead = read_slots(role, step + 1, lane)
+        next_slots = read_slots(role, step + 1, lane)
         for tile in cutlass.range(cutlass.min(num_tiles - step * TILES, TILES), unroll=1):
-            of_tile, of_next = slots[:MASK_WORDS], slots[MASK_WORDS:]
+            of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
-                of_tile, of_next = slots[MASK_WORDS:], ahead[:MASK_WORDS]
+                of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             copy_tile(role, of_tile, place, tile, step)
             factors = factors_of_scales(scales)
             scales = load_scales(role, of_next)
             expand_tile(role, factors, place, tile)
-        slots = ahead
+        slots = next_slots

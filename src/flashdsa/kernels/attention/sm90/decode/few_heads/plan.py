@@ -5,29 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import CHUNKS, D_V, FP32, ROWS, TILE_KEYS
-from flashdsa.kernels.attention.sm90.decode.plan import (
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
-    DIM_GROUPS,
     GROUP_BYTES,
     MOST_CTAS,
     STATISTICS,
+    ClusterPlan,
 )
-from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion, registers_each
-from flashdsa.problem import KV_GROUP, KV_ROW_BYTES
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.problem import KV_ROW_BYTES, KV_SCALES
 
 CONSUMERS = 2
 """Warpgroups that multiply; each takes every other tile of 64 keys."""
 PIECE_KEYS = WARP_SIZE
 """Keys that a warp asks for, a lane each."""
-TILE_PIECES = TILE_KEYS // PIECE_KEYS
-GROUPS = D_V // KV_GROUP
-"""Scales of a packed row."""
 COLUMNS = (16, 32)
 """Heads that a kernel may be compiled for."""
-CHUNK_ROW = 128
-"""Bytes of a row of an operand with the 128-byte swizzle."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 PIECE_BYTES = PIECE_KEYS * KV_ROW_BYTES
 """Bytes of a stage. A row is an odd multiple of 16 bytes, so that eight of them are in all
@@ -35,40 +31,34 @@ banks."""
 
 
 @dataclass(frozen=True)
-class FewHeadsPlan(Sm90Plan):
+class FewHeadsPlan(ClusterPlan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
         columns: heads of an item, one of COLUMNS.
         gather_registers, math_registers: of a thread.
         lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
+        tile: of keys.
     """
 
     columns: int = 16
     gather_registers: int = 24
     math_registers: int = 240
     lazy_log2: float = 8.0
+    tile: Tile = Tile()
 
     packed = True
     """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""
 
-    def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
-        # setmaxnreg hands out only the registers that the CTA has at its launch.
-        self.check(self.threads * registers_each(self.threads, SM90.registers))
-
     @property
     def group_heads(self) -> int:
-        """Rows of an item, as in the decode's plan."""
+        """Heads of an item."""
         return self.columns
 
-    def items(self, num_heads: int) -> int:
-        """Work items of a query."""
-        return -(-num_heads // self.group_heads)
+    @property
+    def tile_pieces(self) -> int:
+        """Pieces of a tile."""
+        return self.tile.keys // PIECE_KEYS
 
     @property
     def stages(self) -> int:
@@ -83,7 +73,7 @@ class FewHeadsPlan(Sm90Plan):
     @property
     def operand_bytes(self) -> int:
         """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
-        return self.columns * CHUNK_ROW
+        return self.columns * ROW_BYTES
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -94,7 +84,7 @@ class FewHeadsPlan(Sm90Plan):
     @property
     def received_bytes(self) -> int:
         """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
-        groups = max(size * -(-DIM_GROUPS // size) for size in CLUSTER_SIZES)
+        groups = max(size * -(-self.dim_groups // size) for size in CLUSTER_SIZES)
         return groups * GROUP_BYTES * self.columns
 
     @property
@@ -105,13 +95,14 @@ class FewHeadsPlan(Sm90Plan):
         return [
             SmemRegion(
                 "q",
-                max(CHUNKS * self.operand_bytes, statistics),
+                max(self.tile.chunks * self.operand_bytes, statistics),
                 1024,
-                "Q of the item, 9 x [heads, 64] SW128; then all CTAs' statistics and weights",
+                f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; "
+                "then all CTAs' statistics and weights",
             ),
             SmemRegion(
                 "p",
-                CONSUMERS * GROUPS * self.operand_bytes,
+                CONSUMERS * KV_SCALES * self.operand_bytes,
                 1024,
                 "each consumer's P, [heads, 64 keys] SW128, times each scale of a key",
             ),
@@ -131,8 +122,7 @@ class FewHeadsPlan(Sm90Plan):
                 "that sums and O are against, a copy for each warp",
             ),
             SmemRegion("row_unit", self.columns * FP32, 16, "what a head of Q is a multiple of"),
-            SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
-            SmemRegion("extent", 4, 4, "steps of the CTA"),
+            *self.cluster_buffers,
         ]
 
     @property
@@ -164,18 +154,18 @@ class FewHeadsPlan(Sm90Plan):
         gather, math = self.roles
         one, every = Arrives.ONE_THREAD, Arrives.EVERY_THREAD
         return (
-            Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is there"),
+            Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is stored"),
             Barrier("full", self.stages, gather, Arrives.EVERY_LANE_OF_ONE_WARP, math,
-                    PIECE_BYTES, "a piece's rows and mask are there"),
+                    PIECE_BYTES, "a piece's rows and mask have come"),
             Barrier("free", self.stages, math, Arrives.WARPS_OF_ONE_GROUP, gather, 0,
                     "a piece has been read"),
             Barrier("q_full", 1, math, every, math, 0, "Q is as the products take it"),
             Barrier("all_read", 1, math, every, math, 0,
-                    "both consumers' sums are there, and nobody reads keys or Q any more"),
+                    "both consumers' sums are stored, and nobody reads keys or Q any more"),
             Barrier("halves", 1, math, every, math, 0,
-                    "what each consumer has of the other one's dims is there"),
-            Barrier("staged", 1, math, every, math, 0, "this CTA's O and statistics are there"),
-            Barrier("o_full", 1, math, one, math, 0, "all CTAs' O and statistics are there",
+                    "each consumer's part of the other one's dims is stored"),
+            Barrier("staged", 1, math, every, math, 0, "this CTA's O and statistics are staged"),
+            Barrier("o_full", 1, math, one, math, 0, "all CTAs' O and statistics have come",
                     bytes_from_peer=True),
             Barrier("ready", 1, math, one, math, 0, "no CTA reads keys any more",
                     bytes_from_peer=True),

@@ -8,7 +8,7 @@ rows of 32 keys a warp | Q                           | Q
 the next step's rows   | O^T += V^T P^T              | O^T += V^T P^T
 
 Keys, and dims, are the rows of the products, as there are few heads; K and V^T come from registers,
-so that e4m3 become f16 on the way. The consumers add up their O at the end (`merge.py`), and the
+so that e4m3 become f16 on the way. The consumers add up their O at the end, and the
 CTAs theirs as in the other decode.
 """
 
@@ -22,12 +22,11 @@ from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.decode.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.context import Output, locate
-from flashdsa.kernels.attention.sm90.decode.gather import Gatherer
-from flashdsa.kernels.attention.sm90.decode_few_heads.consume import Math, consume
-from flashdsa.kernels.attention.sm90.decode_few_heads.gather import gather_pieces
-from flashdsa.kernels.attention.sm90.decode_few_heads.merge import stage_share
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_pieces
+from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
+from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
+from flashdsa.kernels.attention.sm90.decode.shared.context import Output, locate
+from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""
@@ -63,13 +62,13 @@ def few_heads_kernel(
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(sm_scale * LOG2_E)
         ctx = locate(arena, lse, indices, topk_length)
-        side = group - GATHER - 1
-        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, side))
+        consumer = group - GATHER - 1
+        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
         # Computed again: values that are used after the steps would be live through them.
         ctx = locate(arena, lse, indices, topk_length)
         output = Output(ctx, out, lse, attn_sink, scale)
-        stage_share(Math(ctx, output, q, side), r)
-        write_share(output, side)
+        stage_share(Math(ctx, output, q, consumer), r)
+        write_share(output, consumer)
 
 
 @cute.jit

@@ -8,7 +8,9 @@ the rest, both are of the scale times a power of two, which the values are divid
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, cute
+from cutlass import Boolean, Int32, cute
+
+from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, power_of_two
 
 LEAST_EXPONENT = -24
 """Least exponent of a power of two in f16."""
@@ -88,18 +90,6 @@ def multiply_word(word: Any, power: Any) -> Any:
     return cute.arch.inline_ptx(
         "mul.rn.f16x2 {$w0}, {$r0}, {$r1};", write_only_types=[Int32], read_only_args=[word, power]
     )
-
-
-def as_float(bits: Any) -> Any:
-    """A word as fp32."""
-    return cute.arch.inline_ptx(
-        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
-    )
-
-
-def power_of_two(exponent: Any) -> Any:
-    """2^exponent, a normal number, in fp32."""
-    return as_float((exponent + 127) << 23)
 
 
 def twice(value: Any) -> Any:

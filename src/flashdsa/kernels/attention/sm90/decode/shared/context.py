@@ -10,7 +10,7 @@ from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
-from flashdsa.kernels.attention.sm90.core.tile import PIECES, TILE_KEYS, TILES
+from flashdsa.kernels.attention.sm90.core.tile import TILES
 
 
 class Context(NamedTuple):
@@ -28,7 +28,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The budgets, known when the kernel is compiled: a DecodePlan, or a FewHeadsPlan."""
+        """The compile-time plan of either kernel."""
         return self.arena.plan
 
     @property
@@ -36,9 +36,9 @@ class Context(NamedTuple):
         """Kind of the latent columns of Q and K, of V and P."""
         return F16_KIND if self.plan.packed else BF16_KIND
 
-    def kind_of_piece(self, piece: int) -> str:
-        """Kind of Q and K in a piece; the last one has the RoPE columns, which stay bf16."""
-        return BF16_KIND if piece == PIECES - 1 else self.kind
+    def kind_of_slice(self, slice_: int) -> str:
+        """Kind of Q and K in a slice; the last one has the RoPE columns, which stay bf16."""
+        return BF16_KIND if slice_ == self.plan.tile.slices - 1 else self.kind
 
     @property
     def num_steps(self) -> Any:
@@ -51,11 +51,11 @@ class Context(NamedTuple):
 
     def tile_full(self, tile: Any) -> Barriers:
         """k0_full, or k1_full, which follows it."""
-        return self.barriers("k0_full").behind(tile * PIECES)
+        return self.barriers("k0_full").behind(tile * self.plan.tile.slices)
 
-    def half_free(self, right: Any) -> Barriers:
-        """left_free, or right_free, which follows it."""
-        return self.barriers("left_free").behind(right * TILES)
+    def half_free(self, high: Any) -> Barriers:
+        """low_free, or high_free, which follows it."""
+        return self.barriers("low_free").behind(high * TILES)
 
     def phase(self, step: Any) -> Int32:
         """The phase that a step of the CTA completes, of every barrier of tiles."""
@@ -90,7 +90,8 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
     if lengths.shape[0] > 0:
         given = (lengths.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
-    tiles = (num_slots + TILE_KEYS - 1) // TILE_KEYS
+    keys = arena.plan.tile.keys
+    tiles = (num_slots + keys - 1) // keys
     first = tiles * rank // num_ctas
     end = tiles * (rank + 1) // num_ctas
     return Context(
@@ -99,8 +100,8 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
         (item - query * blocks) * rows,
         rank,
         num_ctas,
-        first * TILE_KEYS,
-        cutlass.min(end * TILE_KEYS, num_slots),
+        first * keys,
+        cutlass.min(end * keys, num_slots),
         end - first,
         thread % WARPGROUP_SIZE,
     )

@@ -14,23 +14,17 @@ from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
-from flashdsa.kernels.attention.sm90.decode.context import Context
-from flashdsa.kernels.attention.sm90.decode.scales import power_of_two
-from flashdsa.kernels.attention.sm90.decode.stage import bits_of
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
-    CHUNK_ROW,
-    CONSUMERS,
-    GROUPS,
-    WARPS,
-)
-from flashdsa.problem import KV_ROW_BYTES, KV_SCALES_AT
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, WARPS
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context
+from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
+from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.problem import KV_ROW_BYTES, KV_SCALES, KV_SCALES_AT
 
 LANE_HEADS = 2
 """Neighbouring heads of a lane in each 8 columns."""
 MOST_LOG2 = 7
 """log2 of a bound: the largest scale < 2^7 after scaling; P <= 2^8, below the largest f16."""
 FIRST_POWER = 100
-BIAS = 127
 
 
 class Heads(NamedTuple):
@@ -42,27 +36,27 @@ class Heads(NamedTuple):
 
 
 @cute.jit
-def new_heads(ctx: Context, side: Int32) -> Heads:
+def new_heads(ctx: Context, consumer: Int32) -> Heads:
     """Heads without a key."""
     count = ctx.plan.columns // 4
     total = cute.make_rmem_tensor(count, Float32)
     power = cute.make_rmem_tensor(1, Int32)
     total.fill(0.0)
     power.fill(FIRST_POWER)
-    store_maxima(ctx, side, [Float32(LEAST)] * count)
+    store_maxima(ctx, consumer, [Float32(LEAST)] * count)
     return Heads(total, power)
 
 
-def first_maximum(ctx: Context, side: Any, warp: Any) -> Any:
+def first_maximum(ctx: Context, consumer: Any, warp: Any) -> Any:
     """Index of a warp's maximum of the lane's first head: a score that sums and O are against."""
-    return (side * WARPS + warp) * ctx.plan.columns + first_head(ctx.thread % WARP_SIZE)
+    return (consumer * WARPS + warp) * ctx.plan.columns + first_head(ctx.thread % WARP_SIZE)
 
 
 @cute.jit
-def store_maxima(ctx: Context, side: Int32, values: list[Any]) -> None:
+def store_maxima(ctx: Context, consumer: Int32, values: list[Any]) -> None:
     """Store the warp's maxima, which are equal in all four warps."""
     maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
-    first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
+    first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
     if ctx.thread % WARP_SIZE < 4:
         for number in cutlass.range_constexpr(ctx.plan.columns // 4):
             maxima[first + offset_of_head(number)] = values[number]
@@ -95,7 +89,7 @@ def load_scales(row: Any) -> list[list[Any]]:
     """Load the scales of the lane's two keys. `row`: the address of the first one."""
     at = row + KV_SCALES_AT
     loaded = [load_words(at + 8 * h * KV_ROW_BYTES, Float32) for h in range(THREAD_ROWS)]
-    return [[words[group] for group in range(GROUPS)] for words in loaded]
+    return [[words[group] for group in range(KV_SCALES)] for words in loaded]
 
 
 @cute.jit
@@ -116,7 +110,7 @@ def mask_keys(s: list[Any], units: list[Any], scale: Scale, word: Int32, key: In
 
 @cute.jit
 def find_tops(
-    ctx: Context, s: list[Any], row: Int32, side: Int32, meet: cutlass.Constexpr
+    ctx: Context, s: list[Any], row: Int32, consumer: Int32, meet: cutlass.Constexpr
 ) -> tuple[list[Any], Any]:
     """The tile's maxima of the lane's heads, and its largest scale, over the consumer's warps.
 
@@ -128,7 +122,7 @@ def find_tops(
     pitch = columns + 4
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     shared = ctx.arena.array("tops", Float32, 2 * WARPS * pitch)
-    mine = (side * WARPS + warp) * pitch
+    mine = (consumer * WARPS + warp) * pitch
     tops = []
     for number in cutlass.range_constexpr(columns // 4):
         of_head = [value for i, value in enumerate(s) if head_of(i) == number]
@@ -142,12 +136,12 @@ def find_tops(
         for number in cutlass.range_constexpr(columns // 4):
             shared[mine + first_head(lane) + offset_of_head(number)] = tops[number]
         shared[mine + columns] = largest
-    meet(ctx, side)
+    meet(ctx, consumer)
     for number in cutlass.range_constexpr(columns // 4):
         tops[number] = Float32(NO_KEY)
     largest = Float32(0.0)
     for other in cutlass.range_constexpr(WARPS):
-        at = (side * WARPS + other) * pitch
+        at = (consumer * WARPS + other) * pitch
         for number in cutlass.range_constexpr(columns // 4):
             value = shared[at + first_head(lane) + offset_of_head(number)]
             tops[number] = cute.arch.fmax(tops[number], value)
@@ -157,7 +151,7 @@ def find_tops(
 
 @cute.jit
 def move_tops(
-    ctx: Context, heads: Heads, tops: list[Any], largest: Any, scale: Scale, side: Int32
+    ctx: Context, heads: Heads, tops: list[Any], largest: Any, scale: Scale, consumer: Int32
 ) -> tuple[list[Any], list[Any]]:
     """Update the maxima that have grown, and rescale the sums.
 
@@ -165,7 +159,7 @@ def move_tops(
         The maxima, and the factors of O.
     """
     maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
-    first = first_maximum(ctx, side, ctx.thread // WARP_SIZE)
+    first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
     exponent = ((bits_of(largest) >> 23) & 255) - BIAS
     power = heads.power[0]
     if exponent + 1 + power > MOST_LOG2:
@@ -181,7 +175,7 @@ def move_tops(
         factors.append(factor * moved)
         taken.append(new)
     cute.arch.sync_warp()
-    store_maxima(ctx, side, taken)
+    store_maxima(ctx, consumer, taken)
     return taken, factors
 
 
@@ -207,10 +201,10 @@ def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> No
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     head = lane // 16 * 8 + lane % 8
     unit = (2 * warp + lane // 8 % 2) ^ (lane % 8)
-    at = to + head * CHUNK_ROW + unit * 16
+    at = to + head * ROW_BYTES + unit * 16
     unit_of_scales = power_of_two(heads.power[0])
     scales = load_scales(row)
-    for part in cutlass.range_constexpr(GROUPS):
+    for part in cutlass.range_constexpr(KV_SCALES):
         factors = [scales[h][part] * unit_of_scales for h in range(THREAD_ROWS)]
         values = [value * factors[i // 2 % THREAD_ROWS] for i, value in enumerate(p)]
         words = [pack(values[2 * j], values[2 * j + 1], F16_KIND) for j in range(len(p) // 2)]
@@ -219,7 +213,7 @@ def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> No
                 "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
                 "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
                 read_only_args=[
-                    at + (part * ctx.plan.operand_bytes + four * 16 * CHUNK_ROW),
+                    at + (part * ctx.plan.operand_bytes + four * 16 * ROW_BYTES),
                     *words[4 * four : 4 * four + 4],
                 ],
             )

@@ -3,7 +3,7 @@
 Their first operand comes from registers, where `ldmatrix` brings rows as they lie in shared memory.
 A 16-bit element of a packed row is two e4m3, which become f16 in registers:
 - K: a lane gets four neighbouring bytes. The first two are its elements of the first 8 columns of
-  K of a product, the others those of the last 8; Q's columns lie likewise (`query.py`).
+  K of a product, the others those of the last 8; Q's columns lie likewise (`load_query`).
 - V, transposed: a lane gets two dims of two keys, and a row of the product is every other dim.
 """
 
@@ -12,30 +12,27 @@ from typing import Any
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, THREAD_ROWS
+from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, CHUNKS, D_V, FP32
-from flashdsa.kernels.attention.sm90.decode.combine import load_float
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
-    COLUMNS,
-    GROUPS,
-    FewHeadsPlan,
-)
-from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES_AT
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
+from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES, KV_SCALES_AT
 
-MMA_K = 16
-MMA_ROWS = 64
 LANE_ROWS = 8
 """Rows from a lane's first row of an accumulator to its second one."""
 LOAD_BYTES = 32
 """Bytes of a row that one ldmatrix reads along it."""
 CHUNK_STEPS = CHUNK // MMA_K
-LATENT_CHUNKS = CHUNKS - 1
 GROUP_STEPS = KV_GROUP // MMA_K
-BLOCKS = D_V // MMA_ROWS
-"""Accumulators of O^T: 64 dims each."""
-GROUP_BLOCKS = BLOCKS // GROUPS
+GROUP_BLOCKS = KV_GROUP // ROWS
+"""Accumulators of O^T of a group's dims, 64 each."""
+
+
+def blocks_of(plan: FewHeadsPlan) -> int:
+    """Accumulators of O^T: 64 dims each."""
+    return plan.tile.d_v // ROWS
 
 
 def load_matrices(address: Any, transposed: bool = False) -> list[Any]:
@@ -120,13 +117,13 @@ def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
     q = opaque(q)
     scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * KV_ROW_BYTES) for h in range(THREAD_ROWS)]
     rope_steps = rope_keys(keys)
-    s = multiply_keys(plan, q, rope_steps, LATENT_CHUNKS * CHUNK_STEPS, None, BF16_KIND)
+    s = multiply_keys(plan, q, rope_steps, plan.tile.value_chunks * CHUNK_STEPS, None, BF16_KIND)
     # 16 heads leave registers for two groups: keys of one, while the other is multiplied.
-    ahead = 1 if plan.columns == COLUMNS[0] else 0
-    if ahead == 0:
+    pending = 1 if plan.columns == COLUMNS[0] else 0
+    if pending == 0:
         warpgroup.wait_group(0)
     waiting: list[tuple[list[Any], int]] = []
-    for group in range(GROUPS):
+    for group in range(KV_SCALES):
         of_group: list[Any] | None = None
         for step in range(group * GROUP_STEPS, (group + 1) * GROUP_STEPS, _batch(plan)):
             if of_group is not None:
@@ -135,8 +132,8 @@ def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
             of_group = multiply_keys(plan, q, steps, step, of_group, F16_KIND)
         assert of_group is not None
         waiting.append((of_group, group))
-        if len(waiting) > ahead:
-            warpgroup.wait_group(ahead)
+        if len(waiting) > pending:
+            warpgroup.wait_group(pending)
             s = _add_scaled(s, *waiting.pop(0), scales_at)
     warpgroup.wait_group(0)
     for last in waiting:
@@ -165,7 +162,7 @@ def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
     """
     steps = []
     for piece in pieces:
-        words = load_matrices(piece + block * MMA_ROWS, True)
+        words = load_matrices(piece + block * ROWS, True)
         for half in range(2):
             low, high = (to_f16(by_dim(words[2 * half + i])) for i in range(2))
             steps.append([*low, *high])
@@ -180,7 +177,7 @@ def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> 
     """
     p = opaque(p)
     count = plan.columns // 2
-    for block in range(BLOCKS):
+    for block in range(blocks_of(plan)):
         steps = values_of_block(pieces, block)
         values = [out[count * block + i] for i in range(count)]
         part = block // GROUP_BLOCKS
@@ -202,5 +199,5 @@ def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> 
 def _multiply(
     plan: FewHeadsPlan, kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool
 ) -> list[Any]:
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{plan.columns}k16.f32.{kind}.{kind}"
+    opcode = f"wgmma.mma_async.sync.aligned.m{ROWS}n{plan.columns}k{MMA_K}.f32.{kind}.{kind}"
     return mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))

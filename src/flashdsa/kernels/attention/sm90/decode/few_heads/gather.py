@@ -1,33 +1,47 @@
 """Role gather: whole rows by bulk copies, one a lane; a warp has a piece of 32 keys of each step.
 
-Rows keep their format in shared memory: the consumers bring them into registers.
+Rows keep their format in shared memory: the consumers bring them into registers. The pieces are a
+ring for each consumer, which the two warps of its tiles fill: piece n is in stage n % stages. A
+consumer releases both pieces of a tile, so no warp is a round before the other one, whichever of
+them had a stage before.
 """
+
+from typing import Any
 
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.pipeline import PipelineState, RingProducer, state_of_part
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import STEP_KEYS
-from flashdsa.kernels.attention.sm90.decode.expand import row_address
-from flashdsa.kernels.attention.sm90.decode.gather import (
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    CONSUMERS,
+    PIECE_BYTES,
+    PIECE_KEYS,
+    FewHeadsPlan,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     find_extent,
     last_slots,
     read_slot,
+    row_address,
 )
-from flashdsa.kernels.attention.sm90.decode_few_heads.plan import (
-    PIECE_BYTES,
-    PIECE_KEYS,
-    TILE_PIECES,
-)
-from flashdsa.kernels.attention.sm90.decode_few_heads.ring import state_of_piece, tiles_of_consumer
 from flashdsa.problem import KV_ROW_BYTES
 
 UNIT = 16
 """Bytes of a store."""
+
+
+def tiles_of_consumer(num_tiles: Any, consumer: Any) -> Any:
+    """Tiles of a consumer, of the CTA's `num_tiles`."""
+    return (num_tiles + (CONSUMERS - 1) - consumer) // CONSUMERS
+
+
+def state_of_piece(plan: FewHeadsPlan, consumer: Any, number: Any) -> PipelineState:
+    """Stage, among those of both rings, and phase of a consumer's piece of that number."""
+    return state_of_part(number, consumer, plan.stages // CONSUMERS)
 
 
 @cute.jit
@@ -36,21 +50,24 @@ def gather_pieces(role: Gatherer) -> None:
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
-    side = warp // TILE_PIECES
+    consumer = warp // ctx.plan.tile_pieces
     first = ctx.first_slot + warp * PIECE_KEYS + lane
     row = read_slot(role, first)
-    if ctx.num_tiles > side:
+    if ctx.num_tiles > consumer:
         # Asked for before it is known how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(0), lane)
     last = Int32(-1)
     if ctx.num_steps > 1:
         # Both wait for memory once, together.
-        row, last = read_slot(role, first + STEP_KEYS), last_slots(role, ctx.num_steps, lane)
+        row, last = (
+            read_slot(role, first + ctx.plan.tile.step_keys),
+            last_slots(role, ctx.num_steps, lane),
+        )
     num_tiles = find_extent(role, last, lane, 1)
-    for step in cutlass.range(1, tiles_of_consumer(num_tiles, side), unroll=1):
-        ahead = read_slot(role, first + (step + 1) * STEP_KEYS)
+    for step in cutlass.range(1, tiles_of_consumer(num_tiles, consumer), unroll=1):
+        next_row = read_slot(role, first + (step + 1) * ctx.plan.tile.step_keys)
         load_piece(role, row, step, lane)
-        row = ahead
+        row = next_row
 
 
 @cute.jit
@@ -63,8 +80,9 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
     ctx = role.ctx
     ring = RingProducer(ctx.barriers("full"), ctx.barriers("free"))
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
-    piece = step * TILE_PIECES + warp % TILE_PIECES
-    state = state_of_piece(ctx.plan, warp // TILE_PIECES, piece)
+    tile_pieces = ctx.plan.tile_pieces
+    piece = step * tile_pieces + warp % tile_pieces
+    state = state_of_piece(ctx.plan, warp // tile_pieces, piece)
     # free: the consumer has read the piece before in this stage, and its mask.
     ring.acquire(state)
     mask = cute.arch.vote_ballot_sync(row >= 0)

@@ -1,8 +1,9 @@
 """Messages between the CTAs of a cluster; a CTA alone sends none.
 
-A CTA waits until all others have announced that they read neither keys nor Q any more. It then
-sends each its dims, which overwrite the keys, and its statistics, which overwrite Q: two bulk
-copies.
+Each CTA stages its O and its statistics in its own shared memory. O is divided by the CTA's own
+sums and lies in f16, in groups of 8 dims: group by group 16 bytes for each row. A CTA waits until
+all others have announced that they read neither keys nor Q any more. It then sends each its dims,
+which overwrite the keys, and its statistics, which overwrite Q: two bulk copies.
 """
 
 from typing import Any, NamedTuple
@@ -11,19 +12,14 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
+from flashdsa.dsl.fragments import MMA_ROWS
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.decode.context import Context, Output
-from flashdsa.kernels.attention.sm90.decode.plan import (
-    DIM_GROUPS,
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context, Output
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    CTA_STATISTICS_BYTES,
     GROUP_BYTES,
     MOST_CTAS,
-    STAGED_AT,
-)
-from flashdsa.kernels.attention.sm90.decode.stage import (
-    OF_CTA,
     STATISTICS_BYTES,
-    rows_of_item,
-    staged_rows,
 )
 
 TOKENS = ("ready", "done")
@@ -39,22 +35,19 @@ class Share(NamedTuple):
 
 def share_of(ctx: Context, rank: Any) -> Share:
     """A CTA's share."""
-    first = rank * DIM_GROUPS // ctx.num_ctas
-    return Share(first, (rank + 1) * DIM_GROUPS // ctx.num_ctas - first)
+    groups = ctx.plan.dim_groups
+    first = rank * groups // ctx.num_ctas
+    return Share(first, (rank + 1) * groups // ctx.num_ctas - first)
 
 
-@cute.jit
-def announce(w: Output, side: cutlass.Constexpr) -> None:
-    """Announce that this CTA reads neither keys nor Q any more; one thread expects what the others
-    will send.
+def rows_of_item(w: Output) -> Any:
+    """Heads of the item that exist, of the plan's."""
+    return cutlass.min(Int32(w.lse.shape[1]) - w.ctx.head, Int32(w.ctx.plan.group_heads))
 
-    The other consumer's sums have come.
-    """
-    ctx = w.ctx
-    if cutlass.const_expr(side == 0):
-        # left_sums: the other warps of this consumer do not read them either.
-        ctx.barriers("left_sums").wait(0)
-        expect_parts(w)
+
+def staged_rows(w: Output) -> Any:
+    """Rows that are staged: those of every warp that has any."""
+    return (rows_of_item(w) + (MMA_ROWS - 1)) // MMA_ROWS * MMA_ROWS
 
 
 @cute.jit
@@ -88,10 +81,10 @@ def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def exchange(w: Output, side: Int32) -> None:
+def exchange(w: Output, consumer: Int32) -> None:
     """Send the staged O, by a thread for each other CTA, and receive that of all others."""
     ctx = w.ctx
-    if side == 0 and ctx.thread < WARP_SIZE:
+    if consumer == 0 and ctx.thread < WARP_SIZE:
         # ready: no other CTA reads keys, which O overwrites, or Q any more.
         ctx.barriers("ready").wait(0)
         if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
@@ -99,7 +92,7 @@ def exchange(w: Output, side: Int32) -> None:
         cute.arch.sync_warp()
     # o_full: all other CTAs' dims and statistics have come.
     ctx.barriers("o_full").wait(0)
-    if side == 0:
+    if consumer == 0:
         tell_others(ctx, "done")
 
 
@@ -113,20 +106,20 @@ def send_to(w: Output, peer: Int32) -> None:
     dims_bytes = rows * share.count * GROUP_BYTES
     copy_to_peer(
         peer_address(keys + ctx.rank * dims_bytes, peer),
-        keys + (STAGED_AT + share.first * rows * GROUP_BYTES),
+        keys + (ctx.plan.staged_at + share.first * rows * GROUP_BYTES),
         dims_bytes,
         arrived,
     )
-    statistics = q + ctx.rank * OF_CTA
+    statistics = q + ctx.rank * CTA_STATISTICS_BYTES
     copy_to_peer(
         peer_address(statistics, peer), statistics, rows_of_item(w) * STATISTICS_BYTES, arrived
     )
 
 
 @cute.jit
-def leave(ctx: Context, side: Int32) -> None:
+def leave(ctx: Context, consumer: Int32) -> None:
     """Wait until this CTA's messages have arrived, so that it may end."""
-    if side == 0 and ctx.thread < WARP_SIZE:
+    if consumer == 0 and ctx.thread < WARP_SIZE:
         ctx.barriers("done").wait(0)
 
 
@@ -137,5 +130,5 @@ def place_of_dims(w: Output, rank: Any) -> Any:
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     place = rank * (share.count * rows * GROUP_BYTES)
     if rank == ctx.rank:
-        place = STAGED_AT + share.first * rows * GROUP_BYTES
+        place = ctx.plan.staged_at + share.first * rows * GROUP_BYTES
     return ctx.arena.address("k") + place

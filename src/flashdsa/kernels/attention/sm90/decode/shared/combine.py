@@ -1,6 +1,6 @@
 """The end of an item: each CTA of its cluster adds up a share of the dims of all their O.
 
-`stage.py` documents the layout of O, `exchange.py` its transfer. A warp has eight rows: it finds
+`exchange.py` documents the layout of O and its transfer. A warp has eight rows: it finds
 the weight of each CTA's part of them, adds the parts in the CTAs' order, and writes its share of
 the results.
 """
@@ -13,32 +13,27 @@ from cutlass import Float32, Int32, Int64, cute
 from flashdsa.dsl.fragments import exp2, pack
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.consumers import merge_sums
-from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E, Rows
-from flashdsa.kernels.attention.sm90.core.tile import D_V, FP32, HALF_DIMS, ROWS
-from flashdsa.kernels.attention.sm90.decode.context import Output, meet_consumers
-from flashdsa.kernels.attention.sm90.decode.exchange import (
-    announce,
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
+from flashdsa.kernels.attention.sm90.decode.shared.context import Output, meet_consumers
+from flashdsa.kernels.attention.sm90.decode.shared.exchange import (
     exchange,
     leave,
     place_of_dims,
+    rows_of_item,
     share_of,
+    staged_rows,
 )
-from flashdsa.kernels.attention.sm90.decode.plan import (
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    CTA_STATISTICS_BYTES,
     GROUP_BYTES,
     GROUP_DIMS,
     MOST_CTAS,
-)
-from flashdsa.kernels.attention.sm90.decode.stage import (
-    OF_CTA,
     STATISTICS_BYTES,
-    rows_of_item,
-    stage,
-    staged_rows,
-    store_pair,
 )
+from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_float, store_pair
 
-WEIGHTS_AT = MOST_CTAS * OF_CTA
+WEIGHTS_AT = MOST_CTAS * CTA_STATISTICS_BYTES
 """Offset in region q of the weights of each half of each CTA's rows, after the statistics."""
 WEIGHTS_BYTES = 2 * FP32
 WARP_ROWS = 8
@@ -48,36 +43,21 @@ AT_ONCE = 4
 
 
 @cute.jit
-def stage_share(w: Output, out: cute.Tensor, rows: Rows, side: cutlass.Constexpr) -> None:
-    """Stage a consumer's half of O, against `rows`, for the CTAs of the cluster."""
-    ctx = w.ctx
-    # Both consumers have read their last keys when it returns.
-    sums = merge_sums(ctx, rows, w.scale, Int32(0), side)
-    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
-    cute.arch.cluster_wait()
-    if ctx.num_ctas > 1:
-        announce(w, side)
-    stage(w, out, rows, sums, side)
-    # The bulk copies read what threads have staged.
-    cute.arch.fence_proxy("async.shared", space="cta")
-
-
-@cute.jit
-def write_share(w: Output, side: Int32) -> None:
+def write_share(w: Output, consumer: Int32) -> None:
     """Both consumers, one code: write their part of the CTA's share of the results."""
     ctx = w.ctx
     # staged: both halves of this CTA's O are staged.
     meet_consumers(ctx, "staged")
     if ctx.num_ctas > 1:
-        exchange(w, side)
+        exchange(w, consumer)
     lane = ctx.thread % WARP_SIZE
-    row = (ctx.thread + side * WARPGROUP_SIZE) // WARP_SIZE * WARP_ROWS + lane % WARP_ROWS
+    row = (ctx.thread + consumer * WARPGROUP_SIZE) // WARP_SIZE * WARP_ROWS + lane % WARP_ROWS
     factor = weigh_row(w, row, lane // WARP_ROWS)
     cute.arch.sync_warp()
     if row < rows_of_item(w):
         add_up(w, row, lane // WARP_ROWS, factor)
     if ctx.num_ctas > 1:
-        leave(ctx, side)
+        leave(ctx, consumer)
 
 
 @cute.jit
@@ -91,20 +71,20 @@ def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
     base = ctx.arena.address("q") + row * STATISTICS_BYTES
     weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)
     top, total, factor = Float32(LEAST), Float32(0.0), Float32(0.0)
-    there = row < rows_of_item(w)
-    if there:
+    is_present = row < rows_of_item(w)
+    if is_present:
         for rank in cutlass.range(number, ctx.num_ctas, LANES_A_ROW, unroll=1):
-            top = cute.arch.fmax(top, load_words(base + rank * OF_CTA, Float32)[0])
+            top = cute.arch.fmax(top, load_words(base + rank * CTA_STATISTICS_BYTES, Float32)[0])
     top = row_reduce(top, cute.arch.fmax)
-    if there:
+    if is_present:
         for rank in cutlass.range(number, ctx.num_ctas, LANES_A_ROW, unroll=1):
-            words = load_words(base + rank * OF_CTA, Float32)
+            words = load_words(base + rank * CTA_STATISTICS_BYTES, Float32)
             weight = words[1] * exp2((words[0] - top) * w.scale.factor)
             total += weight
             place = weights + rank * (ROWS * WEIGHTS_BYTES)
             store_pair(place, weight * words[2], weight * words[3])
     total = row_reduce(total, lambda a, b: a + b)
-    if there:
+    if is_present:
         factor, lse = factor_and_lse(w, top * w.scale.factor, total, ctx.head + row)
         if ctx.rank == 0 and number == 0:
             (w.lse.iterator + (first_row(w) + row)).store(lse)
@@ -160,15 +140,16 @@ def add_groups(
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
     weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)
+    half_groups = ctx.plan.dim_groups // 2
     numbers = [first + n * LANES_A_ROW for n in range(num_groups)]
-    halves = [(share.first + i) // (HALF_DIMS // GROUP_DIMS) * FP32 for i in numbers]
+    halves = [(share.first + i) // half_groups * FP32 for i in numbers]
     sums = [Float32(0.0) for _ in range(num_groups * GROUP_DIMS)]
     for rank in cutlass.range(ctx.num_ctas, unroll=1):
         base = place_of_dims(w, rank) + row * GROUP_BYTES
         units = [load_words(base + i * (rows * GROUP_BYTES), Int32) for i in numbers]
         for n in cutlass.range_constexpr(num_groups):
             weight = load_float(weights + rank * (ROWS * WEIGHTS_BYTES) + halves[n])
-            values = [value for word in range(4) for value in f16_pair(units[n][word])]
+            values = [value for word in range(4) for value in from_f16(units[n][word])]
             for d in cutlass.range_constexpr(GROUP_DIMS):
                 # 0 times what a part without a key sends may be NaN.
                 value = values[d] if weight != 0.0 else Float32(0.0)
@@ -179,7 +160,7 @@ def add_groups(
         if factor == 0.0:
             words = [Int32(0) for _ in range(GROUP_DIMS // 2)]
         group = share.first + numbers[n]
-        to = w.out.iterator + ((first_row(w) + row) * D_V + group * GROUP_DIMS)
+        to = w.out.iterator + ((first_row(w) + row) * ctx.plan.tile.d_v + group * GROUP_DIMS)
         cute.arch.inline_ptx(
             "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
             read_only_args=[to, *words],
@@ -189,20 +170,3 @@ def add_groups(
 def first_row(w: Output) -> Any:
     """Number of the item's first row over queries and heads."""
     return Int64(w.ctx.query) * Int32(w.lse.shape[1]) + w.ctx.head
-
-
-def f16_pair(word: Any) -> Any:
-    """Two f16 as fp32."""
-    return cute.arch.inline_ptx(
-        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
-        "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
-        write_only_types=[Float32, Float32],
-        read_only_args=[word],
-    )
-
-
-def load_float(address: Any) -> Any:
-    """One fp32 of shared memory."""
-    return cute.arch.inline_ptx(
-        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[address]
-    )

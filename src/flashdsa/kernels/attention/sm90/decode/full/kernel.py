@@ -1,17 +1,17 @@
 """Sparse decode for Hopper: a cluster takes 64 heads of a query, each CTA a stretch of its slots.
 
 Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
-their O over distributed shared memory and each writes a share of the dims (`combine.py`).
+their O over distributed shared memory and each writes a share of the dims (`shared/combine.py`).
 
-gather                | left                        | right
+gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
 Q, both tiles         | (packed rows: Q to f16)     | (packed rows: Q to f16)
 (packed rows: bytes,  | S0 = Q K0^T                 |
  then f16)            | P0 = exp2(S0) -> shared     | S1 = Q K1^T
-                      | O += P0 V0, dims 0-255      | O += P0 V0, dims 256-511, and under it
+                      | O += P0 V0, low dims        | O += P0 V0, high dims, meanwhile
 the next step's tiles |                             |     P1 = exp2(S1) -> shared
-                      | O += P1 V1, dims 0-255      | O += P1 V1, dims 256-511
-                      |     and after it S0         |
+                      | O += P1 V1, low dims        | O += P1 V1, high dims
+                      |     then S0                 |
 """
 
 from typing import Any
@@ -26,14 +26,14 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
-from flashdsa.kernels.attention.sm90.decode.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.context import Context, Output, locate
-from flashdsa.kernels.attention.sm90.decode.expand import gather_packed_rows
-from flashdsa.kernels.attention.sm90.decode.gather import Gatherer, gather_rows
-from flashdsa.kernels.attention.sm90.decode.left import Left, consume_left
-from flashdsa.kernels.attention.sm90.decode.right import Right, consume_right
+from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
+from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
+from flashdsa.kernels.attention.sm90.decode.full.gather import gather_rows
+from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
+from flashdsa.kernels.attention.sm90.decode.shared.context import Output, locate
+from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
-GATHER, LEFT, RIGHT = range(3)
+GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
 
 
@@ -64,23 +64,22 @@ def decode_kernel(
         gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
     else:
         scale = make_scale(sm_scale * LOG2_E)
-        if group == LEFT:
-            cute.arch.setmaxregister_increase(plan.left.registers)
+        if group == CONSUMER0:
+            cute.arch.setmaxregister_increase(plan.consumer0.registers)
             ctx = locate(arena, lse, indices, topk_length)
-            consume_left(Left(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+            consume0(Output(ctx, out, lse, attn_sink, scale))
         else:
-            cute.arch.setmaxregister_increase(plan.right.registers)
+            cute.arch.setmaxregister_increase(plan.consumer1.registers)
             ctx = locate(arena, lse, indices, topk_length)
-            consume_right(Right(ctx, Output(ctx, out, lse, attn_sink, scale), scale))
+            consume1(Output(ctx, out, lse, attn_sink, scale))
         ctx = locate(arena, lse, indices, topk_length)
-        write_share(Output(ctx, out, lse, attn_sink, scale), group - LEFT)
+        write_share(Output(ctx, out, lse, attn_sink, scale), group - CONSUMER0)
 
 
 @cute.jit
 def gather(role: Gatherer) -> None:
     """Gather every step of the CTA."""
-    ctx: Context = role.ctx
-    if cutlass.const_expr(ctx.plan.packed):
+    if cutlass.const_expr(role.ctx.plan.packed):
         gather_packed_rows(role)
     else:
         gather_rows(role)

@@ -13,60 +13,63 @@ from flashdsa.dsl.fragments import THREAD_ROWS, quad_reduce, row_of_thread
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK_BYTES, CHUNKS, ROWS
-from flashdsa.kernels.attention.sm90.decode.context import (
-    Context,
-    meet_consumers,
+from flashdsa.kernels.attention.sm90.core.tile import Q_CHUNK_BYTES, ROWS
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context, meet_consumers
+from flashdsa.kernels.attention.sm90.decode.shared.words import (
+    BIAS,
+    MOST_POWER,
+    TOP_EXPONENT,
+    as_float,
+    one_word,
+    scaled,
+    to_f16,
 )
 
 QUARTERS = 4
 """Threads of a row."""
 UNITS = 8
 """16-byte pieces of a row of a chunk."""
-LATENT_CHUNKS = (CHUNKS - 1) // QUARTERS
-"""Chunks of a thread."""
 BATCH = 4
 """16-byte pieces that a thread has under way."""
 BATCHES = UNITS // BATCH
 """Batches of a chunk."""
-TOP_EXPONENT = 14
-BIAS = 127
-MOST_POWER = 126
-
-
-def one_word(ptx: str, *words: Any) -> Any:
-    """An instruction on words."""
-    return cute.arch.inline_ptx(ptx, write_only_types=[Int32], read_only_args=list(words))
 
 
 @cute.jit
-def take_query(ctx: Context, side: cutlass.Constexpr) -> None:
+def take_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     """Both consumers: wait until Q has come, in the form that the products take, if the CTA has
     slots."""
     if ctx.num_steps > 0:
         ctx.barriers("q_full").wait(0)
         if cutlass.const_expr(ctx.plan.packed):
-            convert_query(ctx, side)
+            convert_query(ctx, consumer)
+
+
+def chunks_of_thread(ctx: Context) -> int:
+    """Latent chunks of a thread."""
+    return ctx.plan.tile.value_chunks // QUARTERS
 
 
 def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any]:
     """Addresses of a thread's 16-byte pieces of that batch; a row's four threads use different
     banks."""
-    base = ctx.arena.address("q") + (quarter * LATENT_CHUNKS + batch // BATCHES) * CHUNK_BYTES
+    chunk = quarter * chunks_of_thread(ctx) + batch // BATCHES
+    base = ctx.arena.address("q") + chunk * Q_CHUNK_BYTES
     first = batch % BATCHES * BATCH
     return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
 
 
 @cute.jit
-def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
+def convert_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     """Convert Q by both consumers together, once. All of them have the new form afterwards.
 
     The code is loops, as code that runs once costs most: it is fetched.
     """
-    thread = ctx.thread + side * WARPGROUP_SIZE
+    thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS
+    batches = chunks_of_thread(ctx) * BATCHES
     top = Int32(0)
-    for batch in cutlass.range(LATENT_CHUNKS * BATCHES, unroll=1):
+    for batch in cutlass.range(batches, unroll=1):
         for place in unit_addresses(ctx, row, quarter, batch):
             words = load_words(place, Int32)
             for w in range(4):
@@ -77,38 +80,20 @@ def convert_query(ctx: Context, side: cutlass.Constexpr) -> None:
     power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
-    for batch in cutlass.range(LATENT_CHUNKS * BATCHES, unroll=1):
+    for batch in cutlass.range(batches, unroll=1):
         for place in unit_addresses(ctx, row, quarter, batch):
             words = load_words(place, Int32)
             store_words(place, [to_f16(scaled(words[w], factor)) for w in range(4)])
+    rope = ctx.plan.tile.value_chunks
     for i in cutlass.range_constexpr(UNITS // QUARTERS):
         unit = (UNITS // QUARTERS) * quarter + i
-        place = ctx.arena.address("q") + (CHUNKS - 1) * CHUNK_BYTES + swizzled_128(row, unit)
+        place = ctx.arena.address("q") + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
         words = load_words(place, Int32)
         store_words(place, [scaled(words[w], factor) for w in range(4)])
     if quarter == 0:
-        unit_of_row = cute.arch.inline_ptx(
-            "mov.b32 {$w0}, {$r0};",
-            write_only_types=[Float32],
-            read_only_args=[(BIAS - power) << 23],
-        )
-        ctx.arena.array("row_unit", Float32, ROWS)[row] = unit_of_row
+        ctx.arena.array("row_unit", Float32, ROWS)[row] = as_float((BIAS - power) << 23)
     cute.arch.fence_proxy("async.shared", space="cta")
     meet_consumers(ctx, "q_converted")
-
-
-def scaled(word: Any, factor: Any) -> Any:
-    """Two bf16 times a power of two."""
-    return one_word("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", word, factor)
-
-
-def to_f16(word: Any) -> Any:
-    """Two bf16 as two f16."""
-    return one_word(
-        "{ .reg .b32 low, high; shl.b32 low, {$r0}, 16; and.b32 high, {$r0}, 0xFFFF0000; "
-        "cvt.rn.f16x2.f32 {$w0}, high, low; }",
-        word,
-    )
 
 
 def unscale(ctx: Context, s: Any) -> None:

@@ -1,0 +1,421 @@
+"""Role math: each consumer takes every other tile of the CTA's, and has an O of its own.
+
+**Q** is chunks of 64 columns with the 128-byte swizzle, a row for each head. Its latent columns are
+f16, times a power of two for each head, and those of 16 bytes of a key lie in the order in which
+the products take these bytes (`products.py`). The RoPE columns stay bf16.
+
+**The end**: the consumers exchange halves of O, and each stages half of the dims, as the other
+decode does (`shared/exchange.py`).
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+
+from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, exp2, pack
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.pipeline import PipelineState, RingConsumer
+from flashdsa.dsl.smem import load_words, store_float, store_words
+from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.wgmma import along_k
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, FP32, ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
+    state_of_piece,
+    tiles_of_consumer,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, PIECE_BYTES, WARPS
+from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
+    blocks_of,
+    multiply_tile,
+    multiply_values,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
+    Heads,
+    exponentiate,
+    find_tops,
+    first_head,
+    first_maximum,
+    head_of,
+    mask_keys,
+    move_tops,
+    new_heads,
+    offset_of_head,
+    reduce_keys,
+    store_p,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    Context,
+    Output,
+    meet_consumers,
+    wait_for_extent,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts, staged_rows
+from flashdsa.kernels.attention.sm90.decode.shared.gather import load_or_zero
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    CTA_STATISTICS_BYTES,
+    GROUP_BYTES,
+    GROUP_DIMS,
+    STATISTICS_BYTES,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.words import (
+    BIAS,
+    MOST_POWER,
+    TOP_EXPONENT,
+    one_word,
+    power_of_two,
+    scaled,
+    store_pair,
+    to_f16,
+)
+from flashdsa.problem import KV_ROW_BYTES, KV_SCALES
+
+FIRST_MEETING = 1
+"""Named barrier of the first consumer; the second one's follows."""
+PAIR = 16
+"""Columns that a thread takes together: twice 16 bytes of Q, 16 bytes of a key."""
+UNIT = 8
+CHUNK_PAIRS = CHUNK // PAIR
+WORDS = 4
+"""fp32 that a thread stores at once."""
+
+
+class Math(NamedTuple):
+    """Reads q, k and masks. Writes its p, and results."""
+
+    ctx: Context
+    output: Output
+    q: cute.Tensor  # (S, H, 576) bf16
+    consumer: Int32  # 0 or 1
+
+
+class Registers(NamedTuple):
+    """Registers of a thread."""
+
+    out: cute.Tensor  # O^T: 8 blocks of 64 dims, columns / 2 fp32 each
+    heads: Heads
+
+
+def meet(ctx: Context, consumer: Any) -> None:
+    """Sync the four warps of a consumer."""
+    cute.arch.barrier(barrier_id=FIRST_MEETING + consumer, number_of_threads=WARPGROUP_SIZE)
+
+
+def read_units(ctx: Context) -> list[Any]:
+    """Scales of the lane's heads of Q."""
+    count = ctx.plan.columns // 4
+    shared = ctx.arena.array("row_unit", Float32, ctx.plan.columns)
+    first = first_head(ctx.thread % WARP_SIZE)
+    return [shared[first + offset_of_head(number)] for number in range(count)]
+
+
+def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
+    """States of the consumer's pieces of a step; found again at each use, not kept in registers."""
+    pieces = role.ctx.plan.tile_pieces
+    first = opaque(step) * pieces
+    return [state_of_piece(role.ctx.plan, role.consumer, first + i) for i in range(pieces)]
+
+
+@cute.jit
+def take_tile(role: Math, r: Registers, step: Int32) -> None:
+    """Take the tile of that step, whose pieces have come."""
+    ctx = role.ctx
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    # A warp has 16 keys, of one of the pieces, as rows of S^T.
+    key = warp % 2 * MMA_ROWS
+    states = states_of_tile(role, step)
+    stage = states[0].stage
+    if warp >= 2:
+        stage = states[1].stage
+    piece = ctx.arena.address("k") + stage * PIECE_BYTES
+    masks = ctx.arena.array("masks", Int32, ctx.plan.stages)
+    q = along_k(ctx.arena.address("q"))
+    keys = piece + (key + lane % 16) * KV_ROW_BYTES + lane // 16 * 16
+    row = piece + (key + lane // 4) * KV_ROW_BYTES
+    s = multiply_tile(ctx.plan, q, keys, row)
+    scale = role.output.scale
+    s = mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
+    # All four warps are done with P of the tile before when it returns.
+    tops, largest = find_tops(ctx, s, row, role.consumer, meet)
+    tops, factors = move_tops(ctx, r.heads, tops, largest, scale, role.consumer)
+    rescale(ctx, r.out, factors)
+    p = exponentiate(s, r.heads, tops, scale)
+    of_consumer = role.consumer * (KV_SCALES * ctx.plan.operand_bytes)
+    at = ctx.arena.address("p") + of_consumer
+    store_p(ctx, p, row, r.heads, at)
+    meet(ctx, role.consumer)
+    columns = ctx.arena.address("k") + lane * KV_ROW_BYTES + warp * 16
+    pieces = [columns + state.stage * PIECE_BYTES for state in states_of_tile(role, step)]
+    multiply_values(ctx.plan, r.out, pieces, along_k(at))
+
+
+@cute.jit
+def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
+    """Rescale O to maxima that have moved, which is rare."""
+    moved = factors[0] != 1.0
+    for factor in factors[1:]:
+        moved = moved | (factor != 1.0)
+    if cute.arch.vote_any_sync(moved):
+        for i in cutlass.range_constexpr(cute.size(out)):
+            out[i] = out[i] * factors[head_of(i % (ctx.plan.columns // 2))]
+
+
+@cute.jit
+def consume(role: Math) -> Registers:
+    """Take every step of the CTA in which this consumer has a tile."""
+    ctx = role.ctx
+    out = cute.make_rmem_tensor(blocks_of(ctx.plan) * ctx.plan.columns // 2, Float32)
+    out.fill(0.0)
+    r = Registers(out, new_heads(ctx, role.consumer))
+    if ctx.num_steps > 0:
+        load_query(ctx, role.q, role.consumer)
+    num_tiles = wait_for_extent(ctx)
+    ring = RingConsumer(ctx.barriers("full"), ctx.barriers("free"))
+    for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
+        for state in states_of_tile(role, step):
+            ring.wait(state)
+        take_tile(role, r, step)
+        # Bulk copies overwrite memory that threads have read.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        if ctx.thread % WARP_SIZE == 0:
+            for state in states_of_tile(role, step):
+                ring.release(state.stage)
+    return r
+
+
+@cute.jit
+def load_query(ctx: Context, q: cute.Tensor, consumer: Int32) -> None:
+    """Load Q from device memory, zeros past its heads, by both consumers, if the CTA has slots.
+
+    Args:
+        q: (S, H, 576) bf16.
+    """
+    tile = ctx.plan.tile
+    rope_units = (tile.d_qk - tile.d_v) // UNIT
+    threads = CONSUMERS * WARPGROUP_SIZE // ctx.plan.columns
+    thread = ctx.thread + consumer * WARPGROUP_SIZE
+    row, number = thread // threads, thread % threads
+    # A head past the last is read like a row of kv that is not valid.
+    present = ctx.head + row
+    if present >= q.shape[1]:
+        present = Int32(-1)
+    source = q.iterator + (Int64(ctx.query) * q.shape[1] + ctx.head + row) * tile.d_qk
+    pairs = tile.d_v // PAIR // threads
+    words: list[Any] = []
+    for i in cutlass.range_constexpr(pairs):
+        of_pair = source + (number + i * threads) * PAIR
+        words += load_or_zero(of_pair, present, 0, 4) + load_or_zero(
+            of_pair, present, UNIT * BF16, 4
+        )
+    rope = load_or_zero(source + (tile.d_v + number % rope_units * UNIT), present, 0, 4)
+    power = power_of_row(words, threads)
+    factor = (power + BIAS) << 7
+    factor = factor | (factor << 16)
+    words = [to_f16(scaled(word, factor)) for word in words]
+    rope = [scaled(word, factor) for word in rope]
+    if number == 0:
+        ctx.arena.array("row_unit", Float32, ctx.plan.columns)[row] = power_of_two(-power)
+    base = ctx.arena.address("q")
+    for i in cutlass.range_constexpr(pairs):
+        pair = number + i * threads
+        to = base + pair // CHUNK_PAIRS * ctx.plan.operand_bytes
+        of_pair = words[PAIR // 2 * i : PAIR // 2 * (i + 1)]
+        for half in cutlass.range_constexpr(2):
+            unit = pair % CHUNK_PAIRS * 2 + half
+            # The first two of four e4m3 in a word of a key are of one 16 bytes of Q, the others of
+            # the next.
+            store_words(to + swizzled_128(row, unit), of_pair[half::2])
+    if number < rope_units:
+        store_words(
+            base + (tile.value_chunks * ctx.plan.operand_bytes + swizzled_128(row, number)), rope
+        )
+    cute.arch.fence_proxy("async.shared", space="cta")
+    # q_full: all of Q is written.
+    ctx.barriers("q_full").arrive()
+    ctx.barriers("q_full").wait(0)
+
+
+@cute.jit
+def power_of_row(words: list[Int32], threads: cutlass.Constexpr) -> Int32:
+    """Exponent of the power of two that takes a head's largest latent number to 2^14 to 2^15.
+
+    Args:
+        words: the thread's, two bf16 each. threads: neighbouring ones that share the head.
+    """
+    sizes = [one_word("abs.bf16x2 {$w0}, {$r0};", word) for word in words]
+    top = sizes[0]
+    for size in sizes[1:]:
+        top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
+    top = cutlass.max(top & 0xFFFF, (top >> 16) & 0xFFFF)
+    for step in cutlass.range_constexpr(threads.bit_length() - 1):
+        top = cutlass.max(top, cute.arch.shuffle_sync_bfly(top, 1 << step))
+    return cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
+
+
+@cute.jit
+def stage_share(role: Math, r: Registers) -> None:
+    """Stage a consumer's half of the dims of O, of all the CTA's tiles, for the CTAs of the
+    cluster."""
+    ctx = role.ctx
+    publish_sums(role, r)
+    # Other CTAs' copies overwrite memory from which threads have read keys and Q.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    # all_read: nobody reads keys or Q any more; all sums are written.
+    meet_consumers(ctx, "all_read")
+    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
+    cute.arch.cluster_wait()
+    if ctx.num_ctas > 1:
+        if role.consumer == 0:
+            expect_parts(role.output)
+    half = exchange_halves(role, r, find_factors(role, r))
+    stage_dims(role, half)
+    if ctx.thread < 4:
+        stage_statistics(role)
+    # The bulk copies read what threads have staged.
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def publish_sums(role: Math, r: Registers) -> None:
+    """Publish each warp's sums."""
+    ctx = role.ctx
+    columns = ctx.plan.columns
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    pitch = columns + 4
+    sums = ctx.arena.array("sums", Float32, CONSUMERS * WARPS * pitch)
+    base = (role.consumer * WARPS + warp) * pitch + first_head(lane)
+    for number in cutlass.range_constexpr(columns // 4):
+        total = reduce_keys(r.heads.total[number], lambda a, b: a + b)
+        if lane < 4:
+            sums[base + offset_of_head(number)] = total
+
+
+class Merged(NamedTuple):
+    """Merged maxima and sum of a head, of both consumers."""
+
+    tops: list[Any]  # each one's maximum
+    top: Any  # the larger one
+    total: Any  # the sum against it
+
+
+def merge_sums(role: Math, number: int) -> Merged:
+    """Merge the sums of the lane's head of that number."""
+    ctx = role.ctx
+    columns, factor = ctx.plan.columns, role.output.scale.factor
+    pitch = columns + 4
+    sums = ctx.arena.array("sums", Float32, CONSUMERS * WARPS * pitch)
+    maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * columns)
+    at = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
+    offset = offset_of_head(number)
+    tops = [maxima[first_maximum(ctx, consumer, 0) + offset] for consumer in range(CONSUMERS)]
+    top = cute.arch.fmax(*tops)
+    total = Float32(0.0)
+    for consumer in range(CONSUMERS):
+        of_warps = [sums[(consumer * WARPS + warp) * pitch + at] for warp in range(WARPS)]
+        total = total + sum(of_warps[1:], of_warps[0]) * exp2((tops[consumer] - top) * factor)
+    return Merged(tops, top, total)
+
+
+@cute.jit
+def find_factors(role: Math, r: Registers) -> list[Any]:
+    """Factors of this consumer's O of the lane's heads, before both are added: 0 of a head without
+    a key."""
+    unit = Float32(0.0) - Float32(r.heads.power[0])
+    factors = []
+    for number in cutlass.range_constexpr(role.ctx.plan.columns // 4):
+        merged = merge_sums(role, number)
+        mine = merged.tops[1] if role.consumer == 1 else merged.tops[0]
+        own = exp2((mine - merged.top) * role.output.scale.factor + unit)
+        inverse = cute.arch.rcp_approx(merged.total) if merged.total != 0.0 else Float32(0.0)
+        factors.append(own * inverse)
+        # Otherwise the values that all heads read would be in registers at once.
+        cute.arch.sync_warp()
+    return factors
+
+
+@cute.jit
+def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
+    """Exchange halves; return this consumer's half of the dims, of both consumers."""
+    ctx = role.ctx
+    columns = ctx.plan.columns
+    count = columns // 2
+    half = blocks_of(ctx.plan) // CONSUMERS * count
+    first, second = (ctx.arena.address(name) + offset for name, offset in ctx.plan.halves)
+    own_at, other_at = first, second
+    if role.consumer == 1:
+        own_at, other_at = second, first
+    mine = []
+    to = other_at + ctx.thread * (WORDS * FP32)
+    for four in cutlass.range_constexpr(half // WORDS):
+        others = []
+        for i in cutlass.range_constexpr(WORDS * four, WORDS * four + WORDS):
+            factor = factors[head_of(i % count)]
+            low, high = r.out[i], r.out[half + i]
+            mine.append((high if role.consumer == 1 else low) * factor)
+            others.append((low if role.consumer == 1 else high) * factor)
+        store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
+    # halves: the other consumer's part of this one's dims has come.
+    meet_consumers(ctx, "halves")
+    at = own_at + ctx.thread * (WORDS * FP32)
+    results = []
+    for four in cutlass.range_constexpr(half // WORDS):
+        words = load_words(at + four * (WARPGROUP_SIZE * WORDS * FP32), Float32)
+        for word in cutlass.range_constexpr(WORDS):
+            results.append(mine[WORDS * four + word] + words[word])
+    return results
+
+
+@cute.jit
+def stage_dims(role: Math, half: list[Any]) -> None:
+    """Stage this consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
+    ctx = role.ctx
+    count = ctx.plan.columns // 2
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    rows = staged_rows(role.output)
+    group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
+    base = ctx.arena.address("k") + ctx.plan.staged_at
+    base = base + (lane // 4 % 4 * 4 + first_head(lane) * GROUP_BYTES)
+    for block in cutlass.range_constexpr(blocks_of(ctx.plan) // CONSUMERS):
+        to = base + (group + block * (ROWS // GROUP_DIMS)) * (rows * GROUP_BYTES)
+        for heads in cutlass.range_constexpr(ctx.plan.columns // MMA_ROWS):
+            if heads * MMA_ROWS < rows:
+                first = block * count + 8 * heads
+                at = to + heads * (MMA_ROWS * GROUP_BYTES)
+                stage_heads(half[first : first + 8], at)
+
+
+def stage_heads(v: list[Any], to: Any) -> None:
+    """Stage 16 heads of the lane's dims of a block: accumulators `v` to the lane's address."""
+    for column in range(2):
+        for odd in range(2):
+            word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
+            store_word(to + (8 * column + odd) * GROUP_BYTES, word)
+
+
+def store_word(address: Any, word: Any) -> None:
+    """Store a word to shared memory."""
+    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])
+
+
+def store_floats(address: Any, values: list[Any]) -> None:
+    """Store four fp32 to shared memory."""
+    cute.arch.inline_ptx(
+        "st.shared.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[address, *values],
+    )
+
+
+@cute.jit
+def stage_statistics(role: Math) -> None:
+    """Write this CTA's maxima and sums, by four lanes, to its offset among all CTAs'. O has scale
+    1."""
+    ctx = role.ctx
+    base = ctx.arena.address("q") + ctx.rank * CTA_STATISTICS_BYTES
+    for number in cutlass.range_constexpr(ctx.plan.columns // 4):
+        to = base + (first_head(ctx.thread) + offset_of_head(number)) * STATISTICS_BYTES
+        if role.consumer == 0:
+            merged = merge_sums(role, number)
+            store_pair(to, merged.top, merged.total)
+        store_float(to + (2 + role.consumer) * FP32, Float32(1.0))

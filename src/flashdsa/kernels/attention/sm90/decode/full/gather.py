@@ -1,0 +1,84 @@
+"""Role gather for bf16 rows: row numbers, masks, rows and Q for the consumers."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, cute
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.gather import (
+    acquire,
+    copies_of_thread,
+    copy_half,
+    halves_of_step,
+    load_query,
+    row_of_turn,
+    turns_of,
+)
+from flashdsa.kernels.attention.sm90.core.tile import TILES
+from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
+from flashdsa.kernels.attention.sm90.decode.shared.gather import (
+    Gatherer,
+    find_extent,
+    last_slots,
+    read_slots,
+)
+
+
+@cute.jit
+def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
+    """One warp: store which keys of the tile are valid.
+
+    Args:
+        slots: the lane's of the tile: lane, lane + 32.
+    """
+    mask_words = role.ctx.plan.tile.mask_words
+    masks = role.ctx.arena.array("masks", Int32, TILES * mask_words)
+    for word in cutlass.range_constexpr(mask_words):
+        mask = cute.arch.vote_ballot_sync(slots[word] >= 0)
+        if lane == 0:
+            masks[tile * mask_words + word] = Int32(mask)
+    if lane == 0:
+        role.ctx.barriers("masks_full").arrive(tile)
+
+
+@cute.jit
+def load_rows_of_query(role: Gatherer) -> None:
+    """Load the item's rows of Q, before anything else; those past the last head become zeros.
+
+    Nothing is loaded if the CTA has no slot. If none of its slots is valid nobody multiplies Q, but
+    both consumers wait for it.
+    """
+    ctx = role.ctx
+    if ctx.num_steps > 0 and ctx.thread == 0:
+        ctx.barriers("q_full").arrive_and_expect_tx()
+        load_query(ctx, role.q_map, [ctx.head, ctx.query])
+    cute.arch.sync_warp()
+
+
+@cute.jit
+def gather_rows(role: Gatherer) -> None:
+    """All four warps: gather every step of the CTA."""
+    ctx = role.ctx
+    tile = ctx.plan.tile
+    warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
+    lane = ctx.thread % WARP_SIZE
+    copies = copies_of_thread(ctx)
+    load_rows_of_query(role)
+    slots = read_slots(role, Int32(0), lane)
+    last = last_slots(role, ctx.num_steps, lane)
+    num_tiles = find_extent(role, last, lane)
+    for step in cutlass.range(steps_of(num_tiles), unroll=1):
+        rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]
+        next_slots = read_slots(role, step + 1, lane)
+        for number in cutlass.range_constexpr(len(halves_of_step(tile))):
+            half = halves_of_step(tile)[number]
+            if step * TILES + half.tile < num_tiles:
+                acquire(ctx, half, ctx.phase(step))
+                copy_half(ctx, role.kv, rows, copies, number)
+                if cutlass.const_expr(number == 0 or number == 2):
+                    if warp == half.tile:
+                        first = half.tile * tile.mask_words
+                        of_tile = slots[first : first + tile.mask_words]
+                        store_masks(role, of_tile, lane, half.tile)
+        slots = next_slots

@@ -1,0 +1,136 @@
+"""Tiles, budgets, barriers and roles of the Hopper decode, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+
+
+@dataclass(frozen=True)
+class DecodePlan(ClusterPlan):
+    """One compiled decode: choices, then derived values.
+
+    Attributes:
+        packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
+        gather_registers, consumer0_registers, consumer1_registers: of a thread.
+        lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
+        tile: of keys.
+    """
+
+    packed: bool = False
+    gather_registers: int = 104
+    consumer0_registers: int = 208
+    consumer1_registers: int = 192
+    lazy_log2: float = 8.0
+    tile: Tile = Tile()
+
+    group = 1
+    """Queries of an item, as in the forward's plan."""
+    group_heads = ROWS
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return "mla_decode" + ("_packed" if self.packed else "")
+
+    @property
+    def p0(self) -> tuple[str, int]:
+        """Region, and offset in it, of P of tile 0: the tile's RoPE chunk, which no product with V
+        reads."""
+        return "k", self.tile.value_chunks * self.tile.chunk_bytes
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        """Shared memory regions before the mbarriers, in order."""
+        tile = self.tile
+        return [
+            SmemRegion(
+                "q",
+                tile.q_bytes,
+                1024,
+                f"Q of the item, {tile.chunks} x [64, 64] SW128; "
+                "then all CTAs' statistics and weights",
+            ),
+            SmemRegion(
+                "k",
+                TILES * tile.bytes,
+                1024,
+                "keys of a step likewise, P of tile 0 besides; then all CTAs' O of this one's dims",
+            ),
+            SmemRegion("p", tile.p_bytes, 1024, "P of tile 1, [64, 64] SW128"),
+            SmemRegion("masks", TILES * tile.mask_words * 4, 16, "valid keys: a bit each, a tile"),
+            SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
+            SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
+            SmemRegion("row_unit", ROWS * FP32, 16, "what a row of Q is a multiple of, if packed"),
+            *self.cluster_buffers,
+        ]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows, Q"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def consumer0(self) -> Role:
+        """Warpgroup 1."""
+        does = "S and P of tile 0, O's low dims; then a share of O, lse"
+        return Role("consumer0", WARPGROUP_SIZE, self.consumer0_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def consumer1(self) -> Role:
+        """Warpgroup 2."""
+        does = "S and P of tile 1, O's high dims; then a share of O"
+        return Role("consumer1", WARPGROUP_SIZE, self.consumer1_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The warpgroups, in thread order."""
+        return self.gather, self.consumer0, self.consumer1
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Barriers of tiles complete a phase for each step, those of Q and O one in all.
+        """
+        gather, zero, one = self.roles
+        thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        slices, q_bytes = self.tile.slices, self.tile.q_bytes
+        return (
+            Barrier("extent_full", 1, gather, thread, zero, 0, "the number of steps is stored",
+                    also_awaited_by=(one,)),
+            Barrier("k0_full", slices, gather, every, zero, 0, "a slice of tile 0 has come"),
+            Barrier("k1_full", slices, gather, every, one, 0, "a slice of tile 1 has come"),
+            Barrier("masks_full", TILES, gather, thread, zero, 0, "a tile's masks are stored",
+                    also_awaited_by=(one,)),
+            Barrier("low_free", TILES, zero, warps, gather, 0, "a tile's low half has been read"),
+            Barrier("high_free", TILES, one, warps, gather, 0, "a tile's high half has been read"),
+            Barrier("q_full", 1, gather, thread, zero, q_bytes, "Q has come",
+                    also_awaited_by=(one,)),
+            Barrier("p0_full", 1, zero, every, one, 0, "P of tile 0 and its maxima are stored"),
+            Barrier("p1_full", 1, one, every, zero, 0, "P of tile 1 and its maxima are stored"),
+            Barrier("sums0_full", 1, zero, every, one, 0, "consumer0's sums are stored",
+                    also_awaited_by=(zero,)),
+            Barrier("sums1_full", 1, one, every, zero, 0, "consumer1's sums are stored"),
+            Barrier("q_converted", 1, zero, every, one, 0,
+                    "packed: Q is as the products take it", also_produced_by=one,
+                    also_awaited_by=(zero,)),
+            Barrier("staged", 1, zero, every, one, 0, "this CTA's O and statistics are staged",
+                    also_produced_by=one, also_awaited_by=(zero,)),
+            Barrier("o_full", 1, zero, thread, zero, 0, "all CTAs' O and statistics have come",
+                    also_awaited_by=(one,), bytes_from_peer=True),
+            Barrier("ready", 1, zero, thread, zero, 0, "no CTA reads keys any more",
+                    bytes_from_peer=True),
+            Barrier("done", 1, zero, thread, zero, 0, "all CTAs have what this one sent",
+                    bytes_from_peer=True),
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""Rows that a query's slots name, and the last step with a valid slot."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Int32, Int64, cute
+
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import TILES
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context
+from flashdsa.problem import KV_ROW_BYTES
+
+
+class Gatherer(NamedTuple):
+    """Fills k and masks, and q if it has a map of it. Signals that they have come."""
+
+    ctx: Context
+    q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64; None: the consumers load Q
+    kv: cute.Tensor  # (S_kv, 576) bf16, or (S_kv, 656) bytes
+    indices: cute.Tensor  # (S, topk) int32
+
+
+@cute.jit
+def read_slot(role: Gatherer, slot: Int32) -> Int32:
+    """The kv row that a slot of the query names, negative where it is not valid."""
+    row = Int32(-1)
+    if slot < role.ctx.end_slot:
+        row = (
+            role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
+        ).load()
+        if row >= role.kv.shape[0]:
+            row = Int32(-1)
+    return row
+
+
+@cute.jit
+def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
+    """This lane's slots of a step of the CTA: lane, lane + 32, ..."""
+    step_keys = role.ctx.plan.tile.step_keys
+    first = role.ctx.first_slot + step * step_keys + lane
+    return [read_slot(role, first + WARP_SIZE * i) for i in range(step_keys // WARP_SIZE)]
+
+
+@cute.jit
+def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
+    """Bitwise and of this lane's slots of the last of `num_steps` steps: negative if none is
+    valid."""
+    slots = read_slots(role, cutlass.max(num_steps - 1, Int32(0)), lane)
+    together = slots[0]
+    for slot in slots[1:]:
+        together = together & slot
+    return together
+
+
+@cute.jit
+def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constexpr = 0) -> Int32:
+    """All warps: return the tiles up to those of the last step with a valid slot; tell the
+    consumers.
+
+    Args:
+        last: `last_slots` of all steps, if they are more than `least`.
+        least: minimum of the result's steps, their slots valid or not, if the CTA has them.
+    """
+    ctx = role.ctx
+    num_steps = ctx.num_steps
+    more = Boolean(num_steps > least)
+    while more:
+        if cute.arch.vote_any_sync(last >= 0):
+            more = Boolean(False)
+        else:
+            num_steps -= 1
+            more = num_steps > least
+            last = last_slots(role, num_steps, lane)
+    num_tiles = cutlass.min(num_steps * TILES, ctx.num_tiles)
+    if ctx.thread == 0:
+        ctx.arena.array("extent", Int32, 1)[0] = num_tiles
+        ctx.barriers("extent_full").arrive()
+    return num_tiles
+
+
+def row_address(role: Gatherer, row: Any) -> Any:
+    """Address of a packed row; meaningless if the row is negative."""
+    return role.kv.iterator + Int64(row) * KV_ROW_BYTES
+
+
+def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
+    """Load 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
+
+    The first-level cache has no room: rows are read once.
+    """
+    results = ", ".join(f"{{$w{i}}}" for i in range(words))
+    zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
+    return list(
+        cute.arch.inline_ptx(
+            "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
+            + zeros
+            + f"@valid ld.global.nc.L1::no_allocate.L2::128B.v{words}.b32 {{{results}}}, "
+            f"[{{$r0}} + {offset}]; }}",
+            write_only_types=[Int32] * words,
+            read_only_args=[address, row],
+        )
+    )

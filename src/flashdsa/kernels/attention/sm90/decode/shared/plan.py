@@ -1,0 +1,64 @@
+"""Sizes of the decodes: an item's CTAs, and the parts of O that they send each other."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from flashdsa.hw import SM90
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
+from flashdsa.plan import Sm90Plan, SmemRegion, registers_each
+
+F16 = 2
+GROUP_DIMS = 8
+"""Dims of O that a lane sends at once."""
+GROUP_BYTES = GROUP_DIMS * F16
+CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
+"""CTAs that may share an item; the key tiles then have room for all dims of O."""
+MOST_CTAS = max(CLUSTER_SIZES)
+STATISTICS = 4
+"""fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
+STATISTICS_BYTES = STATISTICS * FP32
+CTA_STATISTICS_BYTES = ROWS * STATISTICS_BYTES
+
+
+class ClusterPlan(Sm90Plan):
+    """Base of the decodes' plans, which are frozen dataclasses with a tile."""
+
+    tile: Tile
+    packed: bool
+
+    def __post_init__(self) -> None:
+        """Check the choices against the architecture.
+
+        Raises:
+            BudgetError: names the region or role that does not fit.
+        """
+        # setmaxnreg hands out only the registers that the CTA has at its launch.
+        self.check(self.threads * registers_each(self.threads, SM90.registers))
+
+    @property
+    @abstractmethod
+    def group_heads(self) -> int:
+        """Heads of an item."""
+
+    def items(self, num_heads: int) -> int:
+        """Work items of a query."""
+        return -(-num_heads // self.group_heads)
+
+    @property
+    def dim_groups(self) -> int:
+        """Groups of dims of O."""
+        return self.tile.d_v // GROUP_DIMS
+
+    @property
+    def staged_at(self) -> int:
+        """Offset in region k of this CTA's O, after what other CTAs send."""
+        return self.tile.bytes
+
+    @property
+    def cluster_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of messages."""
+        return [
+            SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
+            SmemRegion("extent", 4, 4, "steps of the CTA"),
+        ]

@@ -1,0 +1,72 @@
+"""Words of 16-bit numbers, and powers of two, by PTX that CuTe DSL has no operation for."""
+
+from typing import Any
+
+from cutlass import Float32, Int32, cute
+
+BIAS = 127
+"""Bias of the exponents of fp32 and bf16."""
+TOP_EXPONENT = 14
+"""Exponent of a row's largest number in f16, after its multiplication by a power of two."""
+MOST_POWER = 126
+"""Largest exponent of such a power for Q."""
+
+
+def one_word(ptx: str, *words: Any) -> Any:
+    """An instruction on words."""
+    return cute.arch.inline_ptx(ptx, write_only_types=[Int32], read_only_args=list(words))
+
+
+def scaled(word: Any, factor: Any) -> Any:
+    """Two bf16 times a power of two."""
+    return one_word("mul.rn.bf16x2 {$w0}, {$r0}, {$r1};", word, factor)
+
+
+def to_f16(word: Any) -> Any:
+    """Two bf16 as two f16."""
+    return one_word(
+        "{ .reg .b32 low, high; shl.b32 low, {$r0}, 16; and.b32 high, {$r0}, 0xFFFF0000; "
+        "cvt.rn.f16x2.f32 {$w0}, high, low; }",
+        word,
+    )
+
+
+def from_f16(word: Any) -> Any:
+    """Two f16 as fp32."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+        "cvt.f32.f16 {$w0}, low; cvt.f32.f16 {$w1}, high; }",
+        write_only_types=[Float32, Float32],
+        read_only_args=[word],
+    )
+
+
+def bits_of(value: Any) -> Any:
+    """fp32 as a word."""
+    return one_word("mov.b32 {$w0}, {$r0};", value)
+
+
+def as_float(bits: Any) -> Any:
+    """A word as fp32."""
+    return cute.arch.inline_ptx(
+        "mov.b32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[bits]
+    )
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2^exponent, a normal number, in fp32."""
+    return as_float((exponent + BIAS) << 23)
+
+
+def load_float(address: Any) -> Any:
+    """Load one fp32 from shared memory."""
+    return cute.arch.inline_ptx(
+        "ld.shared.f32 {$w0}, [{$r0}];", write_only_types=[Float32], read_only_args=[address]
+    )
+
+
+def store_pair(address: Any, first: Any, second: Any) -> None:
+    """Store two fp32 to shared memory."""
+    cute.arch.inline_ptx(
+        "st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, first, second]
+    )

@@ -1,1 +1,0 @@
-"""Sparse decode for Hopper of at most 32 heads, which are the columns of its products."""

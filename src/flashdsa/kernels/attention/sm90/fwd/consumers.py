@@ -1,0 +1,229 @@
+"""Roles consumer0 and consumer1: S and P of a tile each, half of O's dims, and the results."""
+
+from typing import NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.fragments import (
+    BLOCK_DIMS,
+    THREAD_ROWS,
+    exp2,
+    pack,
+    row_of_thread,
+    transpose_quad,
+)
+from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.kernels.attention.sm90.core.consumers import (
+    Registers,
+    add_tile0,
+    add_tile1,
+    compute_scores,
+    finish_scores,
+    issue_others,
+    issue_scores,
+    merge_sums,
+    new_registers,
+    p_of,
+    values_of,
+    wait_for_scores,
+)
+from flashdsa.kernels.attention.sm90.core.softmax import (
+    LN_2,
+    LOG2_E,
+    Scale,
+    multiply_rows,
+    restart,
+)
+from flashdsa.kernels.attention.sm90.core.tile import (
+    LAST_STEP_OF_CTA,
+    LAST_STEP_OF_ITEM,
+    ROWS,
+)
+from flashdsa.kernels.attention.sm90.fwd.context import Context
+
+
+class Consumer(NamedTuple):
+    """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
+
+    ctx: Context
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    max_logits: cute.Tensor  # (S * H,) fp32; of a plan without them (0,)
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+
+class Place(NamedTuple):
+    """Position of an item's rows in the results, which are numbered over queries and heads."""
+
+    first: Int64  # number of the item's first row
+    count: Int32  # existing rows, of 64
+    head: Int32  # of this thread's first row
+    row: Int32  # this thread's first row in the item
+
+
+@cute.jit
+def consume0(role: Consumer) -> None:
+    """Take every step of the CTA; S of the next step is issued after this one's last product."""
+    ctx = role.ctx
+    tile = ctx.plan.tile
+    v0, v1, p1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0), p_of(ctx, 1)
+    r = new_registers(tile, ctx.plan.max_logits)
+    step, items = Int32(0), Int32(0)
+
+    ctx.barriers("q_full").wait_for(items)
+    issue_scores(ctx, r.s, step, True, tile.low_slices + tile.high_slices)
+    warpgroup.wait_group(0)
+    announce_scores(ctx, step)
+    more = Boolean(True)
+    while more:
+        flags = ctx.flags(0)
+        more = flags & LAST_STEP_OF_CTA == 0
+        add_tile0(ctx, r, role.scale, v0)
+        ctx.barriers("p1_full").wait(ctx.phase(step))
+        issue_others(ctx, r, role.scale, 1, p1, v1)
+        step += 1
+        if flags == LAST_STEP_OF_ITEM:
+            ctx.barriers("q_full").wait_for(items + 1)
+        issue_scores(ctx, r.s, step, more, tile.low_slices)
+        warpgroup.wait_group(1)
+        arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
+        issue_scores(ctx, r.s, step, more, tile.high_slices)
+        warpgroup.wait_group(0)
+        if more:
+            announce_scores(ctx, step)
+        if flags != 0:
+            write_item(role, r, items, 0)
+            restart(r.rows)
+            r.out.fill(0.0)
+            items += 1
+
+
+@cute.jit
+def announce_scores(ctx: Context, step: Int32) -> None:
+    """Announce that all of the step's S is computed: tile 1's may follow, and after the item's last
+    step its Q."""
+    finish_scores(ctx, step)
+    if ctx.flags(0) != 0:
+        arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
+
+
+@cute.jit
+def consume1(role: Consumer) -> None:
+    """Take every step of the CTA; its softmax runs during the product with P of tile 0."""
+    ctx = role.ctx
+    v0, v1, p0 = values_of(ctx, 0, 1), values_of(ctx, 1, 1), p_of(ctx, 0)
+    r = new_registers(ctx.plan.tile, ctx.plan.max_logits)
+    step, items = Int32(0), Int32(0)
+
+    ctx.barriers("q_full").wait_for(items)
+    more = Boolean(True)
+    while more:
+        wait_for_scores()
+        compute_scores(ctx, r.s, step)
+        flags = ctx.flags(1)
+        more = flags & LAST_STEP_OF_CTA == 0
+        if flags != 0:
+            arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
+        ctx.barriers("p0_full").wait(ctx.phase(step))
+        issue_others(ctx, r, role.scale, 0, p0, v0)
+        add_tile1(ctx, r, role.scale, v1)
+        step += 1
+        if flags != 0:
+            write_item(role, r, items, 1)
+            restart(r.rows)
+            r.out.fill(0.0)
+            items += 1
+            if more:
+                ctx.barriers("q_full").wait_for(items)
+
+
+@cute.jit
+def place_of(role: Consumer, item: Int32) -> Place:
+    """The item's rows."""
+    ctx = role.ctx
+    row = row_of_thread(ctx.thread)
+    if cutlass.const_expr(ctx.plan.group > 1):
+        first = item * ROWS
+        count = Int32(role.lse.shape[0]) * ctx.plan.group_heads - first
+        return Place(Int64(first), count, row % ctx.plan.group_heads, row)
+    num_heads = Int32(role.lse.shape[1])
+    query = item // ctx.blocks
+    head = (item - query * ctx.blocks) * ROWS
+    return Place(Int64(query) * num_heads + head, num_heads - head, head + row, row)
+
+
+@cute.jit
+def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Constexpr) -> None:
+    """Write a consumer's half of O, divided by the rows' sums; consumer 0 writes lse and maxima.
+
+    Args:
+        items: number that the CTA has ended before.
+    """
+    ctx = role.ctx
+    sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
+    place = place_of(role, ctx.first_item + items * ctx.num_ctas)
+    factors = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        total, head = sums[h], place.head
+        if cutlass.const_expr(ctx.plan.group_heads > 8):
+            head += 8 * h
+        present = place.row + 8 * h < place.count
+        factor, lse = Float32(0.0), Float32(float("inf"))
+        if total != 0.0:
+            top = r.rows.out_max[h] * role.scale.factor
+            lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
+            factor = cute.arch.rcp_approx(total)
+            if role.attn_sink.shape[0] > 0 and present:
+                sink = (role.attn_sink.iterator + head).load()
+                factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
+                if sink == float("inf"):
+                    factor = Float32(0.0)  # of a sum that is NaN too
+        if cutlass.const_expr(consumer == 0):
+            if present and ctx.thread % 4 == 0:
+                number = place.first + place.row + 8 * h
+                (role.lse.iterator + number).store(lse)
+                if cutlass.const_expr(ctx.plan.max_logits):
+                    others = ctx.arena.array("largest", Float32, ROWS)[place.row + 8 * h]
+                    largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
+                    (role.max_logits.iterator + number).store(largest * LN_2)
+        factors.append(factor)
+    multiply_rows(r.out, factors)
+    if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
+        clear_rows(r.out, factors)
+    store_rows(role, r.out, place, consumer)
+
+
+def clear_rows(out: cute.Tensor, factors: list[Float32]) -> None:
+    """Write 0 where the factor is 0: O may be NaN in these rows."""
+    for i in range(cute.size(out)):
+        out[i] = select(factors[i // 2 % THREAD_ROWS] == 0.0, Float32(0.0), out[i])
+
+
+@cute.jit
+def select(condition: Boolean, yes: Float32, no: Float32) -> Float32:
+    """One of two values."""
+    return yes if condition else no
+
+
+@cute.jit
+def store_rows(role: Consumer, out: cute.Tensor, place: Place, consumer: cutlass.Constexpr) -> None:
+    """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
+    dims."""
+    tile = role.ctx.plan.tile
+    quad = role.ctx.thread % 4
+    odd, upper = quad % 2 == 1, quad // 2 == 1
+    row = (place.first + place.row) * tile.d_v + consumer * tile.half_dims
+    at = role.out.iterator + (row + quad * 8)
+    for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
+        for h in cutlass.range_constexpr(THREAD_ROWS):
+            first = BLOCK_DIMS // 2 * block + 2 * h
+            words = [pack(out[first + 4 * i], out[first + 4 * i + 1]) for i in range(4)]
+            words = transpose_quad(words, odd, upper)
+            if place.row + 8 * h < place.count:
+                cute.arch.inline_ptx(
+                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                    read_only_args=[at + (h * 8 * tile.d_v + block * BLOCK_DIMS), *words],
+                )
