@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashdsa.kernels.attention.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
 from workbench.model.machine import GpuModel
 from workbench.model.predict import Work
@@ -59,21 +60,23 @@ def matmuls(plan: BwdPlan) -> dict[str, Matmul]:
 
 def traffic(plan: BwdPlan = PLAN) -> Traffic:
     """Count one block and CTA."""
-    part_bytes = B_TOPK * GRADIENT_ROW_BYTES / CLUSTER
+    part_bytes = plan.tile.keys * GRADIENT_ROW_BYTES / CLUSTER
     exchange = 2 * plan.partial_bytes
     scores = 2 * plan.score_bytes
-    rows = plan.kv_bytes + exchange + exchange + scores  # gathered, sent by the peer and read back
+    rows = (
+        plan.tile.bytes + exchange + exchange + scores
+    )  # gathered, sent by the peer and read back
     return Traffic(
-        useful_flop=2.0 * B_H * B_TOPK * BACKWARD_DIMS / CLUSTER,
+        useful_flop=2.0 * PAIR_ROWS * plan.tile.keys * BACKWARD_DIMS / CLUSTER,
         matmuls=tuple(matmuls(plan).values()),
         shared_bytes=rows + part_bytes,
         bulk_read_bytes=part_bytes,
         dsmem_bytes=exchange,
         # a part of 64 dims is read with all 128 lanes, hence 2.5 parts
         tmem_bytes=exchange + plan.score_bytes + 2.5 * plan.partial_bytes,
-        read_bytes=plan.kv_bytes,
+        read_bytes=plan.tile.bytes,
         reduce_bytes=part_bytes,
-        exps=B_H * B_TOPK,
+        exps=PAIR_ROWS * plan.tile.keys,
         instructions=sum(INSTRUCTIONS.values()) * SASS_PER_PTX,
     )
 
@@ -100,7 +103,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     yield mma("dKV1", ("dKV1 S", "dKV1 dS"), ("part 0 read", 0))
     yield mma("dKV2", ("dKV2",), ("part 1 read", 0))
 
-    gather = l2_cycles(machine, plan.kv_bytes)
+    gather = l2_cycles(machine, plan.tile.bytes)
     arrives = machine["l2_latency"] + bar
     behind = (("dQ", 1),)
     yield Step("load", "gather", gather, "gather", 0, behind, arrives, wait=False, part=Part.SCORES)
@@ -119,7 +122,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     issue = INSTRUCTIONS["softmax"] * SASS_PER_PTX / 4
     send = plan.partial_bytes / machine["dsmem_rate"]
     heard = machine["dsmem_latency"] + bar
-    exps = B_TOPK * 128 / machine["exp_rate"]
+    exps = plan.tile.keys * 128 / machine["exp_rate"]
 
     def softmax(
         name: str, share: float, *after: After, latency: float = 0, least: float = 0
@@ -139,7 +142,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     yield softmax("add dP", 0.25, ("send dP", 0))
     yield softmax("dS ready", 0.05, latency=bar)
 
-    stored = B_H * (plan.dims + plan.own_rope_dims) * 2 / machine["store_rate"]
+    stored = PAIR_ROWS * (plan.tile.dims + plan.tile.own_rope_dims) * 2 / machine["store_rate"]
     yield Step("softmax", "dQ out", stored, "", 0, (("dQ", 0),), part=Part.LAST)
 
     copied = plan.q_bytes * (1 / machine["operand_rate"] + 1 / machine["tmem_rate"])
@@ -158,8 +161,8 @@ def work(machine: GpuModel, *, queries: int = QUERIES, topk: int = TOPK, s_kv: i
     return Work(
         name="mla_bwd sm_100a",
         traffic=traffic(),
-        units=float(queries * -(-topk // B_TOPK) * CLUSTER),
+        units=float(queries * -(-topk // PLAN.tile.keys) * CLUSTER),
         steps=tuple(steps(machine)),
         footprint=Footprint(reduced=s_kv * GRADIENT_ROW_BYTES, read=s_kv * ROW_BYTES),
-        item_units=-(-topk // B_TOPK),
+        item_units=-(-topk // PLAN.tile.keys),
     )

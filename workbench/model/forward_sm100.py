@@ -8,15 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashdsa.kernels.attention.sm100.fwd.plan import (
-    BOX_BYTES,
-    CLUSTER,
-    FP32,
-    HALF_KEYS,
-    ROWS,
-    TILE_KEYS,
-    FwdPlan,
-)
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, FP32
+from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, ROWS, FwdPlan
 from flashdsa.kernels.attention.sm100.fwd.products import products_of
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
 from workbench.model.machine import GpuModel
@@ -60,14 +53,14 @@ def matmuls(plan: FwdPlan) -> tuple[Matmul, ...]:
 
 def traffic(plan: FwdPlan = PLAN) -> Traffic:
     """Count one tile and CTA."""
-    exchange = 2 * THREADS * HALF_KEYS * FP32
+    exchange = 2 * THREADS * plan.half_keys * FP32
     return Traffic(
-        useful_flop=2.0 * ROWS * TILE_KEYS * FORWARD_DIMS,
+        useful_flop=2.0 * ROWS * plan.tile.keys * FORWARD_DIMS,
         matmuls=matmuls(plan),
-        shared_bytes=plan.kv_bytes + BOX_BYTES + exchange,
-        tmem_bytes=THREADS * TILE_KEYS * FP32,
-        read_bytes=plan.kv_bytes,
-        exps=ROWS * TILE_KEYS,
+        shared_bytes=plan.tile.bytes + BOX_BYTES + exchange,
+        tmem_bytes=THREADS * plan.tile.keys * FP32,
+        read_bytes=plan.tile.bytes,
+        exps=ROWS * plan.tile.keys,
         instructions=float(sum(INSTRUCTIONS.values())),
     )
 
@@ -81,14 +74,14 @@ def steps(machine: GpuModel, plan: FwdPlan = PLAN) -> Iterator[Step]:
     yield mma_step(machine, "mma", "S", found[:2], ("scores read", 1), ("gather", 0))
     yield mma_step(machine, "mma", "PV", found[2:], ("P ready", 1))
 
-    gather = l2_cycles(machine, plan.kv_bytes)
+    gather = l2_cycles(machine, plan.tile.bytes)
     arrives = machine["l2_latency"] + bar
     freed = (("PV", plan.kv_stages - 1),)
     yield Step("load", "gather", gather, "gather", 0, freed, arrives, wait=False)
 
     # A warp of each scheduler: clocks are instructions, or exponentials where those take longer.
     issue = INSTRUCTIONS["softmax"] / 4
-    exps = HALF_KEYS * THREADS / machine["exp_rate"]
+    exps = plan.half_keys * THREADS / machine["exp_rate"]
     met = machine["shared_latency"] + bar
 
     def softmax(
@@ -108,7 +101,7 @@ def work(machine: GpuModel, *, queries: int = QUERIES, topk: int = TOPK, s_kv: i
     return Work(
         name="mla_fwd sm_100a",
         traffic=traffic(),
-        units=float(queries * -(-topk // TILE_KEYS) * CLUSTER),
+        units=float(queries * -(-topk // PLAN.tile.keys) * CLUSTER),
         steps=tuple(steps(machine)),
         footprint=Footprint(read=s_kv * ROW_BYTES),
     )

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK, CLUSTER, D_QK
-from flashdsa.kernels.attention.sm100.bwd.plan import BOX_DIMS as BWD_BOX_DIMS
-from flashdsa.kernels.attention.sm100.fwd.plan import TILE_KEYS
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
+from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from workbench.model import backward_sm100, forward_sm100
 from workbench.model.machine import B200
 from workbench.model.predict import Work, predict
@@ -23,7 +23,8 @@ from workbench.model.timeline import ends
 PAIRS_AT_ONCE = int(B200["sms"]) // CLUSTER
 ISSUING_WARPS = 4
 ROWS_A_GATHER = 4
-BOXES = D_QK // CLUSTER // BWD_BOX_DIMS + 1
+FWD_KEYS, BWD_KEYS = FwdPlan().tile.keys, BwdPlan().tile.keys
+BOXES = FwdPlan().tile.boxes + 1
 """Gathers of four rows in one CTA: its value dims by boxes, and its RoPE dims."""
 
 
@@ -128,17 +129,17 @@ def _gathering(keys: int, values: Values) -> float:
 def _adding(values: Values) -> float:
     """Count the clocks of a warp that issues the bulk adds of a block of the backward: one a key,
     of parts 0 and 1 of dKV in every block, of part 2 in every other one."""
-    return 2.5 * B_TOPK / ISSUING_WARPS * values["a bulk add, of the issuing warp"]
+    return 2.5 * BWD_KEYS / ISSUING_WARPS * values["a bulk add, of the issuing warp"]
 
 
 KERNELS = (
     Attention(
-        "forward", TILE_KEYS, forward_sm100.work, "ends of a query, forward", ("P ready",),
-        lambda values: _gathering(TILE_KEYS, values), "FlashMLA 1,450; FlashAttention-4 1,180",
+        "forward", FWD_KEYS, forward_sm100.work, "ends of a query, forward", ("P ready",),
+        lambda values: _gathering(FWD_KEYS, values), "FlashMLA 1,450; FlashAttention-4 1,180",
     ),
     Attention(
-        "backward", B_TOPK, backward_sm100.work, "ends of a launch, backward",
-        ("add P", "add dP"), lambda values: max(_gathering(B_TOPK, values), _adding(values)),
+        "backward", BWD_KEYS, backward_sm100.work, "ends of a launch, backward",
+        ("add P", "add dP"), lambda values: max(_gathering(BWD_KEYS, values), _adding(values)),
         "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
     ),
 )  # fmt: skip
