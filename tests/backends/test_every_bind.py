@@ -1,4 +1,5 @@
-"""Every implementation, bound to one call and given another, launches what that one's binding does."""
+"""Every implementation, bound to one call and given another, launches what that one's binding
+does."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from flashdsa.ops.spec import OpSpec
+from flashdsa.ops.table import OPERATIONS
 from torch import Tensor
 
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import OPERATIONS
 from flashdsa.problem import Operation
 from tests.backends.test_bound_calls import Pretended
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from flashdsa.ops.registration import custom_op
+from flashdsa.ops.spec import OpSpec
+from flashdsa.ops.table import OPERATIONS
 from torch import Tensor
 
 import flashdsa
 from flashdsa.backends.catalog import registry
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import OPERATIONS
 from tests.ops import inputs
 
 X = inputs.attention(torch.float32)

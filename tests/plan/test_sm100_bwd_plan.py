@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from flashdsa.hw import SM100
-from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan, Step
-from flashdsa.kernels.attention.sm100.bwd.timeline import TIMELINE
+from flashdsa.kernels.attention.sm100.bwd.plan import TIMELINE, BwdPlan, Step
 from flashdsa.plan import BudgetError, check_arrivals
 
 PLAN = BwdPlan()

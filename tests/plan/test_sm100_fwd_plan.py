@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flashdsa.hw import SM100
-from flashdsa.kernels.attention.sm100.fwd.plan import GROUPS, HEADS, FwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import GROUPS, HEADS
+from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.attention.sm100.fwd.products import products_of
 
 PLAN = FwdPlan()
@@ -45,7 +46,7 @@ def test_arrivals_of_both_ctas_are_counted_by_the_first() -> None:
 
 def test_q_lies_in_whole_stages_of_keys() -> None:
     """It is there before the keys that come last into the first round."""
-    assert PLAN.q_stages * PLAN.kv_bytes == 64 * 576 * 2
+    assert PLAN.q_stages * PLAN.tile.bytes == 64 * 576 * 2
     assert PLAN.kv_stages > PLAN.q_stages
 
 

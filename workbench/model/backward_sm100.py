@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from flashdsa.kernels.attention.sm100.bwd.plan import B_H, B_TOPK, CLUSTER, BwdPlan
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.problem import D_QK, D_V
 from workbench.model import roofline
@@ -38,20 +39,20 @@ def matmuls(plan: BwdPlan) -> dict[str, Matmul]:
 
 def traffic(plan: BwdPlan = PLAN) -> Traffic:
     """Count one block and CTA."""
-    part_bytes = B_TOPK * roofline.GRADIENT_ROW_BYTES / CLUSTER
+    part_bytes = plan.tile.keys * roofline.GRADIENT_ROW_BYTES / CLUSTER
     exchange = 2 * plan.partial_bytes
     # gathered, sent by the peer and read back
-    rows = plan.kv_bytes + 2 * exchange + 2 * plan.score_bytes
+    rows = plan.tile.bytes + 2 * exchange + 2 * plan.score_bytes
     return Traffic(
-        useful_flop=2.0 * B_H * B_TOPK * DIMS / CLUSTER,
+        useful_flop=2.0 * PAIR_ROWS * plan.tile.keys * DIMS / CLUSTER,
         matmuls=tuple(matmuls(plan).values()),
         shared_bytes=rows + part_bytes,
         dsmem_bytes=exchange,
         # a part of 64 dims is read with all 128 lanes, hence 2.5 parts
         tmem_bytes=exchange + plan.score_bytes + 2.5 * plan.partial_bytes,
-        read_bytes=plan.kv_bytes,
+        read_bytes=plan.tile.bytes,
         reduce_bytes=part_bytes,
-        exps=B_H * B_TOPK,
+        exps=PAIR_ROWS * plan.tile.keys,
         instructions=sum(INSTRUCTIONS.values()) * SASS_PER_PTX,
     )
 
@@ -78,7 +79,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     yield mma("dKV1", ("dKV1 S", "dKV1 dS"), ("part 0 read", 0))
     yield mma("dKV2", ("dKV2",), ("part 1 read", 0))
 
-    gather = roofline.l2_cycles(machine, plan.kv_bytes)
+    gather = roofline.l2_cycles(machine, plan.tile.bytes)
     arrives = machine["l2_latency"] + bar
     behind = (("dQ", 1),)
     yield Step("load", "gather", gather, "gather", 0, behind, arrives, wait=False, part=Part.SCORES)
@@ -97,7 +98,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     issue = INSTRUCTIONS["softmax"] * SASS_PER_PTX / 4
     send = plan.partial_bytes / machine["dsmem_rate"]
     heard = machine["dsmem_latency"] + bar
-    exps = B_TOPK * 128 / machine["exp_rate"]
+    exps = plan.tile.keys * 128 / machine["exp_rate"]
 
     def softmax(
         name: str, share: float, *after: After, latency: float = 0, least: float = 0
@@ -117,7 +118,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     yield softmax("add dP", 0.25, ("send dP", 0))
     yield softmax("dS ready", 0.05, latency=bar)
 
-    stored = B_H * (plan.dims + plan.own_rope_dims) * 2 / machine["store_rate"]
+    stored = PAIR_ROWS * (plan.tile.dims + plan.tile.own_rope_dims) * 2 / machine["store_rate"]
     yield Step("softmax", "dQ out", stored, "", 0, (("dQ", 0),), part=Part.LAST)
 
     copied = plan.q_bytes * (1 / machine["operand_rate"] + 1 / machine["tmem_rate"])
@@ -133,7 +134,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
 
 def work(machine: GpuModel, queries: int, topk: int, s_kv: int) -> Work:
     """Take the kernel on a shape of 128 heads."""
-    blocks = -(-topk // B_TOPK)
+    blocks = -(-topk // PLAN.tile.keys)
     footprint = Footprint(s_kv * roofline.GRADIENT_ROW_BYTES, s_kv * roofline.ROW_BYTES)
     units = float(queries * blocks * CLUSTER)
     return Work(traffic(), units, footprint, tuple(steps(machine)), item_units=blocks)

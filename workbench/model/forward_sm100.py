@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.fwd import plan as sizes
-from flashdsa.kernels.attention.sm100.fwd.plan import CLUSTER, HALF_KEYS, TILE_KEYS, FwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, FP32
+from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, ROWS, FwdPlan
 from flashdsa.kernels.attention.sm100.fwd.products import products_of
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
 from flashdsa.problem import D_QK, D_V
@@ -32,14 +32,14 @@ def matmuls(plan: FwdPlan) -> tuple[Matmul, ...]:
 
 def traffic(plan: FwdPlan = PLAN) -> Traffic:
     """Count one tile and CTA."""
-    exchange = 2 * WARPGROUP_SIZE * HALF_KEYS * sizes.FP32
+    exchange = 2 * WARPGROUP_SIZE * plan.half_keys * FP32
     return Traffic(
-        useful_flop=2.0 * sizes.ROWS * TILE_KEYS * (D_QK + D_V),
+        useful_flop=2.0 * ROWS * plan.tile.keys * (D_QK + D_V),
         matmuls=matmuls(plan),
-        shared_bytes=plan.kv_bytes + sizes.BOX_BYTES + exchange,
-        tmem_bytes=WARPGROUP_SIZE * TILE_KEYS * sizes.FP32,
-        read_bytes=plan.kv_bytes,
-        exps=sizes.ROWS * TILE_KEYS,
+        shared_bytes=plan.tile.bytes + BOX_BYTES + exchange,
+        tmem_bytes=WARPGROUP_SIZE * plan.tile.keys * FP32,
+        read_bytes=plan.tile.bytes,
+        exps=ROWS * plan.tile.keys,
         instructions=float(sum(INSTRUCTIONS.values())),
     )
 
@@ -53,14 +53,14 @@ def steps(machine: GpuModel, plan: FwdPlan = PLAN) -> Iterator[Step]:
     yield mma_step(machine, "S", found[:2], ("scores read", 1), ("gather", 0))
     yield mma_step(machine, "PV", found[2:], ("P ready", 1))
 
-    gather = roofline.l2_cycles(machine, plan.kv_bytes)
+    gather = roofline.l2_cycles(machine, plan.tile.bytes)
     arrives = machine["l2_latency"] + bar
     freed = (("PV", plan.kv_stages - 1),)
     yield Step("load", "gather", gather, "gather", 0, freed, arrives, wait=False)
 
     # A warp of each scheduler: clocks are instructions, or exponentials where those take longer.
     issue = INSTRUCTIONS["softmax"] / 4
-    exps = HALF_KEYS * WARPGROUP_SIZE / machine["exp_rate"]
+    exps = plan.half_keys * WARPGROUP_SIZE / machine["exp_rate"]
     met = machine["shared_latency"] + bar
 
     def softmax(
@@ -77,6 +77,6 @@ def steps(machine: GpuModel, plan: FwdPlan = PLAN) -> Iterator[Step]:
 
 def work(machine: GpuModel, queries: int, topk: int, s_kv: int) -> Work:
     """Take the kernel on a shape of 128 heads."""
-    units = float(queries * -(-topk // TILE_KEYS) * CLUSTER)
+    units = float(queries * -(-topk // PLAN.tile.keys) * CLUSTER)
     footprint = Footprint(read=s_kv * roofline.ROW_BYTES)
     return Work(traffic(), units, footprint, tuple(steps(machine)))

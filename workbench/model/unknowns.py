@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
-from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK, BOX_DIMS, CLUSTER
-from flashdsa.kernels.attention.sm100.fwd.plan import TILE_KEYS
-from flashdsa.problem import D_QK
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
+from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from workbench.model import backward_sm100, forward_sm100
 from workbench.model.machine import B200, GpuModel
 from workbench.model.roofline import Work, predict
@@ -24,7 +24,7 @@ from workbench.model.timeline import ends
 
 PAIRS_AT_ONCE = int(B200["sms"]) // CLUSTER
 ISSUING_WARPS, ROWS_A_GATHER = 4, 4
-GATHERS = (D_QK // CLUSTER // BOX_DIMS + 1) / ROWS_A_GATHER / ISSUING_WARPS
+GATHERS = (FwdPlan().tile.boxes + 1) / ROWS_A_GATHER / ISSUING_WARPS
 """Gathers of a key that a warp issues: the CTA's value dims by boxes, and its RoPE dims."""
 ADDS = 2.5 / ISSUING_WARPS
 """Bulk adds of a key that a warp of the backward issues: parts 0 and 1 of dKV in every block, part
@@ -119,11 +119,13 @@ class Attention(NamedTuple):
 
 KERNELS = (
     Attention(
-        "forward", TILE_KEYS, forward_sm100.work, "ends of a query, forward", ("P ready",), 0,
+        "forward", FwdPlan().tile.keys, forward_sm100.work,
+        "ends of a query, forward", ("P ready",), 0,
         "FlashMLA 1,450; FlashAttention-4 1,180",
     ),
     Attention(
-        "backward", B_TOPK, backward_sm100.work, "ends of a launch, backward", ("add P", "add dP"),
+        "backward", BwdPlan().tile.keys, backward_sm100.work,
+        "ends of a launch, backward", ("add P", "add dP"),
         ADDS, "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
     ),
 )  # fmt: skip

@@ -7,8 +7,7 @@ from dataclasses import replace
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
-from flashdsa.kernels.attention.sm100.bwd.plan import HEADS as BWD_HEADS
-from flashdsa.kernels.attention.sm100.fwd.plan import HEADS as FWD_HEADS
+from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
@@ -147,8 +146,8 @@ _SM100_BACKWARD = Features(
     topk_length=True,
     deterministic=True,
 )
-_SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(BWD_HEADS[1:]), deterministic=False)
-_SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(FWD_HEADS), max_logits=True)
+_SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS[1:]), deterministic=False)
+_SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS), max_logits=True)
 _SM100 = {
     Operation.SPARSE_MLA_FWD: ("sparse_mla:bind", _SM100_FORWARD),
     Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:bind_out", _SM100_FORWARD),

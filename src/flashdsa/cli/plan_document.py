@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from flashdsa.hw import ARCHITECTURES, TMEM_LANES
@@ -23,7 +22,7 @@ def describe(variant: Variant) -> dict[str, Any]:
     document: dict[str, Any] = {
         "kernel": spec.name,
         "arch": spec.arch,
-        "choices": asdict(plan),
+        "choices": variant.choices,
         "threads": plan.threads,
         "registers": {
             "total": sum(role.threads * role.registers for role in plan.roles),

@@ -16,6 +16,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHe
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
+from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
@@ -178,7 +179,7 @@ MLA_BWD = KernelSpec(
     arch=SM100.name,
     operations=(Operation.MLA_BWD,),
     plans=(
-        *(sm100_bwd.BwdPlan(group=group) for group in sm100_bwd.GROUPS),
+        *(sm100_bwd.BwdPlan(group=group) for group in SM100_GROUPS),
         sm100_bwd.BwdPlan(deterministic=True),
         sm100_bwd.BwdPlan(from_registers=True),
     ),
@@ -190,7 +191,7 @@ MLA_BWD = KernelSpec(
         "reduce": ("reduce_item", "finish"),
         "mma": ("issue_item",),
     },
-    timeline="flashdsa.kernels.attention.sm100.bwd.timeline:TIMELINE",
+    timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
 _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
@@ -206,7 +207,7 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
     arch=SM100.name,
     operations=(Operation.SPARSE_MLA_FWD,),
-    plans=tuple(sm100_fwd.FwdPlan(group) for group in sm100_fwd.GROUPS),
+    plans=tuple(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={

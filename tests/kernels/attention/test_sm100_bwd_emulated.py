@@ -18,7 +18,8 @@ from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm100 import mla_bwd as backend
 from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw, run
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK, CLUSTER, BwdPlan
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.operands import MlaBwdOperands
 from flashdsa.plan import Barrier
@@ -102,7 +103,7 @@ def test_pairs_share_queries_of_any_length_out() -> None:
     case = SparseMlaCase("ragged", 4, 120, HEADS, 96, duplicates=True, topk_length=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     assert inputs.topk_length is not None
-    assert (-(-inputs.topk_length.clamp(0, 96) // B_TOPK)).tolist() == [2, 0, 3, 0]
+    assert (-(-inputs.topk_length.clamp(0, 96) // BwdPlan().tile.keys)).tolist() == [2, 0, 3, 0]
     with emulation(SMALL, policy=Policy(asynchronous="eager", seed=1)) as emulator:
         assert failures(check_backward(inputs, "emulate-sm100")) == []
     assert emulator.setups[-1].grid[0] == SMALL.clusters[CLUSTER] * CLUSTER
@@ -188,7 +189,7 @@ def test_what_the_kernel_does_not_take_is_refused() -> None:
 def test_the_raw_kernel_insists_on_whole_blocks() -> None:
     nothing = torch.empty(0)
     indices = torch.zeros(1, 33, dtype=torch.int32)
-    with pytest.raises(ArgumentValueError, match=r"multiples of B_TOPK=32; got 33"):
+    with pytest.raises(ArgumentValueError, match=r"multiples of 32; got 33"):
         launch_raw(lambda *_: None, *[nothing] * 5, indices, nothing, *[nothing] * 3, 1.0)
 
 

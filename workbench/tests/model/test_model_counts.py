@@ -11,7 +11,7 @@ import torch
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
-from flashdsa.kernels.attention.sm100.bwd.plan import B_H
+from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.operands import MlaBwdOperands
 from ptxemu.cutedsl import emulate
@@ -40,7 +40,7 @@ def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).bfloat16()
 
-    q, kv, gradient = random(1, B_H, 576), random(256, 576), random(1, B_H, 512)
+    q, kv, gradient = random(1, PAIR_ROWS, 576), random(256, 576), random(1, PAIR_ROWS, 512)
     indices = torch.randperm(256, generator=generator)[:topk].view(1, -1).int()
     out, lse = reference.sparse_mla_fwd(q, kv, indices)
     heard: list[Counters] = []

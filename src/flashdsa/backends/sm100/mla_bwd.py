@@ -15,7 +15,8 @@ from flashdsa.backends.sm100.slot_rows import queries_at_a_time, slot_order
 from flashdsa.backends.sparse_mla_launches import MOST_UNION_BYTES, UNION_BYTES
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
-from flashdsa.kernels.attention.sm100.bwd.plan import B_H, B_TOPK, CLUSTER
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.operands import MlaBwdOperands
 
@@ -25,6 +26,7 @@ PLANS = {
     if not plan.from_registers
 }
 """Plans by heads of a query and whether they are deterministic."""
+BLOCK_KEYS = BwdPlan().tile.keys
 
 Launch = Callable[..., Any]
 """A compiled function: see `kernels.attention.sm100.bwd.build.compile_backward`."""
@@ -69,7 +71,7 @@ def run(
 
     Args:
         launch: compiled for q's heads and what `deterministic` says.
-        operands: indices of 128 heads are padded here with -1 to a multiple of B_TOPK.
+        operands: indices of 128 heads are padded here with -1 to a multiple of BLOCK_KEYS.
         pairs: of CTAs that run at once; they share the queries out.
     """
     q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
@@ -85,10 +87,10 @@ def run(
             topk_length = torch.full((num_queries,), topk, dtype=torch.int32, device=q.device)
         delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
         launch_all = launch_in_parts if deterministic else launch_raw
-        if num_heads < B_H:
+        if num_heads < PAIR_ROWS:
             launch_all = launch_groups
         else:
-            indices = torch.nn.functional.pad(indices, (0, -topk % B_TOPK), value=-1)
+            indices = torch.nn.functional.pad(indices, (0, -topk % BLOCK_KEYS), value=-1)
         launch_all(
             launch,
             readable(q),
@@ -160,8 +162,8 @@ def launch_groups(
     *operands, sm_scale, pairs = operands_and_scalars
     q, *_, indices, _, _, _, _ = operands
     num_queries, num_heads, _ = q.shape
-    group = B_H // num_heads
-    most = -(-group * indices.shape[1] // B_TOPK) * B_TOPK
+    group = PAIR_ROWS // num_heads
+    most = -(-group * indices.shape[1] // BLOCK_KEYS) * BLOCK_KEYS
     groups = min(-(-num_queries // group), max(1, MOST_UNION_BYTES // (UNION_BYTES * most)))
     rows = torch.empty(groups, most, dtype=torch.int32, device=q.device)
     members = torch.empty(groups, most, dtype=torch.uint8, device=q.device)
@@ -181,7 +183,7 @@ def launch_groups(
 
 
 def launch_raw(launch: Launch, *operands_and_scalars: Any) -> None:
-    """Launch the kernel with one query an item on tensors without gaps, topk a multiple of B_TOPK.
+    """Launch the kernel with one query an item on tensors without gaps; topk: of whole blocks.
 
     Args:
         operands_and_scalars: as for `launch_checked`.
@@ -190,9 +192,9 @@ def launch_raw(launch: Launch, *operands_and_scalars: Any) -> None:
         ArgumentValueError: names the argument that does not fit.
     """
     topk = operands_and_scalars[5].shape[1]
-    if topk % B_TOPK:
+    if topk % BLOCK_KEYS:
         raise ArgumentValueError(
-            f"indices: the Blackwell kernel takes topk in multiples of B_TOPK={B_TOPK}; got {topk}"
+            f"indices: the Blackwell kernel takes topk in multiples of {BLOCK_KEYS}; got {topk}"
         )
     launch_checked(launch, *operands_and_scalars)
 

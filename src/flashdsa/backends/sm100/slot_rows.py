@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.hw import SM100
-from flashdsa.kernels.attention.sm100.bwd.plan import CLUSTER, D_QK, FP32
+from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, FP32
+from flashdsa.problem import D_QK
 
 WORKSPACE_BYTES = 1 << 30
 """Bytes of the slots' rows; more only if a single query needs more. The gradients' bits do not

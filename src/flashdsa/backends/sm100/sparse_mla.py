@@ -7,7 +7,8 @@ from functools import cache, partial
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Launches, Write
-from flashdsa.kernels.attention.sm100.fwd.plan import PAIR_ROWS, FwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
+from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
 from flashdsa.operands import SparseMlaOperands
 

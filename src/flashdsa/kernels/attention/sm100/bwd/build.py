@@ -11,7 +11,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SECTOR_BYTES, SM100
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm100.bwd.kernel import launch_backward
-from flashdsa.kernels.attention.sm100.bwd.plan import D_QK, D_V, BwdPlan
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 
 
 def compile_backward(plan: BwdPlan) -> Any:
@@ -26,7 +26,7 @@ def compile_backward(plan: BwdPlan) -> Any:
     if plan.deterministic:
         slots, bounds = cute.sym_int32(), cute.sym_int32()
         further = [
-            fake_tensor(Float32, (slots, D_QK)),
+            fake_tensor(Float32, (slots, plan.tile.d_qk)),
             fake_tensor(Int32, (slots,), 4),
             fake_tensor(Int32, (bounds,), 4),
         ]
@@ -36,16 +36,16 @@ def compile_backward(plan: BwdPlan) -> Any:
         launch_backward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(BFloat16, (rows, D_QK)),
-        fake_tensor(BFloat16, (keys, D_QK)),
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, plan.tile.d_qk)),
+        fake_tensor(BFloat16, (keys, plan.tile.d_qk)),
+        fake_tensor(BFloat16, (rows, plan.tile.d_v)),
         fake_tensor(Float32, (queries, plan.group_heads), 4),
-        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(BFloat16, (rows, plan.tile.d_v)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (queries,), 4),
         fake_tensor(Float32, (queries, plan.group_heads), 4),
-        fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
-        fake_tensor(Float32, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, plan.tile.d_qk), SECTOR_BYTES),
+        fake_tensor(Float32, (keys, plan.tile.d_qk)),
         *further,
         Float32(1.0),
         Int32(1),

@@ -26,26 +26,25 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
-from flashdsa.kernels.attention.sm100.bwd.context import (
+from flashdsa.kernels.attention.sm100.bwd.load import (
     Context,
+    Loader,
     first_turn,
+    load_blocks,
     locate,
     next_turn,
 )
-from flashdsa.kernels.attention.sm100.bwd.dq import DqWriter, write_dq
-from flashdsa.kernels.attention.sm100.bwd.load import Loader, load_blocks
-from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, issue_item
-from flashdsa.kernels.attention.sm100.bwd.plan import (
-    B_H,
-    B_TOPK,
-    BOX_DIMS,
-    CLUSTER,
-    D_QK,
+from flashdsa.kernels.attention.sm100.bwd.mma import (
+    Issuer,
+    QueryLoader,
+    issue_item,
+    load_query,
+    wait_until_read,
 )
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
-from flashdsa.kernels.attention.sm100.bwd.query import QueryLoader, load_query, wait_until_read
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
-from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax, softmax_item
+from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
+from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
 from flashdsa.kernels.attention.union.launch import Lists, launch_union
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
@@ -112,7 +111,7 @@ def backward_kernel(
             ctx = locate(topk_length, indices, arena, turn)
             first_row = None
             if cutlass.const_expr(slots is not None):
-                first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * D_QK
+                first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * plan.tile.d_qk
             store_do(ctx)
             ring_slot = reduce_item(Reducer(ctx, dkv, first_row), ring_slot)
             turn = next_turn(ctx)
@@ -141,7 +140,7 @@ def backward_kernel(
 @cute.jit
 def of_row(ctx: Context, values: cute.Tensor) -> Float32:
     """lse or delta (S, H) of this thread's row; 0 past the last query, which has no key."""
-    row = Int64(ctx.item) * B_H + ctx.thread
+    row = Int64(ctx.item) * PAIR_ROWS + ctx.thread
     if cutlass.const_expr(ctx.plan.group > 1):
         value = Float32(0.0)
         if row < values.shape[0] * values.shape[1]:
@@ -198,8 +197,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             order, starts: see `launch_ordered_sum`; of the valid slots, numbered as in `slots`.
         of a group of queries
             rows, members: (groups, any) int32 and uint8, written, with room for plan.group * topk,
-            rounded up to B_TOPK. counts, present, named: (groups,) int32, written: see
-            `union_memory.Lists`.
+            rounded up to plan.tile.keys. counts, present, named: (groups,) int32, written: see
+            `union.Lists`.
         and of any plan at last
             scale. pairs: of CTAs, at most one an item; as many as run at once.
     """
@@ -210,7 +209,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.group > 1):
         lists = Lists(*further)
         num_keys = Int32(x.kv.shape[0])
-        launch_union(x.indices, x.topk_length, lists, num_keys, plan.group, stream, tile=B_TOPK)
+        launch_union(x.indices, x.topk_length, lists, num_keys, plan.group, stream, plan.tile.keys)
         items = Items(lists.rows, lists.counts, lists.members, lists.present)
     if cutlass.const_expr(plan.deterministic):
         slots, order, starts = further
@@ -249,7 +248,7 @@ def launch_pairs(
         make(x.q, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(x.do, box_dims=(plan.group_heads, BOX_DIMS), swizzle=wide),
         make(x.kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(x.kv, box_dims=(1, plan.own_rope_dims), swizzle=narrow),
+        make(x.kv, box_dims=(1, plan.tile.own_rope_dims), swizzle=narrow),
         x.lse,
         x.delta,
         items.indices,

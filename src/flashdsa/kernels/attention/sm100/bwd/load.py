@@ -1,19 +1,106 @@
-"""Role load: row numbers, and the gather of each block's rows."""
+"""Context of every role, and role load: row numbers, and the gather of each block's rows.
+
+A pair of CTAs takes one item after the other, each a query or a group of them. Items and blocks
+have running numbers over all items, which give the phases of barriers.
+"""
 
 from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl import tmem
+from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.gather4 import gather4
-from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.context import Context
-from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK, BOX_DIMS, D_V
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.slots import read_row
+from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, CLUSTER
+
+
+class Turn(NamedTuple):
+    """An item that a pair takes, and what it took before."""
+
+    item: Int32  # the query, or the group of them
+    items_before: Int32
+    blocks_before: Int32  # of those items
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch, and its item."""
+
+    arena: Arena  # shared memory
+    tmem: Int32  # TMEM address of the allocation
+    cta_rank: Int32  # in the cluster: which half of the dims
+    turn: Turn
+    num_slots: Int32  # of the item that may be valid
+    num_blocks: Int32  # of tile.keys keys, at least 1
+    thread: Int32  # in its warpgroup, which is also its TMEM lane
+
+    @property
+    def plan(self) -> BwdPlan:
+        """The compile-time plan."""
+        return self.arena.plan
+
+    @property
+    def item(self) -> Int32:
+        """The query, or the group of them."""
+        return self.turn.item
+
+    def number(self, block: Any) -> Any:
+        """The running number of a block of the item: its use number in rings and barriers."""
+        return self.turn.blocks_before + block
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+
+def first_turn() -> Turn:
+    """The first turn of a pair: the item with the pair's number."""
+    block, _, _ = cute.arch.block_idx()
+    return Turn(Int32(block // CLUSTER), Int32(0), Int32(0))
+
+
+def next_turn(ctx: Context) -> Turn:
+    """The turn after the item of `ctx`: the item's number grows by the number of pairs."""
+    ctas, _, _ = cute.arch.grid_dim()
+    turn = ctx.turn
+    return Turn(
+        turn.item + ctas // CLUSTER, turn.items_before + 1, turn.blocks_before + ctx.num_blocks
+    )
+
+
+@cute.jit
+def locate(topk_length: cute.Tensor, indices: cute.Tensor, arena: Arena, turn: Turn) -> Context:
+    """This thread's context for an item."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, _, _ = cute.arch.block_idx()
+    keys = arena.plan.tile.keys
+    num_slots = cutlass.min(topk_length[turn.item], Int32(indices.shape[1]))
+    return Context(
+        arena=arena,
+        tmem=arena.pointer("tmem_start", Int32).load(),
+        cta_rank=block % CLUSTER,
+        turn=turn,
+        num_slots=num_slots,
+        num_blocks=cutlass.max((num_slots + keys - 1) // keys, Int32(1)),
+        thread=thread % WARPGROUP_SIZE,
+    )
+
+
+def load_lane(ctx: Context, name: str, columns: int, offset: int = 0) -> Any:
+    """This thread's lane of a TMEM region, a Vector of fp32; waits for it."""
+    return tmem.load_lane(ctx.tmem, ctx.plan.tmem.column(name) + offset, ctx.thread, columns)
+
+
+def store_lane(ctx: Context, name: str, words: Any, offset: int = 0) -> None:
+    """Store a Vector of words to this thread's lane of a TMEM region; `tmem.wait_stored` waits."""
+    tmem.store_lane(ctx.tmem, ctx.plan.tmem.column(name) + offset, ctx.thread, words)
+
 
 ROWS_A_GATHER = 4
-QUADS = B_TOPK // ROWS_A_GATHER // (WARPGROUP_SIZE // WARP_SIZE)
-"""Groups of four rows that a warp gathers of a block."""
 
 
 class Loader(NamedTuple):
@@ -67,24 +154,19 @@ def load_blocks(role: Loader) -> None:
 def load_block(role: Loader, block: Int32) -> None:
     """Publish the rows that a block names, by the first warp for the other roles; then copy the
     rows, a quarter of them a warp: only one lane of a warp issues at a time."""
-    ctx, plan = role.ctx, role.ctx.plan
+    ctx, plan, tile = role.ctx, role.ctx.plan, role.ctx.plan.tile
+    quads = tile.keys // ROWS_A_GATHER // (WARPGROUP_SIZE // WARP_SIZE)
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     number = ctx.number(block)
-    slot = block * B_TOPK + lane
-    row = Int32(-1)
-    if slot < ctx.num_slots:
-        row = (role.indices.iterator + Int64(ctx.item) * role.indices.shape[1] + slot).load()
-    if row >= role.num_rows:
-        row = Int32(-1)
-    if row < 0:
-        row = Int32(-1)
+    slot = block * tile.keys + lane
+    row = read_row(role.indices, ctx.item, slot, ctx.num_slots, role.num_rows)
     if warp == 0:
         to = role.rows.state(number)
         # rows_free, of the block before in this stage: softmax and reduce have read its numbers, so
         # these may overwrite them.
         role.rows.acquire(to)
         rows = ctx.arena.pointer("rows", Int32)
-        (rows + to.stage * B_TOPK + lane).store(row)
+        (rows + to.stage * tile.keys + lane).store(row)
         if cutlass.const_expr(plan.group > 1):
             store_masks(role, to.stage, slot, row)
         # rows_full: every lane arrives after its own stores.
@@ -98,23 +180,23 @@ def load_block(role: Loader, block: Int32) -> None:
     if ctx.thread == 0:
         role.keys.expect(to.stage)
     cute.arch.sync_warp()
-    quad = warp * QUADS + lane
+    quad = warp * quads + lane
     four = [cute.arch.shuffle_sync(row, (quad * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
-    if lane < QUADS:
-        start = ctx.arena.address("kv") + to.stage * plan.kv_bytes
-        at = start + quad * (ROWS_A_GATHER * BOX_DIMS * 2)
-        for box in cutlass.range_constexpr(plan.dims // BOX_DIMS):
+    if lane < quads:
+        start = ctx.arena.address("kv") + to.stage * tile.bytes
+        at = start + quad * (ROWS_A_GATHER * BOX_DIMS * BF16)
+        for box in cutlass.range_constexpr(tile.boxes):
             gather4(
-                at + box * (B_TOPK * BOX_DIMS * 2),
+                at + box * tile.box_bytes,
                 role.kv_map,
-                ctx.cta_rank * plan.dims + box * BOX_DIMS,
+                ctx.cta_rank * tile.dims + box * BOX_DIMS,
                 four,
                 full,
             )
         gather4(
-            start + plan.kv_value_bytes + quad * (ROWS_A_GATHER * plan.own_rope_dims * 2),
+            start + tile.value_bytes + quad * (ROWS_A_GATHER * tile.own_rope_dims * BF16),
             role.kv_rope_map,
-            D_V + ctx.cta_rank * plan.own_rope_dims,
+            tile.d_v + ctx.cta_rank * tile.own_rope_dims,
             four,
             full,
         )

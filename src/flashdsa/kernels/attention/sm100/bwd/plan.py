@@ -1,7 +1,10 @@
-"""Tiles, budgets, barriers and roles of the Blackwell backward, as data.
+"""Tiles, budgets, barriers, roles and the timeline of the Blackwell backward, as data.
 
 The pair of CTAs of a query is split by dims (docs/decisions/0011): each holds all heads, half of
 the value dims and half of the RoPE dims of the keys.
+
+Block b of the timeline is the one whose dKV is computed. The MMAs' steps are the plan's; the other
+roles' work is in the earliest possible step.
 """
 
 from __future__ import annotations
@@ -9,8 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
+from typing import NamedTuple
 
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm100.core.tile import (
+    BF16,
+    FP32,
+    GROUPS,
+    PAIR_ROWS,
+    PairTile,
+)
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -21,20 +32,6 @@ from flashdsa.plan import (
     TmemRegion,
 )
 
-B_TOPK = 32
-"""Keys of a block."""
-B_H = 128
-"""(query, head) rows of a pair, one a TMEM lane."""
-GROUPS = (1, 2, 4, 8)
-HEADS = tuple(B_H // group for group in GROUPS)
-"""Heads of a query."""
-D_QK = 576
-D_V = 512
-CLUSTER = 2
-BOX_DIMS = 64
-"""bf16 in a span of the 128-byte swizzle: the width of most boxes."""
-BF16 = 2
-FP32 = 4
 QUERY_STEPS = 2
 """Steps in which Q and dO of an item come, as the parts of dKV of the item before that read them
 end."""
@@ -65,7 +62,8 @@ class BwdPlan(Sm100Plan):
     Attributes:
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
             of their keys; 1: a pair takes 128 heads of one query.
-        kv_stages: key blocks in flight. index_stages: blocks whose row numbers are kept.
+        tile: a block of keys. kv_stages: blocks in flight.
+        index_stages: blocks whose row numbers are kept.
         ring_slots: slices of dKV on their way out. slot_bytes: of one.
         from_registers: dKV is added by `red` of threads, without the ring; else by bulk reduce-adds
             from shared memory.
@@ -74,6 +72,7 @@ class BwdPlan(Sm100Plan):
     """
 
     group: int = 1
+    tile: PairTile = PairTile(32)
     kv_stages: int = 2
     index_stages: int = 4
     ring_slots: int = 3
@@ -113,7 +112,7 @@ class BwdPlan(Sm100Plan):
     @property
     def group_heads(self) -> int:
         """Heads of each query of a group."""
-        return B_H // self.group
+        return PAIR_ROWS // self.group
 
     @property
     def mask_words(self) -> int:
@@ -122,60 +121,35 @@ class BwdPlan(Sm100Plan):
         return self.group if self.group > 1 else 0
 
     @property
-    def dims(self) -> int:
-        """Value dims of one CTA."""
-        return D_V // CLUSTER
-
-    @property
-    def rope_dims(self) -> int:
-        """RoPE dims of Q and of dKV's last part."""
-        return D_QK - D_V
-
-    @property
-    def own_rope_dims(self) -> int:
-        """RoPE dims of the keys, and of dQ, in one CTA."""
-        return self.rope_dims // CLUSTER
-
-    @property
     def q_bytes(self) -> int:
         """The CTA's value dims of Q, or of dO."""
-        return B_H * self.dims * BF16
+        return PAIR_ROWS * self.tile.dims * BF16
 
     @property
     def q_rope_bytes(self) -> int:
         """All RoPE dims of Q."""
-        return B_H * self.rope_dims * BF16
-
-    @property
-    def kv_value_bytes(self) -> int:
-        """The CTA's value dims of a key block."""
-        return B_TOPK * self.dims * BF16
-
-    @property
-    def kv_bytes(self) -> int:
-        """A key block: value dims, then RoPE dims."""
-        return self.kv_value_bytes + B_TOPK * self.own_rope_dims * BF16
-
-    @property
-    def score_bytes(self) -> int:
-        """S or dS in bf16."""
-        return B_H * B_TOPK * BF16
-
-    @property
-    def partial_bytes(self) -> int:
-        """A partial sum of P or dP in fp32."""
-        return B_H * B_TOPK * FP32
+        return PAIR_ROWS * self.tile.rope_dims * BF16
 
     @property
     def part_dims(self) -> int:
         """Dims of dKV's parts 0 and 1: one for each lane."""
-        return B_H
+        return PAIR_ROWS
+
+    @property
+    def score_bytes(self) -> int:
+        """S or dS in bf16."""
+        return PAIR_ROWS * self.tile.keys * BF16
+
+    @property
+    def partial_bytes(self) -> int:
+        """A partial sum of P or dP in fp32."""
+        return PAIR_ROWS * self.tile.keys * FP32
 
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        row_bytes = self.index_stages * B_TOPK * 4
+        row_bytes = self.index_stages * self.tile.keys * 4
         mask_bytes = self.index_stages * self.mask_words * 4
         ring_slots = 0 if self.from_registers else self.ring_slots
 
@@ -200,7 +174,7 @@ class BwdPlan(Sm100Plan):
             ),
             SmemRegion("do", self.q_bytes, 1024, "dO, 4 x [128, 64] SW128", live=loop("dO")),
             SmemRegion(
-                "kv", self.kv_stages * self.kv_bytes, 1024, "keys, SW128 and SW64",
+                "kv", self.kv_stages * self.tile.bytes, 1024, "keys, SW128 and SW64",
                 live=kv_live, stages=self.kv_stages,
             ),
             SmemRegion(
@@ -231,6 +205,7 @@ class BwdPlan(Sm100Plan):
     @property
     def columns(self) -> list[TmemRegion]:
         """Tensor memory regions."""
+        tile = self.tile
         dkv_live = (
             LiveRange(Step.DKV0_S, Step.DP, "part 0"),
             LiveRange(Step.DKV1, Step.DKV1, "part 1"),
@@ -240,16 +215,16 @@ class BwdPlan(Sm100Plan):
         dp_live = (LiveRange(Step.DP, Step.P, "dP(b+1)"),)
         ds_live = (LiveRange(Step.DKV0_S, Step.DQ, "dS(b)"),)
         do_live = (LiveRange(Step.LOAD, Step.DKV2, "dO"),)
-        dkv = self.dims + self.own_rope_dims
-        p, dp, do = (dkv + i * B_TOPK for i in (1, 2, 3))
+        dkv = self.tile.dims + self.tile.own_rope_dims
+        p, dp, do = (dkv + i * self.tile.keys for i in (1, 2, 3))
         return [
-            TmemRegion("dq", 0, self.dims, "dQ fp32, lane = head"),
-            TmemRegion("dq_rope", self.dims, self.own_rope_dims, "dQ's RoPE dims"),
-            TmemRegion("dkv", dkv, B_TOPK, "a part of dKV, lane = dim, column = key", dkv_live),
-            TmemRegion("p", p, B_TOPK, "P fp32, lane = head, column = key", p_live),
-            TmemRegion("dp", dp, B_TOPK, "dP likewise", dp_live),
-            TmemRegion("ds", dp, B_TOPK // 2, "dS bf16, two keys a column", ds_live),
-            TmemRegion("do", do, self.dims // 2, "dO bf16, two dims a column", do_live),
+            TmemRegion("dq", 0, tile.dims, "dQ fp32, lane = head"),
+            TmemRegion("dq_rope", tile.dims, tile.own_rope_dims, "dQ's RoPE dims"),
+            TmemRegion("dkv", dkv, tile.keys, "a part of dKV, lane = dim, column = key", dkv_live),
+            TmemRegion("p", p, tile.keys, "P fp32, lane = head, column = key", p_live),
+            TmemRegion("dp", dp, tile.keys, "dP likewise", dp_live),
+            TmemRegion("ds", dp, tile.keys // 2, "dS bf16, two keys a column", ds_live),
+            TmemRegion("do", do, tile.dims // 2, "dO bf16, two dims a column", do_live),
         ]
 
     @property
@@ -304,7 +279,7 @@ class BwdPlan(Sm100Plan):
                 "query_free", QUERY_STEPS, mma, commit, mma, 0, "half of Q and dO has been read"
             ),
             Barrier("do_stored", 1, reduce, every, mma, 0, "dO is in TMEM"),
-            Barrier("kv_full", kv_stages, load, one, mma, self.kv_bytes, "the keys are there"),
+            Barrier("kv_full", kv_stages, load, one, mma, self.tile.bytes, "the keys are there"),
             Barrier(
                 "kv_free", kv_stages, mma, commit, load, 0, "dQ has read the keys, and dS in TMEM",
                 also_awaited_by=(mma,),
@@ -335,3 +310,48 @@ class BwdPlan(Sm100Plan):
             ),
             Barrier("dq_ready", 1, mma, commit, softmax, 0, "the item's dQ is in TMEM"),
         )  # fmt: skip
+
+
+class TimelineRow(NamedTuple):
+    """One step.
+
+    Attributes:
+        name: short. load, mma, softmax, reduce: work of the role of that name; "": it continues.
+    """
+
+    step: Step
+    name: str
+    load: str
+    mma: str
+    softmax: str
+    reduce: str
+
+
+TIMELINE = (
+    TimelineRow(
+        Step.LOAD, "load", "rows and K of blocks 0, 1", "Q, dO; P(0), then dP(0)",
+        "P(0) and dP(0) as below", "dO: shared memory -> TMEM",
+    ),
+    TimelineRow(
+        Step.P, "P", "", "P(b+1) = Q K^T", "S(b) -> shared memory", "last part of b-1 leaves",
+    ),
+    TimelineRow(
+        Step.DKV0_S, "S dO", "", "part 0 = S dO", "+ peer's dP(b); dS(b) stored", "",
+    ),
+    TimelineRow(Step.DKV0_DS, "dS Q", "", "part 0 += dS Q", "P(b+1) -> peer", ""),
+    TimelineRow(Step.DQ, "dQ", "", "dQ += dS K", "+ peer's P(b+1); S(b+1)", "part 0 -> dKV"),
+    TimelineRow(
+        Step.DP, "dP", "K(b+2) into b's stage", "dP(b+1) = dO K^T", "S(b+1), in registers", "",
+    ),
+    TimelineRow(
+        Step.DKV1, "part 1", "", "part 1 = S dO + dS Q", "dP(b+1) -> peer", "",
+    ),
+    TimelineRow(
+        Step.DKV2, "part 2", "", "owner: part 2 = dS Q", "waits until dKV(b) is computed",
+        "part 1 -> dKV",
+    ),
+    TimelineRow(
+        Step.EPILOGUE, "end", "K of the next item", "its Q and dO, by halves, as parts 0 and 1 end",
+        "dQ -> global", "last parts -> dKV",
+    ),
+)  # fmt: skip

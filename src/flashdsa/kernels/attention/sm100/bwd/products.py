@@ -14,7 +14,8 @@ from flashdsa.dsl.umma import (
     TmemOperand,
     UmmaProduct,
 )
-from flashdsa.kernels.attention.sm100.bwd.plan import B_H, B_TOPK, BwdPlan
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 
 
 @dataclass(frozen=True)
@@ -37,60 +38,60 @@ class Products:
 
 def products_of(plan: BwdPlan) -> Products:
     """The products on the plan's regions."""
-    smem, tmem = plan.smem, plan.tmem
-    q = SharedTile("q", smem.offset("q"), B_H, plan.dims, 128)
-    q_rope = SharedTile("q_rope", smem.offset("q_rope"), B_H, plan.rope_dims, 128)
-    do = SharedTile("do", smem.offset("do"), B_H, plan.dims, 128)
-    kv = SharedTile("kv", smem.offset("kv"), B_TOPK, plan.dims, 128)
-    rope_at = smem.offset("kv") + plan.kv_value_bytes
-    kv_rope = SharedTile("kv_rope", rope_at, B_TOPK, plan.own_rope_dims, 64)
-    s = SharedTile("s", smem.offset("s"), B_H, B_TOPK, 64)
-    ds = SharedTile("ds", smem.offset("ds"), B_H, B_TOPK, 64)
+    smem, tmem, tile = plan.smem, plan.tmem, plan.tile
+    q = SharedTile("q", smem.offset("q"), PAIR_ROWS, tile.dims, 128)
+    q_rope = SharedTile("q_rope", smem.offset("q_rope"), PAIR_ROWS, tile.rope_dims, 128)
+    do = SharedTile("do", smem.offset("do"), PAIR_ROWS, tile.dims, 128)
+    kv = SharedTile("kv", smem.offset("kv"), tile.keys, tile.dims, 128)
+    rope_at = smem.offset("kv") + tile.value_bytes
+    kv_rope = SharedTile("kv_rope", rope_at, tile.keys, tile.own_rope_dims, 64)
+    s = SharedTile("s", smem.offset("s"), PAIR_ROWS, tile.keys, 64)
+    ds = SharedTile("ds", smem.offset("ds"), PAIR_ROWS, tile.keys, 64)
 
-    def k_major(tile: SharedTile, rows: int, depth: int) -> SharedOperand:
-        return SharedOperand("K", rows, (TilePart(tile, depth),))
+    def k_major(operand: SharedTile, rows: int, depth: int) -> SharedOperand:
+        return SharedOperand("K", rows, (TilePart(operand, depth),))
 
-    def mn_major(tile: SharedTile, extent: int, depth: int, first: int = 0) -> SharedOperand:
-        return SharedOperand("MN", extent, (TilePart(tile, depth, column=first),))
+    def mn_major(operand: SharedTile, extent: int, depth: int, first: int = 0) -> SharedOperand:
+        return SharedOperand("MN", extent, (TilePart(operand, depth, column=first),))
 
-    def part(tile: SharedTile, scores: SharedTile, m: int, first: int) -> UmmaProduct:
-        a, b = mn_major(tile, m, B_H, first), mn_major(scores, B_TOPK, B_H)
-        return UmmaProduct(m, B_TOPK, a, b, column=tmem.column("dkv"))
+    def part(operand: SharedTile, scores: SharedTile, m: int, first: int) -> UmmaProduct:
+        a, b = mn_major(operand, m, PAIR_ROWS, first), mn_major(scores, tile.keys, PAIR_ROWS)
+        return UmmaProduct(m, tile.keys, a, b, column=tmem.column("dkv"))
 
     return Products(
         p=UmmaProduct(
-            B_H,
-            B_TOPK,
-            k_major(q, B_H, plan.dims),
-            k_major(kv, B_TOPK, plan.dims),
+            PAIR_ROWS,
+            tile.keys,
+            k_major(q, PAIR_ROWS, tile.dims),
+            k_major(kv, tile.keys, tile.dims),
             column=tmem.column("p"),
         ),
         p_rope=UmmaProduct(
-            B_H,
-            B_TOPK,
-            k_major(q_rope, B_H, plan.own_rope_dims),
-            k_major(kv_rope, B_TOPK, plan.own_rope_dims),
+            PAIR_ROWS,
+            tile.keys,
+            k_major(q_rope, PAIR_ROWS, tile.own_rope_dims),
+            k_major(kv_rope, tile.keys, tile.own_rope_dims),
             column=tmem.column("p"),
         ),
         dp=UmmaProduct(
-            B_H,
-            B_TOPK,
-            TmemOperand(tmem.column("do"), plan.dims),
-            k_major(kv, B_TOPK, plan.dims),
+            PAIR_ROWS,
+            tile.keys,
+            TmemOperand(tmem.column("do"), tile.dims),
+            k_major(kv, tile.keys, tile.dims),
             column=tmem.column("dp"),
         ),
         dq=UmmaProduct(
-            B_H,
-            plan.dims,
-            TmemOperand(tmem.column("ds"), B_TOPK),
-            mn_major(kv, plan.dims, B_TOPK),
+            PAIR_ROWS,
+            tile.dims,
+            TmemOperand(tmem.column("ds"), tile.keys),
+            mn_major(kv, tile.dims, tile.keys),
             column=tmem.column("dq"),
         ),
         dq_rope=UmmaProduct(
-            B_H,
-            plan.own_rope_dims,
-            TmemOperand(tmem.column("ds"), B_TOPK),
-            mn_major(kv_rope, plan.own_rope_dims, B_TOPK),
+            PAIR_ROWS,
+            tile.own_rope_dims,
+            TmemOperand(tmem.column("ds"), tile.keys),
+            mn_major(kv_rope, tile.own_rope_dims, tile.keys),
             column=tmem.column("dq_rope"),
         ),
         dkv=(
@@ -99,6 +100,6 @@ def products_of(plan: BwdPlan) -> Products:
                 part(do, s, plan.part_dims, plan.part_dims),
                 part(q, ds, plan.part_dims, plan.part_dims),
             ),
-            (part(q_rope, ds, plan.rope_dims, 0),),
+            (part(q_rope, ds, tile.rope_dims, 0),),
         ),
     )

@@ -19,17 +19,10 @@ from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.context import Context, load_lane, store_lane
+from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
 from flashdsa.kernels.attention.sm100.bwd.mma import owned_before, owns_rope
-from flashdsa.kernels.attention.sm100.bwd.plan import (
-    B_H,
-    B_TOPK,
-    BOX_DIMS,
-    D_QK,
-    D_V,
-    FP32,
-    BwdPlan,
-)
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
+from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, FP32, PAIR_ROWS
 
 NAMED_BARRIER = 2
 WARPS = WARPGROUP_SIZE // WARP_SIZE
@@ -54,8 +47,8 @@ def store_do(ctx: Context) -> None:
     # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
     wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
-    for box in cutlass.range_constexpr(ctx.plan.dims // BOX_DIMS):
-        at = ctx.arena.address("do") + box * (B_H * BOX_DIMS * 2)
+    for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
+        at = ctx.arena.address("do") + box * (PAIR_ROWS * BOX_DIMS * BF16)
         words = []
         for unit in cutlass.range_constexpr(BOX_DIMS // 8):
             got = load_words(at + swizzled_128(ctx.thread, unit), Int32)
@@ -79,21 +72,21 @@ def send_slice(
     if lane < keys // WARPS:
         rows = ctx.arena.pointer("rows", Int32)
         stage = role.rows.state(ctx.number(block)).stage
-        row = (rows + stage * B_TOPK + first_key + key).load()
+        row = (rows + stage * ctx.plan.tile.keys + first_key + key).load()
         if row >= 0:
             ring = ctx.arena.bytes("ring")
             if cutlass.const_expr(role.slots is None):
                 prims.cp_reduce_async_bulk_global_shared_cta(
-                    (role.dkv.iterator + Int64(row) * D_QK + first_dim).to_llvm_ptr(),
+                    (role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + first_dim).to_llvm_ptr(),
                     (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
                     dims * FP32,
                     op=prims.CpReduceOp.ADD,
                     type=prims.CpReduceType.F32,
                 )
             else:
-                own = Int64(block * B_TOPK + first_key + key)
+                own = Int64(block * ctx.plan.tile.keys + first_key + key)
                 prims.cp_async_bulk_global_shared_cta(
-                    (role.slots + own * D_QK + first_dim).to_llvm_ptr(),
+                    (role.slots + own * ctx.plan.tile.d_qk + first_dim).to_llvm_ptr(),
                     (ring + slot * ctx.plan.slot_bytes + key * (dims * FP32)).to_llvm_ptr(),
                     dims * FP32,
                 )
@@ -118,7 +111,7 @@ def send_slices(
     """
     ctx, plan = role.ctx, role.ctx.plan
     keys = plan.slot_bytes // (dims * FP32)
-    for first_key in cutlass.range_constexpr(0, B_TOPK, keys):
+    for first_key in cutlass.range_constexpr(0, ctx.plan.tile.keys, keys):
         # The slot is free: see the wait below, which came before the last barrier.
         at = ctx.arena.address("ring") + slot * plan.slot_bytes + dim * FP32
         if holds:
@@ -141,11 +134,11 @@ def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
     """Add one dim of every valid row of the block from this thread's registers."""
     ctx = role.ctx
     stage = role.rows.state(ctx.number(block)).stage
-    rows = ctx.arena.pointer("rows", Int32) + stage * B_TOPK
-    for key in cutlass.range_constexpr(B_TOPK):
+    rows = ctx.arena.pointer("rows", Int32) + stage * ctx.plan.tile.keys
+    for key in cutlass.range_constexpr(ctx.plan.tile.keys):
         row = (rows + key).load()
         if row >= 0:
-            add_float(role.dkv.iterator + Int64(row) * D_QK + dim, values[key])
+            add_float(role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + dim, values[key])
 
 
 @cute.jit
@@ -160,16 +153,16 @@ def send_part(
     ctx, plan = role.ctx, role.ctx.plan
     # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_free.
     wait_then_tcgen05(ctx.barriers("dkv_ready"), number, part)
-    values = load_lane(ctx, "dkv", B_TOPK)
+    values = load_lane(ctx, "dkv", ctx.plan.tile.keys)
     arrive_after_tcgen05(ctx.barriers("dkv_free"), part)
-    dims = plan.part_dims if part < 2 else plan.rope_dims
+    dims = plan.part_dims if part < 2 else plan.tile.rope_dims
     dim, holds = ctx.thread, ctx.thread >= 0
-    first_dim = ctx.cta_rank * plan.dims + part * plan.part_dims
+    first_dim = ctx.cta_rank * plan.tile.dims + part * plan.part_dims
     if cutlass.const_expr(part == 2):
         # M = 64: rows 16 w ... 16 w + 15 lie in the first half of warp w's lanes (layout F).
         lane = ctx.thread % WARP_SIZE
         dim, holds = ctx.thread // WARP_SIZE * 16 + lane, lane < 16
-        first_dim = Int32(D_V)
+        first_dim = Int32(ctx.plan.tile.d_v)
     if cutlass.const_expr(plan.from_registers):
         if holds:
             add_part(role, block, values, first_dim + dim)

@@ -1,22 +1,26 @@
-"""Role softmax: thread = lane = head. Completes P and dP with the peer's dims; S and dS from them.
+"""Role softmax: thread = lane = head. S and dS from P and dP of both CTAs' dims; dQ's way out.
 
  of block b:  P -> peer | + peer's P -> S | dP -> peer | S to shared memory | + peer's dP -> dS
 Both CTAs add the same two numbers, so S and dS are the same bits in both.
+
+At the end of an item dQ goes from TMEM to global memory, 32 bytes of a row at a time a thread. No
+part of it passes through shared memory, into which the next item's Q and dO come meanwhile.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Vector, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 
 from flashdsa.dsl import tmem
 from flashdsa.dsl.cluster import peer_address, store_async
+from flashdsa.dsl.gmem import store8
 from flashdsa.dsl.smem import VECTOR, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.context import Context, load_lane, store_lane
-from flashdsa.kernels.attention.sm100.bwd.plan import B_TOPK
+from flashdsa.kernels.attention.sm100.bwd.load import Context, load_lane, store_lane
+from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 
 LOG2_E = 1.4426950408889634
 
@@ -47,7 +51,7 @@ def send(ctx: Context, own: Any, number: Int32) -> None:
     at = peer_address(ctx.arena.address("partial"), peer)
     barrier = peer_address(full.at().toint(), peer)
     words = own.bitcast(Int32)
-    for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
+    for unit in cutlass.range_constexpr(ctx.plan.tile.keys // VECTOR):
         store_async(
             at + swizzled_128(ctx.thread, unit),
             [words[VECTOR * unit + i] for i in range(VECTOR)],
@@ -62,7 +66,7 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
     # partial_free tells the peer.
     ctx.barriers("partial_full").wait_round(number)
     sums = []
-    for unit in cutlass.range_constexpr(B_TOPK // VECTOR):
+    for unit in cutlass.range_constexpr(ctx.plan.tile.keys // VECTOR):
         got = load_words(ctx.arena.address("partial") + swizzled_128(ctx.thread, unit), Float32)
         sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
     # The peer may write again only to this CTA's shared memory: nothing else is released.
@@ -84,7 +88,7 @@ def valid_keys(ctx: Context, number: Int32) -> Any:
         cute.arch.sync_warp()
     else:
         rows = ctx.arena.pointer("rows", Int32)
-        row = (rows + at.stage * B_TOPK + ctx.thread % WARP_SIZE).load()
+        row = (rows + at.stage * ctx.plan.tile.keys + ctx.thread % WARP_SIZE).load()
         valid = cute.arch.vote_ballot_sync(row >= 0)
     if ctx.thread % WARP_SIZE == 0:
         ring.release(at.stage)
@@ -94,7 +98,7 @@ def valid_keys(ctx: Context, number: Int32) -> Any:
 def store_row(ctx: Context, name: str, words: Any) -> None:
     """Store a head's row of 32 keys in bf16 to shared memory, from which the MMA reads it."""
     at = ctx.arena.address(name)
-    for unit in range(B_TOPK // (2 * VECTOR)):
+    for unit in range(ctx.plan.tile.keys // (2 * VECTOR)):
         row = [words[VECTOR * unit + i] for i in range(VECTOR)]
         store_words(at + swizzled_64(ctx.thread, unit), row)
     # generic writes above -> tcgen05.mma reads through the async proxy
@@ -107,13 +111,13 @@ def packed(values: Any) -> Any:
 
 
 @cute.jit
-def zero_unless(condition: cutlass.Boolean, words: Any) -> Any:
+def zero_unless(ctx: Context, condition: cutlass.Boolean, words: Any) -> Any:
     """Return a block's words if the condition holds, else zeros, whatever they are.
 
     O and dO of a query without valid slots may hold anything, and S = 0 times NaN is NaN.
     """
     kept = []
-    for i in cutlass.range_constexpr(B_TOPK // 2):
+    for i in cutlass.range_constexpr(ctx.plan.tile.keys // 2):
         word = Int32(words[i])
         if not condition:
             word = Int32(0)
@@ -128,7 +132,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     p_number, dp_number = 2 * number, 2 * number + 1
     # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
     wait_then_tcgen05(ctx.barriers("p_ready"), number)
-    own = load_lane(ctx, "p", B_TOPK)
+    own = load_lane(ctx, "p", ctx.plan.tile.keys)
     arrive_after_tcgen05(ctx.barriers("p_free"))
     send(ctx, own, p_number)
     sums = receive(ctx, own, p_number)
@@ -136,7 +140,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     log2_sum = role.lse * Float32(LOG2_E)
     scale = role.scale * Float32(LOG2_E)
     s = []
-    for key in cutlass.range_constexpr(B_TOPK):
+    for key in cutlass.range_constexpr(ctx.plan.tile.keys):
         exponent = sums[key] * scale - log2_sum
         if (valid >> key) & 1 == 0:
             exponent = -Float32.inf
@@ -145,7 +149,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     # dp_ready of this block: the MMAs of dP are done; they came after dQ of the block before, so
     # the columns, dS's too, belong to this role until ds_ready.
     wait_then_tcgen05(ctx.barriers("dp_ready"), number)
-    own = load_lane(ctx, "dp", B_TOPK)
+    own = load_lane(ctx, "dp", ctx.plan.tile.keys)
     send(ctx, own, dp_number)
     # s_ds_free of the block before: its dKV, the last reader of s and ds in shared memory, is done.
     ctx.barriers("s_ds_free").wait_round(number - 1)
@@ -153,8 +157,9 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     ctx.barriers("s_ready").arrive()
 
     sums = receive(ctx, own, dp_number)
-    ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in range(B_TOPK)])
-    ds = zero_unless(valid != 0, ds)
+    keys = range(ctx.plan.tile.keys)
+    ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in keys])
+    ds = zero_unless(ctx, valid != 0, ds)
     store_row(ctx, "ds", ds)
     # Other waits followed dp_ready's, which says that these columns may be written.
     tmem.after_sync()
@@ -168,3 +173,44 @@ def softmax_item(role: Softmax) -> None:
     """Take every block of an item."""
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         softmax_block(role, role.ctx.number(block))
+
+
+COLUMNS = 32
+"""Columns that are read at once: fp32, which become 16 words of bf16."""
+WORDS = 8
+"""Words of a store, a whole sector of the second-level cache."""
+
+
+class DqWriter(NamedTuple):
+    """Reads dq and dq_rope once dq_ready says that every MMA of dQ is done."""
+
+    ctx: Context
+    dq: Any  # (S * H, 576) bf16, device memory
+
+
+@cute.jit
+def write_columns(
+    role: DqWriter, region: cutlass.Constexpr[str], first: cutlass.Constexpr[int], dim: Int32
+) -> None:
+    """Write COLUMNS columns of a region, from `first` on, to the row's dims from `dim` on."""
+    ctx = role.ctx
+    words = load_lane(ctx, region, COLUMNS, first).to(BFloat16).bitcast(Int32)
+    row = Int64(ctx.item) * PAIR_ROWS + ctx.thread
+    at = role.dq.iterator + row * ctx.plan.tile.d_qk + dim
+    # The last group has no rows after its last query.
+    if row < role.dq.shape[0]:
+        for word in cutlass.range_constexpr(0, COLUMNS // 2, WORDS):
+            store8(at + 2 * word, [words[word + i] for i in range(WORDS)])
+
+
+@cute.jit
+def write_dq(role: DqWriter) -> None:
+    """Write all of a row's dims of this CTA."""
+    ctx, tile = role.ctx, role.ctx.plan.tile
+    # dq_ready, of this item: its last MMA of dQ is done, so dQ may be read until ds_ready of the
+    # next item's first block.
+    wait_then_tcgen05(ctx.barriers("dq_ready"), ctx.turn.items_before)
+    for first in cutlass.range_constexpr(0, tile.dims, COLUMNS):
+        write_columns(role, "dq", first, ctx.cta_rank * tile.dims + first)
+    for first in cutlass.range_constexpr(0, tile.own_rope_dims, COLUMNS):
+        write_columns(role, "dq_rope", first, tile.d_v + ctx.cta_rank * tile.own_rope_dims + first)

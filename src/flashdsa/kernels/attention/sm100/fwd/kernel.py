@@ -23,23 +23,20 @@ from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
-from flashdsa.kernels.attention.sm100.fwd.context import LEADER, Context
-from flashdsa.kernels.attention.sm100.fwd.epilogue import LOG2_E, Output, write_rows
-from flashdsa.kernels.attention.sm100.fwd.load import Loader, load_all, load_query
+from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
+from flashdsa.kernels.attention.sm100.fwd.load import LEADER, Context, Loader, load_all, load_query
 from flashdsa.kernels.attention.sm100.fwd.mma import Issuer, issue_all
-from flashdsa.kernels.attention.sm100.fwd.plan import (
-    BOX_DIMS,
-    CLUSTER,
-    D_QK,
-    D_V,
-    PAIR_ROWS,
-    ROPE_DIMS,
-    ROWS,
-    TILE_KEYS,
-)
+from flashdsa.kernels.attention.sm100.fwd.plan import ROWS
 from flashdsa.kernels.attention.sm100.fwd.products import products_of
-from flashdsa.kernels.attention.sm100.fwd.query import store_query
-from flashdsa.kernels.attention.sm100.fwd.softmax import Softmax, make_scale, softmax_all
+from flashdsa.kernels.attention.sm100.fwd.softmax import (
+    LOG2_E,
+    Output,
+    Softmax,
+    make_scale,
+    softmax_all,
+    store_query,
+    write_rows,
+)
 from flashdsa.kernels.attention.union.launch import Lists, launch_union
 
 SOFTMAX, LOAD, MMA = range(3)
@@ -108,7 +105,7 @@ def locate(slots: cute.Tensor, num_slots: cute.Tensor, arena: Arena) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    item = block // CLUSTER
+    item, keys = block // CLUSTER, arena.plan.tile.keys
     count = Int32(slots.shape[1])
     if num_slots.shape[0] > 0:
         count = cutlass.min(cutlass.max(num_slots[item], Int32(0)), count)
@@ -118,7 +115,7 @@ def locate(slots: cute.Tensor, num_slots: cute.Tensor, arena: Arena) -> Context:
         cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
         item=item,
         num_slots=count,
-        num_tiles=cutlass.max((count + TILE_KEYS - 1) // TILE_KEYS, Int32(1)),
+        num_tiles=cutlass.max((count + keys - 1) // keys, Int32(1)),
         thread=thread % WARPGROUP_SIZE,
     )
 
@@ -150,13 +147,17 @@ def launch_pairs(
     """
     wide, narrow = tensor_map.TensorMapSwizzle.s128b, tensor_map.TensorMapSwizzle.s64b
     make = tensor_map.create_tensor_map_tiled_from_view
-    rows = lse.shape[0] * lse.shape[1]
-    flat_q = cute.make_tensor(q.iterator, cute.make_layout((rows, D_QK), stride=(D_QK, 1)))
-    flat_out = cute.make_tensor(out.iterator, cute.make_layout((rows, D_V), stride=(D_V, 1)))
+    tile, rows = plan.tile, lse.shape[0] * lse.shape[1]
+    flat_q = cute.make_tensor(
+        q.iterator, cute.make_layout((rows, tile.d_qk), stride=(tile.d_qk, 1))
+    )
+    flat_out = cute.make_tensor(
+        out.iterator, cute.make_layout((rows, tile.d_v), stride=(tile.d_v, 1))
+    )
     forward_kernel(
         make(flat_q, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(kv, box_dims=(1, ROPE_DIMS), swizzle=narrow),
+        make(kv, box_dims=(1, tile.own_rope_dims), swizzle=narrow),
         make(flat_out, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
         Int32(kv.shape[0]),
         slots,

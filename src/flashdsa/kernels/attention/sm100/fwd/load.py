@@ -1,34 +1,50 @@
-"""Role load: Q once, the masks of each tile of keys, and the tile's rows."""
+"""Context of every role, and role load: Q once, the masks of each tile of keys, and its rows."""
 
 from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.gather4 import gather4
-from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.pipeline import Barriers, PipelineState, RingProducer, rotated_state
 from flashdsa.dsl.tma import load_box
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.fwd.context import LEADER, Context
-from flashdsa.kernels.attention.sm100.fwd.plan import (
-    BF16,
-    BOX_BYTES,
-    BOX_DIMS,
-    D_V,
-    DIMS,
-    MASK_WORDS,
-    PAIR_ROWS,
-    Q_BOXES,
-    ROPE_DIMS,
-    ROWS,
-    TILE_KEYS,
-    VALUE_BOXES,
-)
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm100.core.slots import read_row
+from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, PAIR_ROWS
+from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, ROWS, FwdPlan
+
+LEADER = 0
+"""Rank of the CTA that issues the MMAs."""
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch."""
+
+    arena: Arena  # shared memory
+    tmem: Int32  # TMEM address of the allocation
+    cta_rank: Int32  # in the pair: selects the rows of Q and O, and the half of the keys' dims
+    item: Int32  # the pair's 128 rows of Q: a query's, or a group's
+    num_slots: Int32  # slots of the item that may be valid
+    num_tiles: Int32  # of tile.keys keys, at least 1
+    thread: Int32  # in its warpgroup, which is also its TMEM lane
+
+    @property
+    def plan(self) -> FwdPlan:
+        """The compile-time plan."""
+        return self.arena.plan
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+    def keys_at(self, tile: Any) -> PipelineState:
+        """State of a tile of keys in its ring. The first tiles leave out the stages that hold Q,
+        which are the last of each round."""
+        return rotated_state(tile, self.plan.q_stages, self.plan.kv_stages)
+
 
 ROWS_A_GATHER = 4
-WARP_KEYS = TILE_KEYS // (WARPGROUP_SIZE // WARP_SIZE)
-"""Keys of a tile that a warp gathers: one lane of a warp issues at a time, so four warps do."""
-QUADS = WARP_KEYS // ROWS_A_GATHER
 
 
 class Loader(NamedTuple):
@@ -60,7 +76,7 @@ def load_query(role: Loader) -> None:
     barrier = ctx.barriers("q_full")
     barrier.arrive_and_expect_tx()
     first_row = ctx.item * PAIR_ROWS + ctx.cta_rank * ROWS
-    for box in cutlass.range_constexpr(Q_BOXES):
+    for box in cutlass.range_constexpr(ctx.plan.q_boxes):
         at = ctx.arena.bytes("kv") + box * BOX_BYTES
         load_box(at, role.q_map, [Int32(box * BOX_DIMS), first_row], barrier.at())
 
@@ -69,14 +85,7 @@ def load_query(role: Loader) -> None:
 def row_of(role: Loader, slot: Int32) -> Int32:
     """The row of kv that a slot of the item names; -1 where it is not valid."""
     ctx = role.ctx
-    row = Int32(-1)
-    if slot < ctx.num_slots:
-        row = (role.slots.iterator + Int64(ctx.item) * role.slots.shape[1] + slot).load()
-    if row >= role.num_rows:
-        row = Int32(-1)
-    if row < 0:
-        row = Int32(-1)
-    return row
+    return read_row(role.slots, ctx.item, slot, ctx.num_slots, role.num_rows)
 
 
 @cute.jit
@@ -95,21 +104,21 @@ def members_of(role: Loader, slot: Int32, row: Int32) -> Int32:
 @cute.jit
 def write_masks(role: Loader, tile: Int32) -> None:
     """One warp: write which keys of the tile each query has."""
-    ctx, group = role.ctx, role.ctx.plan.group
+    ctx, group, keys = role.ctx, role.ctx.plan.group, role.ctx.plan.tile
     lane = ctx.thread % WARP_SIZE
     found = []
-    for word in cutlass.range_constexpr(MASK_WORDS):
-        slot = tile * TILE_KEYS + word * WARP_SIZE + lane
+    for word in cutlass.range_constexpr(keys.mask_words):
+        slot = tile * keys.keys + word * WARP_SIZE + lane
         found.append(members_of(role, slot, row_of(role, slot)))
     to = role.masks.state(tile)
     # masks_free, of the tile before in this stage: every warp of softmax has read its words.
     role.masks.acquire(to)
-    masks = ctx.arena.pointer("masks", Int32) + to.stage * (group * MASK_WORDS)
+    masks = ctx.arena.pointer("masks", Int32) + to.stage * (group * keys.mask_words)
     for query in cutlass.range_constexpr(group):
-        for word in cutlass.range_constexpr(MASK_WORDS):
+        for word in cutlass.range_constexpr(keys.mask_words):
             mask = Int32(cute.arch.vote_ballot_sync((found[word] >> query) & 1 == 1))
             if lane == 0:
-                (masks + (query * MASK_WORDS + word)).store(mask)
+                (masks + (query * keys.mask_words + word)).store(mask)
     if lane == 0:
         # masks_full: this lane has written all words.
         role.masks.commit(to.stage)
@@ -123,7 +132,7 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
     Args:
         row: of kv, of the warp's key that has the lane's number.
     """
-    ctx, plan = role.ctx, role.ctx.plan
+    ctx, plan, keys = role.ctx, role.ctx.plan, role.ctx.plan.tile
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     to = ctx.keys_at(tile)
     if tile == plan.kv_stages - plan.q_stages:
@@ -139,22 +148,22 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
         role.keys.expect(to.stage)
     cute.arch.sync_warp()
     four = [cute.arch.shuffle_sync(row, (lane * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
-    if lane < QUADS:
-        start = ctx.arena.address("kv") + to.stage * plan.kv_bytes
-        first_key = warp * WARP_KEYS + lane * ROWS_A_GATHER
-        for box in cutlass.range_constexpr(VALUE_BOXES):
+    if lane < plan.warp_keys // ROWS_A_GATHER:
+        start = ctx.arena.address("kv") + to.stage * keys.bytes
+        first_key = warp * plan.warp_keys + lane * ROWS_A_GATHER
+        for box in cutlass.range_constexpr(keys.boxes):
             gather4(
-                start + box * BOX_BYTES + first_key * (BOX_DIMS * BF16),
+                start + box * keys.box_bytes + first_key * (BOX_DIMS * BF16),
                 role.kv_map,
-                ctx.cta_rank * DIMS + box * BOX_DIMS,
+                ctx.cta_rank * keys.dims + box * BOX_DIMS,
                 four,
                 full,
                 of_pair=True,
             )
         gather4(
-            start + plan.kv_value_bytes + first_key * (ROPE_DIMS * BF16),
+            start + keys.value_bytes + first_key * (keys.own_rope_dims * BF16),
             role.kv_rope_map,
-            D_V + ctx.cta_rank * ROPE_DIMS,
+            keys.d_v + ctx.cta_rank * keys.own_rope_dims,
             four,
             full,
             of_pair=True,
@@ -165,12 +174,12 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
 @cute.jit
 def load_all(role: Loader) -> None:
     """Every warp: load every tile of the item. Row numbers are read a tile in advance."""
-    ctx = role.ctx
+    ctx, plan = role.ctx, role.ctx.plan
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    slot = warp * WARP_KEYS + lane % WARP_KEYS
+    slot = warp * plan.warp_keys + lane % plan.warp_keys
     row = row_of(role, slot)
     for tile in cutlass.range(ctx.num_tiles, unroll=1):
-        ahead = row_of(role, (tile + 1) * TILE_KEYS + slot)
+        ahead = row_of(role, (tile + 1) * plan.tile.keys + slot)
         gather_tile(role, tile, row)
         if warp == 0:
             write_masks(role, tile)

@@ -12,7 +12,7 @@ from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.tmem import after_sync, wait_for_tmem, wait_then_tcgen05
 from flashdsa.dsl.umma_issue import commit_to_pair, issue
-from flashdsa.kernels.attention.sm100.fwd.context import Context
+from flashdsa.kernels.attention.sm100.fwd.load import Context
 from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, P_STAGES
 from flashdsa.kernels.attention.sm100.fwd.products import Products
 
@@ -43,7 +43,7 @@ def issue_scores(role: Issuer, tile: Int32) -> None:
     # committed after P V.
     role.keys.wait(at)
     after_sync()
-    offset = at.stage * ctx.plan.kv_bytes
+    offset = at.stage * ctx.plan.tile.bytes
     issue(role.products.qk, ctx.arena.base, ctx.tmem, True, 0, offset)
     issue(role.products.qk_rope, ctx.arena.base, ctx.tmem, False, 0, offset)
     commit_to_pair(ctx.barriers("s_ready"))
@@ -55,7 +55,7 @@ def issue_values(role: Issuer, tile: Int32) -> None:
     ctx = role.ctx
     at = ctx.keys_at(tile)
     p_offset = tile % P_STAGES * BOX_BYTES
-    kv_offset = at.stage * ctx.plan.kv_bytes
+    kv_offset = at.stage * ctx.plan.tile.bytes
     for product in role.products.pv:
         issue(product, ctx.arena.base, ctx.tmem, tile == 0, p_offset, kv_offset)
     if tile + role.keys.stages < ctx.num_tiles:

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm100.core.tile import (
+    BOX_DIMS,
+    CLUSTER,
+    FP32,
+    GROUPS,
+    PAIR_ROWS,
+    PairTile,
+)
 from flashdsa.plan import (
     Arrives,
     Barrier,
@@ -18,34 +26,13 @@ from flashdsa.plan import (
     SmemRegion,
     TmemRegion,
 )
+from flashdsa.plan.row_tiles import ROW_BYTES
 
-CLUSTER = 2
-ROWS = 64
-"""(query, head) pairs of a CTA."""
-PAIR_ROWS = CLUSTER * ROWS
-TILE_KEYS = 64
-D_QK = 576
-D_V = 512
-BF16 = 2
-FP32 = 4
-BOX_DIMS = 64
-"""bf16 in a span of the 128-byte swizzle: columns of a box."""
-BOX_BYTES = ROWS * BOX_DIMS * BF16
-"""Bytes of a box of 64 rows: of Q, of O, of P, and of keys, whose tiles have 64."""
-DIMS = D_V // CLUSTER
-"""Value dims of the keys in one CTA."""
-ROPE_DIMS = (D_QK - D_V) // CLUSTER
-"""RoPE dims of the keys in one CTA."""
-VALUE_BOXES = DIMS // BOX_DIMS
-"""Boxes of a CTA's value dims; the RoPE dims follow them."""
-Q_BOXES = D_QK // BOX_DIMS
-HALF_KEYS = TILE_KEYS // 2
-"""Keys of a row whose P a thread computes."""
-MASK_WORDS = TILE_KEYS // WARP_SIZE
+ROWS = PAIR_ROWS // CLUSTER
+"""(query, head) rows of a CTA."""
+BOX_BYTES = ROWS * ROW_BYTES
+"""Bytes of a box of 64 rows: of Q, of O and of P."""
 P_STAGES = 2
-GROUPS = (1, 2, 4, 8)
-HEADS = tuple(PAIR_ROWS // group for group in GROUPS)
-"""Heads of a query."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +42,12 @@ class FwdPlan(Sm100Plan):
     Attributes:
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
             of their keys; 1: a pair takes 128 heads of one query.
-        kv_stages: tiles of keys in flight. mask_stages: tiles whose valid keys are kept.
+        tile: of keys. kv_stages: tiles in flight. mask_stages: tiles whose valid keys are kept.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
     group: int = 1
+    tile: PairTile = PairTile(64)
     kv_stages: int = 5
     mask_stages: int = 4
     softmax_registers: int = 240
@@ -75,7 +63,7 @@ class FwdPlan(Sm100Plan):
         """
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        if self.kv_stages * self.kv_bytes < Q_BOXES * BOX_BYTES or self.kv_stages < 3:
+        if self.kv_stages * self.tile.bytes < self.q_bytes or self.kv_stages < 3:
             # Q overlays the last two of the first tiles, and another tile comes meanwhile.
             raise ValueError(f"kv_stages: expected at least 3; got {self.kv_stages}")
         self.check()
@@ -91,34 +79,46 @@ class FwdPlan(Sm100Plan):
         return PAIR_ROWS // self.group
 
     @property
-    def kv_value_bytes(self) -> int:
-        """The CTA's value dims of a tile of keys."""
-        return TILE_KEYS * DIMS * BF16
+    def half_keys(self) -> int:
+        """Keys of a row whose P a thread computes."""
+        return self.tile.keys // 2
 
     @property
-    def kv_bytes(self) -> int:
-        """A tile of keys: value dims, then RoPE dims."""
-        return self.kv_value_bytes + TILE_KEYS * ROPE_DIMS * BF16
+    def warp_keys(self) -> int:
+        """Keys of a tile that a warp gathers: one lane of a warp issues at a time, so four warps
+        do."""
+        return self.tile.keys // (WARPGROUP_SIZE // WARP_SIZE)
+
+    @property
+    def q_boxes(self) -> int:
+        """Boxes of Q of a CTA."""
+        return self.tile.d_qk // BOX_DIMS
+
+    @property
+    def q_bytes(self) -> int:
+        """Q of a CTA."""
+        return self.q_boxes * BOX_BYTES
 
     @property
     def q_stages(self) -> int:
         """Stages of keys, the first ones, whose bytes Q has until it is in tensor memory."""
-        return -(-Q_BOXES * BOX_BYTES // self.kv_bytes)
+        return -(-self.q_bytes // self.tile.bytes)
 
     # -- resources --------------------------------------------------------------------------------
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        masks = self.mask_stages * self.group * MASK_WORDS * 4
+        masks = self.mask_stages * self.group * self.tile.mask_words * 4
         threads = self.softmax.threads
         return [
             SmemRegion(
-                "kv", self.kv_stages * self.kv_bytes, 1024,
+                "kv", self.kv_stages * self.tile.bytes, 1024,
                 "keys, SW128 and SW64; Q before them, O behind", stages=self.kv_stages,
             ),
             SmemRegion("p", P_STAGES * BOX_BYTES, 1024, "P bf16, [64, 64] SW128", stages=P_STAGES),
             SmemRegion(
-                "partial", threads * HALF_KEYS * FP32, 1024, "scores over the other half's dims"
+                "partial", threads * self.half_keys * FP32, 1024,
+                "scores over the other half's dims",
             ),
             SmemRegion("maxima", threads * FP32, 16, "of half a row; at the end its sum"),
             SmemRegion(
@@ -129,13 +129,14 @@ class FwdPlan(Sm100Plan):
     @property
     def columns(self) -> list[TmemRegion]:
         """Tensor memory regions; lanes 0 to 63 and 64 to 127 have the CTA's 64 rows each."""
-        q_columns, rope_columns = DIMS // 2, ROPE_DIMS // 2
-        rope = DIMS + q_columns
+        dims, keys = self.tile.dims, self.tile.keys
+        q_columns, rope_columns = dims // 2, self.tile.own_rope_dims // 2
+        rope = dims + q_columns
         return [
-            TmemRegion("o", 0, DIMS, "O fp32: upper lanes have dims 256 to 511"),
-            TmemRegion("q", DIMS, q_columns, "Q bf16, two dims a column; upper lanes likewise"),
+            TmemRegion("o", 0, dims, "O fp32: upper lanes have dims 256 to 511"),
+            TmemRegion("q", dims, q_columns, "Q bf16, two dims a column; upper lanes likewise"),
             TmemRegion("q_rope", rope, rope_columns, "Q's RoPE dims; upper lanes the last 32"),
-            TmemRegion("s", rope + rope_columns, TILE_KEYS, "scores over the lane's dims, fp32"),
+            TmemRegion("s", rope + rope_columns, keys, "scores over the lane's dims, fp32"),
         ]
 
     @property
@@ -177,12 +178,12 @@ class FwdPlan(Sm100Plan):
         one, commit, warps = Arrives.ONE_THREAD, Arrives.COMMIT, Arrives.EVERY_WARP
         return (
             Barrier(
-                "q_full", 1, load, one, softmax, Q_BOXES * BOX_BYTES, "Q is in shared memory"
+                "q_full", 1, load, one, softmax, self.q_bytes, "Q is in shared memory"
             ),
             Barrier("q_read", 1, softmax, warps, load, 0, "keys may overwrite Q"),
             Barrier("q_stored", 1, softmax, warps, mma, 0, "Q is in TMEM", ctas=CLUSTER),
             Barrier(
-                "kv_full", self.kv_stages, load, one, mma, CLUSTER * self.kv_bytes,
+                "kv_full", self.kv_stages, load, one, mma, CLUSTER * self.tile.bytes,
                 "both CTAs' halves of the keys are there", bytes_from_peer=True,
             ),
             Barrier("kv_free", self.kv_stages, mma, commit, load, 0, "P V has read the keys"),

@@ -10,19 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.dsl.umma import SharedOperand, SharedTile, TilePart, TmemOperand, UmmaProduct
-from flashdsa.kernels.attention.sm100.fwd.plan import (
-    BOX_DIMS,
-    CLUSTER,
-    DIMS,
-    PAIR_ROWS,
-    ROPE_DIMS,
-    ROWS,
-    TILE_KEYS,
-    FwdPlan,
-)
-
-HALF_DIMS = DIMS // 2
-"""Value dims of a CTA in one product of P V, whose N has those of both CTAs."""
+from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
+from flashdsa.kernels.attention.sm100.fwd.plan import ROWS, FwdPlan
 
 
 @dataclass(frozen=True)
@@ -42,18 +31,20 @@ class Products:
 
 def products_of(plan: FwdPlan) -> Products:
     """The products on the plan's regions, for stage 0 of the keys and of P."""
-    smem, tmem = plan.smem, plan.tmem
-    kv = SharedTile("kv", smem.offset("kv"), TILE_KEYS, DIMS, 128)
-    rope_at = smem.offset("kv") + plan.kv_value_bytes
-    kv_rope = SharedTile("kv_rope", rope_at, TILE_KEYS, ROPE_DIMS, 64)
+    smem, tmem, tile = plan.smem, plan.tmem, plan.tile
+    # Value dims of a CTA in one product of P V, whose N has those of both CTAs.
+    half_dims = tile.dims // 2
+    kv = SharedTile("kv", smem.offset("kv"), tile.keys, tile.dims, 128)
+    rope_at = smem.offset("kv") + tile.value_bytes
+    kv_rope = SharedTile("kv_rope", rope_at, tile.keys, tile.own_rope_dims, 64)
     p = SharedTile("p", smem.offset("p"), ROWS, BOX_DIMS, 128)
 
     def scores(q: str, keys: SharedTile, dims: int) -> UmmaProduct:
         return UmmaProduct(
             PAIR_ROWS,
-            CLUSTER * TILE_KEYS,
+            CLUSTER * tile.keys,
             TmemOperand(tmem.column(q), dims, distinct=True),
-            SharedOperand("K", TILE_KEYS, (TilePart(keys, dims),)),
+            SharedOperand("K", tile.keys, (TilePart(keys, dims),)),
             column=tmem.column("s"),
             cta_group=CLUSTER,
         )
@@ -61,13 +52,15 @@ def products_of(plan: FwdPlan) -> Products:
     def values(first: int) -> UmmaProduct:
         return UmmaProduct(
             PAIR_ROWS,
-            CLUSTER * HALF_DIMS,
-            SharedOperand("K", ROWS, (TilePart(p, TILE_KEYS),)),
-            SharedOperand("MN", HALF_DIMS, (TilePart(kv, TILE_KEYS, column=first),)),
+            CLUSTER * half_dims,
+            SharedOperand("K", ROWS, (TilePart(p, tile.keys),)),
+            SharedOperand("MN", half_dims, (TilePart(kv, tile.keys, column=first),)),
             column=tmem.column("o") + first,
             cta_group=CLUSTER,
         )
 
     return Products(
-        scores("q", kv, DIMS), scores("q_rope", kv_rope, ROPE_DIMS), (values(0), values(HALF_DIMS))
+        scores("q", kv, tile.dims),
+        scores("q_rope", kv_rope, tile.own_rope_dims),
+        (values(0), values(half_dims)),
     )

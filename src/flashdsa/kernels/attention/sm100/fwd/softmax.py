@@ -1,5 +1,8 @@
 """Role softmax: thread = lane. Two threads share a row; each computes P of half of a tile's keys.
 
+First Q goes from shared memory to tensor memory, where Q K^T reads it. At the end O over the rows'
+sums, lse and maxima go to device memory.
+
 Thread t and thread t ^ 64 have the same row in their lanes of tensor memory, over the dims of the
 first and of the second CTA. Each sends the other one its scores of the other one's keys, and adds
 what comes. A row's maximum is updated only if it has grown by more than 2^lazy_log2, so that O is
@@ -9,23 +12,78 @@ rarely rescaled: P is at most that, and the missing factor cancels between O and
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, Vector, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
+from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.smem import VECTOR, load_words, store_words
+from flashdsa.dsl.smem import VECTOR, VECTOR_BYTES, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tmem import wait_then_tcgen05
-from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm100.fwd.context import LEADER, Context
-from flashdsa.kernels.attention.sm100.fwd.plan import (
-    BOX_BYTES,
-    DIMS,
-    HALF_KEYS,
-    MASK_WORDS,
-    P_STAGES,
-    ROWS,
-)
-from flashdsa.kernels.attention.sm100.fwd.query import arrive_at_leader
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, PAIR_ROWS
+from flashdsa.kernels.attention.sm100.fwd.load import LEADER, Context
+from flashdsa.kernels.attention.sm100.fwd.plan import BOX_BYTES, P_STAGES, ROWS
+
+UNIT_DIMS = 8
+"""bf16 of 16 bytes."""
+
+
+@cute.jit
+def arrive_at_leader(ctx: Context, name: cutlass.Constexpr[str]) -> None:
+    """All lanes of a warp: finish their accesses to tensor memory; one of them arrives at the
+    barrier of the pair's first CTA."""
+    tmem.before_sync()
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        ctx.barriers(name).arrive_at_peer_for_tmem(LEADER)
+
+
+@cute.jit
+def store_units(
+    ctx: Context,
+    box: Int32,
+    first_unit: Int32,
+    dims: cutlass.Constexpr[int],
+    column: cutlass.Constexpr[int],
+) -> None:
+    """Store `dims` dims of this thread's row of Q, from `first_unit` of a box on, to a column of
+    its lane."""
+    at = ctx.arena.address("kv") + box * BOX_BYTES
+    words = []
+    for unit in cutlass.range_constexpr(dims // UNIT_DIMS):
+        got = load_words(at + swizzled_128(ctx.thread % ROWS, first_unit + unit), Int32)
+        words += [got[i] for i in range(VECTOR)]
+    tmem.store_lane(ctx.tmem, column, ctx.thread, Vector.from_elements(words, Int32))
+
+
+@cute.jit
+def store_query(ctx: Context) -> None:
+    """Store a row of Q (thread = lane), the dims of the first CTA in lanes 0 to 63, else the
+    second's."""
+    half = ctx.thread // ROWS
+    # q_full, its only time: TMA has brought Q, whose bytes the keys overwrite after q_read.
+    ctx.barriers("q_full").wait_round(0)
+    columns = ctx.plan.tmem
+    for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
+        column = columns.column("q") + box * (BOX_DIMS * BF16 // 4)
+        store_units(ctx, half * ctx.plan.tile.boxes + box, Int32(0), BOX_DIMS, column)
+    rope_unit = half * (ctx.plan.tile.own_rope_dims // UNIT_DIMS)
+    store_units(
+        ctx,
+        Int32(ctx.plan.q_boxes - 1),
+        rope_unit,
+        ctx.plan.tile.own_rope_dims,
+        columns.column("q_rope"),
+    )
+    # generic reads above -> the gather writes through the async proxy
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        # Every lane of the warp has read its row.
+        ctx.barriers("q_read").arrive()
+    tmem.wait_stored()
+    arrive_at_leader(ctx, "q_stored")
+
 
 NO_KEY = -float("inf")
 """The score of a slot that is not valid."""
@@ -92,20 +150,20 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
     column = ctx.plan.tmem.column("s")
     # s_ready, time i: Q K^T of tile i is done; the columns may be read until s_free.
     wait_then_tcgen05(ctx.barriers("s_ready"), tile)
-    first, second = column + (1 - half) * HALF_KEYS, column + half * HALF_KEYS
-    others, own = tmem.load_lane_twice(ctx.tmem, first, second, ctx.thread, HALF_KEYS)
+    first, second = column + (1 - half) * ctx.plan.half_keys, column + half * ctx.plan.half_keys
+    others, own = tmem.load_lane_twice(ctx.tmem, first, second, ctx.thread, ctx.plan.half_keys)
     arrive_at_leader(ctx, "s_free")
     at = ctx.arena.address("partial")
     words = others.bitcast(Int32)
     # The other thread read this memory's old words before the maxima of the tile before were
     # exchanged.
-    for unit in cutlass.range_constexpr(HALF_KEYS // VECTOR):
+    for unit in cutlass.range_constexpr(ctx.plan.half_keys // VECTOR):
         store_words(
             at + swizzled_128(ctx.thread, unit), [words[VECTOR * unit + i] for i in range(VECTOR)]
         )
     meet(ctx)
     sums = []
-    for unit in cutlass.range_constexpr(HALF_KEYS // VECTOR):
+    for unit in cutlass.range_constexpr(ctx.plan.half_keys // VECTOR):
         got = load_words(at + swizzled_128(ctx.thread ^ ROWS, unit), Float32)
         sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
     return sums
@@ -119,9 +177,13 @@ def read_mask(ctx: Context, tile: Int32) -> Int32:
     at = ring.state(tile)
     # masks_full, use i: the load warp has written the tile's words; they stay until masks_free.
     ring.wait(at)
-    word = at.stage * (group * MASK_WORDS) + ctx.thread // ROWS
+    word = at.stage * (group * ctx.plan.tile.mask_words) + ctx.thread // ROWS
     if cutlass.const_expr(group > 1):
-        word += (ctx.cta_rank * ROWS + ctx.thread % ROWS) // ctx.plan.group_heads * MASK_WORDS
+        word += (
+            (ctx.cta_rank * ROWS + ctx.thread % ROWS)
+            // ctx.plan.group_heads
+            * ctx.plan.tile.mask_words
+        )
     mask = (ctx.arena.pointer("masks", Int32) + word).load()
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
@@ -151,7 +213,7 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
             # p_ready of this tile.
             wait_then_tcgen05(ctx.barriers("p_free"), tile - 1)
             column = ctx.plan.tmem.column("o")
-            for first in cutlass.range_constexpr(0, DIMS, CHUNK):
+            for first in cutlass.range_constexpr(0, ctx.plan.tile.dims, CHUNK):
                 values = tmem.load_lane(ctx.tmem, column + first, ctx.thread, CHUNK)
                 scaled = [values[i] * factor for i in range(CHUNK)]
                 words = Vector.from_elements(scaled, Float32).bitcast(Int32)
@@ -168,7 +230,7 @@ def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
     ring.acquire(to)
     words = Vector.from_elements(p, Float32).to(BFloat16).bitcast(Int32)
     at = ctx.arena.address("p") + to.stage * BOX_BYTES
-    units = HALF_KEYS // (2 * VECTOR)
+    units = ctx.plan.half_keys // (2 * VECTOR)
     for unit in cutlass.range_constexpr(units):
         place = swizzled_128(ctx.thread % ROWS, ctx.thread // ROWS * units + unit)
         store_words(at + place, [words[VECTOR * unit + i] for i in range(VECTOR)])
@@ -183,7 +245,7 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
     sums = whole_scores(ctx, tile)
     mask = read_mask(ctx, tile)
     scores = []
-    for key in cutlass.range_constexpr(HALF_KEYS):
+    for key in cutlass.range_constexpr(ctx.plan.half_keys):
         score = sums[key] * scale.sign
         if (mask >> key) & 1 == 0:
             score = Float32(NO_KEY)
@@ -196,7 +258,7 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
     factor = exp2((row.row_max - new) * scale.factor)
     total = row.row_sum * factor
     p = []
-    for key in cutlass.range_constexpr(HALF_KEYS):
+    for key in cutlass.range_constexpr(ctx.plan.half_keys):
         p.append(exp2((scores[key] - new) * scale.factor))
         total += p[key]
     store_p(ctx, tile, p)
@@ -217,3 +279,103 @@ def softmax_all(role: Softmax) -> Row:
     for tile in cutlass.range(role.ctx.num_tiles, unroll=1):
         row = softmax_tile(role, tile, row)
     return row
+
+
+LOG2_E = 1.4426950408889634
+LN_2 = 0.6931471805599453
+NAMED_BARRIER = 3
+"""Named barrier after the two of `meet`."""
+
+
+class Output(NamedTuple):
+    """Destination of the results."""
+
+    ctx: Context
+    out_map: Any  # (S * H, 512) bf16, boxes of 64 x 64
+    lse: cute.Tensor  # (S, H) fp32
+    max_logits: cute.Tensor  # (S * H,) fp32, or (0,): not asked for
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+
+@cute.jit
+def whole_sum(ctx: Context, own: Float32) -> Float32:
+    """Sum over both threads of the row."""
+    # The other thread read the scores that lie here before the last maxima were exchanged.
+    sums = ctx.arena.pointer("partial", Float32)
+    (sums + ctx.thread * ctx.plan.half_keys).store(own)
+    meet(ctx)
+    return own + (sums + (ctx.thread ^ ROWS) * ctx.plan.half_keys).load()
+
+
+@cute.jit
+def finish_row(w: Output, row: Row) -> Float32:
+    """Return the factor of O, 0 where the row has no key; one of the row's threads stores lse and,
+    if it is asked for, the largest logit."""
+    ctx = w.ctx
+    total = whole_sum(ctx, row.row_sum)
+    of_item = ctx.cta_rank * ROWS + ctx.thread % ROWS
+    number = Int64(ctx.item) * PAIR_ROWS + of_item
+    present = number < Int64(w.lse.shape[0]) * w.lse.shape[1]
+    factor, lse = Float32(0.0), Float32(float("inf"))
+    if total != 0.0:
+        top = row.row_max * w.scale.factor
+        lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
+        factor = cute.arch.rcp_approx(total)
+        if w.attn_sink.shape[0] > 0 and present:
+            sink = (w.attn_sink.iterator + of_item % ctx.plan.group_heads).load()
+            factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
+            if sink == float("inf"):
+                factor = Float32(0.0)  # of a sum that is NaN too
+    if present and ctx.thread < ROWS:
+        (w.lse.iterator + number).store(lse)
+        if w.max_logits.shape[0] > 0:
+            largest = row.largest * w.scale.factor * LN_2
+            (w.max_logits.iterator + number).store(largest)
+    return factor
+
+
+@cute.jit
+def write_box(ctx: Context, box: cutlass.Constexpr[int], factor: Float32, at: Int32) -> None:
+    """Write 64 dims of this thread's row of O, in bf16, to a box in shared memory."""
+    column = ctx.plan.tmem.column("o") + box * BOX_DIMS
+    values = tmem.load_lane(ctx.tmem, column, ctx.thread, BOX_DIMS)
+    scaled = [values[i] * factor for i in range(BOX_DIMS)]
+    words = Vector.from_elements(scaled, Float32).to(BFloat16).bitcast(Int32)
+    kept = Int32(-1)
+    if factor == 0.0:
+        kept = Int32(0)  # O may be NaN then
+    for unit in cutlass.range_constexpr(BOX_DIMS * BF16 // VECTOR_BYTES):
+        place = swizzled_128(ctx.thread % ROWS, unit)
+        store_words(at + place, [words[VECTOR * unit + i] & kept for i in range(VECTOR)])
+
+
+@cute.jit
+def write_rows(w: Output, row: Row) -> None:
+    """Write O and lse of the CTA's rows, up to the last row."""
+    ctx = w.ctx
+    factor = finish_row(w, row)
+    if ctx.num_tiles > 1:
+        # Nothing else may have waited for it, and it must not arrive after this CTA's end.
+        ctx.barriers("p_free").wait_for(ctx.num_tiles - 2)
+    # p_free of the last tile: every product is done in both CTAs, so O may be read, and the bytes
+    # of the keys overwritten.
+    wait_then_tcgen05(ctx.barriers("p_free"), ctx.num_tiles - 1)
+    first_box = ctx.thread // ROWS * ctx.plan.tile.boxes
+    for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
+        write_box(ctx, box, factor, ctx.arena.address("kv") + (first_box + box) * BOX_BYTES)
+    # generic writes above -> TMA reads through the async proxy
+    cute.arch.fence_proxy("async.shared", space="cta")
+    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
+    if ctx.thread == 0:
+        first_row = ctx.item * PAIR_ROWS + ctx.cta_rank * ROWS
+        for box in cutlass.range_constexpr(ctx.plan.tile.d_v // BOX_DIMS):
+            prims.cp_async_bulk_tensor_global_shared_cta(
+                w.out_map,
+                (ctx.arena.bytes("kv") + box * BOX_BYTES).to_llvm_ptr(),
+                [Int32(box * BOX_DIMS), first_row],
+            )
+        cute.arch.cp_async_bulk_commit_group()
+        # They have been read; the grid's end waits until they have been written.
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.sync_warp()

@@ -1,0 +1,1 @@
+"""Parts of the Blackwell attention kernels: a pair's tile of keys, and the slots that name rows."""
