@@ -20,7 +20,7 @@ from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw, run
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_TOPK, CLUSTER, BwdPlan
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler

@@ -22,7 +22,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import FewHeadsPlan
-from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward

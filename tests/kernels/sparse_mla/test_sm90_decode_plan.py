@@ -18,7 +18,7 @@ from flashdsa.kernels.sparse_mla.sm90.decode.plan import (
 )
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_BYTES
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.plan import BudgetError
 from tests.support.subtests import CaseLoop
 

@@ -13,7 +13,7 @@ from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
 from workbench.model.backward_sm100 import INSTRUCTIONS, MOVED, PLAN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.kernels.sparse_mla.sm100.bwd.plan import B_H, B_TOPK, CLUSTER
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 PLANS = {
     (plan.group_heads, plan.deterministic): plan
@@ -42,11 +44,12 @@ def bind(
     plan = PLANS[operands.q.shape[1], deterministic]
     function = runner.function(MLA_BWD, plan)
     pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]
+    kind = type(operands)
 
     def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         return run(
             function,
-            MlaBwdOperands(*given),
+            kind(*given),
             sm_scale=sm_scale,
             deterministic=deterministic,
             dkv_dtype=dkv_dtype,

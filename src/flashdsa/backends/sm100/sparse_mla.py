@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sparse_mla_launches import Launches, Write
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
 from flashdsa.kernels.sparse_mla.sm100.fwd.plan import PAIR_ROWS, FwdPlan
-from flashdsa.operands import SparseMlaOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:

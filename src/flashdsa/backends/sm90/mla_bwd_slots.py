@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,9 @@ from flashdsa.kernels.sparse_mla.sm90.bwd.slots.plan import (
     WORD_BITS,
 )
 from flashdsa.kernels.sparse_mla.sm90.bwd.spool import BLOCK_ROWS
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
@@ -10,7 +11,9 @@ from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sparse_mla_launches import Launches, Write
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import GROUPS, ROWS, FwdPlan
-from flashdsa.operands import SparseMlaOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -14,8 +15,10 @@ from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HE
 from flashdsa.kernels.sparse_mla.sm90.decode.plan import CLUSTER_SIZES, MOST_CTAS, DecodePlan
 from flashdsa.kernels.sparse_mla.sm90.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.sparse_mla.sm90.fwd.plan import ROWS, TILE_KEYS
-from flashdsa.operands import SparseMlaOperands
 from flashdsa.plan.kernel_spec import KernelSpec
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
