@@ -15,13 +15,9 @@ from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, prefill, sparse_mla
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.operands import (
-    PrefillOperands,
-    SparseMlaOperands,
-    SparseMlaOutOperands,
-    TopkIndexerOperands,
-    TopkPrefillOperands,
-)
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.indexer import TopkIndexerOperands
+from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
 

@@ -1,5 +1,4 @@
-"""Every implementation, bound to one call and given another, launches what that one's binding
-does."""
+"""Every implementation, bound to one call and given another, launches what that one would."""
 
 from __future__ import annotations
 
@@ -10,17 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import OPERATIONS
 from torch import Tensor
 
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
-from flashdsa.problem import Operation
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.ops import OPERATIONS
 from tests.backends.test_bound_calls import Pretended
 
-SPECS = {spec.operation: spec for spec in OPERATIONS}
 SIZES = {
     "S": 6, "H": 64, "d_qk": 576, "d_v": 512, "S_kv": 90, "width": 576, "topk": 512,
     "B": 4, "requests": 4, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
@@ -28,7 +25,7 @@ SIZES = {
 VALUES = {"d_v": 512, "topk": 512, "max_len": 256, "sm_scale": 0.1, "dkv_dtype": torch.float32}
 VALUES |= {"dk_dtype": torch.bfloat16, "check": False, "backward_backend": "auto"}
 FREE = {"num_pages": (1, 5, 40), "max_pages": (1, 4, 70, 20_000)}
-BY_TORCH = {Operation.READ_INDEX_K_CACHE}
+BY_TORCH = {"read_index_k_cache"}
 """Operations that launch no kernel of ours."""
 ON_GPUS = [i for i in registry.implementations() if i.features.devices == ("cuda",)]
 
@@ -91,7 +88,7 @@ def sizes_of(spec: OpSpec) -> Iterator[dict[str, int]]:
     "implementation", ON_GPUS, ids=lambda i: f"{i.backend}-{i.operation}-{ON_GPUS.index(i)}"
 )
 def test_a_bound_call_launches_what_an_unbound_one_does(implementation: Implementation) -> None:
-    spec = SPECS[implementation.operation]
+    spec = OPERATIONS[implementation.operation]
     bind = registry_module._load(implementation.bind)
     for parameters in parameters_of(spec, implementation):
         every = [operands_of(spec, implementation, sizes) for sizes in sizes_of(spec)]

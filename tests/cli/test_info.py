@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated import packages
 from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli.availability import reason_against
 from flashdsa.jit import loader
 from flashdsa.kernels.catalog import BACKENDS as BACKENDS_WITH_KERNELS
 from flashdsa.kernels.catalog import variants_of
-from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS, Settings
 
 Run = Callable[..., Result]
@@ -32,7 +32,7 @@ def test_json_has_a_row_for_every_operation_and_backend(run: Run) -> None:
     document = json.loads(run("info", "--json").stdout)
     rows = document["implementations"]
     assert {(row["operation"], row["backend"]) for row in rows} == {
-        (operation.value, backend) for operation in Operation for backend in BACKENDS[1:]
+        (operation, backend) for operation in registry.operations for backend in BACKENDS[1:]
     }
     for row in rows:
         assert row["runs_here"] == (not row["why_not"])

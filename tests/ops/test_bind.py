@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import OPERATIONS
 from torch import Tensor
 
 import flashdsa
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
 
 X = inputs.attention(torch.float32)
@@ -83,7 +83,7 @@ def tensors(spec: OpSpec, results: Any, operands: list[Tensor | None]) -> list[T
     return [*found, *(x for n in spec.written if (x := operands[n]) is not None)]
 
 
-@pytest.mark.parametrize("spec", OPERATIONS, ids=lambda spec: spec.operation)
+@pytest.mark.parametrize("spec", OPERATIONS.values(), ids=lambda spec: spec.operation)
 def test_bound_calls_give_what_unbound_ones_do(spec: OpSpec, new_calls: Callable[[], None]) -> None:
     bound_to = operands_of()[spec.operation]
     names = [x.name for x in spec.parameters if x.passed]
@@ -180,7 +180,7 @@ def test_a_wrong_binding_is_an_error(wrong: str) -> None:
         flashdsa.bind(operation, operands, **options)
 
 
-@pytest.mark.parametrize("spec", OPERATIONS, ids=lambda spec: spec.operation)
+@pytest.mark.parametrize("spec", OPERATIONS.values(), ids=lambda spec: spec.operation)
 def test_every_operation_is_warmed_up(spec: OpSpec) -> None:
     """On the CPU nothing is computed: no call has to wait."""
     optional = {"k_scale": True} if "k_scale" in [x.name for x in spec.operands] else {}

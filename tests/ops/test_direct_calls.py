@@ -25,9 +25,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.features import OneOf
 from flashdsa.dispatch.eager import is_plain_eager
 from flashdsa.dispatch.registration import custom_op
-from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.indexer import DSA_TOPK_INDEXER
-from flashdsa.problem import Operation
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from tests.ops import inputs
 
 TOPK = 16
@@ -87,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
     pretended = Kernel()
     (real,) = (
         i
-        for i in registry.implementations(Operation.DSA_TOPK_INDEXER)
+        for i in registry.implementations("dsa_topk_indexer")
         if i.backend == "sm90" and not i.features.positions
     )
     features = replace(

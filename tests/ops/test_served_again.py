@@ -19,7 +19,6 @@ from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import FlashDsaError
 from flashdsa.ops import OPERATIONS
-from flashdsa.problem import Operation
 from tests.ops import inputs
 
 
@@ -240,7 +239,7 @@ def test_an_implementation_that_is_registered_later_is_chosen(
     x = inputs.attention(torch.float32)
     flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
     known = registry.implementations()
-    (cpu,) = (i for i in known if (i.operation, i.backend) == (Operation.SPARSE_MLA_FWD, "cpu"))
+    (cpu,) = (i for i in known if (i.operation, i.backend) == ("sparse_mla_fwd", "cpu"))
     better = dataclasses.replace(cpu, bind="tests.ops.test_served_again:refuse", priority=9)
     monkeypatch.setattr(registry, "_implementations", [*known])
     registry.register(better)
@@ -359,7 +358,7 @@ def bind_kl(_: None, operands: Any) -> Callable[[Any], torch.Tensor]:
 def test_what_binds_is_bound_once_for_calls_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         dataclasses.replace(row, bind=f"{__name__}:bind_kl", runner=f"{__name__}:no_runner")
-        if (row.operation, row.backend) == (Operation.INDEXER_KL, "cpu")
+        if (row.operation, row.backend) == ("indexer_kl", "cpu")
         else row
         for row in registry.implementations()
     ]

@@ -19,10 +19,11 @@ from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.rows import Operand, Output
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.catalog import KERNELS
 from flashdsa.ops import OPERATIONS
 from flashdsa.ops.attention import SPARSE_MLA_FWD
 from flashdsa.ops.attention_backward import MLA_BWD
-from flashdsa.problem import Operation, Problem
+from flashdsa.problem import Problem
 from tests.support.subtests import CaseLoop
 
 SIZES = {
@@ -30,7 +31,7 @@ SIZES = {
     "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
-PUBLIC = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla_fwd"}
+PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
 
@@ -105,7 +106,8 @@ def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
 
 
 def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public_function() -> None:
-    assert set(OPERATIONS) == set(Operation)
+    assert set(OPERATIONS) == set(registry.operations)
+    assert {name for kernel in KERNELS for name in kernel.operations} <= set(OPERATIONS)
     for spec in OPERATIONS.values():
         names = [operand.name for operand in spec.operands]
         public = inspect.signature(

@@ -16,8 +16,7 @@ from flashdsa.kernels.indexer.plan import TOPK, SelectPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
-from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.indexer import DSA_TOPK_INDEXER
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from flashdsa.verify.compare import Comparison, compare_exact
 from workbench.small_calls.call import BLACKWELL, HOPPER, SEED
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from flashdsa.backends.features import Features, Reason
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.problem import Operation, Problem
+from flashdsa.problem import Problem
 from flashdsa.settings import BACKENDS, Settings
 
 logger = logging.getLogger("flashdsa.dispatch")
@@ -35,7 +35,7 @@ class Implementation:
     `binds_each_call`: the runner may be another one at the next call.
     """
 
-    operation: Operation
+    operation: str
     backend: str
     bind: str
     features: Features
@@ -49,7 +49,7 @@ class Implementation:
         return list(self.features.missing(problem))
 
     def load(self) -> Bind:
-        """The function that binds calls, of an operation's tuple of operands (`flashdsa.operands`),
+        """The function that binds calls, of an operation's tuple of operands (`flashdsa.ops`),
         which are checked, and its parameters by keyword."""
         function = _load(self.bind)
         if not self.runner:
@@ -99,7 +99,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._implementations: list[Implementation] = []
-        self._announced: set[tuple[Operation, str]] = set()
+        self._announced: set[tuple[str, str]] = set()
         self._selected: dict[tuple[Problem, str], Implementation] = {}
         self.on_change: Callable[[], None] = lambda: None
 
@@ -114,7 +114,12 @@ class Registry:
         self._selected.clear()
         self.on_change()
 
-    def implementations(self, operation: Operation | None = None) -> list[Implementation]:
+    @property
+    def operations(self) -> list[str]:
+        """Names of the operations that have an implementation."""
+        return list(dict.fromkeys(one.operation for one in self._implementations))
+
+    def implementations(self, operation: str | None = None) -> list[Implementation]:
         """All implementations, or those of one operation."""
         return [i for i in self._implementations if operation in (None, i.operation)]
 
@@ -138,7 +143,7 @@ class Registry:
             self._selected[problem, backend] = chosen
         return chosen
 
-    def chosen(self, device: str, backend: str = "auto") -> dict[Operation, str]:
+    def chosen(self, device: str, backend: str = "auto") -> dict[str, str]:
         """The backend that `select` last gave to each operation that was called.
 
         Args:
@@ -165,7 +170,7 @@ class Registry:
         able = [i for i in candidates if not i.reasons_against(problem)]
         if able:
             return max(able, key=lambda i: i.priority)
-        operation = problem.operation.value
+        operation = problem.operation
         if not candidates:
             have = sorted({i.backend for i in self.implementations(problem.operation)})
             raise UnsupportedError(
@@ -193,7 +198,7 @@ class Registry:
         )
         logger.info(
             "%s: auto chose backend %r for %s tensors of dtype %s%s",
-            problem.operation.value,
+            problem.operation,
             chosen.backend,
             problem.device,
             problem.dtype,

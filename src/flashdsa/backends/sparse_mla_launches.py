@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 
 UNION_BYTES = 5
 """Bytes of a slot in the groups' lists: a row number and the queries that name it."""
@@ -24,10 +26,10 @@ OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 Results = tuple[Tensor, Tensor, Tensor]
 """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element if it
 is not asked for."""
-Write = Callable[[SparseMlaOutOperands], None]
+Write = Callable[["SparseMlaOutOperands"], None]
 """Writes the results of tensors like those that it was bound to, inside `runner.launching()`;
 results have no gaps."""
-Choose = Callable[[Runner, SparseMlaOperands, float, bool], Write]
+Choose = Callable[[Runner, "SparseMlaOperands", float, bool], Write]
 """Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
 asked for)."""
 
@@ -47,12 +49,13 @@ def bind(
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
     empty_lse = runner.allocator(*rows, dtype=torch.float32)
     empty_logits = runner.allocator(*(rows if max_logits else (0,)), dtype=torch.float32)
+    into = operands.into
 
     def serve(operands: Sequence[Any]) -> Results:
         q, kv, indices, topk_length, attn_sink = operands
         out, lse, largest = empty_out(), empty_lse(), empty_logits()
         asked = largest if max_logits else None
-        write(SparseMlaOutOperands(q, kv, indices, out, lse, asked, topk_length, attn_sink))
+        write(into(q, kv, indices, out, lse, asked, topk_length, attn_sink))
         return out, lse, largest
 
     return runner.on_device(serve)
@@ -68,9 +71,10 @@ def bind_out(
     """
     asked = operands.max_logits is not None
     write = _choose(choose, runner, operands.inputs, sm_scale, asked)
+    kind = type(operands)
 
     def serve(given: Sequence[Any]) -> None:
-        operands = SparseMlaOutOperands(*given)
+        operands = kind(*given)
         require_writable("out", operands.out)
         write(operands)
 

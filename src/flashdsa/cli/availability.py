@@ -8,7 +8,6 @@ from flashdsa.backends.emulated.packages import missing_packages
 from flashdsa.backends.features import dotted
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import ARCHITECTURES
-from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def implementation_rows(machine: HostMachine) -> list[dict[str, object]]:
     from flashdsa.backends.catalog import registry
 
     rows: list[dict[str, object]] = []
-    for operation in Operation:
+    for operation in registry.operations:
         known = registry.implementations(operation)
         for backend in BACKENDS[1:]:
             named = [i for i in known if i.backend == backend]
@@ -70,7 +69,7 @@ def implementation_rows(machine: HostMachine) -> list[dict[str, object]]:
 
 
 def _row(
-    operation: Operation, backend: str, implementation: Implementation | None, machine: HostMachine
+    operation: str, backend: str, implementation: Implementation | None, machine: HostMachine
 ) -> dict[str, object]:
     reasons = [reason_against(backend, machine)]
     features: dict[str, object] | None = None
@@ -93,7 +92,7 @@ def _row(
         }
     why_not = [reason for reason in reasons if reason]
     return {
-        "operation": operation.value,
+        "operation": operation,
         "backend": backend,
         "implemented": implementation is not None,
         "runs_here": not why_not,

@@ -21,7 +21,6 @@ from flashdsa.backends.catalog import registry
 from flashdsa.dispatch.call_cache import BACKWARD
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
-from flashdsa.problem import Operation
 
 
 def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
@@ -94,7 +93,7 @@ def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
         return  # sizes are symbols, or not those of the call
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
-    of_backward = replace(problem, operation=Operation(by))
+    of_backward = replace(problem, operation=by)
     try:
         registry.select(replace(of_backward, max_logits=False), parameters["backward_backend"])
     except UnsupportedError as error:

@@ -22,7 +22,7 @@ from flashdsa.dispatch.rows import (
     Sizes,
     rows_of,
 )
-from flashdsa.problem import Operation, Problem
+from flashdsa.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class OpSpec:
             elif tensor is not first:
                 known[f"{operand.name}_dtype"] = dtype_name(tensor.dtype)
         return Problem(
-            Operation(self.operation),
+            self.operation,
             first.device.type,
             dtype_name(first.dtype),
             capability=capability(first.device),

@@ -34,9 +34,8 @@ from flashdsa.distributed.collectives import all_gather, all_to_all
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.operands import IndexerOperands, SparseMlaOperands
-from flashdsa.ops.attention import SPARSE_MLA_FWD, sparse_mla_fwd
-from flashdsa.ops.indexer import indexer_logits, topk_indices
+from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
+from flashdsa.ops.indexer import IndexerOperands, indexer_logits, topk_indices
 from flashdsa.ops.merge import merge_attention
 from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
 

@@ -27,10 +27,9 @@ from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import group_of, process_group, require_device_of_group
 from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import TopkPrefillOperands
 from flashdsa.ops.index_k_cache import read_index_k_cache, write_index_k_cache
 from flashdsa.ops.indexer import dsa_topk_indexer
-from flashdsa.ops.prefill import DSA_TOPK_PREFILL, dsa_topk_prefill
+from flashdsa.ops.prefill import DSA_TOPK_PREFILL, TopkPrefillOperands, dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, INDEX_TOPK, PAGE_SIZE
 
 

@@ -32,8 +32,7 @@ from flashdsa.distributed.group import (
 from flashdsa.distributed.latents import GatheredLatents
 from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.operands import SparseMlaOperands
-from flashdsa.ops.attention import SPARSE_MLA_FWD, sparse_mla, sparse_mla_fwd
+from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla, sparse_mla_fwd
 from flashdsa.ops.attention_backward import mla_bwd
 from flashdsa.problem import D_V
 

@@ -144,6 +144,11 @@ class SparseMlaOperands(NamedTuple):
     topk_length: TopkLength = None
     attn_sink: AttnSink = None
 
+    @property
+    def into(self) -> type[SparseMlaOutOperands]:
+        """The tuple of the form with buffers."""
+        return SparseMlaOutOperands
+
 
 class SparseMlaOutOperands(NamedTuple):
     """Operands of `sparse_mla_fwd_out`: the forward's, and its outputs."""

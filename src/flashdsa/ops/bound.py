@@ -35,7 +35,6 @@ from flashdsa.problem import (
     KV_ROW_BYTES,
     NUM_INDEX_HEADS,
     PAGE_SIZE,
-    Operation,
 )
 
 __all__ = ["bind", "warm_up"]
@@ -249,7 +248,7 @@ def _device(spec: OpSpec, backend: str) -> str:
     on_gpu = any(
         "cuda" in implementation.features.devices
         and (backend != "auto" or here in implementation.features.capabilities)
-        for implementation in registry.implementations(Operation(spec.operation))
+        for implementation in registry.implementations(spec.operation)
         if backend in ("auto", implementation.backend)
     )
     return "cuda" if on_gpu else "cpu"

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import ARCHITECTURES
 from flashdsa.plan.roles import Role
-from flashdsa.problem import Operation
 
 
 class KernelPlan(Hashable, Protocol):
@@ -46,7 +45,7 @@ class KernelSpec:
 
     name: str
     arch: str
-    operations: tuple[Operation, ...]
+    operations: tuple[str, ...]
     plans: tuple[Any, ...]
     build: str
     entry: str

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.indexer_cases import IndexerInputs
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.layouts import poison_value

@@ -53,7 +53,7 @@ def _rows_of(check: Check) -> list[CheckRow]:
 
 def _served(backend: str, operations: Collection[str]) -> tuple[str, ...]:
     """Those operations that the backend has in this version; a warning names the others."""
-    has = {i.operation.value for i in registry.implementations() if i.backend == backend}
+    has = {i.operation for i in registry.implementations() if i.backend == backend}
     anywhere = not backend.startswith("emulate")
     served = tuple(
         name

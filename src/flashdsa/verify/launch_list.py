@@ -124,9 +124,7 @@ def list_launches(backend: str, operations: Collection[str] | None = None) -> li
 def _reached(check: Check, backend: str, emulated: str) -> Reached:
     operation = check.operation
     of_operation = NEEDS.get(operation, {operation})
-    entries = {
-        i.operation.value: i.bind for i in registry.implementations() if i.backend == backend
-    }
+    entries = {i.operation: i.bind for i in registry.implementations() if i.backend == backend}
     if operation in COMPOSED:
         if backend.startswith("emulate"):
             return Reached(operation, check.case, refused="takes no backend")

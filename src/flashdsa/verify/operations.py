@@ -18,7 +18,7 @@ COMPOSED = (
 )
 """Operations without a backend: products of torch where their tensors are."""
 OPERATIONS = (
-    *dict.fromkeys(one.operation.value for one in registry.implementations()),
+    *registry.operations,
     "sparse_mla",
     "indexer_kl_loss",
     *COMPOSED,

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashdsa.backends.sm100 import slot_rows
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (

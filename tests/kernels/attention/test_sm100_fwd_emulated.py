@@ -18,7 +18,7 @@ from flashdsa.backends.sm100.sparse_mla import bind_plan
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler

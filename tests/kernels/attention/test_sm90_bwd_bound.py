@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
 KEYS, TOPK = 300, 64

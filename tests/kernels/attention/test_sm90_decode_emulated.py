@@ -23,7 +23,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
-from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward

@@ -15,7 +15,7 @@ from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla import bind_plan
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.backends.sm90.sparse_mla import bind_plan, plan_for
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward

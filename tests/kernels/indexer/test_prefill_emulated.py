@@ -13,7 +13,7 @@ from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import prefill
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
-from flashdsa.operands import TopkPrefillOperands
+from flashdsa.ops.prefill import TopkPrefillOperands
 from flashdsa.plan import BudgetError
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection

@@ -20,7 +20,7 @@ from flashdsa.backends.emulated.runner import emulation
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.indexer import TopkIndexerOperands
 from ptxemu import Policy
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space

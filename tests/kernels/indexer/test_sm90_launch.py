@@ -22,7 +22,7 @@ from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.operands import TopkIndexerOperands, TopkOperands
+from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.support.subtests import CaseLoop

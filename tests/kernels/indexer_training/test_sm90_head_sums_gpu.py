@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.backends.sm90 import attention_target, indexer_scores
-from flashdsa.operands import AttentionTargetOperands, IndexerScoresOperands
+from flashdsa.ops.indexer_training import AttentionTargetOperands, IndexerScoresOperands
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerTrainingCase,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,9 +13,11 @@ from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import IndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import IndexerOperands
 
 
 def bind(
@@ -33,14 +35,14 @@ def bind(
     function: Callable[..., Any] | None = None
     if rows and operands.k_index_cache_fp8.shape[0]:
         function = runner.function(spec, replace(spec.plans[0], num_heads=num_heads))
-    num_ctas = runner.num_sms
+    num_ctas, kind = runner.num_sms, type(operands)
 
     def serve(operands: Sequence[Any]) -> Tensor:
         q_index_fp8, cache, weights, seq_lens, block_table = operands
         scores = empty_scores()
         require_layout(*operands, scores)
         if check:
-            _check_values(IndexerOperands(*operands), max_len)
+            _check_values(kind(*operands), max_len)
         if function is None:
             return scores.fill_(-torch.inf)
         pages = cache.view(torch.uint8)

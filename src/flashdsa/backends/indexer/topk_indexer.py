@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,9 +16,11 @@ from flashdsa.backends.indexer.row_splits import RowSplits
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
-from flashdsa.operands import TopkIndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import TopkIndexerOperands
 
 UNEVEN_PAGES = 88
 """Pages of the longest row that a table has room for, divided by the CTAs of a cluster, from which

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
@@ -10,7 +11,9 @@ from flashdsa.backends.sparse_mla_launches import Launches, Write
 from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
-from flashdsa.operands import SparseMlaOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
     TargetPlan,
     target_plan,
 )
-from flashdsa.operands import AttentionTargetOperands
 from flashdsa.plan.row_tiles import TILE_ROWS
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_training import AttentionTargetOperands
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.index_k_cache import CacheReadOperands, CacheWriteOperands
 
 
 def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequence[Any]], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,7 +12,9 @@ from flashdsa.backends.memory import lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_KL
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
-from flashdsa.operands import IndexerKlBwdOperands, IndexerKlOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_loss import IndexerKlBwdOperands, IndexerKlOperands
 
 
 def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOperands], Tensor]:

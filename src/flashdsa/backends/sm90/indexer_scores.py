@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS, TILE_KEYS, ScoresPlan
-from flashdsa.operands import IndexerScoresOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_training import IndexerScoresOperands
 
 
 @cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from flashdsa.backends.sm90.mla_bwd_fused import Call, Launch, bind_either, bind
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
 from flashdsa.backends.sm90.mla_bwd_spool import bind_large, buffers_for, grouping_for
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
@@ -41,7 +43,7 @@ def bind(
         for heads, padded in head_parts(operands.q.shape[1])
     ]
     buffers = max(part[2].buffers for part in parts)
-    every = runner.empty(0, dtype=torch.int32)
+    every, kind = runner.empty(0, dtype=torch.int32), type(operands)
 
     def serve(operands: MlaBwdOperands) -> Gradients:
         q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
@@ -59,9 +61,7 @@ def bind(
                 for x, empty in ((q, 0.0), (dO, 0.0), (with_sink, math.inf), (O, 0.0))
             )
             q_part, dO_part, lse_part, O_part = of_part
-            part = MlaBwdOperands(
-                q_part, keys, dO_part, lse_part.contiguous(), O_part, slots, lengths
-            )
+            part = kind(q_part, keys, dO_part, lse_part.contiguous(), O_part, slots, lengths)
             if len(parts) == 1 and padded == q.shape[1]:
                 launch(part, (delta, dq, dkv))
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,9 @@ from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import QUANTIZE_INDEX
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.operands import IndexKOperands, IndexQOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.index_k_cache import IndexKOperands, IndexQOperands
 
 
 def bind_keys(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
@@ -11,7 +12,9 @@ from flashdsa.backends.sparse_mla_launches import Launches, Write
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.operands import SparseMlaOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHe
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES, MOST_CTAS
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
-from flashdsa.operands import SparseMlaOperands
 from flashdsa.plan.kernel_spec import KernelSpec
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER, TOPK_INDICES
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.operands import TopkOperands
 from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import TopkOperands
 
 
 def bind(
