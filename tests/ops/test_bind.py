@@ -15,6 +15,7 @@ from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
+from tests.ops.public_calls import public_calls
 
 X = inputs.attention(torch.float32)
 OUT = torch.zeros(*X.q.shape[:2], X.d_v)
@@ -29,7 +30,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def operands_of() -> dict[str, tuple[Tensor | None, ...]]:
-    """Operands of every operation, by its name."""
+    """Operands by the name of an operation; of others, those of `public_calls`."""
     forward = X.q, X.kv, X.indices
     learned = normal(3, 4, 128), normal(X.kv.shape[0], 128), normal(3, 4), X.indices
     scores, target = normal(3, 6), normal(3, 6).abs()
@@ -85,9 +86,12 @@ def tensors(spec: OpSpec, results: Any, operands: list[Tensor | None]) -> list[T
 
 @pytest.mark.parametrize("spec", OPERATIONS.values(), ids=lambda spec: spec.operation)
 def test_bound_calls_give_what_unbound_ones_do(spec: OpSpec, new_calls: Callable[[], None]) -> None:
-    bound_to = operands_of()[spec.operation]
+    bound_to, chosen = operands_of().get(spec.operation), PARAMETERS
+    if bound_to is None:
+        chosen = dict(public_calls("cpu")[spec.operation].arguments)
+        bound_to = tuple(chosen.get(row.name) for row in spec.operands)
     names = [x.name for x in spec.parameters if x.passed]
-    given = {name: PARAMETERS[name] for name in names if name in PARAMETERS}
+    given = {name: chosen[name] for name in names if name in chosen}
     serve = flashdsa.bind(spec.operation, bound_to, backend="cpu", **given)
     for seed in range(2):
         operands, copies = changed(spec, bound_to, seed), changed(spec, bound_to, seed)
