@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.arena import Arena, allocate
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, LOWEST, MAGNITUDE, key_of
+from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
 
 WORST = 0xFFFFFFFF
 """Bits of an entry without a score: NaN, or none at all."""

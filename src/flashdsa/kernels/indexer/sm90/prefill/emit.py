@@ -12,8 +12,8 @@ from flashdsa.dsl.gmem import load_if, store4, store_if
 from flashdsa.dsl.smem import load4, load_half
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    INVALID,
     WORDS_EACH,
     Entries,
     load_chunk,

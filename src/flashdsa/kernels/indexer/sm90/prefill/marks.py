@@ -14,9 +14,8 @@ from cutlass import Boolean, Float32, Int32, Uint32, cute
 from flashdsa.dsl.smem import load4, store_words
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import LOWEST, MAGNITUDE, key_of, step, step_bits
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    LOWEST,
-    MAGNITUDE,
     WORDS_EACH,
     Entries,
     KeyRange,
@@ -24,7 +23,6 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     count_range,
     extremes,
     first_word,
-    key_of,
     load_chunk,
 )
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
@@ -39,6 +37,9 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     team_sync,
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
+
+ROUND_BITS = ROUND_BINS.bit_length() - 1
+"""Bits of a bin's number."""
 
 
 class Threshold(NamedTuple):
@@ -89,7 +90,8 @@ def find_threshold(
     address = address_of(team.rounds)
     left, within = k, Int32(MAGNITUDE)  # the k among the entries of the range
     while within != left and range_.low != range_.high:
-        shift = bin_shift(range_)
+        low, high = Uint32(range_.low), Uint32(range_.high)
+        shift = step_bits(high - low, ROUND_BITS)
         team_sync(team, plan)  # everyone has read what the round before counted
         clear_rounds(team)
         team_sync(team, plan)
@@ -98,7 +100,8 @@ def find_threshold(
         found = find_bin(team.rounds, ROUND_BINS, left, team.lane)
         left -= found.above
         within = found.within
-        range_ = narrowed(range_, shift, found.bin)
+        first, last = step(low, high, shift, found.bin)
+        range_ = KeyRange(Int32(first), Int32(last))
     return Threshold(range_.low, left, within != left)
 
 
@@ -108,23 +111,6 @@ def clear_rounds(team: Team) -> None:
     if team.member == 0:
         for i in cutlass.range_constexpr(ROUND_BINS // WARP_SIZE):
             team.rounds[i * WARP_SIZE + team.lane] = Int32(0)
-
-
-@cute.jit
-def bin_shift(range_: KeyRange) -> Int32:
-    """Right shift that turns the distance from the range's low end into a bin."""
-    bits = Int32(32) - Int32(cute.arch.clz(range_.high - range_.low))
-    return cutlass.max(bits - (ROUND_BINS.bit_length() - 1), Int32(0))
-
-
-@cute.jit
-def narrowed(range_: KeyRange, shift: Int32, bin_index: Int32) -> KeyRange:
-    """The range's keys in one of its bins."""
-    low = range_.low + (bin_index << shift)
-    behind = Uint32(low - range_.low) + (Uint32(1) << Uint32(shift)) - Uint32(1)
-    width = Uint32(range_.high - range_.low)
-    last = cutlass.min(behind, width)
-    return KeyRange(low, range_.low + Int32(last))
 
 
 @cute.jit

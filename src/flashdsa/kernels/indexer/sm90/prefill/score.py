@@ -25,7 +25,7 @@ from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.score_batch import doubled_relu
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID
+from flashdsa.kernels.indexer.select.keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,

@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
 from flashdsa.kernels.indexer.sm90.prefill.emit import (
     Source,
     append,
@@ -18,14 +19,7 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     share_of,
     write_rows,
 )
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    INVALID,
-    LOWEST,
-    MAGNITUDE,
-    Entries,
-    KeyRange,
-    key_of,
-)
+from flashdsa.kernels.indexer.sm90.prefill.entries import Entries, KeyRange
 from flashdsa.kernels.indexer.sm90.prefill.marks import (
     collect,
     load_ahead,

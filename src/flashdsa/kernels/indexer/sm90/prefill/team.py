@@ -9,6 +9,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import reach
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS, SCRATCH_WORDS
 
 FIRST_TEAM = 2
@@ -108,11 +109,7 @@ def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: In
     through = prefix_sum(mine, lane)
     above += cute.arch.shuffle_sync(through, WARP_SIZE - 1) - through
     crosses = above < k and above + mine >= k
-    place, within = Int32(3), counts[3]
-    for i in cutlass.range_constexpr(3):
-        if above + within < k:
-            above += within
-            place, within = Int32(2 - i), counts[2 - i]
+    place, above, within = reach(counts, above, k)
     source = lowest_bit(Int32(cute.arch.vote_ballot_sync(crosses)))
     return Found(
         cute.arch.shuffle_sync(row * BINS_READ + 4 * lane + place, source),
