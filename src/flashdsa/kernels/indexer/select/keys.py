@@ -80,18 +80,18 @@ def highest_key(bin_index: Int32) -> Uint32:
 
 @cute.jit
 def reach(counts: Any, above: Int32, k: Int32) -> tuple[Int32, Int32, Int32]:
-    """Of four counts, the last one the best: (the one that has the `k`-th best entry, entries above
-    it, its own).
+    """Find the `k`-th best entry in four counts, the last one the best: return (index of its count,
+    entries above that one, entries in it).
 
     Args:
         above: entries better than all of them.
     """
-    place, within = Int32(3), Int32(counts[3])
+    index, within = Int32(3), Int32(counts[3])
     for i in cutlass.range_constexpr(3):
         if above + within < k:
             above += within
-            place, within = Int32(2 - i), Int32(counts[2 - i])
-    return place, above, within
+            index, within = Int32(2 - i), Int32(counts[2 - i])
+    return index, above, within
 
 
 @cute.jit
@@ -101,7 +101,7 @@ def step_bits(width: Uint32, bin_bits: cutlass.Constexpr) -> Int32:
 
 
 @cute.jit
-def step(low: Uint32, high: Uint32, shift: Int32, chosen: Int32) -> tuple[Uint32, Uint32]:
+def step_at(low: Uint32, high: Uint32, shift: Int32, chosen: Int32) -> tuple[Uint32, Uint32]:
     """The first and the last value of a step of 2**shift of the values `low` to `high`."""
     # Distances from `low`: a sum with it could wrap around in the last step below 2**32.
     first = Uint32(chosen) << Uint32(shift)
@@ -177,7 +177,7 @@ def steps_of(range_: Range) -> Steps:
 @cute.jit
 def narrowed(range_: Range, steps: Steps, chosen: Int32) -> Range:
     """One step of the range."""
-    low, high = step(steps.base, steps.top, steps.shift, chosen)
+    low, high = step_at(steps.base, steps.top, steps.shift, chosen)
     return Range(
         low=range_.low if steps.by_position else low,
         high=range_.high if steps.by_position else high,

@@ -39,10 +39,10 @@ class Turns(NamedTuple):
 @cute.jit
 def first_word(entries: Entries, chunk: Int32) -> Int32:
     """Offset of a chunk's first word from the log's first."""
-    place = chunk * CHUNK
+    index = chunk * CHUNK
     if chunk >= entries.logged:
-        place += entries.segment - entries.logged * CHUNK
-    return place
+        index += entries.segment - entries.logged * CHUNK
+    return index
 
 
 @cute.jit
