@@ -96,7 +96,7 @@ def test_rows_in_the_order_of_scores(case: PrefillCase) -> None:
 @pytest.mark.slow
 def test_scores_of_the_best_come_with_their_rows() -> None:
     """From a log and a segment, bit for bit."""
-    from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID  # needs CuTe DSL
+    from flashdsa.kernels.indexer.select.keys import INVALID
 
     x = make_prefill_inputs(PrefillCase("scores", RAGGED, 300, 64), 0)
     with emulation(ONE_SM) as runner:

@@ -31,7 +31,7 @@ PLAN = pairs_plan(
 )
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
 OF_BAD_PAGES = {
-    ("uninitialised-async-read", "kernel.py"),
+    ("uninitialised-async-read", "launch.py"),
     ("uninitialised-read", "score_pairs.py"),
 }
 # Lists are read four entries at a time, and what lies behind the last one is passed over.

@@ -201,10 +201,17 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         plan,
     )
     inputs = input_buffers_in(arena, plan, arena.consumer)
-    place = packed(coord) if const_expr(plan.selects_alone) else coord
+    coords = packed(coord) if const_expr(plan.selects_alone) else coord
     pages = page_source(arena, caller.thread, plan)
     s = Selecting(
-        inputs, x.select, x.cluster, place, output, operands.published, caller.thread, Static(plan)
+        inputs,
+        x.select,
+        x.cluster,
+        coords,
+        output,
+        operands.published,
+        caller.thread,
+        Static(plan),
     )
     if const_expr(plan.rows is By.PAIRS):
         select_in_teams(s, arena, pages, caller.num_ctas, coord.ordered)

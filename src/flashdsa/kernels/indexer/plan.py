@@ -214,8 +214,8 @@ class SelectPlan:
     @property
     def candidate_words(self) -> int:
         """32-bit words for a row's own candidates, or for the offsets of published chunks."""
-        places = 3 * LISTED_SLOTS + self.lists.capacity // WARP_SIZE
-        return max(ENTRY_WORDS * self.max_candidates, -(-places // WARP_SIZE) * WARP_SIZE)
+        offsets = 3 * LISTED_SLOTS + self.lists.capacity // WARP_SIZE
+        return max(ENTRY_WORDS * self.max_candidates, -(-offsets // WARP_SIZE) * WARP_SIZE)
 
     @property
     def largest_cluster(self) -> int:

@@ -17,23 +17,38 @@ from flashdsa.kernels.indexer.select.lists import (
     first_room,
     list_score,
 )
-from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT
+from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, InputBuffers
 from flashdsa.problem import PAGE_SIZE
 
 
 class PageScoring(NamedTuple):
     """An architecture's scoring of pages: two functions that all consumers call.
 
-    prepare: (inputs, scorer, tile stage, thread, plan) is called before pages of a tile;
-        returns what `score_pages` takes as the prepared.
-    score_pages: (inputs, scorer, prepared, PageRange, thread, store, sink, plan) scores the calling
-        warpgroup's share of the pages. It calls store(sink, score, position, valid, present) with
-        all lanes: the score of the token at that position of the row, whether its page id is in the
-        cache, and whether the lane has a token. Rows in pairs: see sm90/score_pairs.py.
+    prepare: (x, tile stage) is called before pages of a tile; returns what `score_pages` takes as
+        the prepared. `x` is a `Scoring`.
+    score_pages: (x, prepared, PageRange, store, sink) scores the calling warpgroup's share of the
+        pages. It calls store(sink, score, position, valid, present) with all lanes: the score of
+        the token at that position of the row, whether its page id is in the cache, and whether the
+        lane has a token. Rows in pairs: see sm90/score_pairs.py.
     """
 
     prepare: Callable[..., Any]
     score_pages: Callable[..., Any]
+
+
+class Scoring(NamedTuple):
+    """A consumer thread that scores pages. Who calls methods of a field in a loop takes the field
+    out first, as for `Selecting`."""
+
+    inputs: InputBuffers  # the consumer's end
+    scorer: Any  # the architecture's
+    thread: Int32  # of the CTA
+    static: Static  # the plan
+
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.static.value
 
 
 class PageSource(NamedTuple):
@@ -57,9 +72,10 @@ def score_batch(
     listed: Listed,
 ) -> Listed:
     """Score as many of the tile's pages as the list has room for. Ends synced."""
-    scoring, thread, plan = source.scoring, s.thread, s.plan
+    scoring, plan = source.scoring, s.plan
     entries, floor = listed.entries, listed.floor
-    prepared = scoring.prepare(s.inputs, source.scorer, stage, thread, plan)
+    x = Scoring(s.inputs, source.scorer, s.thread, s.static)
+    prepared = scoring.prepare(x, stage)
     in_order = floor == 0
     room = (plan.lists.capacity - entries) // PAGE_SIZE
     room = first_room(room, in_order, tile, s.coord, plan)
@@ -69,7 +85,7 @@ def score_batch(
     first_number = word_in(s.inputs.tiles, stage, "first_number")
     pages = PageRange(stage, tile.first_page, first_number, listed.pages, stop)
     sink = ListSink(s.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
-    scoring.score_pages(s.inputs, source.scorer, prepared, pages, thread, list_score, sink, plan)
+    scoring.score_pages(x, prepared, pages, list_score, sink)
     # Orders the reads of the tile's weights before the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers: the list is complete up to `stop`, and nobody reads the tile's stage any more.

@@ -12,7 +12,7 @@ from flashdsa.dsl.warp import kept
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, word_in
-from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring
 from flashdsa.kernels.indexer.select.keys import NO_POSITION, bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
@@ -122,7 +122,8 @@ def score_together(
     lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
     slot, free = own_segment(lists, listed.pages > 0, source.thread, whole)
     # It syncs all consumers of the CTA: everyone has read all of both lists.
-    prepared = scoring.prepare(s.inputs, source.pages.scorer, stage, source.thread, whole)
+    x = Scoring(s.inputs, source.pages.scorer, source.thread, source.static)
+    prepared = scoring.prepare(x, stage)
     room = free // WARP_TOKENS * whole.consumer_warpgroups
     if ordered:
         room = Int32(plan.lists.capacity // PAGE_SIZE)
@@ -131,7 +132,7 @@ def score_together(
     first_number = word_in(s.inputs.tiles, stage, "first_number")
     length = row_length(s.output.rows, (tile.row & -2) + row_of_lane(lane))
     first_position = tile.first_page * PAGE_SIZE
-    stop, more = listed.pages, cutlass.Boolean(True)
+    stop, more, score_pages = listed.pages, cutlass.Boolean(True), scoring.score_pages
     while more:
         begin = stop
         stop = opaque(cutlass.min(tile.num_pages, begin + room))
@@ -139,9 +140,7 @@ def score_together(
         sink = PairSink(
             lists, first_position, length, lane_floor, ordered, slot, row_lanes, lanes_before
         )
-        slot = source.scoring.score_pages(
-            s.inputs, source.pages.scorer, prepared, pages, source.thread, list_pair, sink, whole
-        )
+        slot = score_pages(x, prepared, pages, list_pair, sink)
         if not ordered and (lane == 0 or lane == SECOND_ROW):
             warp = source.thread // WARP_SIZE
             lists.scratch[SCRATCH_SEGMENTS + warp] = slot - warp * whole.segment_entries

@@ -6,10 +6,11 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.fused import Caller
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length, wait_for_tile
-from flashdsa.kernels.indexer.score_batch import PageSource
+from flashdsa.kernels.indexer.score_batch import PageSource, Scoring
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.smem_views import InputBuffers
 from flashdsa.problem import PAGE_SIZE
@@ -88,10 +89,9 @@ def write_scores(
         pages = PageRange(stage, tile.first_page, tile.first_number, Int32(0), tile.num_pages)
         sink = OutputSink(ctx, tile.row, tile.length)
         scoring = source.scoring
-        prepared = scoring.prepare(ctx.inputs, source.scorer, stage, thread, plan)
-        scoring.score_pages(
-            ctx.inputs, source.scorer, prepared, pages, thread, write_score, sink, plan
-        )
+        x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))
+        prepared = scoring.prepare(x, stage)
+        scoring.score_pages(x, prepared, pages, write_score, sink)
         # Orders the reads of the tile's weights before the copy that may overwrite them later.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()

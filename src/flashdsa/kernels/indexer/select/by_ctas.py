@@ -71,7 +71,7 @@ from flashdsa.kernels.indexer.smem_views import (
 
 SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
 """Slots whose headers a lane reads at once."""
-CHUNK_ENDS, CHUNK_PLACES = LISTED_SLOTS, 2 * LISTED_SLOTS
+CHUNK_ENDS, CHUNK_OFFSETS = LISTED_SLOTS, 2 * LISTED_SLOTS
 """Offsets in the candidates' memory, after the slots' entries: of the chunks up to the end of each
 slot, and of each chunk's offset."""
 SLOT_BITS = LISTED_SLOTS.bit_length()
@@ -239,7 +239,7 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
     # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
     fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
-    find_places(s, chunks)
+    find_chunks(s, chunks)
     # All consumers: every chunk's offset is known.
     consumer_sync(plan)
     warps = plan.consumer_warps
@@ -251,8 +251,8 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
             keys[i], positions[i] = Int32(0), Int32(0)
             chunk = first + i * warps
             if chunk < chunks:
-                place = select.candidates[CHUNK_PLACES + chunk]
-                slot, at = place & SLOT_MASK, (place >> SLOT_BITS) * WARP_SIZE + lane
+                offset = select.candidates[CHUNK_OFFSETS + chunk]
+                slot, at = offset & SLOT_MASK, (offset >> SLOT_BITS) * WARP_SIZE + lane
                 if at < select.candidates[slot]:
                     keys[i], positions[i] = load_entry(s, first_cta + slot, at)
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
@@ -307,12 +307,12 @@ def chunks_of(entries: Int32) -> Int32:
 
 
 @cute.jit
-def find_places(s: Selecting, chunks: Int32) -> None:
+def find_chunks(s: Selecting, chunks: Int32) -> None:
     """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
     thread searches for one or two, among the chunks up to the end of each slot."""
     select, thread, plan = s.select, s.thread, s.plan
     most = plan.lists.capacity // WARP_SIZE + LISTED_SLOTS
-    assert const_expr(CHUNK_PLACES + most <= plan.candidate_words)
+    assert const_expr(CHUNK_OFFSETS + most <= plan.candidate_words)
     for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
         chunk = thread + first
         if chunk < chunks:
@@ -325,4 +325,4 @@ def find_places(s: Selecting, chunks: Int32) -> None:
             start = Int32(0)
             if slot > 0:
                 start = select.candidates[CHUNK_ENDS + slot - 1]
-            select.candidates[CHUNK_PLACES + chunk] = slot | (chunk - start) << SLOT_BITS
+            select.candidates[CHUNK_OFFSETS + chunk] = slot | (chunk - start) << SLOT_BITS

@@ -23,6 +23,7 @@ from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import first_lane_where, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.select.keys import reach
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, NUM_BINS
 from flashdsa.kernels.indexer.smem_views import SCRATCH_FOUND
 
@@ -116,11 +117,7 @@ def find_group(
     inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
     above = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
     found = first_lane_where(above < k and inclusive >= k)
-    within = Int32(VECTOR - 1)  # the lane's best group
-    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
-        if above + counts[i] < k and within == i:
-            above += counts[i]
-            within = Int32(i - 1)
+    within, above, _ = reach(counts, above, k)
     return (
         cute.arch.shuffle_sync(VECTOR * quad + within, found),
         cute.arch.shuffle_sync(above, found),

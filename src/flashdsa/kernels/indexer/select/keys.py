@@ -7,13 +7,20 @@ divides a range of entries into bins. An entry is (key, position); of equal keys
 position is better.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.kernels.indexer.sizes import NUM_BINS
 
+NAN = 0x7FFFFFFF
+"""NaN that every fp32 instruction returns."""
+INVALID = 0x7FFFFFFE
+"""A word without a score."""
+LOWEST = -(2**31) + 1
+"""The key of `NAN`. That of `INVALID` is below it."""
+MAGNITUDE = 0x7FFFFFFF
 KEY_SHIFT = 17
 """Bits of a key below a bin: sign, 8 exponent bits and 6 mantissa bits stay."""
 HALF_BINS = NUM_BINS // 2
@@ -26,18 +33,18 @@ NO_POSITION = -(2**31)
 """The position of no token; as an unsigned number it is above all positions."""
 
 
-@cute.jit
+def key_of(word: Int32) -> Int32:
+    """Signed integer in the order of scores, of a word: the bits of a score, or `INVALID`. The
+    addition of 2 turns the greatest one, `NAN`, into `LOWEST`, and `INVALID` into the least."""
+    return (word ^ ((word >> 31) & MAGNITUDE)) + 2
+
+
 def sortable(score: Float32) -> Uint32:
     """The score as an unsigned integer in the same order; -0 counts as +0, NaN gets the smallest
     key of a token, 1. Key 0 is that of no token: a list that was compacted before it had topk
     tokens accepts any other key afterwards."""
-    bits = (score + Float32(0.0)).bitcast(Uint32)
-    key = bits | Uint32(0x80000000)
-    if bits >> 31 == 1:
-        key = ~bits
-    if score != score:
-        key = Uint32(1)
-    return key
+    # The sum with 0 turns -0 into +0, and any NaN into `NAN`.
+    return Uint32(key_of((score + Float32(0.0)).bitcast(Int32))) ^ Uint32(0x80000000)
 
 
 @cute.jit
@@ -72,9 +79,39 @@ def highest_key(bin_index: Int32) -> Uint32:
 
 
 @cute.jit
-def step_bits(width: Uint32) -> Int32:
-    """Right shift after which values in [0, width] number fewer than the bins."""
-    return cutlass.max(Int32(32 - BIN_BITS) - Int32(cute.arch.clz(width)), Int32(0))
+def reach(counts: Any, above: Int32, k: Int32) -> tuple[Int32, Int32, Int32]:
+    """Find the `k`-th best entry in four counts, the last one the best: return (index of its count,
+    entries above that one, entries in it).
+
+    Args:
+        above: entries better than all of them.
+    """
+    index, within = Int32(3), Int32(counts[3])
+    for i in cutlass.range_constexpr(3):
+        if above + within < k:
+            above += within
+            index, within = Int32(2 - i), Int32(counts[2 - i])
+    return index, above, within
+
+
+@cute.jit
+def step_bits(width: Uint32, bin_bits: cutlass.Constexpr) -> Int32:
+    """Right shift after which values in [0, width] fit in so many bits."""
+    return cutlass.max(Int32(32 - bin_bits) - Int32(cute.arch.clz(width)), Int32(0))
+
+
+@cute.jit
+def step_at(low: Uint32, high: Uint32, shift: Int32, chosen: Int32) -> tuple[Uint32, Uint32]:
+    """The first and the last value of a step of 2**shift of the values `low` to `high`."""
+    # Distances from `low`: a sum with it could wrap around in the last step below 2**32.
+    first = Uint32(chosen) << Uint32(shift)
+    last = cutlass.min(first + (Uint32(1) << Uint32(shift)) - 1, high - low)
+    return low + first, low + last
+
+
+def between(value: Any, low: Any, width: Uint32) -> cutlass.Boolean:
+    """Whether a value is one of `low` to `low` + `width`: one below wraps around to far above."""
+    return Uint32(value - low) <= width
 
 
 @cute.jit
@@ -134,15 +171,13 @@ def steps_of(range_: Range) -> Steps:
     by_position = range_.low == range_.high
     base = range_.inv_low if by_position else range_.low
     top = range_.inv_high if by_position else range_.high
-    return Steps(by_position, base, top, step_bits(top - base))
+    return Steps(by_position, base, top, step_bits(top - base, BIN_BITS))
 
 
 @cute.jit
 def narrowed(range_: Range, steps: Steps, chosen: Int32) -> Range:
     """One step of the range."""
-    low = steps.base + (Uint32(chosen) << Uint32(steps.shift))
-    # Not min(low + step, top): that sum wraps around in the last bin below 2**32.
-    high = low + cutlass.min((Uint32(1) << Uint32(steps.shift)) - 1, steps.top - low)
+    low, high = step_at(steps.base, steps.top, steps.shift, chosen)
     return Range(
         low=range_.low if steps.by_position else low,
         high=range_.high if steps.by_position else high,

@@ -17,7 +17,7 @@ from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.exchange import sum_groups
-from flashdsa.kernels.indexer.select.keys import lowest_key
+from flashdsa.kernels.indexer.select.keys import lowest_key, reach
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, ROW_COUNTERS, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
@@ -174,10 +174,10 @@ def final_floor(s: Selecting, lane: Int32) -> Uint32:
 
 @cute.jit
 def keep_contributed(s: Selecting) -> None:
-    """Note, after a compaction, that all entries of the list are contributed. Starts and ends
+    """Record, after a compaction, that all entries of the list are contributed. Starts and ends
     synced.
 
-    The note lies where other CTAs' counts come if CTAs share a row in the other way.
+    The record lies where other CTAs' counts come if CTAs share a row in the other way.
     """
     cluster, thread, plan = s.cluster, s.thread, s.plan
     sum_groups(s)
@@ -199,15 +199,8 @@ def floor_group(s: Selecting, counters: Any, lane: Int32) -> tuple[Int32, Int32,
         counts[i] = load_relaxed(group_counts(counters) + (VECTOR * quad + i))
     inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
     better = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
-    group = VECTOR * quad + VECTOR - 1
-    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
-        if better + counts[i] < plan.topk and group == VECTOR * quad + i:
-            better += counts[i]
-            group -= 1
-    within = Int32(0)
-    for i in cutlass.range_constexpr(VECTOR):
-        if group == VECTOR * quad + i:
-            within = counts[i]
+    index, better, within = reach(counts, better, Int32(plan.topk))
+    group = VECTOR * quad + index
     # The last lane, where the sum is not reached: all entries are above key 0.
     found = first_lane_where(inclusive >= plan.topk)
     floor = lowest_key(group * BIN_GROUP)

@@ -31,6 +31,7 @@ from flashdsa.kernels.indexer.select.keys import (
     Part,
     Range,
     Steps,
+    between,
     cut_to_part,
     highest_key,
     inside,
@@ -119,12 +120,12 @@ def gather(
     after the next sync.
     """
     select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
+    width = range_.high - range_.low
     for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
         keys = load4(select.keys, i)
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
-            # Unsigned: a key below the range wraps around to far above it.
-            if key - range_.low <= range_.high - range_.low and 4 * i + k < part.entries:
+            if between(key, range_.low, width) and 4 * i + k < part.entries:
                 position = position_at(select, 4 * i + k)
                 if ~position >= range_.inv_low and ~position <= range_.inv_high:
                     add_entry(select, select.candidates, key, position)

@@ -34,30 +34,37 @@ class LoadContext(NamedTuple):
     scales_map: Any  # None if keys have no scales
     weights: cute.Tensor  # (S, H) fp32, device memory
 
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.arena.plan
+
 
 @cute.jit
-def load_all(ctx: LoadContext, lane: Int32, plan: cutlass.Constexpr) -> None:
+def load_all(ctx: LoadContext, lane: Int32) -> None:
     """Load every tile of this CTA that needs scores."""
+    plan = ctx.plan
     loaded, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
     for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
-        place = tile_number(ctx.ranges, turn, plan)
-        if place >= 0:
-            tile = tile_at(ctx.ranges, place, lane, plan)
+        tile_idx = tile_number(ctx.ranges, turn, plan)
+        if tile_idx >= 0:
+            tile = tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
-                prefetch_weights(ctx, tile, lane, plan)
+                prefetch_weights(ctx, tile, lane)
                 if lane == 0:
-                    load_queries(ctx, tile, loaded, plan)
+                    load_queries(ctx, tile, loaded)
                     for i in cutlass.range(tile.key_tiles, unroll=1):
                         first_key = tile.first_key + key_tile_at(tile, i, plan) * TILE_KEYS
-                        load_keys(ctx, first_key, number + i, plan)
+                        load_keys(ctx, first_key, number + i)
                 number += tile.key_tiles
                 loaded += 1
 
 
 @cute.jit
-def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Constexpr) -> None:
+def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32) -> None:
     """Prefetch a tile's weights to the second-level cache: before its first product, warps wait for
     them."""
+    plan = ctx.plan
     word = tile.first_query * plan.num_heads + lane * LINE_WORDS
     if lane * LINE_WORDS < plan.columns and word < ctx.ranges.num_queries * plan.num_heads:
         cute.arch.inline_ptx(
@@ -66,8 +73,9 @@ def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32, plan: cutlass.Co
 
 
 @cute.jit
-def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Constexpr) -> None:
+def load_queries(ctx: LoadContext, tile: Tile, number: Int32) -> None:
     """Load a tile's columns; queries past the last one become zeros."""
+    plan = ctx.plan
     ring = ctx.arena.producer("query_full", "query_empty")
     state = ring.state(number)
     acquire_reused(ring, state, number)
@@ -92,8 +100,9 @@ def load_queries(ctx: LoadContext, tile: Tile, number: Int32, plan: cutlass.Cons
 
 
 @cute.jit
-def load_keys(ctx: LoadContext, first_key: Int32, number: Int32, plan: cutlass.Constexpr) -> None:
+def load_keys(ctx: LoadContext, first_key: Int32, number: Int32) -> None:
     """Load 64 keys and their scales; keys past the last one become zeros."""
+    plan = ctx.plan
     ring = ctx.arena.producer("key_full", "key_empty")
     state = ring.state(number)
     acquire_reused(ring, state, number)

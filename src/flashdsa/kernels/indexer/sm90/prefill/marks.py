@@ -14,9 +14,8 @@ from cutlass import Boolean, Float32, Int32, Uint32, cute
 from flashdsa.dsl.smem import load4, store_words
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import LOWEST, MAGNITUDE, key_of, step_at, step_bits
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    LOWEST,
-    MAGNITUDE,
     WORDS_EACH,
     Entries,
     KeyRange,
@@ -24,7 +23,6 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     count_range,
     extremes,
     first_word,
-    key_of,
     load_chunk,
 )
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, CHUNK, CHUNK_MASKS, ROUND_BINS
@@ -40,6 +38,9 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds
 
+ROUND_BITS = ROUND_BINS.bit_length() - 1
+"""Bits of a bin's number."""
+
 
 class Threshold(NamedTuple):
     """Entries with a greater key win; of those with this one the first `equal`."""
@@ -51,54 +52,50 @@ class Threshold(NamedTuple):
 
 @cute.jit
 def mark_exactly(
-    team: Team,
-    entries: Entries,
-    within: KeyRange,
-    wanted: Int32,
-    cuts: cutlass.Boolean,
-    plan: cutlass.Constexpr,
+    team: Team, entries: Entries, within: KeyRange, wanted: Int32, cuts: cutlass.Boolean
 ) -> None:
     """Mark all entries above a range of keys, and the best `wanted` in it; if nothing is to be cut,
     all scores. Starts synced, unless something is cut; ends synced."""
     threshold = Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False))
     if cuts:
-        threshold = find_threshold(team, entries, within, wanted, plan)
-    mark(team, entries, threshold, plan)
-    team_sync(team, plan)
+        threshold = find_threshold(team, entries, within, wanted)
+    mark(team, entries, threshold)
+    team_sync(team)
 
 
 @cute.jit
-def find_threshold(
-    team: Team, entries: Entries, allowed: KeyRange, k: Int32, plan: cutlass.Constexpr
-) -> Threshold:
+def find_threshold(team: Team, entries: Entries, allowed: KeyRange, k: Int32) -> Threshold:
     """Find the threshold of the k-th best entry in a range of keys with at least k entries. Ends
     not synced."""
+    plan = team.plan
     turns = Turns(team.member, plan.team_warps)
     range_ = extremes(entries, allowed, turns, team.lane)
     if cutlass.const_expr(plan.team_warps > 1):
         if team.member == 0 and team.lane == 0:
             team.scratch[SCRATCH_LOW] = Int32(MAGNITUDE)
             team.scratch[SCRATCH_HIGH] = Int32(-MAGNITUDE - 1)
-        team_sync(team, plan)
+        team_sync(team)
         if team.lane == 0:
             low, high = team.scratch.iterator + SCRATCH_LOW, team.scratch.iterator + SCRATCH_HIGH
             cute.arch.atomic_min(low, range_.low, sem="relaxed", scope="cta")
             cute.arch.atomic_max(high, range_.high, sem="relaxed", scope="cta")
-        team_sync(team, plan)
+        team_sync(team)
         range_ = KeyRange(team.scratch[SCRATCH_LOW], team.scratch[SCRATCH_HIGH])
     address = address_of(team.rounds)
     left, within = k, Int32(MAGNITUDE)  # the k among the entries of the range
     while within != left and range_.low != range_.high:
-        shift = bin_shift(range_)
-        team_sync(team, plan)  # everyone has read what the round before counted
+        low, high = Uint32(range_.low), Uint32(range_.high)
+        shift = step_bits(high - low, ROUND_BITS)
+        team_sync(team)  # everyone has read what the round before counted
         clear_rounds(team)
-        team_sync(team, plan)
+        team_sync(team)
         count_range(entries, range_, shift, address, turns, team.lane)
-        team_sync(team, plan)
+        team_sync(team)
         found = find_bin(team.rounds, ROUND_BINS, left, team.lane)
         left -= found.above
         within = found.within
-        range_ = narrowed(range_, shift, found.bin)
+        first, last = step_at(low, high, shift, found.bin)
+        range_ = KeyRange(Int32(first), Int32(last))
     return Threshold(range_.low, left, within != left)
 
 
@@ -111,25 +108,9 @@ def clear_rounds(team: Team) -> None:
 
 
 @cute.jit
-def bin_shift(range_: KeyRange) -> Int32:
-    """Right shift that turns the distance from the range's low end into a bin."""
-    bits = Int32(32) - Int32(cute.arch.clz(range_.high - range_.low))
-    return cutlass.max(bits - (ROUND_BINS.bit_length() - 1), Int32(0))
-
-
-@cute.jit
-def narrowed(range_: KeyRange, shift: Int32, bin_index: Int32) -> KeyRange:
-    """The range's keys in one of its bins."""
-    low = range_.low + (bin_index << shift)
-    behind = Uint32(low - range_.low) + (Uint32(1) << Uint32(shift)) - Uint32(1)
-    width = Uint32(range_.high - range_.low)
-    last = cutlass.min(behind, width)
-    return KeyRange(low, range_.low + Int32(last))
-
-
-@cute.jit
-def mark(team: Team, entries: Entries, threshold: Threshold, plan: cutlass.Constexpr) -> None:
+def mark(team: Team, entries: Entries, threshold: Threshold) -> None:
     """Mark the entries that win. One warp does all, in order, if equal keys are cut."""
+    plan = team.plan
     key, equal, cuts = threshold
     below = Int32(cute.arch.lanemask_lt())
     first, step = team.member, Int32(plan.team_warps)
@@ -160,24 +141,19 @@ COMPARED = 8
 
 @cute.jit
 def mark_floor(
-    team: Team,
-    entries: Entries,
-    floor: Float32,
-    begin: Int32,
-    end: Int32,
-    ahead: Any,
-    plan: cutlass.Constexpr,
+    team: Team, entries: Entries, floor: Float32, begin: Int32, end: Int32, ahead: Any
 ) -> None:
     """Mark the entries that are at least `floor`, of the chunks `begin` to `end` - 1. ahead: see
     `mark_chunks`."""
     bounds = Bounds(floor, floor, cutlass.Boolean(True))
-    mark_chunks(team, entries, bounds, begin, end, ahead, False, plan)
+    mark_chunks(team, entries, bounds, begin, end, ahead, False)
 
 
 @cute.jit
-def load_ahead(team: Team, entries: Entries, begin: Int32, plan: cutlass.Constexpr) -> Any:
+def load_ahead(team: Team, entries: Entries, begin: Int32) -> Any:
     """Load this lane's words of the chunk `begin`, and of the next one if two chunks are loaded
     early; the last chunk is loaded again if no next one exists."""
+    plan = team.plan
     last = entries.count - 1
     chunks = [load_chunk(entries, cutlass.min(begin, last), team.lane)]
     if cutlass.const_expr(plan.chunks_ahead == 2):
@@ -194,7 +170,6 @@ def mark_chunks(
     end: Int32,
     ahead: Any,
     both: cutlass.Constexpr,
-    plan: cutlass.Constexpr,
 ) -> None:
     """Mark the entries that are at least `bounds.sure`, and with `both` those that are at least
     `bounds.maybe`, of the chunks `begin` to `end` - 1.
@@ -202,6 +177,7 @@ def mark_chunks(
     Args:
         ahead: result of `load_ahead` for `begin`, overwritten.
     """
+    plan = team.plan
     last = entries.count - 1
     mine, second = ahead[0], ahead[-1]
     for chunk in cutlass.range(begin, end, unroll=1):
@@ -234,20 +210,20 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
     for chunk in cutlass.range(begin, end, 2, unroll=1):
         word = chunk * CHUNK_MASKS + team.lane
         mask = team.masks[word]
-        rest, behind = team.maybes[word] ^ mask, Int32(0)
+        rest, second = team.maybes[word] ^ mask, Int32(0)
         sure += Int32(cute.arch.popc(mask))
         if chunk + 1 < end:
             mask = team.masks[word + CHUNK_MASKS]
-            behind = team.maybes[word + CHUNK_MASKS] ^ mask
+            second = team.maybes[word + CHUNK_MASKS] ^ mask
             sure += Int32(cute.arch.popc(mask))
-        while rest | behind != 0:
+        while rest | second != 0:
             if rest == 0:
-                rest, behind, word = behind, Int32(0), word + CHUNK_MASKS
-            place = word * WARP_SIZE + lowest_bit(rest)
+                rest, second, word = second, Int32(0), word + CHUNK_MASKS
+            entry = word * WARP_SIZE + lowest_bit(rest)
             rest = rest & (rest - 1)
             index = cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="cta")
             if index < CANDIDATES:
-                team.places[index] = place
+                team.indices[index] = entry
     sure = Int32(cute.arch.warp_redux_sync(sure, "add"))
     if team.lane == 0:
         total = team.scratch.iterator + SCRATCH_SURE
@@ -255,39 +231,41 @@ def collect(team: Team, begin: Int32, end: Int32) -> None:
 
 
 @cute.jit
-def load_candidates(team: Team, entries: Entries, listed: Int32, plan: cutlass.Constexpr) -> None:
+def load_candidates(team: Team, entries: Entries, listed: Int32) -> None:
     """Load the keys of all candidates, by all warps of the team, so that they come at the same
     time; then fill up to a multiple of `COMPARED` with keys below any."""
+    plan = team.plan
     begin = team.member * WARP_SIZE + team.lane
     padded = (listed + COMPARED - 1) // COMPARED * COMPARED
     for own in cutlass.range(begin, padded, plan.team_warps * WARP_SIZE, unroll=1):
         key = Int32(-MAGNITUDE - 1)
         if own >= listed:
-            team.places[own] = Int32(0)
+            team.indices[own] = Int32(0)
         else:
-            place = team.places[own]
-            word = first_word(entries, place // CHUNK) + place % CHUNK
+            index = team.indices[own]
+            word = first_word(entries, index // CHUNK) + index % CHUNK
             key = key_of((entries.words + word).load())
         team.keys[own] = key
 
 
 @cute.jit
-def mark_candidates(team: Team, listed: Int32, wanted: Int32, plan: cutlass.Constexpr) -> None:
+def mark_candidates(team: Team, listed: Int32, wanted: Int32) -> None:
     """Set the bits of the best `wanted` candidates; of equal ones, of the first."""
+    plan = team.plan
     masks = address_of(team.masks)
     begin = team.member * WARP_SIZE + team.lane
     for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
-        key, place = team.keys[own], team.places[own]
+        key, index = team.keys[own], team.indices[own]
         better = Int32(0)
         for others in cutlass.range((listed + COMPARED - 1) // COMPARED, unroll=1):
             for four in cutlass.range_constexpr(COMPARED // 4):
                 keys = load4(team.keys, others * (COMPARED // 4) + four)
-                places = load4(team.places, others * (COMPARED // 4) + four)
+                indices = load4(team.indices, others * (COMPARED // 4) + four)
                 for i in cutlass.range_constexpr(4):
-                    tie = keys[i] == key and places[i] < place
+                    tie = keys[i] == key and indices[i] < index
                     better += Int32(1) if Boolean(keys[i] > key or tie) else Int32(0)
         if better < wanted:
-            set_bit(masks + 4 * (place // WARP_SIZE), Int32(1) << place % WARP_SIZE)
+            set_bit(masks + 4 * (index // WARP_SIZE), Int32(1) << index % WARP_SIZE)
 
 
 def set_bit(address: Int32, bit: Int32) -> None:

@@ -25,7 +25,7 @@ from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.score_batch import doubled_relu
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID
+from flashdsa.kernels.indexer.select.keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
@@ -120,6 +120,11 @@ class ScoreContext(NamedTuple):
     scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, S_kv)
     group: Int32  # the calling warpgroup, 0 or 1
 
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.arena.plan
+
 
 class Prepared(NamedTuple):
     """Values of a tile that a thread keeps."""
@@ -132,11 +137,10 @@ class Prepared(NamedTuple):
 
 
 @cute.jit
-def prepare(
-    ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> Prepared:
+def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepared:
     """Wait for the tile's queries; load weights and ranges of this lane's queries into
     registers."""
+    plan = ctx.plan
     weights = cute.make_rmem_tensor(plan.columns // QUERY_GROUP, Float32)
     last = ctx.ranges.num_queries - 1
     starts, lengths = [], []
@@ -179,13 +183,13 @@ def score_segment(
     begin: Int32,
     end: Int32,
     thread: Int32,
-    plan: cutlass.Constexpr,
 ) -> None:
     """Score this warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
 
     Args:
         number: of the tile's first key tile, among the CTA's.
     """
+    plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
     ring = ctx.arena.consumer("key_full", "key_empty")
     first = uniform(begin + ((ctx.group - number - begin) & 1))
@@ -205,9 +209,9 @@ def score_segment(
     bins, lane = kept(bins, lane), kept(lane, lane)
     walk = walk_of(tile, first, plan)
     key = walk.key + (warp * 16 + lane // QUERY_GROUP)  # of the tile: this lane's first one
-    to = target_of(ctx, tile, begin, lane, plan) + Int64(key)
+    to = target_of(ctx, tile, begin, lane) + Int64(key)
     if begin > 0 and first > begin:
-        fall_behind(plan)
+        delay_second_group(plan)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
         # key_full[stage], the round's phase: TMA has brought keys and scales.
@@ -220,7 +224,7 @@ def score_segment(
             prepared.queries,
             plan,
         )
-        scales = load_scales(ctx, stage, key & (TILE_KEYS - 1), plan)
+        scales = load_scales(ctx, stage, key & (TILE_KEYS - 1))
         if cutlass.const_expr(plan.is_fp8):
             cute.arch.fence_proxy("async.shared", space="cta")  # scales are read, see key_empty
         if cutlass.const_expr(plan.in_turns):
@@ -241,7 +245,7 @@ def score_segment(
                 seen = Uint32(tile.first_key + key + apart - prepared.starts[group]) < Uint32(
                     prepared.lengths[group]
                 )
-                at = to + (Int64(group) * group_words(ctx, plan) + apart)
+                at = to + (Int64(group) * group_words(ctx) + apart)
                 words.append(store(at, total, scales[half], seen, plan))
         step = step_from(walk, key)
         key += step
@@ -253,16 +257,16 @@ def score_segment(
                 of_all = thread // WARP_SIZE
                 take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
                 if i == 1:
-                    fall_behind(plan)
+                    delay_second_group(plan)
             count_words(words, prepared.window, bins, plan)
 
 
-def fall_behind(plan: Any) -> None:
+def delay_second_group(plan: Any) -> None:
     """Delay the second of two warpgroups that have just left a barrier together: else both would
     multiply at the same time, and then both add up. A delay only: it orders nothing, and nothing
     relies on it."""
-    if plan.behind_ns:
-        cute.arch.inline_ptx(f"nanosleep.u32 {plan.behind_ns};", read_only_args=[])
+    if plan.delay_ns:
+        cute.arch.inline_ptx(f"nanosleep.u32 {plan.delay_ns};", read_only_args=[])
 
 
 def nothing_when_loaded(scales: list[Float32]) -> Int32:
@@ -277,8 +281,9 @@ def nothing_when_loaded(scales: list[Float32]) -> Int32:
     )
 
 
-def load_scales(ctx: ScoreContext, stage: Int32, row: Int32, plan: Any) -> list[Float32]:
+def load_scales(ctx: ScoreContext, stage: Int32, row: Int32) -> list[Float32]:
     """Load the scales of this lane's two keys; 1 where keys have none."""
+    plan = ctx.plan
     if not plan.is_fp8:
         return [Float32(1.0), Float32(1.0)]
     scales = ctx.arena.array("scales", Float32, plan.stages * TILE_KEYS)
@@ -299,8 +304,9 @@ def sum_heads(accumulator: Any, weights: Any, group: int, half: int, plan: Any) 
     return (pairs[0] + pairs[1]) + (pairs[2] + pairs[3])
 
 
-def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: Any) -> Any:
+def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32) -> Any:
     """Destination of the tile's key 0 for this lane's first query."""
+    plan = ctx.plan
     query = lane % QUERY_GROUP
     if plan.scores_only:
         row = Int64(tile.first_query + query) * ctx.ranges.num_keys
@@ -309,8 +315,9 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: An
     return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)
 
 
-def group_words(ctx: ScoreContext, plan: Any) -> Any:
+def group_words(ctx: ScoreContext) -> Any:
     """Words from a query to the one four later."""
+    plan = ctx.plan
     return QUERY_GROUP * (Int64(ctx.ranges.num_keys) if plan.scores_only else plan.row_words)
 
 

@@ -8,7 +8,7 @@ from cutlass import Int32, cute
 from flashdsa.dsl.smem import load4, store_half_if
 from flashdsa.dsl.warp import prefix_sums
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, PLACE_BYTES
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, INDEX_BYTES
 from flashdsa.kernels.indexer.sm90.prefill.team import Team
 
 STEPS = 2
@@ -18,15 +18,8 @@ DENSE = 28
 
 
 @cute.jit
-def write_places(
-    team: Team,
-    begin: Int32,
-    end: Int32,
-    at: Int32,
-    to: Any,
-    first: Int32,
-    what: cutlass.Constexpr,
-    plan: cutlass.Constexpr,
+def write_indices(
+    team: Team, begin: Int32, end: Int32, at: Int32, to: Any, first: Int32, what: cutlass.Constexpr
 ) -> None:
     """Write `first` + the index in the chunks `begin` to `end` - 1 of each of their marked entries,
     the first one at index `at`. A lane takes a word of a chunk.
@@ -36,8 +29,9 @@ def write_places(
             words. "best": where words have many bits, a lane takes a bit of each word, and the
             maybes are overwritten.
     """
+    plan = team.plan
     write = store_highest if what == "log" else store_highest_shared
-    size = 1 if what == "log" else PLACE_BYTES
+    size = 1 if what == "log" else INDEX_BYTES
     for chunk in cutlass.range(begin, end, plan.chunks_written, unroll=1):
         masks, ones, most = [], [], Int32(0)
         for i in cutlass.range_constexpr(plan.chunks_written):
@@ -90,8 +84,8 @@ def write_words(team: Team, begin: Int32, end: Int32, to: Int32, first: Int32) -
     for four in cutlass.range(begin // 4, end // 4, unroll=1):
         masks, firsts = load4(team.masks, four), load4(team.maybes, four)
         for i in cutlass.range_constexpr(4):
-            place = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
-            store_half_if(masks[i] & own, to + place * PLACE_BYTES, entry + WARP_SIZE * i)
+            index = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
+            store_half_if(masks[i] & own, to + index * INDEX_BYTES, entry + WARP_SIZE * i)
         entry += 4 * WARP_SIZE
 
 
