@@ -42,7 +42,7 @@ MOST_LENGTH = 1.5
 """The same of a single list. The spool has room for that much; if one list is longer the fused
 kernel is taken."""
 FIRST = 0
-"""Number of the large groups, see `kernels.attention.union.choice`."""
+"""Number of the large groups, see `kernels.attention.choice`."""
 
 
 class Grouping(NamedTuple):
@@ -51,7 +51,7 @@ class Grouping(NamedTuple):
     Attributes:
         queries: neighbouring ones of a group. topk: slots of a query.
         ratio, most_length: longest lists on average, and longest single list, in slots of a query,
-            with which they are taken; see `kernels.attention.union.choice`.
+            with which they are taken; see `kernels.attention.choice`.
     """
 
     queries: int
@@ -72,7 +72,7 @@ class Grouping(NamedTuple):
 
     @property
     def limits(self) -> tuple[float, int]:
-        """See `kernels.attention.union.choice.launch_choice`."""
+        """See `kernels.attention.choice.launch_choice`."""
         return self.ratio, self.most_keys
 
     @property
