@@ -102,8 +102,9 @@ def choices_of(specs: Sequence[KernelSpec]) -> dict[str, tuple[Any, ...]]:
     """Fields in which the plans of a kernel differ -> their values, the default first."""
     found: dict[str, tuple[Any, ...]] = {}
     for spec in specs:
-        for name in (field.name for field in fields(spec.plans[0])):
-            values = tuple(dict.fromkeys(getattr(plan, name) for plan in spec.plans))
+        choices = [variant.choices for variant in spec.variants]
+        for name in choices[0]:
+            values = tuple(dict.fromkeys(one[name] for one in choices))
             if len(values) > 1:
                 found.setdefault(name, values)
     return found
@@ -128,12 +129,13 @@ def find_variant(spec: KernelSpec, given: dict[str, Any]) -> Variant:
     from flashdsa.errors import ArgumentValueError
 
     given = {name: value for name, value in given.items() if value is not None}
-    for name in given.keys() - {field.name for field in fields(spec.plans[0])}:
+    own = {field.name for field in fields(spec.plans[0])}
+    for name in given.keys() - spec.variants[0].choices.keys():
         raise ArgumentValueError(f"--{name.replace('_', '-')}: no choice of the {spec.arch} plan")
     for variant in spec.variants:
-        if all(value is False or getattr(variant.plan, n) == value for n, value in given.items()):
+        if all(value is False or variant.choices[n] == value for n, value in given.items()):
             return variant
-    type(spec.plans[0])(**given)  # says what is wrong with them
+    type(spec.plans[0])(**{n: given[n] for n in given.keys() & own})  # says what is wrong
     raise ArgumentValueError(f"{spec.name}: no variant is compiled with {given}")
 
 

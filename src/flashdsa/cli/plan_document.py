@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from flashdsa.hw import SM90, SM100, TMEM_LANES
@@ -24,7 +23,7 @@ def describe(variant: Variant) -> dict[str, Any]:
     document: dict[str, Any] = {
         "kernel": spec.name,
         "arch": spec.arch,
-        "choices": _choices(plan),
+        "choices": variant.choices,
         "threads": plan.threads,
         "registers": {
             "total": sum(role.threads * role.registers for role in plan.roles),
@@ -121,18 +120,6 @@ def _describe_barrier(barrier: Barrier) -> dict[str, Any]:
         "consumer": ", ".join(r.name for r in (barrier.consumer, *barrier.also_awaited_by)),
         "completed": barrier.completed,
     }
-
-
-def _choices(plan: Any) -> dict[str, Any]:
-    """The plan's fields; those of a field with fields of its own, a tile, in its place."""
-    found: dict[str, Any] = {}
-    for field in fields(plan):
-        value = getattr(plan, field.name)
-        if is_dataclass(value) and not isinstance(value, type):
-            found |= asdict(value)
-        else:
-            found[field.name] = value
-    return found
 
 
 def _describe_role(role: Role) -> dict[str, Any]:

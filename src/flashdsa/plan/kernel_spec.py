@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
@@ -78,6 +78,15 @@ class Variant(NamedTuple):
     def name(self) -> str:
         """The exported name."""
         return str(self.plan.name)
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The plan's fields; those of a field with fields of its own, a tile, in its place."""
+        found: dict[str, Any] = {}
+        for one in fields(self.plan):
+            value = getattr(self.plan, one.name)
+            found |= asdict(value) if is_dataclass(value) else {one.name: value}  # type: ignore[arg-type]
+        return found
 
 
 def find_kernel(kernels: Sequence[KernelSpec], name: str, arch: str | None = None) -> Variant:

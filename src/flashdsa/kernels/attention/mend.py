@@ -20,7 +20,6 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import UNIT, load_unit
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.problem import D_QK, D_V
 
 THREADS = 128
 WARPS = THREADS // WARP_SIZE
@@ -28,17 +27,13 @@ LOG2_E = 1.4426950408889634
 INFINITY = float("inf")
 LEAST = -3.0e38
 """A maximum below every logit; minus itself it is 0."""
-V_UNITS = D_V // (UNIT * WARP_SIZE)
-"""16-byte pieces of a lane among the latent columns; the first lanes have one of RoPE after
-them."""
-ROPE_LANES = (D_QK - D_V) // UNIT
 
 
 class Queries(NamedTuple):
     """Inputs of the launch's queries."""
 
-    q: cute.Tensor  # (S * H, 576) bf16
-    kv: cute.Tensor  # (S_kv, 576) bf16
+    q: cute.Tensor  # (S * H, d_qk) bf16
+    kv: cute.Tensor  # (S_kv, d_qk) bf16
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     lse: cute.Tensor  # (S * H,) fp32; of a backward with the sinks in it
@@ -50,8 +45,21 @@ class Queries(NamedTuple):
 class Backward(NamedTuple):
     """Inputs that only dQ needs."""
 
-    do: cute.Tensor  # (S * H, 512) bf16
+    do: cute.Tensor  # (S * H, d_v) bf16
     delta: cute.Tensor  # (S * H,) fp32
+
+
+class Units(NamedTuple):
+    """16-byte units of a row's columns: each lane has `every`, the first lanes one more."""
+
+    every: int
+    lanes: int
+
+
+def units_of(tensor: cute.Tensor) -> Units:
+    """Units of a tensor's rows."""
+    every, rest = divmod(tensor.shape[1], UNIT * WARP_SIZE)
+    return Units(every, rest // UNIT)
 
 
 @cute.jit
@@ -72,26 +80,28 @@ def is_own(x: Queries, of_dq: Any, row: Int32) -> Boolean:
 
 @cute.jit
 def load_row(tensor: cute.Tensor, row: Int32, lane: Int32) -> list[Any]:
-    """Load this lane's columns of a row of 576 as fp32: UNIT in each V_UNITS, then RoPE's or 0."""
+    """Load this lane's columns of a row as fp32; 0 where only the first lanes have a unit."""
+    every, lanes = units_of(tensor)
     values = []
-    for number in cutlass.range_constexpr(V_UNITS):
+    for number in cutlass.range_constexpr(every):
         unit = load_unit(tensor, row, number * WARP_SIZE + lane)
         values += [unit[i] for i in range(UNIT)]
-    rope = load_unit(tensor, row, V_UNITS * WARP_SIZE + lane % ROPE_LANES)
-    for i in cutlass.range_constexpr(UNIT):
-        values.append(rope[i] if lane < ROPE_LANES else Float32(0.0))
+    if cutlass.const_expr(lanes > 0):
+        last = load_unit(tensor, row, every * WARP_SIZE + lane % lanes)
+        for i in cutlass.range_constexpr(UNIT):
+            values.append(last[i] if lane < lanes else Float32(0.0))
     return values
 
 
 @cute.jit
 def store_units(tensor: cute.Tensor, row: Int32, lane: Int32, values: Any) -> None:
-    """Store what `load_row` loads, in bf16; a tensor of 512 columns has no RoPE."""
-    has_rope = tensor.shape[1] == D_QK
-    for number in cutlass.range_constexpr(V_UNITS + has_rope):
+    """Store what `load_row` loads, in bf16."""
+    every, lanes = units_of(tensor)
+    for number in cutlass.range_constexpr(every + (lanes > 0)):
         own = [values[UNIT * number + i] for i in range(UNIT)]
         words = Vector.from_elements(own, Float32).to(BFloat16).bitcast(Int32)
         at = Int64(row) * tensor.shape[1] + (number * WARP_SIZE + lane) * UNIT
-        if number < V_UNITS or lane < ROPE_LANES:
+        if number < every or lane < lanes:
             store4(tensor.iterator + at, [words[i] for i in range(4)])
 
 
@@ -126,14 +136,15 @@ def was_reached(
     reached = Boolean(False)
     if row >= 0:
         sum_of_zeros = Float32(0.0)
-        for number in cutlass.range_constexpr(V_UNITS):
+        every, lanes = units_of(result)
+        for number in cutlass.range_constexpr(every):
             unit = load_unit(result, row, number * WARP_SIZE + lane)
             for i in cutlass.range_constexpr(UNIT):
                 sum_of_zeros += unit[i] * Float32(0.0)
-        if cutlass.const_expr(result.shape[1] == D_QK):
-            rope = load_unit(result, row, V_UNITS * WARP_SIZE + lane % ROPE_LANES)
+        if cutlass.const_expr(lanes > 0):
+            last = load_unit(result, row, every * WARP_SIZE + lane % lanes)
             for i in cutlass.range_constexpr(UNIT):
-                sum_of_zeros += rope[i] * Float32(0.0)
+                sum_of_zeros += last[i] * Float32(0.0)
         finite = Int32(1) if is_finite(sum_of_zeros) else Int32(0)
         reached = cute.arch.vote_any_sync(finite == 0)
     return reached
@@ -156,7 +167,8 @@ def write_out(
     query, head = row // x.heads, row % x.heads
     q = load_row(x.q, row, lane)
     scale = x.sm_scale * Float32(LOG2_E)
-    acc = cute.make_rmem_tensor(V_UNITS * UNIT, Float32)
+    count = units_of(out).every * UNIT
+    acc = cute.make_rmem_tensor(count, Float32)
     acc.fill(0.0)
     top, total = Float32(LEAST), Float32(0.0)
     for slot in cutlass.range(slots_of(x, query), unroll=1):
@@ -166,17 +178,17 @@ def write_out(
             logit = dot(q, k, len(k)) * scale
             if logit > top:
                 factor = cute.math.exp2(top - logit)
-                for i in cutlass.range_constexpr(V_UNITS * UNIT):
+                for i in cutlass.range_constexpr(count):
                     acc[i] = acc[i] * factor
                 total = total * factor
                 top = logit
             p = cute.math.exp2(logit - top)
             total += p
-            for i in cutlass.range_constexpr(V_UNITS * UNIT):
+            for i in cutlass.range_constexpr(count):
                 acc[i] = acc[i] + p * k[i]
     if attn_sink.shape[0] > 0:
         total += cute.math.exp2(attn_sink[head] * Float32(LOG2_E) - top)
-    for i in cutlass.range_constexpr(V_UNITS * UNIT):
+    for i in cutlass.range_constexpr(count):
         # A sink of +inf takes everything.
         acc[i] = acc[i] / total if total < INFINITY else Float32(0.0)
     store_units(out, row, lane, acc)
@@ -187,13 +199,10 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
     """Write dQ of a row (query, head)."""
     query = row // x.heads
     q = load_row(x.q, row, lane)
-    do = []
-    for number in cutlass.range_constexpr(V_UNITS):
-        unit = load_unit(of_dq.do, row, number * WARP_SIZE + lane)
-        do += [unit[i] for i in range(UNIT)]
+    do = load_row(of_dq.do, row, lane)
     scale, log2_sum = x.sm_scale * Float32(LOG2_E), x.lse[row] * Float32(LOG2_E)
     delta = of_dq.delta[row]
-    acc = cute.make_rmem_tensor((V_UNITS + 1) * UNIT, Float32)
+    acc = cute.make_rmem_tensor(len(q), Float32)
     acc.fill(0.0)
     for slot in cutlass.range(slots_of(x, query), unroll=1):
         key = x.indices[query, slot]
@@ -201,7 +210,7 @@ def write_dq(x: Queries, of_dq: Backward, dq: cute.Tensor, row: Int32, lane: Int
             k = load_row(x.kv, key, lane)
             p = cute.math.exp2(dot(q, k, len(k)) * scale - log2_sum)
             ds = p * (dot(do, k, len(do)) - delta) * x.sm_scale
-            for i in cutlass.range_constexpr((V_UNITS + 1) * UNIT):
+            for i in cutlass.range_constexpr(len(q)):
                 acc[i] = acc[i] + ds * k[i]
     store_units(dq, row, lane, acc)
 
@@ -240,9 +249,9 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 @cute.jit
 def launch_mend_out(x: Operands, group: cutlass.Constexpr, stream: Any):
     """Launch on `stream`, after the forward of `x`, which took `group` queries together."""
-    read = flat(x.q, D_QK), x.kv, x.indices, x.topk_length, flat(x.lse)
+    read = flat(x.q, x.q.shape[2]), x.kv, x.indices, x.topk_length, flat(x.lse)
     queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group))
-    launch_mend(queries, None, x.attn_sink, flat(x.out, D_V), None, stream)
+    launch_mend(queries, None, x.attn_sink, flat(x.out, x.out.shape[2]), None, stream)
 
 
 @cute.jit
@@ -252,7 +261,7 @@ def launch_mend_dq(
     """Launch on `stream`, after the kernels that wrote dQ of queries which they took together.
 
     Args:
-        x: `Queries`. do, delta: see `Backward`. dq: (S * H, 576) bf16. choice: see `launch_mend`.
+        x: `Queries`. do, delta: see `Backward`. dq: (S * H, d_qk) bf16. choice: see `launch_mend`.
     """
     launch_mend(x, Backward(do, delta), None, dq, choice, stream)
 
@@ -266,7 +275,7 @@ def launch_mend(
     Args:
         of_dq: of a backward `Backward`; None: of a forward.
         attn_sink: of a forward (H,) fp32, or (0,): none; of a backward None.
-        result: dQ (S * H, 576), or O (S * H, 512), bf16, written where a query was reached.
+        result: dQ (S * H, d_qk), or O (S * H, d_v), bf16, written where a query was reached.
         choice: nothing is done if it does not take the groups; None: they are taken.
     """
     groups = (x.indices.shape[0] + x.group - 1) // x.group
