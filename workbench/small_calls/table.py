@@ -212,9 +212,9 @@ _SMALL = (
 )
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
-    "flashdsa.backends.sm90.mla_bwd_spool:MOST_BUFFERS": 1,
+    "flashdsa.backends.sm90.mla_bwd_grouped:MOST_BUFFERS": 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
-    "flashdsa.kernels.attention.union.choice:UNORDERED_GROUPS": 0,
+    "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
 }
 """Groups in order are one chain."""
 _chain = partial(backward, ordered=True, settings=_CHAIN)

@@ -168,7 +168,7 @@ def place_order(
         scratch: of a launch for `groups` groups.
     """
     capacity = plan.capacity(topk)
-    listed, counts = plan.places_in(scratch, groups, topk)
+    listed, counts = plan.lists_in(scratch, groups, topk)
     number = torch.arange(capacity, device=scratch.device)
     of_place = torch.where(number < counts[:, None], listed, num_keys).flatten()
     keys, order = torch.sort(of_place, stable=True)

@@ -13,9 +13,9 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_fused import Call, Launch, bind_either, bind_fused
+from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, buffers_for, grouping_for
+from flashdsa.backends.sm90.mla_bwd_per_item import Call, Launch, bind_either, bind_per_item
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
-from flashdsa.backends.sm90.mla_bwd_spool import bind_large, buffers_for, grouping_for
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
         num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
     )
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping)
-    bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_fused
+    bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)
     large = bind_large(runner, grouping, deterministic=deterministic)

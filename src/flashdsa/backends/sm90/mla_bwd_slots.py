@@ -1,4 +1,4 @@
-"""Launches of the fused Hopper backward whose dKV has an order: slots replace additions."""
+"""Launches of Hopper's backward of 64 rows whose dKV has an order: slots replace additions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.sm90.mla_bwd_fused import (
+from flashdsa.backends.sm90.mla_bwd_per_item import (
     Call,
     Large,
     LaunchSmall,
@@ -82,7 +82,7 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
 
 
 def bind_slots(call: Call) -> LaunchSmall:
-    """Same as `bind_fused`."""
+    """Same as `bind_per_item`."""
     runner = call.runner
     function = runner.function(MLA_BWD_FUSED, call.plan(slots=True))
     blocks = max(1, call.num_heads // ROWS)

@@ -1,4 +1,4 @@
-"""Launches of the Hopper backward's kernels with a spool: groups of 256 rows over one list."""
+"""Launches of Hopper's grouped backward: 256 rows over one list, P and dS in a workspace."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_WORKSPACE_BYTES = 1 << 30
-"""Most bytes of the spool and the lists of one launch; queries that need more are launched in
-parts."""
+"""Most bytes of the workspace and the lists of one launch; queries that need more are launched
+in parts."""
 
 MOST_BUFFERS = 3
 MOST_BUFFER_BYTES = 1 << 30
@@ -37,14 +37,14 @@ case."""
 
 RATIO = {128: 1.16, 64: 1.16}
 """Longest list of a group of 256 rows, as a multiple of a query's list, on average, by heads. The
-fused kernel is faster with longer lists; with fewer heads it always is."""
+backward of 64 rows is faster with longer lists; with fewer heads it always is."""
 ORDERED_RATIO = 1.25
-"""The same ratio if additions are in order: the fused kernel then loses more."""
+"""The same ratio if additions are in order: the backward of 64 rows then loses more."""
 MOST_LENGTH = 1.5
-"""The same of a single list. The spool has room for that much; if one list is longer the fused
-kernel is taken."""
+"""The same of a single list. The workspace has room for that much; if one list is longer the
+backward of 64 rows is taken."""
 FIRST = 0
-"""Number of the large groups, see `kernels.attention.union.choice`."""
+"""Number of the large groups, see `kernels.attention.choice`."""
 
 
 class Grouping(NamedTuple):
@@ -53,7 +53,7 @@ class Grouping(NamedTuple):
     Attributes:
         queries: neighbouring ones of a group. topk: slots of a query.
         ratio, most_length: longest lists on average, and longest single list, in slots of a query,
-            with which they are taken; see `kernels.attention.union.choice`.
+            with which they are taken; see `kernels.attention.choice`.
     """
 
     queries: int
@@ -68,18 +68,18 @@ class Grouping(NamedTuple):
 
     @property
     def most_keys(self) -> int:
-        """Most keys of a list that the spool has room for; groups with longer ones are not
+        """Most keys of a list that the workspace has room for; groups with longer ones are not
         taken."""
         return min(self.capacity, capacity_of(1, math.ceil(self.most_length * self.topk)))
 
     @property
     def limits(self) -> tuple[float, int]:
-        """See `kernels.attention.union.choice.launch_choice`."""
+        """See `kernels.attention.choice.launch_choice`."""
         return self.ratio, self.most_keys
 
     @property
-    def spool_bytes(self) -> int:
-        """Bytes of a group in the spool."""
+    def bytes_of_group(self) -> int:
+        """Bytes of a group in the workspace."""
         return ROW_BLOCKS * block_bytes(Tile(), self.most_keys)
 
 
@@ -151,7 +151,7 @@ def bind_large(
         runner.function(MLA_BWD_DQ, dq),
         runner.function(MLA_BWD_DKV, dkv),
     )
-    num_sms, spool_bytes = runner.num_sms, grouping.spool_bytes
+    num_sms, bytes_of_group = runner.num_sms, grouping.bytes_of_group
     group_bytes = block_bytes(Tile(), grouping.most_keys)
 
     def launch(
@@ -163,19 +163,19 @@ def bind_large(
     ) -> None:
         groups = lists.counts.shape[0]
         room = MOST_WORKSPACE_BYTES - sum(x.nbytes for x in lists)
-        at_a_time = max(1, room // spool_bytes)
+        at_a_time = max(1, room // bytes_of_group)
         if at_a_time > num_sms:
             # A multiple of num_sms groups is whole waves of all three kernels.
             at_a_time -= at_a_time % num_sms
         at_a_time = min(groups, at_a_time)
-        spool = runner.empty(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
+        workspace = runner.empty(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
         words = None
         if deterministic:
             words = runner.empty(at_a_time, DkvPlan().slices * WORDS, dtype=torch.int32)
         with runner.launching():
             for first in range(0, groups, at_a_time):
                 part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
-                launch_part(functions, part, (spool, choice, words), sm_scale, num_sms)
+                launch_part(functions, part, (workspace, choice, words), sm_scale, num_sms)
 
     return launch
 
@@ -204,28 +204,28 @@ def part_of(
 def launch_part(
     functions: tuple[Any, Any, Any],
     part: Part,
-    workspace: tuple[Tensor, Tensor, Tensor | None],
+    scratch: tuple[Tensor, Tensor, Tensor | None],
     sm_scale: float,
     num_sms: int,
 ) -> None:
     """Launch P and dS, dQ and dKV of a part.
 
     Args:
-        functions: of these three. workspace: the spool, the choice, and of the deterministic
-            backward (groups, words) int32: see `kernels.attention.sm90.bwd_grouped.dkv.order`.
+        functions: of these three. scratch: the workspace, the choice, and of the deterministic
+            backward (groups, words) int32: see `kernels.attention.sm90.bwd_grouped.dkv.add`.
     """
     compute_scores, compute_dq, compute_dkv = functions
-    spool, choice, words = workspace
+    workspace, choice, words = scratch
     q, kv, dO, lse, _, indices, lengths, _ = part.operands
     rows, _, counts, present, _ = part.lists
     groups = counts.shape[0]
     scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice
-    compute_scores(q, kv, dO, lse, part.delta, *part.lists, spool, *scalars)
+    compute_scores(q, kv, dO, lse, part.delta, *part.lists, workspace, *scalars)
     taken = 0, groups, choice, FIRST
     num_ctas = min(groups * DqPlan().slices, num_sms)
     of_queries = q, kv, dO, lse, indices, lengths, part.delta, part.dq, part.heads, sm_scale
-    compute_dq(spool, rows, counts, *of_queries, *taken, num_ctas)
+    compute_dq(workspace, rows, counts, *of_queries, *taken, num_ctas)
     num_ctas = min(groups * DkvPlan().slices, num_sms)
     in_order = () if words is None else (words[:groups].zero_(), part.first)
     of_rows = counts, present, q, dO, part.dkv, part.heads
-    compute_dkv(spool, rows, *of_rows, *taken, num_ctas, *in_order)
+    compute_dkv(workspace, rows, *of_rows, *taken, num_ctas, *in_order)

@@ -1,9 +1,9 @@
-"""Choice between two groupings of a launch: from its lists, on the device.
+"""## flashdsa.kernels.attention.choice
+Choice between two groupings of a launch: from its lists, on the device.
 
 Both groupings are launched, and the kernels of the one that is not taken have no work. The lists of
 the first are made in any case. It is taken if its queries have so much in common that its lists are
-short: `ratio` times what their queries name, divided by the queries of a group, at most.
-"""
+short: `ratio` times what their queries name, divided by the queries of a group, at most."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.union.memory import UNORDERED_SHIFT
+from flashdsa.kernels.attention.lists import UNORDERED_SHIFT
 
 THREADS = 1024
 FIRST, SECOND = 0, 1

@@ -1,25 +1,105 @@
-"""A range of kv rows in shared memory: its bits set by the queries' slots, its rows listed."""
+"""The union of the kv rows that a group of neighbouring queries names.
 
-from typing import Any
+Each group has a CTA. Each row of a range has a byte in shared memory, or two, with a bit for each
+query; those that are not 0 come out in an order that only they decide. A row that a query names
+again comes again after them, in order, so that a group's list is the same every time. If very many
+rows are named again, the group gets all its queries' slots one after another.
+
+A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
+is of a row that the group names, so that none needs a test before it is read.
+"""
+
+import math
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
+from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.union.memory import (
-    MOST_REPEATS,
-    RANGE_WORDS,
-    STEP_WORDS,
-    THREADS,
-    WARPS,
-    Lists,
-    Shared,
-    Slots,
-    length_of,
-    store_members,
-)
+from flashdsa.kernels.attention.choice import SECOND, is_taken
+from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists, members_bits
+
+THREADS = 512
+WARPS = THREADS // WARP_SIZE
+STEP_WORDS = WARPS * WARP_SIZE * VECTOR
+"""Words at which the warps look together; a range is of whole steps."""
+RANGE_WORDS = 8 * STEP_WORDS
+"""Words of shared memory for a range of rows: they leave room for three CTAs on an SM."""
+WORD_BITS = 32
+MOST_REPEATS = 1024
+
+
+class Slots(NamedTuple):
+    """Slots that the group's queries name."""
+
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    num_keys: Int32
+    first_query: Int32
+    group: cutlass.Constexpr  # queries
+    tile: cutlass.Constexpr  # see Lists; 0: not asked for
+
+    @property
+    def row_bits(self) -> int:
+        """Bits of a row, in shared memory and in `members`."""
+        return members_bits(self.group)
+
+    @property
+    def word_rows(self) -> int:
+        """Rows of a word."""
+        return WORD_BITS // self.row_bits
+
+    @property
+    def row_mask(self) -> int:
+        """Mask of a row's bits, for the lowest row of a word."""
+        return (1 << self.row_bits) - 1
+
+
+class Shared(NamedTuple):
+    """Shared memory."""
+
+    words: cute.Tensor  # (RANGE_WORDS,) Int32: the rows' bits
+    counts: cute.Tensor  # (WARPS,) Int32: rows that each warp found
+    repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
+    num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
+    present: Any  # with whole tiles (1,) Int32: queries that name a row
+    named: Any  # with whole tiles (2,) Int32, the first of them: rows of all queries, one by one
+
+
+@cute.jit
+def length_of(x: Slots, query: Int32) -> Int32:
+    """Slots of the query that may be valid; 0 after the last query."""
+    count = Int32(0)
+    if query < x.indices.shape[0]:
+        count = Int32(x.indices.shape[1])
+        if x.topk_length.shape[0] > 0:
+            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
+    return count
+
+
+def store_members(lists: Lists, place: Any, members: Any) -> None:
+    """Store a row's bits."""
+    (lists.members.iterator + place).store(lists.members.element_type(members))
+
+
+def allocate_shared(tile: int) -> Shared:
+    """The kernel's shared memory."""
+    allocator = SmemAllocator()
+
+    def words(*shape: int) -> Any:
+        pointer = allocator.allocate_array(Int32, math.prod(shape))
+        order = tuple(reversed(range(len(shape))))
+        return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
+
+    kept = [words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1)]
+    # Aligned to 16 bytes: the compiler may load neighbouring words at once.
+    noted = [words(1), words(2)] if tile > 0 else [None, None]
+    return Shared(*kept, *noted)
+
 
 SLOTS_AT_ONCE = 16
 """Slots of a thread, over all queries of the group; MOST_SLOTS of a query."""
@@ -253,3 +333,145 @@ def write_word(x: Slots, lists: Lists, to: Int64, first: Int32, word: Int32, row
         to += 1
         left = left & (left - 1)
     return to
+
+
+@cute.jit
+def write_repeats(shared: Shared, lists: Lists, before: Int32, thread: Int32) -> Int32:
+    """Write the repeats after the first `before` rows, by row and query; return the number of rows
+    then."""
+    group, _, _ = cute.arch.block_idx()
+    line = Int64(group) * lists.rows.shape[1] + before
+    count = shared.num_repeats[0]
+    for own in cutlass.range(thread, count, THREADS, unroll=1):
+        row, members = shared.repeats[own, 0], shared.repeats[own, 1]
+        place = Int32(0)
+        for other in cutlass.range(count, unroll=4):
+            other_row, other_members = shared.repeats[other, 0], shared.repeats[other, 1]
+            if other_row < row:
+                place += 1
+            if other_row == row and other_members < members:
+                place += 1
+            if other_row == row and other_members == members and other < own:
+                place += 1
+        (lists.rows.iterator + (line + place)).store(row)
+        store_members(lists, line + place, members)
+    return before + count
+
+
+@cute.jit
+def write_all_slots(x: Slots, shared: Shared, lists: Lists, thread: Int32) -> Int32:
+    """Write every slot of the group's queries, each of one member; return their number."""
+    group, _, _ = cute.arch.block_idx()
+    none = Int32(-1)
+    if cutlass.const_expr(x.tile > 0):
+        none = shared.repeats[0, 0]
+    # Computed here: kept from the kernel's start on, for this rare path, it would be spilled.
+    line = Int64(opaque(group)) * lists.rows.shape[1]
+    before = Int32(0)
+    for member in cutlass.range_constexpr(x.group):
+        query = x.first_query + member
+        length = length_of(x, query)
+        at = x.indices.iterator + Int64(query) * x.indices.shape[1]
+        for slot in cutlass.range(thread, length, THREADS, unroll=1):
+            row = (at + slot).load()
+            members = Int32(1 << member)
+            if row < 0 or row >= x.num_keys:
+                row, members = none, Int32(0)
+            (lists.rows.iterator + (line + before + slot)).store(row)
+            store_members(lists, line + before + slot, members)
+        before += length
+    return before
+
+
+@cute.jit
+def fill_tile(x: Slots, lists: Lists, count: Int32, thread: Int32) -> None:
+    """Repeat rows of the list, of no member, up to a whole tile; count > 0. All threads call."""
+    group, _, _ = cute.arch.block_idx()
+    cute.arch.sync_threads()
+    line = Int64(group) * lists.rows.shape[1]
+    place = count + thread
+    if place < (count + x.tile - 1) // x.tile * x.tile:
+        row = (lists.rows.iterator + (line + thread % count)).load()
+        (lists.rows.iterator + (line + place)).store(row)
+        store_members(lists, line + place, Int32(0))
+
+
+@cute.kernel
+def union_kernel(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    lists: Lists,
+    num_keys: Int32,
+    group: cutlass.Constexpr,
+    tile: cutlass.Constexpr,
+    choice: Any,
+):
+    """One group; arguments as in `launch_union`."""
+    number, _, _ = cute.arch.block_idx()
+    shared = allocate_shared(tile)
+    x = Slots(indices, topk_length, num_keys, number * group, group, tile)
+    if cutlass.const_expr(choice is None):
+        make_list(x, shared, lists)
+    else:
+        if is_taken(choice, Int32(SECOND)):
+            make_list(x, shared, lists)
+
+
+@cute.jit
+def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
+    """Write the group's list."""
+    thread, _, _ = cute.arch.thread_idx()
+    number, _, _ = cute.arch.block_idx()
+    num_keys, tile = x.num_keys, x.tile
+    if thread == 0:
+        shared.num_repeats[0] = Int32(0)
+        if cutlass.const_expr(tile > 0):
+            shared.present[0] = Int32(0)
+            shared.named[0] = Int32(0)
+            shared.named[1] = Int32(0)
+    count = Int32(0)
+    for base in cutlass.range(0, num_keys, RANGE_WORDS * x.word_rows, unroll=1):
+        num_rows = cutlass.min(num_keys - base, Int32(RANGE_WORDS * x.word_rows))
+        num_words = clear_range(x, shared, num_rows, thread)
+        cute.arch.sync_threads()
+        mark(x, shared, Int32(base), thread)
+        cute.arch.sync_threads()
+        count = write_range(x, shared, lists, Int32(base), num_words, count, thread)
+    if shared.num_repeats[0] > MOST_REPEATS:
+        count = write_all_slots(x, shared, lists, thread)
+    elif shared.num_repeats[0] > 0:
+        count = write_repeats(shared, lists, count, thread)
+    if cutlass.const_expr(tile > 0):
+        if count > 0:
+            fill_tile(x, lists, count, thread)
+    if thread == 0:
+        lists.counts[number] = count
+        if cutlass.const_expr(tile > 0):
+            repeats = shared.num_repeats[0]
+            unordered = repeats if repeats <= MOST_REPEATS else Int32(MOST_UNORDERED)
+            lists.present[number] = shared.present[0] | (unordered << UNORDERED_SHIFT)
+            lists.named[number] = shared.named[0] + repeats
+
+
+@cute.jit
+def launch_union(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    lists: Lists,
+    num_keys: Int32,
+    group: cutlass.Constexpr,
+    stream: Any,
+    tile: cutlass.Constexpr = 0,
+    choice: Any = None,
+):
+    """Launch on `stream`.
+
+    Args:
+        indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
+        num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
+        tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
+        choice: lists are made if it says SECOND, see `choice.py`; None: they are made.
+    """
+    union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
+        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+    )

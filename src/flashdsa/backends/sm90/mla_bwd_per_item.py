@@ -1,4 +1,4 @@
-"""Launches of the fused Hopper backward: 64 rows of Q over one list, no spool."""
+"""Launches of Hopper's backward of 64 rows of Q at a time, over one list."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LaunchSmall(Protocol):
 
 
 class Groups(Protocol):
-    """Groups of the kernels with a spool."""
+    """Groups of the grouped backward."""
 
     @property
     def queries(self) -> int:
@@ -119,7 +119,7 @@ class Call(NamedTuple):
         return min(row_blocks, self.runner.num_sms)
 
     def plan(self, *, slots: bool = False) -> PerItemPlan:
-        """Plan of the fused kernel."""
+        """Plan of the kernel."""
         return plan_of(self.num_heads, 0 if self.large is None else self.large.queries, slots)
 
 
@@ -130,7 +130,7 @@ def plan_of(num_heads: int, more: int, slots: bool) -> PerItemPlan:
     return PerItemPlan(max(1, ROWS // num_heads), more, slots)
 
 
-def bind_fused(call: Call) -> LaunchSmall:
+def bind_per_item(call: Call) -> LaunchSmall:
     """Bind the launches of calls of these sizes."""
     function = call.runner.function(MLA_BWD_FUSED, call.plan())
     spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
@@ -147,7 +147,7 @@ def bind_fused(call: Call) -> LaunchSmall:
 
 
 def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any, ...]]:
-    """The arguments of every launch of the fused kernel, see `Operands` in its kernel.py."""
+    """The arguments of every launch, see `Operands` in its kernel.py."""
     runner, num_groups, num_heads = call.runner, call.num_groups, call.num_heads
     queries, capacity, sm_scale = call.group_queries, call.capacity, call.sm_scale
 
@@ -166,7 +166,7 @@ def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any,
 def bind_either(
     call: Call, launch_large: LaunchLarge, bind_small: Callable[[Call], LaunchSmall]
 ) -> Launch:
-    """Bind large groups where they have much in common, else the fused kernel.
+    """Bind large groups where they have much in common, else 64 rows at a time.
 
     The device chooses for each part of the queries whose lists have room.
 
