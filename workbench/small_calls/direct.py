@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 INDEXERS = {spec.arch: spec for spec in (INDEXER, INDEXER_SM100)}
 NO_SUCH_PAGE = 1 << 30
 INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
-"""Words of lists, as kernels/indexer/sm90/prefill/entries.py, which needs CuTe DSL, has them."""
+"""Words of lists, as kernels/indexer/select/keys.py, which needs CuTe DSL, has them."""
 
 
 def launch_indexer(

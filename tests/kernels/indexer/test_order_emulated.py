@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+from flashdsa.kernels.indexer.select import keys
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.prefill import entries
 from flashdsa.verify.compare import failures
 from workbench.small_calls import direct
 from workbench.small_calls.call import emulator_of
@@ -38,7 +38,7 @@ def test_lists_are_in_the_order_of_their_scores(pattern: str, topk: int) -> None
 
 
 def test_words_are_the_kernel_s() -> None:
-    assert (direct.INVALID, direct.NAN) == (entries.INVALID, entries.NAN)
+    assert (direct.INVALID, direct.NAN) == (keys.INVALID, keys.NAN)
 
 
 def test_a_width_that_no_list_has_is_refused() -> None:
