@@ -2,7 +2,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # A process for each core; those that have done their tests take over tests of others.
-PYTEST := $(BIN)/python -m pytest -n logical --dist worksteal
+# Whole files are dealt out in the order of collection, kernels' files first.
+PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
