@@ -94,14 +94,14 @@ def copy_half(
 
 
 @cute.jit
-def load_query(ctx: StepContext, q_map: Any, place: list[Any]) -> None:
+def load_query(ctx: StepContext, q_map: Any, coordinates: list[Any]) -> None:
     """One thread, after it has announced Q's bytes: load an item's rows; those past the last one
     become zeros.
 
     Args:
-        q_map: tensor map, boxes of 64 rows of a chunk. place: its coordinates after the column's.
+        q_map: tensor map, boxes of 64 rows of a chunk. coordinates: after the column's.
     """
     barrier = ctx.barriers("q_full")
     for chunk in cutlass.range_constexpr(ctx.plan.tile.chunks):
         to = ctx.arena.bytes("q") + chunk * Q_CHUNK_BYTES
-        load_box(to, q_map, [Int32(chunk * CHUNK), *place], barrier.at())
+        load_box(to, q_map, [Int32(chunk * CHUNK), *coordinates], barrier.at())

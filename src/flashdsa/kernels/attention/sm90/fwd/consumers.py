@@ -55,7 +55,7 @@ class Consumer(NamedTuple):
     scale: Scale
 
 
-class Place(NamedTuple):
+class ItemRows(NamedTuple):
     """Position of an item's rows in the results, which are numbered over queries and heads."""
 
     first: Int64  # number of the item's first row
@@ -141,18 +141,18 @@ def consume1(role: Consumer) -> None:
 
 
 @cute.jit
-def place_of(role: Consumer, item: Int32) -> Place:
+def rows_of_item(role: Consumer, number: Int32) -> ItemRows:
     """The item's rows."""
     ctx = role.ctx
     row = row_of_thread(ctx.thread)
     if cutlass.const_expr(ctx.plan.group > 1):
-        first = item * ROWS
+        first = number * ROWS
         count = Int32(role.lse.shape[0]) * ctx.plan.group_heads - first
-        return Place(Int64(first), count, row % ctx.plan.group_heads, row)
+        return ItemRows(Int64(first), count, row % ctx.plan.group_heads, row)
     num_heads = Int32(role.lse.shape[1])
-    query = item // ctx.blocks
-    head = (item - query * ctx.blocks) * ROWS
-    return Place(Int64(query) * num_heads + head, num_heads - head, head + row, row)
+    query = number // ctx.blocks
+    head = (number - query * ctx.blocks) * ROWS
+    return ItemRows(Int64(query) * num_heads + head, num_heads - head, head + row, row)
 
 
 @cute.jit
@@ -164,13 +164,13 @@ def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Con
     """
     ctx = role.ctx
     sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
-    place = place_of(role, ctx.first_item + items * ctx.num_ctas)
+    item = rows_of_item(role, ctx.first_item + items * ctx.num_ctas)
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        total, head = sums[h], place.head
+        total, head = sums[h], item.head
         if cutlass.const_expr(ctx.plan.group_heads > 8):
             head += 8 * h
-        present = place.row + 8 * h < place.count
+        present = item.row + 8 * h < item.count
         factor, lse = Float32(0.0), Float32(float("inf"))
         if total != 0.0:
             top = r.rows.out_max[h] * role.scale.factor
@@ -183,17 +183,17 @@ def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Con
                     factor = Float32(0.0)  # of a sum that is NaN too
         if cutlass.const_expr(consumer == 0):
             if present and ctx.thread % 4 == 0:
-                number = place.first + place.row + 8 * h
-                (role.lse.iterator + number).store(lse)
+                row = item.first + item.row + 8 * h
+                (role.lse.iterator + row).store(lse)
                 if cutlass.const_expr(ctx.plan.max_logits):
-                    others = ctx.arena.array("largest", Float32, ROWS)[place.row + 8 * h]
+                    others = ctx.arena.array("largest", Float32, ROWS)[item.row + 8 * h]
                     largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
-                    (role.max_logits.iterator + number).store(largest * LN_2)
+                    (role.max_logits.iterator + row).store(largest * LN_2)
         factors.append(factor)
     multiply_rows(r.out, factors)
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(r.out, factors)
-    store_rows(role, r.out, place, consumer)
+    store_rows(role, r.out, item, consumer)
 
 
 def clear_rows(out: cute.Tensor, factors: list[Float32]) -> None:
@@ -209,20 +209,22 @@ def select(condition: Boolean, yes: Float32, no: Float32) -> Float32:
 
 
 @cute.jit
-def store_rows(role: Consumer, out: cute.Tensor, place: Place, consumer: cutlass.Constexpr) -> None:
+def store_rows(
+    role: Consumer, out: cute.Tensor, item: ItemRows, consumer: cutlass.Constexpr
+) -> None:
     """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
     dims."""
     tile = role.ctx.plan.tile
     quad = role.ctx.thread % 4
     odd, upper = quad % 2 == 1, quad // 2 == 1
-    row = (place.first + place.row) * tile.d_v + consumer * tile.half_dims
+    row = (item.first + item.row) * tile.d_v + consumer * tile.half_dims
     at = role.out.iterator + (row + quad * 8)
     for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
         for h in cutlass.range_constexpr(THREAD_ROWS):
             first = BLOCK_DIMS // 2 * block + 2 * h
             words = [pack(out[first + 4 * i], out[first + 4 * i + 1]) for i in range(4)]
             words = transpose_quad(words, odd, upper)
-            if place.row + 8 * h < place.count:
+            if item.row + 8 * h < item.count:
                 cute.arch.inline_ptx(
                     "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
                     read_only_args=[at + (h * 8 * tile.d_v + block * BLOCK_DIMS), *words],

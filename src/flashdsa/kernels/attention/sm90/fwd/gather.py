@@ -94,12 +94,12 @@ def read_slot(role: Gatherer, cursor: Cursor, slot: Int32) -> tuple[Int32, Int32
     """The kv row that the slot names, negative where it is not valid, and its members."""
     row, members = Int32(-1), Int32(0)
     if slot < cursor.num_slots and cursor.item < role.ctx.num_items:
-        place = Int64(cursor.list) * role.slots.shape[1] + slot
-        row = (role.slots.iterator + place).load()
+        offset = Int64(cursor.list) * role.slots.shape[1] + slot
+        row = (role.slots.iterator + offset).load()
         if row >= role.kv.shape[0]:
             row = Int32(-1)
         if cutlass.const_expr(role.members is not None):
-            members = Int32((role.members.iterator + place).load())
+            members = Int32((role.members.iterator + offset).load())
     return row, members
 
 

@@ -88,14 +88,14 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
     mask = cute.arch.vote_ballot_sync(row >= 0)
     if lane == 0:
         ctx.arena.array("masks", Int32, ctx.plan.stages)[state.stage] = Int32(mask)
-    place = state.stage * PIECE_BYTES + lane * KV_ROW_BYTES
+    offset = state.stage * PIECE_BYTES + lane * KV_ROW_BYTES
     if row >= 0:
         barrier = ring.expect(state.stage, KV_ROW_BYTES)
         load_bytes(
-            ctx.arena.bytes("k") + place, row_address(role, row), Int32(KV_ROW_BYTES), barrier
+            ctx.arena.bytes("k") + offset, row_address(role, row), Int32(KV_ROW_BYTES), barrier
         )
     else:
-        clear_row(ctx.arena.address("k") + place)
+        clear_row(ctx.arena.address("k") + offset)
         ring.commit(state.stage)
 
 

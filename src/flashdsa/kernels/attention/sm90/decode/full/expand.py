@@ -68,28 +68,28 @@ class Half(NamedTuple):
         return self.high * GROUPS
 
 
-class Place(NamedTuple):
+class Copies(NamedTuple):
     """Coordinates of a thread's copies: 16 of a group's 128 bytes, of keys 16 apart."""
 
     unit: Int32
     key: Int32  # the first
 
 
-def place_of(thread: Int32) -> Place:
+def copies_of(thread: Int32) -> Copies:
     """Eight neighbouring lanes have half of two keys' bytes: odd and even keys, so that their
     writes go to all banks."""
     lane = thread % WARP_SIZE
     unit = lane % 4 + lane // 8 % 2 * 4
-    return Place(unit, thread // WARP_SIZE * WARP_ROWS + lane // 4 % 2 + lane // 16 * 2)
+    return Copies(unit, thread // WARP_SIZE * WARP_ROWS + lane // 4 % 2 + lane // 16 * 2)
 
 
 @cute.jit
 def copy_rope(
-    role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, tile: Int32
+    role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, tile: Int32
 ) -> None:
     """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
     geometry = role.ctx.plan.tile
-    to = role.ctx.arena.address("k") + tile * geometry.bytes + swizzled_128(place.key, place.unit)
+    to = role.ctx.arena.address("k") + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
     for turn in cutlass.range_constexpr(turns_of(geometry)):
         at = turn * TURN_BYTES + geometry.value_chunks * geometry.chunk_bytes
         copy_units(to, sources[turn], rows[turn], [(at, KV_ROPE_AT)], 128)
@@ -98,14 +98,14 @@ def copy_rope(
 
 @cute.jit
 def copy_groups(
-    role: Gatherer, rows: list[Int32], sources: list[Any], place: Place, half: Half
+    role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, half: Half
 ) -> None:
     """Copy this thread's part of a half: the bytes of two groups, each to the second of its chunks.
 
     Args:
         rows, sources: of kv, one a turn: their numbers, and addresses of the thread's 16 bytes.
     """
-    to = bytes_of_half(role, place, half)
+    to = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
     for turn in cutlass.range_constexpr(turns_of(tile)):
         at = turn * TURN_BYTES + tile.chunk_bytes
@@ -119,24 +119,24 @@ def copy_groups(
     cute.arch.cp_async_commit_group()
 
 
-def bytes_at(place: Place) -> Any:
+def bytes_at(copies: Copies) -> Any:
     """Offset of the thread's 16 bytes of its first key in a chunk, without a bank conflict."""
-    return place.key * KV_GROUP + (place.unit ^ (place.key % 2 * 4)) * COPY_BYTES
+    return copies.key * KV_GROUP + (copies.unit ^ (copies.key % 2 * 4)) * COPY_BYTES
 
 
-def bytes_of_half(role: Gatherer, place: Place, half: Half) -> Any:
+def bytes_of_half(role: Gatherer, copies: Copies, half: Half) -> Any:
     """Address that the thread's 16 bytes of its first key would have in the first chunk of a
     half."""
     chunk, tile = 2 * half.group, role.ctx.plan.tile
     k = role.ctx.arena.address("k")
-    return k + half.tile * tile.bytes + chunk * tile.chunk_bytes + bytes_at(place)
+    return k + half.tile * tile.bytes + chunk * tile.chunk_bytes + bytes_at(copies)
 
 
 @cute.jit
-def take_part(role: Gatherer, place: Place, half: Half, number: cutlass.Constexpr) -> list[Any]:
+def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Constexpr) -> list[Any]:
     """Load this thread's words of a part, which it has copied. `number`: of the group in its
     half."""
-    at = bytes_of_half(role, place, half)
+    at = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
     words = []
     for turn in cutlass.range_constexpr(turns_of(tile)):
@@ -167,49 +167,49 @@ def write_part(
     words: list[Int32],
     sums: list[Int32],
     factors: Factors,
-    place: Place,
+    copies: Copies,
     half: Half,
     number: cutlass.Constexpr,
 ) -> None:
     """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
-    places = places_of_part(role, place, half, number)
+    addresses = addresses_of_part(role, copies, half, number)
     turns = turns_of(role.ctx.plan.tile)
     for turn in cutlass.range_constexpr(turns):
         nearest, rest = both_of_sum(sums[turn])
         of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
         values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
         for side in cutlass.range_constexpr(2):
-            to = places[side] + turn * TURN_BYTES
+            to = addresses[side] + turn * TURN_BYTES
             store_words(to, values[UNIT_WORDS * side : UNIT_WORDS * (side + 1)])
     if factors.small:
         for turn in cutlass.range(turns, unroll=1):
-            power = take_power(factors, owner_of(place, turn, half), number)
+            power = take_power(factors, owner_of(copies, turn, half), number)
             for side in cutlass.range_constexpr(2):
-                to = places[side] + turn * TURN_BYTES
+                to = addresses[side] + turn * TURN_BYTES
                 of_sum = load_words(to, Int32)
                 store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
     role.ctx.tile_full(half.tile).arrive(half.group + number)
 
 
-def take_sums(factors: Factors, place: Place, half: Half, number: int, turns: int) -> list[Any]:
+def take_sums(factors: Factors, copies: Copies, half: Half, number: int, turns: int) -> list[Any]:
     """All lanes: the sums of the thread's keys in a part."""
-    return [take_sum(factors, owner_of(place, turn, half), number) for turn in range(turns)]
+    return [take_sum(factors, owner_of(copies, turn, half), number) for turn in range(turns)]
 
 
-def places_of_part(role: Gatherer, place: Place, half: Half, number: int) -> list[Any]:
+def addresses_of_part(role: Gatherer, copies: Copies, half: Half, number: int) -> list[Any]:
     """Addresses of the values of the thread's first key: twice 16 bytes of a chunk."""
-    chunk, tile = 2 * (half.group + number) + place.unit // 4, role.ctx.plan.tile
+    chunk, tile = 2 * (half.group + number) + copies.unit // 4, role.ctx.plan.tile
     base = role.ctx.arena.address("k") + half.tile * tile.bytes + chunk * tile.chunk_bytes
-    return [base + swizzled_128(place.key, place.unit % 4 * 2 + side) for side in range(2)]
+    return [base + swizzled_128(copies.key, copies.unit % 4 * 2 + side) for side in range(2)]
 
 
-def owner_of(place: Place, turn: Any, half: Half) -> Any:
+def owner_of(copies: Copies, turn: Any, half: Half) -> Any:
     """The lane that has the scales of the thread's key of a turn; see `load_scales`."""
-    return (turn * WARP_ROWS + place.key % WARP_ROWS) * 2 + half.high
+    return (turn * WARP_ROWS + copies.key % WARP_ROWS) * 2 + half.high
 
 
 @cute.jit
-def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, step: Int32) -> None:
+def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, step: Int32) -> None:
     """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
 
     Args:
@@ -217,35 +217,35 @@ def copy_tile(role: Gatherer, slots: list[Int32], place: Place, tile: Int32, ste
     """
     ctx = role.ctx
     turns = turns_of(ctx.plan.tile)
-    rows = [row_of_turn(slots, turn, place.key) for turn in range(turns)]
-    sources = [row_address(role, row) + place.unit * COPY_BYTES for row in rows]
+    rows = [row_of_turn(slots, turn, copies.key) for turn in range(turns)]
+    sources = [row_address(role, row) + copies.unit * COPY_BYTES for row in rows]
     for number in cutlass.range_constexpr(HALVES):
         half = Half(tile, number ^ tile)
         # The consumer has read the half in the step before, and with it the masks.
         ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.high))
         ring.acquire(PipelineState(tile, ctx.phase(step)))
-        copy_groups(role, rows, sources, place, half)
-    copy_rope(role, rows, sources, place, tile)
+        copy_groups(role, rows, sources, copies, half)
+    copy_rope(role, rows, sources, copies, tile)
     if ctx.thread // WARP_SIZE == tile:
         store_masks(role, slots, ctx.thread % WARP_SIZE, tile)
 
 
 @cute.jit
-def expand_tile(role: Gatherer, factors: Factors, place: Place, tile: Int32) -> None:
+def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -> None:
     """Expand this thread's share of a tile, as its halves come."""
     turns = turns_of(role.ctx.plan.tile)
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
-        sums = [take_sums(factors, place, half, i, turns) for i in range(GROUPS)]
+        sums = [take_sums(factors, copies, half, i, turns) for i in range(GROUPS)]
         if number == 0:
             cute.arch.cp_async_wait_group(1)
         else:
             cute.arch.cp_async_wait_group(0)
-        words = [take_part(role, place, half, i) for i in range(GROUPS)]
+        words = [take_part(role, copies, half, i) for i in range(GROUPS)]
         # The values overwrite bytes that other lanes of the warp have read.
         cute.arch.sync_warp()
         for i in cutlass.range_constexpr(GROUPS):
-            write_part(role, words[i], sums[i], factors, place, half, i)
+            write_part(role, words[i], sums[i], factors, copies, half, i)
 
 
 @cute.jit
@@ -254,7 +254,7 @@ def gather_packed_rows(role: Gatherer) -> None:
     most."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
-    place = place_of(ctx.thread)
+    copies = copies_of(ctx.thread)
     mask_words = ctx.plan.tile.mask_words
     load_rows_of_query(role)
     slots = read_slots(role, Int32(0), lane)
@@ -267,8 +267,8 @@ def gather_packed_rows(role: Gatherer) -> None:
             of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
-            copy_tile(role, of_tile, place, tile, step)
+            copy_tile(role, of_tile, copies, tile, step)
             factors = factors_of_scales(scales)
             scales = load_scales(role, of_next)
-            expand_tile(role, factors, place, tile)
+            expand_tile(role, factors, copies, tile)
         slots = next_slots

@@ -70,8 +70,8 @@ def convert_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     batches = chunks_of_thread(ctx) * BATCHES
     top = Int32(0)
     for batch in cutlass.range(batches, unroll=1):
-        for place in unit_addresses(ctx, row, quarter, batch):
-            words = load_words(place, Int32)
+        for address in unit_addresses(ctx, row, quarter, batch):
+            words = load_words(address, Int32)
             for w in range(4):
                 size = one_word("abs.bf16x2 {$w0}, {$r0};", words[w])
                 top = one_word("max.bf16x2 {$w0}, {$r0}, {$r1};", top, size)
@@ -81,15 +81,15 @@ def convert_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
     for batch in cutlass.range(batches, unroll=1):
-        for place in unit_addresses(ctx, row, quarter, batch):
-            words = load_words(place, Int32)
-            store_words(place, [to_f16(scaled(words[w], factor)) for w in range(4)])
+        for address in unit_addresses(ctx, row, quarter, batch):
+            words = load_words(address, Int32)
+            store_words(address, [to_f16(scaled(words[w], factor)) for w in range(4)])
     rope = ctx.plan.tile.value_chunks
     for i in cutlass.range_constexpr(UNITS // QUARTERS):
         unit = (UNITS // QUARTERS) * quarter + i
-        place = ctx.arena.address("q") + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
-        words = load_words(place, Int32)
-        store_words(place, [scaled(words[w], factor) for w in range(4)])
+        address = ctx.arena.address("q") + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
+        words = load_words(address, Int32)
+        store_words(address, [scaled(words[w], factor) for w in range(4)])
     if quarter == 0:
         ctx.arena.array("row_unit", Float32, ROWS)[row] = as_float((BIAS - power) << 23)
     cute.arch.fence_proxy("async.shared", space="cta")

@@ -17,9 +17,9 @@ from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Output, meet_consumers
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import (
+    address_of_dims,
     exchange,
     leave,
-    place_of_dims,
     rows_of_item,
     share_of,
     staged_rows,
@@ -81,8 +81,8 @@ def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
             words = load_words(base + rank * CTA_STATISTICS_BYTES, Float32)
             weight = words[1] * exp2((words[0] - top) * w.scale.factor)
             total += weight
-            place = weights + rank * (ROWS * WEIGHTS_BYTES)
-            store_pair(place, weight * words[2], weight * words[3])
+            to = weights + rank * (ROWS * WEIGHTS_BYTES)
+            store_pair(to, weight * words[2], weight * words[3])
     total = row_reduce(total, lambda a, b: a + b)
     if is_present:
         factor, lse = factor_and_lse(w, top * w.scale.factor, total, ctx.head + row)
@@ -145,7 +145,7 @@ def add_groups(
     halves = [(share.first + i) // half_groups * FP32 for i in numbers]
     sums = [Float32(0.0) for _ in range(num_groups * GROUP_DIMS)]
     for rank in cutlass.range(ctx.num_ctas, unroll=1):
-        base = place_of_dims(w, rank) + row * GROUP_BYTES
+        base = address_of_dims(w, rank) + row * GROUP_BYTES
         units = [load_words(base + i * (rows * GROUP_BYTES), Int32) for i in numbers]
         for n in cutlass.range_constexpr(num_groups):
             weight = load_float(weights + rank * (ROWS * WEIGHTS_BYTES) + halves[n])

@@ -74,8 +74,8 @@ def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
     """
     if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
         peer = (ctx.rank + ctx.thread) % ctx.num_ctas
-        place = TOKENS.index(name) * MOST_CTAS * TOKEN_BYTES
-        token = ctx.arena.address("tokens") + (place + ctx.rank * TOKEN_BYTES)
+        offset = TOKENS.index(name) * MOST_CTAS * TOKEN_BYTES
+        token = ctx.arena.address("tokens") + (offset + ctx.rank * TOKEN_BYTES)
         barrier = Int32(ctx.barriers(name).at().toint())
         store_async(peer_address(token, peer), [ctx.rank], peer_address(barrier, peer))
 
@@ -124,11 +124,11 @@ def leave(ctx: Context, consumer: Int32) -> None:
 
 
 @cute.jit
-def place_of_dims(w: Output, rank: Any) -> Any:
+def address_of_dims(w: Output, rank: Any) -> Any:
     """Address of a CTA's O of this one's dims."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
-    place = rank * (share.count * rows * GROUP_BYTES)
+    offset = rank * (share.count * rows * GROUP_BYTES)
     if rank == ctx.rank:
-        place = ctx.plan.staged_at + share.first * rows * GROUP_BYTES
-    return ctx.arena.address("k") + place
+        offset = ctx.plan.staged_at + share.first * rows * GROUP_BYTES
+    return ctx.arena.address("k") + offset
