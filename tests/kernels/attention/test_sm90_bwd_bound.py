@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
 KEYS, TOPK = 300, 64
@@ -25,7 +25,6 @@ class Noted:
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, tuple[Any, ...]]] = []
-        self.launches: dict[tuple[Any, ...], Any] = {}
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         return lambda *arguments: self.launched.append((spec.name, arguments))

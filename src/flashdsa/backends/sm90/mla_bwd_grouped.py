@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,9 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_WORKSPACE_BYTES = 1 << 30
 """Most bytes of the workspace and the lists of one launch; queries that need more are launched
@@ -195,7 +197,7 @@ def part_of(
         indices, lengths = indices[queries], lengths[queries]
         lists = Lists(*(x[groups] for x in lists))
     flat_q, flat_dO, flat_dq = (x.flatten(0, 1) for x in (q, dO, dq))
-    rows = MlaBwdOperands(flat_q, kv, flat_dO, lse.flatten(), O, indices, lengths)
+    rows = type(operands)(flat_q, kv, flat_dO, lse.flatten(), O, indices, lengths)
     return Part(rows, delta.flatten(), flat_dq, dkv, lists, groups.start, q.shape[1])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_LIST_BYTES = 1 << 28
 """Most bytes of the lists of both kinds of groups; queries that need more are launched in parts."""
@@ -29,8 +31,8 @@ NEAR_ROWS = 12_288
 
 Outputs = tuple[Tensor, Tensor, Tensor]
 """delta (S, H) fp32 and dq, written, and dkv fp32, added to; of several dKVs the first one."""
-Launch = Callable[[MlaBwdOperands, Outputs], None]
-LaunchLarge = Callable[[MlaBwdOperands, Outputs, float, Lists, Tensor], None]
+Launch = Callable[["MlaBwdOperands", Outputs], None]
+LaunchLarge = Callable[["MlaBwdOperands", Outputs, float, Lists, Tensor], None]
 """(operands, outputs, sm_scale, lists, choice)"""
 
 
@@ -190,7 +192,7 @@ def bind_either(
         delta, dq, dkv = outputs
         for some, launch_part in launches:
             dO, lse, O, indices, lengths = (x[some] for x in of_queries if x is not None)
-            part = MlaBwdOperands(q[some], kv, dO, lse, O, indices, lengths)
+            part = type(operands)(q[some], kv, dO, lse, O, indices, lengths)
             launch_part(part, (delta[some], dq[some], dkv))
 
     return launch
