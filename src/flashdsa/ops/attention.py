@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.buffers import call_into
+from flashdsa.dispatch.buffers import IntoBuffers
 from flashdsa.dispatch.checks import (
     int32_slots,
     kv_rows,
@@ -211,6 +211,7 @@ SPARSE_MLA_FWD = register(
 SPARSE_MLA_FWD_OUT = register(
     SPARSE_MLA_FWD.with_buffers("sparse_mla_fwd_out", SparseMlaOutOperands, _require_writable)
 )
+_INTO = IntoBuffers(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT)
 
 
 def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
@@ -266,7 +267,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     values = d_v, scale_or_default(sm_scale, q), False, backend, return_max_logits
     if out is not None or lse is not None:
         buffers = {"out": out, "lse": lse}
-        return call_into(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT, operands, values, buffers, backend)
+        return _INTO.call(operands, values, buffers, backend)
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, backend)
     return results if return_max_logits else results[:2]
 
