@@ -1,4 +1,4 @@
-"""Every implementation, bound to one call and given another, launches what that one's binding does."""
+"""Every implementation, bound to one call and given another, launches what the other's bind does."""
 
 from __future__ import annotations
 

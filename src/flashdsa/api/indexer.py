@@ -55,7 +55,7 @@ def dsa_topk_indexer(
             outside the cache. Nothing is written then.
         NotImplementedError: no implementation serves the call.
     """
-    positions = wants_positions(ids)
+    positions = ids != "slot" and wants_positions(ids)
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
 

@@ -171,7 +171,11 @@ DSA_TOPK_INDEXER = OpSpec(
             nonempty="expected shape [B, topk] with topk >= 1; got 0",
         ),
     ),
-    parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
+    parameters=(
+        _SORTED,
+        Parameter("positions", "bool", given=False),
+        Parameter("check", "bool", given=False),
+    ),
     facts=_OF_INDEX_HEADS,
     normalise=rows_of_requests,
 )
