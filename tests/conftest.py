@@ -19,10 +19,9 @@ import torch
 from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
-from flashdsa.cli.availability import CAPABILITY
+from flashdsa.cli.availability import CAPABILITIES
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import autograd, registration
-from flashdsa.ops.table import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from tests.support.subtests import CaseLoop
 
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
@@ -42,7 +41,7 @@ def _device_of(backend: str) -> str:
 
 def _missing_backends() -> list[str]:
     """The backends whose GPU is not here."""
-    return [n for n in BACKENDS if n in CAPABILITY and CAPABILITY[n] != CAPABILITY_HERE]
+    return [n for n in BACKENDS if CAPABILITY_HERE not in CAPABILITIES.get(n, [CAPABILITY_HERE])]
 
 
 @pytest.fixture(
@@ -59,7 +58,11 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs a GPU that this machine lacks: such tests would hide real skips."""
+    """Leave out what needs a GPU that this machine lacks: such tests would hide real skips.
+
+    Files that compile and emulate kernels come first: `make test` deals files out in this order,
+    and a process that ended with one of them would keep the others waiting.
+    """
     kept, left_out = [], []
     for item in items:
         needs_gpu = item.get_closest_marker("gpu") is not None and not HAS_GPU
@@ -67,7 +70,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         (left_out if needs_gpu or backend in _missing_backends() else kept).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        items[:] = kept
+    items[:] = sorted(kept, key=lambda item: "kernels" not in item.path.parts)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -94,10 +97,8 @@ def new_calls() -> Generator[Callable[[], None]]:
 
 
 def _forget_calls() -> None:
-    registration._served.clear()
-    autograd._with_backward.clear()
-    for spec in OPERATIONS:
-        spec.memory.clear()
+    for spec in OPERATIONS.values():
+        spec.cache.clear()
 
 
 @pytest.fixture(scope="session")

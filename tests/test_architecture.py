@@ -24,10 +24,10 @@ MAX_FUNCTION_LINES = 120
 MAX_PARAMETERS = 10
 # Functions whose arguments the contract, or what a launch takes, fixes. This list only shrinks.
 MORE_PARAMETERS = {
-    "src/flashdsa/api/attention.py:mla_bwd",
-    "src/flashdsa/api/attention.py:sparse_mla_fwd",
-    "src/flashdsa/api/indexer_training.py:indexer_kl_loss",
-    "src/flashdsa/api/indexer_warm_up.py:indexer_kl_loss_dense",
+    "src/flashdsa/ops/attention_backward.py:mla_bwd",
+    "src/flashdsa/ops/attention.py:sparse_mla_fwd",
+    "src/flashdsa/ops/indexer_loss.py:indexer_kl_loss",
+    "src/flashdsa/ops/indexer_loss_dense.py:indexer_kl_loss_dense",
     "ptxemu/src/ptxemu/api.py:launch",
 }
 
@@ -69,7 +69,7 @@ def _name(path: Path) -> str:
 
 
 def _folder_of_library(path: Path) -> str:
-    """ "ops" of src/flashdsa/ops/table.py; empty outside the library."""
+    """ "dispatch" of src/flashdsa/dispatch/spec.py; empty outside the library."""
     parts = path.relative_to(ROOT).parts
     return parts[2] if parts[:2] == ("src", "flashdsa") else ""
 
@@ -194,7 +194,7 @@ def test_stages_and_phases_are_computed_in_dsl_only() -> None:
 
 
 # What a user's process calls; commands, judges and studies set their own stage.
-LIBRARY = ("adapters", "api", "backends", "distributed", "integrations", "ops")
+LIBRARY = ("adapters", "backends", "dispatch", "distributed", "integrations", "ops")
 # Factories of torch whose result has the default dtype, which is the caller's, or may have it.
 # `arange` of integers is int64 whatever that is.
 FACTORIES = {

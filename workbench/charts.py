@@ -1,6 +1,5 @@
 """The charts of README and docs, each drawn from kept results.
 
-    python -m workbench.charts peers RESULT.json --out docs/assets/peers.png
     python -m workbench.charts bench RESULT.json --out X.png     # any document of flashdsa-bench/3
     python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
     python -m workbench.charts context-parallel RESULT.json ... --out X.png
@@ -55,14 +54,6 @@ class Bar(NamedTuple):
     def ratio(self) -> float:
         """The peer's time over ours."""
         return self.peer / self.ours
-
-
-def draw_peers(documents: list[Document], target: Path) -> None:
-    """Schema flashdsa-peers/1: the bars of several runs, by group."""
-    (one,) = documents
-    keys = ("group", "case", "ours_us", "peer_us")
-    titles = (f"Measured on H200s, {one['date']}: {one['commit']}", f"peers: {one['peer']}")
-    draw_bars([Bar(*(row[key] for key in keys)) for row in one["rows"]], titles, target)
 
 
 def draw_training(documents: list[Document], target: Path) -> None:
@@ -264,7 +255,6 @@ def _save(figure: Figure, target: Path, colours: int) -> None:
 
 
 KINDS: dict[str, Callable[[list[Document], Path], None]] = {
-    "peers": draw_peers,
     "bench": draw_bench,
     "training": draw_training,
     "transformers": draw_transformers,

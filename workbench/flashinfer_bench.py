@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.api import lse_for_merge, lse_to_base2, sparse_mla_fwd
+from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.ops.merge import lse_for_merge, lse_to_base2
 
 INDEXER = "dsa_topk_indexer_fp8_h64_d128_topk2048_ps64"
 ATTENTION = "dsa_sparse_attention_h16_ckv512_kpe64_topk2048_ps64"
@@ -20,11 +21,11 @@ HARDWARE = ("NVIDIA H100", "NVIDIA H200")
 
 _INDEXER_SOURCE = '''"""DSA top-k indexer by flashdsa."""
 
-from flashdsa import dsa_topk_indexer_launch
+from flashdsa import dsa_topk_indexer
 
 
 def run(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices):
-    dsa_topk_indexer_launch(
+    dsa_topk_indexer(
         q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     )
 '''

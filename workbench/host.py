@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 BURST, BURSTS, PAUSES = 20, 15, 12
@@ -29,11 +30,18 @@ def measure() -> Times:
     """Time every call in this process."""
     import torch
 
-    from workbench.public_calls import CALLS, Tensors
+    import flashdsa
+    from workbench.public_calls import PREFILL, public_calls
 
-    tensors, one = Tensors(), torch.zeros(1, device="cuda")
+    one = torch.zeros(1, device="cuda")
     calls: dict[str, Callable[[], object]] = {"x.add_(1)": lambda: one.add_(1)}
-    calls |= {name: (lambda call=call: call(tensors)) for name, call in CALLS.items()}
+    for name, call in public_calls("cuda", PREFILL).items():
+        public, _, operation = name.partition(", ")
+        if public == "bind":
+            operands = tuple(call.arguments.values())
+            calls[name] = partial(flashdsa.bind(operation, operands), operands)
+        else:
+            calls[name] = partial(call.function, **call.arguments)
     return {
         name: (_burst(call, BURST, BURSTS), _after_pauses(call)) for name, call in calls.items()
     }

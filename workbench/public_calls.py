@@ -1,110 +1,235 @@
-"""A call of every public operation on a GPU, by name."""
+"""A right call of every public operation, of shapes that the CPU and a Hopper GPU serve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import flashdsa
 
-H, S, S_KV, TOPK, PAGES = 64, 300, 2048, 512, 8
+
+class Sizes(NamedTuple):
+    """Queries, keys, heads, index heads, keys of a query, positions of an indexer, pages."""
+
+    s: int
+    s_kv: int
+    h: int
+    h_index: int
+    topk: int
+    indexer_topk: int
+    pages: int
 
 
-class Tensors:
-    """Operands of all operations, on the GPU."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        cuda = torch.device("cuda")
-        self.q = torch.randn(S, H, 576, device=cuda).bfloat16()
-        self.kv = torch.randn(S_KV, 576, device=cuda).bfloat16()
-        self.indices = torch.rand(S, S_KV, device=cuda).topk(TOPK).indices.int()
-        self.attention = self.q, self.kv, self.indices
-        self.out, self.lse = flashdsa.sparse_mla_fwd(*self.attention)
-        self.buffers = torch.empty_like(self.out), torch.empty_like(self.lse)
-        self.prepared = flashdsa.prepare_sparse_mla_fwd(*self.attention, *self.buffers)
-        dO = torch.randn_like(self.out)
-        self.backward = self.q, self.kv, dO, self.lse, self.out, self.indices
-        self.packed = flashdsa.quantize_kv(self.kv)
-        self.q_index = torch.randn(S, H, 128, device=cuda).bfloat16()
-        self.k_index = torch.randn(S_KV, 128, device=cuda).bfloat16()
-        self.weights = torch.rand(S, H, device=cuda)
-        self.index = self.q_index, self.k_index, self.weights
-        q_fp8, folded = flashdsa.quantize_index_q(self.q_index, self.weights)
-        k_fp8, self.k_scale = flashdsa.quantize_index_k(self.k_index)
-        self.ends = torch.arange(S, dtype=torch.int32, device=cuda) + (S_KV - S)
-        self.prefill = q_fp8, k_fp8, folded, None, self.ends
-        self.cache = torch.zeros(PAGES, 64, 1, 132, dtype=torch.uint8, device=cuda)
-        self.kv_cache = torch.zeros(PAGES, 64, 576, dtype=torch.bfloat16, device=cuda)
-        self.packed_cache = torch.zeros(PAGES, 64, 656, dtype=torch.uint8, device=cuda)
-        self.slots = torch.arange(PAGES * 64, dtype=torch.int32, device=cuda)
-        self.lengths = torch.full((S,), PAGES * 64, dtype=torch.int32, device=cuda)
-        table = torch.arange(PAGES, dtype=torch.int32, device=cuda).repeat(S, 1)
-        self.ids = torch.empty(S, TOPK, dtype=torch.int32, device=cuda)
-        self.paged = q_fp8, self.cache, folded, self.lengths, table
-        flashdsa.write_index_k_cache(self.k_index[: len(self.slots)], self.slots, self.cache)
-        self.logits = flashdsa.indexer_logits(*self.paged, PAGES * 64)
-        self.scores = flashdsa.indexer_scores(*self.index, self.indices)
-        self.target = flashdsa.attention_target(self.q, self.kv, self.lse, self.indices)
-        self.grad_kl = torch.rand(S, device=cuda)
-        self.offsets = torch.tensor([0, S], dtype=torch.int32, device=cuda)
+SMALL = Sizes(3, 128, 64, 16, 64, 512, 4)
+PREFILL = Sizes(300, 2048, 64, 64, 512, 512, 8)
+"""Sizes whose forward is no decode."""
 
 
-CALLS: dict[str, Callable[[Tensors], Any]] = {
-    "sparse_mla_fwd": lambda x: flashdsa.sparse_mla_fwd(*x.attention),
-    "sparse_mla_fwd, packed": lambda x: flashdsa.sparse_mla_fwd(x.q, x.packed, x.indices),
-    "sparse_mla_fwd, 16 heads": lambda x: flashdsa.sparse_mla_fwd(x.q[:, :16], x.kv, x.indices),
-    "sparse_mla_fwd, decode": lambda x: flashdsa.sparse_mla_fwd(x.q[:3], x.kv, x.indices[:3]),
-    "sparse_mla_fwd, out": lambda x: flashdsa.sparse_mla_fwd(
-        *x.attention, out=x.buffers[0], lse=x.buffers[1]
-    ),
-    "prepare_sparse_mla_fwd": lambda x: x.prepared() or x.buffers,
-    "sparse_mla": lambda x: flashdsa.sparse_mla(*x.attention),
-    "mla_bwd": lambda x: flashdsa.mla_bwd(*x.backward),
-    "mla_bwd, deterministic": lambda x: flashdsa.mla_bwd(*x.backward, deterministic=True),
-    "dsa_topk_indexer": lambda x: flashdsa.dsa_topk_indexer(*x.paged, x.ids) or x.ids,
-    "dsa_topk_indexer, sorted": lambda x: (
-        flashdsa.dsa_topk_indexer(*x.paged, x.ids, sorted=True) or x.ids
-    ),
-    "dsa_topk_indexer_launch": lambda x: flashdsa.dsa_topk_indexer_launch(*x.paged, x.ids) or x.ids,
-    "indexer_logits": lambda x: flashdsa.indexer_logits(*x.paged, PAGES * 64),
-    "topk_indices": lambda x: flashdsa.topk_indices(x.logits, x.lengths, TOPK),
-    "dsa_topk_prefill": lambda x: (
-        flashdsa.dsa_topk_prefill(*x.prefill, x.ids, k_scale=x.k_scale) or x.ids
-    ),
-    "prefill_logits": lambda x: flashdsa.prefill_logits(*x.prefill, k_scale=x.k_scale),
-    "causal_ranges": lambda x: flashdsa.causal_ranges(x.offsets, num_queries=S),
-    "quantize_index_q": lambda x: flashdsa.quantize_index_q(x.q_index, x.weights),
-    "quantize_index_k": lambda x: flashdsa.quantize_index_k(x.k_index),
-    "fake_quantize_index": lambda x: flashdsa.fake_quantize_index(x.k_index),
-    "quantize_kv": lambda x: flashdsa.quantize_kv(x.kv),
-    "write_index_k_cache": lambda x: (
-        flashdsa.write_index_k_cache(x.k_index[: len(x.slots)], x.slots, x.cache) or x.cache
-    ),
-    "read_index_k_cache": lambda x: flashdsa.read_index_k_cache(x.cache, x.slots),
-    "write_kv_cache": lambda x: (
-        flashdsa.write_kv_cache(x.kv[: len(x.slots)], x.slots, x.kv_cache) or x.kv_cache
-    ),
-    "write_kv_cache, packed": lambda x: (
-        flashdsa.write_kv_cache(x.kv[: len(x.slots)], x.slots, x.packed_cache) or x.packed_cache
-    ),
-    "read_kv_cache": lambda x: flashdsa.read_kv_cache(x.packed_cache, x.slots),
-    "attention_target": lambda x: flashdsa.attention_target(x.q, x.kv, x.lse, x.indices),
-    "indexer_scores": lambda x: flashdsa.indexer_scores(*x.index, x.indices),
-    "indexer_bwd": lambda x: flashdsa.indexer_bwd(*x.index, x.indices, x.scores),
-    "indexer_bwd, deterministic": lambda x: flashdsa.indexer_bwd(
-        *x.index, x.indices, x.scores, deterministic=True
-    ),
-    "indexer_kl": lambda x: flashdsa.indexer_kl(x.scores, x.target),
-    "indexer_kl_bwd": lambda x: flashdsa.indexer_kl_bwd(x.scores, x.target, x.grad_kl),
-    "indexer_kl_loss": lambda x: flashdsa.indexer_kl_loss(*x.index, x.indices, target=x.target),
-    "indexer_kl_loss_dense": lambda x: flashdsa.indexer_kl_loss_dense(
-        *x.index, x.q, x.kv, x.lse, x.ends
-    ),
-    "merge_attention": lambda x: flashdsa.merge_attention([x.out, x.out], [x.lse, x.lse]),
-    "lse_for_merge": lambda x: flashdsa.lse_for_merge(x.lse),
-    "lse_to_base2": lambda x: flashdsa.lse_to_base2(x.lse),
-    "lse_from_base2": lambda x: flashdsa.lse_from_base2(x.lse),
+class Call(NamedTuple):
+    """A public function, its arguments by name, and those that it writes."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    written: tuple[str, ...] = ()
+
+    def __call__(self) -> Any:
+        return self.function(**self.arguments)
+
+    @property
+    def tensors(self) -> list[str]:
+        """Names of the arguments that are tensors."""
+        return [name for name, value in self.arguments.items() if isinstance(value, Tensor)]
+
+    def results(self) -> list[Tensor]:
+        """The tensors that a call of copies returns, or writes if it returns none."""
+        copies = {n: x.clone() if n in self.tensors else x for n, x in self.arguments.items()}
+        given = self.function(**copies)
+        if isinstance(given, Tensor):
+            return [given]
+        return list(given or (copies[name] for name in self.written))
+
+
+_WRITTEN = {
+    "sparse_mla_fwd, buffers": ("out", "lse"),
+    "bind, sparse_mla_fwd_out": ("out", "lse"),
+    "bind, dsa_topk_indexer": ("topk_indices",),
+    "dsa_topk_indexer": ("topk_indices",),
+    "dsa_topk_indexer, sorted": ("topk_indices",),
+    "dsa_topk_prefill": ("topk_indices",),
+    "write_index_k_cache": ("cache",),
+    "write_kv_cache": ("cache",),
+    "write_kv_cache, packed": ("cache",),
 }
+
+
+Arguments = dict[str, Any]
+"""By name; of a bound operation its operands, in order."""
+
+
+def bind(operation: str, operands: Arguments) -> Callable[..., Any]:
+    """A function of all these operands by name, which binds the operation and calls it once."""
+
+    def call(**given: Tensor | None) -> Any:
+        values = tuple(given[name] for name in operands)
+        return flashdsa.bind(operation, values)(values)
+
+    return call
+
+
+class _Draw:
+    """Random operands of one device and seed."""
+
+    def __init__(self, device: str, sizes: Sizes) -> None:
+        self.device, self.sizes = device, sizes
+        self.generator = torch.Generator().manual_seed(0)
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(*shape, generator=self.generator).to(self.device, dtype)
+
+    def integers(self, below: int, *shape: int) -> Tensor:
+        drawn = torch.randint(0, below, shape, generator=self.generator)
+        return drawn.to(self.device, torch.int32)
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+
+def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
+    """By what they are called here, which begins with the function's name."""
+    draw = _Draw(device, sizes)
+    attention = {
+        "q": draw.normal(sizes.s, sizes.h, 576, dtype=torch.bfloat16),
+        "kv": draw.normal(sizes.s_kv, 576, dtype=torch.bfloat16),
+        "indices": draw.integers(sizes.s_kv, sizes.s, sizes.topk),
+        "topk_length": draw.integers(sizes.topk, sizes.s) + 1,
+        "attn_sink": draw.normal(sizes.h),
+    }
+    out, lse = flashdsa.sparse_mla_fwd(**attention)
+    named = {
+        **_attention_calls(attention, out, lse),
+        **_training_calls(draw, attention, lse),
+        **_indexer_calls(draw),
+        **_cache_calls(draw),
+    }
+    return {
+        name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
+        for name, arguments in named.items()
+    }
+
+
+def _function(name: str, arguments: Arguments) -> Callable[..., Any]:
+    """Return the public function that a name begins with; of "bind, x" operation x, bound."""
+    public, _, rest = name.partition(", ")
+    return bind(rest, arguments) if public == "bind" else getattr(flashdsa, public)
+
+
+def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str, Arguments]:
+    q, kv, indices = (attention[name] for name in ("q", "kv", "indices"))
+    rows = {"q": q, "kv": kv, "indices": indices}
+    backward = {**attention, "dO": out, "lse": lse, "O": out}
+    buffers = {"out": torch.empty_like(out), "lse": torch.empty_like(lse)}
+    optional = {name: attention[name] for name in ("topk_length", "attn_sink")}
+    return {
+        "sparse_mla_fwd": attention,
+        "sparse_mla_fwd, rows": rows,
+        "sparse_mla_fwd, packed": {**rows, "kv": flashdsa.quantize_kv(kv)},
+        "sparse_mla_fwd, 16 heads": {**rows, "q": q[:, :16]},
+        "sparse_mla_fwd, decode": {**rows, "q": q[:3], "indices": indices[:3]},
+        "sparse_mla_fwd, int64": {**rows, "indices": indices.long()},
+        "sparse_mla_fwd, buffers": {**rows, **buffers},
+        "bind, sparse_mla_fwd_out": {**rows, **buffers, "max_logits": None, **optional},
+        "sparse_mla": attention,
+        "mla_bwd": backward,
+        "mla_bwd, deterministic": {**backward, "deterministic": True},
+        "lse_to_base2": {"lse": lse},
+        "lse_from_base2": {"lse": lse},
+        "lse_for_merge": {"lse": lse},
+        "merge_attention": {"outs": torch.stack([out, out]), "lses": torch.stack([lse, lse])},
+    }
+
+
+def _training_calls(draw: _Draw, attention: Arguments, lse: Tensor) -> dict[str, Arguments]:
+    s, s_kv, _, h_index, topk, *_ = draw.sizes
+    q, kv, indices = (attention[name] for name in ("q", "kv", "indices"))
+    index = {
+        "q_index": draw.normal(s, h_index, 128, dtype=torch.bfloat16),
+        "k_index": draw.normal(s_kv, 128, dtype=torch.bfloat16),
+        "weights": draw.normal(s, h_index),
+    }
+    trained = {**index, "indices": indices}
+    backward = {**trained, "grad_scores": draw.normal(s, topk)}
+    scores = {"scores": draw.normal(s, topk), "target": draw.normal(s, topk).abs()}
+    ends = draw.integers(s_kv, s)
+    return {
+        "attention_target": {**attention, "lse": lse, "accumulate_into": draw.normal(s, topk)},
+        "indexer_scores": trained,
+        "indexer_bwd": backward,
+        "indexer_bwd, deterministic": {**backward, "deterministic": True},
+        "indexer_kl": scores,
+        "indexer_kl_bwd": {**scores, "grad_kl": draw.normal(s)},
+        "indexer_kl_loss": {**trained, "q": q, "kv": kv, "lse": lse},
+        "indexer_kl_loss_dense": {**index, "q": q, "k": kv, "lse": lse, "key_end": ends},
+    }
+
+
+def _indexer_calls(draw: _Draw) -> dict[str, Arguments]:
+    s, s_kv, h, _, _, topk, pages = draw.sizes
+    quantized: Arguments = {"q": draw.normal(s, h, 128), "weights": draw.normal(s, h)}
+    q_fp8, folded = flashdsa.quantize_index_q(**quantized)
+    keys = draw.normal(s_kv, 128)
+    k_fp8, k_scale = flashdsa.quantize_index_k(keys)
+    paged = {
+        "q_index_fp8": q_fp8,
+        "k_index_cache_fp8": draw.zeros(pages, 64, 1, 132, dtype=torch.uint8),
+        "weights": folded,
+        "seq_lens": draw.integers(64 * pages, s),
+        "block_table": draw.integers(pages, s, pages),
+    }
+    prefill = {
+        "q_index": q_fp8,
+        "k_index": k_fp8,
+        "weights": folded,
+        "starts": draw.zeros(s, dtype=torch.int32),
+        "ends": draw.integers(s_kv, s),
+        "k_scale": k_scale,
+    }
+    ids = {"topk_indices": draw.zeros(s, topk, dtype=torch.int32)}
+    offsets = torch.tensor([0, 1, s], dtype=torch.int32, device=draw.device)
+    ranges = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets.clone(), "num_queries": s}
+    scores = {"scores": draw.normal(s, 700), "lengths": draw.integers(700, s)}
+    return {
+        "dsa_topk_indexer": {**paged, **ids},
+        "dsa_topk_indexer, sorted": {**paged, **ids, "sorted": True},
+        "bind, dsa_topk_indexer": {**paged, **ids},
+        "indexer_logits": {**paged, "max_len": 64 * pages},
+        "topk_indices": {**scores, "topk": topk},
+        "dsa_topk_prefill": {**prefill, **ids},
+        "prefill_logits": prefill,
+        "causal_ranges": ranges,
+        "quantize_index_k": {"k": keys},
+        "quantize_index_q": quantized,
+        "fake_quantize_index": {"x": draw.normal(s, 128)},
+    }
+
+
+def _cache_calls(draw: _Draw) -> dict[str, Arguments]:
+    s, pages = draw.sizes.s, draw.sizes.pages
+    read = torch.randperm(64 * pages, generator=draw.generator)[:s].to(draw.device, torch.int32)
+    slots = read.clone()
+    slots[1] = -1
+    index_k_cache = draw.zeros(pages, 64, 1, 132, dtype=torch.uint8)
+    cache = draw.zeros(pages, 64, 576, dtype=torch.bfloat16)
+    packed = draw.zeros(pages, 64, 656, dtype=torch.uint8)
+    latents = draw.normal(s, 576)
+    return {
+        "write_index_k_cache": {"k": draw.normal(s, 128), "slots": slots, "cache": index_k_cache},
+        "read_index_k_cache": {"cache": index_k_cache, "slots": read},
+        "quantize_kv": {"kv": latents},
+        "write_kv_cache": {"kv": latents, "slots": slots, "cache": cache},
+        "write_kv_cache, packed": {"kv": latents, "slots": slots, "cache": packed},
+        "read_kv_cache": {"cache": cache, "slots": read},
+        "read_kv_cache, packed": {"cache": packed, "slots": read},
+    }

@@ -4,76 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flashdsa.api import (
-        attention_target,
-        causal_ranges,
-        compile_kernel,
-        dsa_topk_indexer,
-        dsa_topk_indexer_launch,
-        dsa_topk_prefill,
-        fake_quantize_index,
-        indexer_bwd,
-        indexer_kl,
-        indexer_kl_bwd,
-        indexer_kl_loss,
-        indexer_kl_loss_dense,
-        indexer_logits,
-        indexer_scores,
-        lse_for_merge,
-        lse_from_base2,
-        lse_to_base2,
-        merge_attention,
-        mla_bwd,
-        prefill_logits,
-        prepare_sparse_mla_fwd,
-        quantize_index_k,
-        quantize_index_q,
-        quantize_kv,
-        read_index_k_cache,
-        read_kv_cache,
-        sparse_mla,
-        sparse_mla_fwd,
-        topk_indices,
-        write_index_k_cache,
-        write_kv_cache,
-    )
-
-__all__ = [
-    "attention_target",
-    "causal_ranges",
-    "compile_kernel",
-    "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
-    "dsa_topk_prefill",
-    "fake_quantize_index",
-    "indexer_bwd",
-    "indexer_kl",
-    "indexer_kl_bwd",
-    "indexer_kl_loss",
-    "indexer_kl_loss_dense",
-    "indexer_logits",
-    "indexer_scores",
-    "lse_for_merge",
-    "lse_from_base2",
-    "lse_to_base2",
-    "merge_attention",
-    "mla_bwd",
-    "prefill_logits",
-    "prepare_sparse_mla_fwd",
-    "quantize_index_k",
-    "quantize_index_q",
-    "quantize_kv",
-    "read_index_k_cache",
-    "read_kv_cache",
-    "sparse_mla",
-    "sparse_mla_fwd",
-    "topk_indices",
-    "write_index_k_cache",
-    "write_kv_cache",
-]
+    from flashdsa.ops import *  # noqa: F403 - their names stand in the files
 
 try:
     __version__ = version("flashdsa")
@@ -81,12 +16,20 @@ except PackageNotFoundError:  # run from a source tree that is not installed
     __version__ = "0+unknown"
 
 
+def _public() -> list[str]:
+    names: list[str] = import_module("flashdsa.ops").PUBLIC
+    return names
+
+
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        function = globals()[name] = getattr(import_module("flashdsa.api"), name)
+    if name == "__all__":
+        return _public()
+    # Python asks for a module's name before it imports the module, which must not import torch.
+    if not name.startswith("_") and find_spec(f"flashdsa.{name}") is None and name in _public():
+        function = globals()[name] = getattr(import_module("flashdsa.ops"), name)
         return function
     raise AttributeError(f"module 'flashdsa' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *_public()])

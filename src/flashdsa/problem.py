@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 D_QK = 576
 """Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
@@ -40,28 +39,6 @@ MAX_NEXT_N = 4
 """Neighbouring queries of one request, at most, whose pages the indexer reads together."""
 
 
-class Operation(StrEnum):
-    """The operations that implementations serve."""
-
-    SPARSE_MLA_FWD = "sparse_mla_fwd"
-    SPARSE_MLA_FWD_OUT = "sparse_mla_fwd_out"
-    MLA_BWD = "mla_bwd"
-    DSA_TOPK_INDEXER = "dsa_topk_indexer"
-    INDEXER_LOGITS = "indexer_logits"
-    TOPK_INDICES = "topk_indices"
-    DSA_TOPK_PREFILL = "dsa_topk_prefill"
-    PREFILL_LOGITS = "prefill_logits"
-    QUANTIZE_INDEX_K = "quantize_index_k"
-    QUANTIZE_INDEX_Q = "quantize_index_q"
-    WRITE_INDEX_K_CACHE = "write_index_k_cache"
-    READ_INDEX_K_CACHE = "read_index_k_cache"
-    ATTENTION_TARGET = "attention_target"
-    INDEXER_SCORES = "indexer_scores"
-    INDEXER_BWD = "indexer_bwd"
-    INDEXER_KL = "indexer_kl"
-    INDEXER_KL_BWD = "indexer_kl_bwd"
-
-
 @dataclass(frozen=True)
 class Problem:
     """A call's requirements, compared with what each implementation declares.
@@ -69,7 +46,7 @@ class Problem:
     Dimensions that a call does not have stay None and constrain nothing.
     """
 
-    operation: Operation
+    operation: str
     device: str
     """Device type of the tensors: "cpu" or "cuda"."""
     dtype: str

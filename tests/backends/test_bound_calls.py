@@ -15,13 +15,9 @@ from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, prefill, sparse_mla
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.operands import (
-    PrefillOperands,
-    SparseMlaOperands,
-    SparseMlaOutOperands,
-    TopkIndexerOperands,
-    TopkPrefillOperands,
-)
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.indexer import TopkIndexerOperands
+from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
 
@@ -31,10 +27,11 @@ class Pretended:
     num_sms = 4
 
     def __init__(self) -> None:
-        self.launches: dict[tuple[Any, ...], Any] = {}
         self.asked: list[KernelPlan] = []
         """Plans of functions, in the order in which they were asked for."""
         self.launched: list[tuple[KernelPlan, tuple[Any, ...]]] = []
+        self.refusal: Exception | None = None
+        """What functions raise in place of a launch."""
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
         """Pairs."""
@@ -43,7 +40,13 @@ class Pretended:
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         """Launches nothing."""
         self.asked.append(plan)
-        return lambda *arguments: self.launched.append((plan, arguments))
+
+        def launch(*arguments: Any) -> None:
+            if self.refusal is not None:
+                raise self.refusal
+            self.launched.append((plan, arguments))
+
+        return launch
 
     def launching(self) -> nullcontext[None]:
         """The device is there."""
@@ -289,8 +292,12 @@ def test_a_bound_indexer_refuses_addresses_and_looks_at_values_each_time(
 ) -> None:
     runner, x = Pretended(), pages_and_rows()
     serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
+    runner.refusal = ValueError("Misaligned Tensor data on argument #2")
     with pytest.raises(UnsupportedError, match="weights: the kernel needs addresses aligned"):
         serve(x._replace(weights=misaligned(x.weights)))
+    with pytest.raises(ValueError, match="argument #2"):
+        serve(x)
+    runner.refusal = None
     x.seq_lens[1] = 129
     serve(x)
     monkeypatch.setenv("FLASHDSA_CHECK", "1")

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated import packages
 from flashdsa.bench.machine import Gpu, HostMachine
 from flashdsa.cli.availability import reason_against
 from flashdsa.jit import loader
 from flashdsa.kernels.catalog import BACKENDS as BACKENDS_WITH_KERNELS
 from flashdsa.kernels.catalog import variants_of
-from flashdsa.problem import Operation
 from flashdsa.settings import BACKENDS, Settings
 
 Run = Callable[..., Result]
@@ -32,7 +32,7 @@ def test_json_has_a_row_for_every_operation_and_backend(run: Run) -> None:
     document = json.loads(run("info", "--json").stdout)
     rows = document["implementations"]
     assert {(row["operation"], row["backend"]) for row in rows} == {
-        (operation.value, backend) for operation in Operation for backend in BACKENDS[1:]
+        (operation, backend) for operation in registry.operations for backend in BACKENDS[1:]
     }
     for row in rows:
         assert row["runs_here"] == (not row["why_not"])
@@ -112,8 +112,9 @@ def test_a_gpu_backend_needs_its_own_capability() -> None:
     assert reason_against("sm90", machine_with(hopper)) is None
     assert reason_against("cpu", machine_with()) is None
     assert reason_against("sm100", machine_with(hopper)) == (
-        "needs a GPU of compute capability 10.0; found NVIDIA H200 (9.0)"
+        "needs a GPU of compute capability 10.0 or 10.3; found NVIDIA H200 (9.0)"
     )
+    assert reason_against("sm100", machine_with(Gpu("NVIDIA B300", (10, 3), 2**38))) is None
     assert reason_against("sm90", machine_with()) == (
         "needs a GPU of compute capability 9.0; found no GPU"
     )

@@ -30,12 +30,12 @@ def test_json_holds_every_region_barrier_and_role(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [(), ("--markdown",), ("--sorted",), ("--splits",), ("--scheduled",)], ids=str
+    "option", [(), ("--markdown",), ("--sorted",), ("--rows", "ctas")], ids=str
 )
 def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tuple[str]) -> None:
     output = run("plan", "indexer", "--arch", "sm_90a", *option).output
     by_score = "--sorted" in option
-    threads = f"{IndexerPlan(sorted=by_score, scheduled=by_score).threads} threads"
+    threads = f"{IndexerPlan(sorted=by_score).threads} threads"
     for word in ("histogram", "232,448", "page_empty", "tile_full", "load", "select", threads):
         assert word in output
     if option != ("--markdown",):
@@ -48,7 +48,7 @@ def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tupl
         (("--num-heads", "48"), "num_heads: expected 16, 32 or 64; got 48"),
         (("--topk", "100"), "topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
-        (("--splits", "--sorted"), "splits: a kernel that sorts splits no rows"),
+        (("--rows", "ctas", "--sorted"), "rows: a kernel that sorts splits no rows"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],
 )

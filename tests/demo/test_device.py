@@ -9,7 +9,6 @@ from flashdsa.backends.catalog import registry
 from flashdsa.demo.run import HOPPER, SIZES, choose_device, run_demo
 from flashdsa.demo.train import DemoOptions
 from flashdsa.kernels.catalog import INDEXER
-from flashdsa.problem import Operation
 
 
 @pytest.fixture(autouse=True)
@@ -58,9 +57,9 @@ def test_a_device_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_hopper_alone_has_kernels_for_every_operation_of_the_demo(tiny: DemoOptions) -> None:
-    served = [Operation(name) for name in run_demo(tiny)["served"]]
+    served = list(run_demo(tiny)["served"])
 
-    def has_kernels(operation: Operation, capability: tuple[int, int]) -> bool:
+    def has_kernels(operation: str, capability: tuple[int, int]) -> bool:
         found = [one.features for one in registry.implementations(operation)]
         return any("cuda" in f.devices and f.capability in (None, capability) for f in found)
 

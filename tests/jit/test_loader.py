@@ -20,6 +20,7 @@ from flashdsa.jit.loader import compile_plan, installed_hash, installed_object, 
 from flashdsa.jit.shared_object import build_shared_object, is_from, load_shared_object
 from flashdsa.jit.sources import package_hash, source_hash
 from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.indexer.plan import Sharing
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.plan.kernel_spec import Variant
 from tests.jit.fake_kernel import COMPILED, KNOWN, SEVEN_PLAN, SPEC, UNKNOWN, Seven, SevenPlan
@@ -215,11 +216,14 @@ def test_only_an_object_that_says_so_is_from_these_sources(tmp_path: Path) -> No
     assert not is_from(_object_of(tmp_path / "a.so", "aaaab"), "aaaa")
 
 
+OTHER = IndexerPlan(sharing=Sharing(split_pages=20))
+
+
 def test_plans_that_are_not_the_catalogs_are_refused() -> None:
     """They would have the name of one that is."""
-    assert IndexerPlan(split_pages=20).name == IndexerPlan().name
+    assert OTHER.name == IndexerPlan().name
     with pytest.raises(ValueError, match="indexer: compiled for its catalog's plans only"):
-        load(INDEXER, IndexerPlan(split_pages=20))
+        load(INDEXER, OTHER)
 
 
 def test_without_cute_dsl_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +234,7 @@ def test_without_cute_dsl_an_error_says_what_to_install(monkeypatch: pytest.Monk
 
 def test_importing_the_package_compiles_and_loads_nothing() -> None:
     code = (
-        "import sys, flashdsa.api, flashdsa.backends.sm90.indexer\n"
+        "import sys, flashdsa.ops, flashdsa.backends.sm90.indexer\n"
         "sys.exit(any(name in sys.modules for name in ('cutlass', 'tvm_ffi')))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

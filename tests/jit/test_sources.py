@@ -62,7 +62,6 @@ FOLLOW = [
     ("plan/smem.py", {"sm90", "sm100"}),
     ("hw/arch.py", {"sm90", "sm100"}),
     ("jit/runtime_shim.c", {"sm90", "sm100"}),
-    ("kernels/attention/sm100/bwd/timeline.py", set()),
     ("kernels/catalog.py", set()),
     ("plan/kernel_spec.py", set()),
     ("jit/loader.py", set()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,33 +11,45 @@ import torch
 
 import flashdsa
 from tests.support.hopper_gpu import HOPPER_GPU
-from workbench.public_calls import CALLS, Tensors
+from workbench.public_calls import PREFILL, Call, public_calls
 
 pytestmark = HOPPER_GPU
+CALLS = list(public_calls("cpu"))
+"""Names."""
 
 
 @pytest.fixture(scope="module")
-def tensors() -> Tensors:
-    """Each call was made twice with them: nothing is compiled or bound again."""
-    made = Tensors()
-    for call in CALLS.values():
-        call(made)
-        call(made)
+def calls() -> dict[str, Call]:
+    """Each was made twice: nothing is compiled or bound again."""
+    made = public_calls("cuda", PREFILL)
+    for name, call in made.items():
+        public, _, operation = name.partition(", ")
+        if public == "bind":
+            serve = flashdsa.bind(operation, tuple(call.arguments.values()))
+            made[name] = call._replace(function=_of_names(serve))
+    for call in made.values():
+        call()
+        call()
     torch.cuda.synchronize()
     return made
 
 
+def _of_names(serve: Callable[[Sequence[Any]], Any]) -> Callable[..., Any]:
+    """Return a bound function as one of operands by name, in their order."""
+    return lambda **operands: serve(tuple(operands.values()))
+
+
 def test_none_is_missing() -> None:
-    assert {name.partition(",")[0] for name in CALLS} == set(flashdsa.__all__) - {"compile_kernel"}
+    assert {name.partition(",")[0] for name in CALLS} == set(flashdsa.__all__) - {"warm_up"}
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_thread_may_begin_with_it(name: str, tensors: Tensors) -> None:
+def test_a_thread_may_begin_with_it(name: str, calls: dict[str, Call]) -> None:
     wrong: list[Exception] = []
 
     def begin() -> None:
         try:
-            CALLS[name](tensors)
+            calls[name]()
         except Exception as error:
             wrong.append(error)
 
@@ -48,44 +61,38 @@ def test_a_thread_may_begin_with_it(name: str, tensors: Tensors) -> None:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_the_host_waits_for_nothing(name: str, tensors: Tensors) -> None:
+def test_the_host_waits_for_nothing(name: str, calls: dict[str, Call]) -> None:
     torch.cuda.set_sync_debug_mode("error")
     try:
-        CALLS[name](tensors)
+        calls[name]()
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_cuda_graph_captures_it(name: str, tensors: Tensors) -> None:
+def test_a_cuda_graph_captures_it(name: str, calls: dict[str, Call]) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        CALLS[name](tensors)
+        calls[name]()
     graph.replay()
     torch.cuda.synchronize()
-
-
-def tensors_of(result: Any) -> list[torch.Tensor]:
-    """The tensors of what a call returned."""
-    if result is None:
-        return []
-    return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 @pytest.mark.parametrize("ambient", ["float64", "bfloat16", "autocast"])
 @pytest.mark.parametrize("name", CALLS)
 def test_default_dtype_and_autocast_change_nothing(
-    name: str, ambient: str, tensors: Tensors
+    name: str, ambient: str, calls: dict[str, Call]
 ) -> None:
     """But the order of additions to dKV and dK, where no order was asked for."""
-    expected = [x.clone() for x in tensors_of(CALLS[name](tensors))]
+    expected = [x.clone() for x in calls[name].results()]
+    assert expected
     if ambient == "autocast":
         with torch.autocast("cuda", torch.bfloat16):
-            got = tensors_of(CALLS[name](tensors))
+            got = calls[name].results()
     else:
         torch.set_default_dtype(getattr(torch, ambient))
         try:
-            got = tensors_of(CALLS[name](tensors))
+            got = calls[name].results()
         finally:
             torch.set_default_dtype(torch.float32)
     for one, wanted in zip(got, expected, strict=True):

@@ -28,6 +28,16 @@ class Call(NamedTuple):
         return [name for name, value in self.arguments.items() if isinstance(value, Tensor)]
 
 
+def bound(operation: str) -> Callable[..., Any]:
+    """The operation bound and called once; its operands by name, in order."""
+
+    def call(**operands: Tensor | None) -> Any:
+        given = tuple(operands.values())
+        return flashdsa.bind(operation, given)(given)
+
+    return call
+
+
 def public_calls(device: str) -> dict[str, Call]:
     """By what they are called here, which begins with the function's name."""
     generator = torch.Generator().manual_seed(0)
@@ -49,6 +59,7 @@ def public_calls(device: str) -> dict[str, Call]:
     out, lse = flashdsa.sparse_mla_fwd(**attention)
     rows = {"q": attention["q"], "kv": attention["kv"], "indices": attention["indices"]}
     packed = {**rows, "kv": flashdsa.quantize_kv(attention["kv"])}
+    optional = {name: attention[name] for name in ("topk_length", "attn_sink")}
     buffers = {"out": torch.empty_like(out), "lse": torch.empty_like(lse)}
     trained = {
         "q_index": normal(S, H_INDEX, 128, dtype=bf16),
@@ -94,7 +105,10 @@ def public_calls(device: str) -> dict[str, Call]:
             {**rows, "indices": rows["indices"].long()},
         ),
         "sparse_mla_fwd, buffers": (f.sparse_mla_fwd, {**rows, **buffers}),
-        "prepare_sparse_mla_fwd": (f.prepare_sparse_mla_fwd, {**attention, **buffers}),
+        "bind, buffers": (
+            bound("sparse_mla_fwd_out"),
+            {**rows, **buffers, "max_logits": None, **optional},
+        ),
         "sparse_mla": (f.sparse_mla, attention),
         "mla_bwd": (f.mla_bwd, {**attention, "dO": out, "lse": lse, "O": out}),
         "lse_to_base2": (f.lse_to_base2, {"lse": lse}),
@@ -122,10 +136,7 @@ def public_calls(device: str) -> dict[str, Call]:
             f.dsa_topk_indexer,
             {**indexer, "topk_indices": ids, "sorted": True},
         ),
-        "dsa_topk_indexer_launch": (
-            f.dsa_topk_indexer_launch,
-            {**indexer, "topk_indices": ids},
-        ),
+        "bind": (bound("dsa_topk_indexer"), {**indexer, "topk_indices": ids}),
         "indexer_logits": (f.indexer_logits, {**indexer, "max_len": 64 * PAGES}),
         "topk_indices": (
             f.topk_indices,

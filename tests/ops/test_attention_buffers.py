@@ -1,4 +1,4 @@
-"""The forward into the caller's buffers, its largest logits, and launches prepared for tensors."""
+"""The forward into the caller's buffers, and its largest logits."""
 
 from __future__ import annotations
 
@@ -71,19 +71,6 @@ def test_they_have_no_gradient_and_o_keeps_its_own() -> None:
     assert torch.equal(got, expected)
 
 
-def test_a_prepared_launch_computes_with_what_the_tensors_hold_then() -> None:
-    arguments = _arguments()
-    out, lse, largest = _buffers()
-    launch = flashdsa.prepare_sparse_mla_fwd(**arguments, out=out, lse=lse, max_logits=largest)
-    for _ in range(2):
-        arguments["q"].mul_(2)
-        arguments["indices"].copy_(arguments["indices"].flip(0))
-        launch()
-        expected = flashdsa.sparse_mla_fwd(**arguments, d_v=D_V, return_max_logits=True)
-        got = (out, lse, largest)
-        assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
-
-
 def test_compiled_code_writes_to_its_buffers() -> None:
     arguments = _arguments()
     out, lse, _ = _buffers()
@@ -138,21 +125,7 @@ def test_a_buffer_of_another_d_v() -> None:
     _, lse, _ = _buffers()
     wide = torch.zeros(3, 2, 13).bfloat16()
     with pytest.raises(ValueError, match=r"out: expected a last dimension d_v in \[1, 12\]"):
-        flashdsa.prepare_sparse_mla_fwd(**_arguments(), out=wide, lse=lse)
-
-
-def test_what_a_prepared_launch_would_have_to_copy_is_refused() -> None:
-    arguments, (out, lse, _) = _arguments(), _buffers()
-    with pytest.raises(TypeError, match="indices: expected dtype int32; got int64"):
-        flashdsa.prepare_sparse_mla_fwd(
-            **{**arguments, "indices": arguments["indices"].long()}, out=out, lse=lse
-        )
-    gaps = torch.zeros(3, 2, 24).bfloat16()[..., :12]
-    with pytest.raises(ValueError, match=r"q: expected a tensor without gaps.*copies nothing"):
-        flashdsa.prepare_sparse_mla_fwd(**{**arguments, "q": gaps}, out=out, lse=lse)
-    odd = torch.zeros(3 * 24 + 1).bfloat16()[1:].view(3, 2, 12)
-    with pytest.raises(ValueError, match=r"q: expected .*multiple of 16 bytes"):
-        flashdsa.prepare_sparse_mla_fwd(**{**arguments, "q": odd}, out=out, lse=lse)
+        flashdsa.bind("sparse_mla_fwd_out", (*_arguments().values(), wide, lse))
 
 
 def test_a_gradient_is_refused() -> None:
@@ -160,8 +133,8 @@ def test_a_gradient_is_refused() -> None:
     arguments["kv"].requires_grad_()
     with pytest.raises(NotImplementedError, match="caller's buffers have no gradient"):
         flashdsa.sparse_mla_fwd(**arguments, d_v=D_V, out=out)
-    with pytest.raises(NotImplementedError, match="caller's buffers have no gradient"):
-        flashdsa.prepare_sparse_mla_fwd(**arguments, out=out, lse=lse)
+    with pytest.raises(NotImplementedError, match="a bound function records no gradient"):
+        flashdsa.bind("sparse_mla_fwd_out", (*arguments.values(), out, lse))
     with torch.no_grad():
         flashdsa.sparse_mla_fwd(**arguments, d_v=D_V, out=out)
 

@@ -11,8 +11,8 @@ import torch
 
 import flashdsa
 from tests.ops import inputs
-from tests.ops.public_calls import public_calls
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 
 def _forward_arguments() -> dict[str, Any]:
@@ -182,14 +182,16 @@ def test_a_batch_is_told_how_to_fold(function: Any) -> None:
         function(**_batched(arguments))
 
 
-@pytest.mark.parametrize("prepare", [False, True])
-def test_a_batch_with_buffers_is_told_how_to_fold(prepare: bool) -> None:
+def test_a_batch_with_buffers_is_told_how_to_fold() -> None:
     arguments = _forward_arguments()
     out, lse = flashdsa.sparse_mla_fwd(**arguments)
     del arguments["d_v"]
-    function: Any = flashdsa.prepare_sparse_mla_fwd if prepare else flashdsa.sparse_mla_fwd
     with pytest.raises(ValueError, match=f"^{FOLDED_ATTENTION}"):
-        function(**_batched({**arguments, "out": out, "lse": lse}))
+        flashdsa.sparse_mla_fwd(**_batched({**arguments, "out": out, "lse": lse}))
+    rows = _batched(arguments)
+    operands = rows["q"], rows["kv"], rows["indices"], out, lse
+    with pytest.raises(ValueError, match=f"^{FOLDED_ATTENTION}"):
+        flashdsa.bind("sparse_mla_fwd_out", operands)
 
 
 def test_a_batch_folded_as_the_message_says_gives_what_its_sequences_give() -> None:

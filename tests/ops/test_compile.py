@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.ops.table import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
-from tests.ops.public_calls import public_calls
+from workbench.public_calls import public_calls
 
-PUBLIC = {spec.operation.value for spec in OPERATIONS} | {"sparse_mla", "indexer_kl_loss"}
+PUBLIC = {*OPERATIONS} | {"sparse_mla", "indexer_kl_loss"}
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,7 @@ def test_indexer_compiles_whole_and_writes_its_output() -> None:
 def test_the_first_call_of_a_process_may_be_compiled(name: str, new_calls: None) -> None:
     """Nothing of a table was looked up before."""
     call = public_calls("cpu")[name]
-    for spec in OPERATIONS:
+    for spec in OPERATIONS.values():
         for table in (spec, *spec.operands):
             for attribute, value in vars(type(table)).items():
                 if isinstance(value, cached_property):

@@ -12,9 +12,9 @@ from torch.library import opcheck
 import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.cpu import prefill as cpu_prefill
-from flashdsa.ops import table
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.spec import OpSpec
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
 
 
@@ -42,7 +42,7 @@ def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, 
 @pytest.mark.parametrize("optional", [False, True], ids=["plain", "sink_and_length"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 def test_opcheck_sparse_mla_fwd(dtype: torch.dtype, optional: bool, grad: bool) -> None:
-    opcheck(custom_op(table.SPARSE_MLA_FWD), _forward_args(dtype, grad, optional))
+    opcheck(custom_op(OPERATIONS["sparse_mla_fwd"]), _forward_args(dtype, grad, optional))
 
 
 @pytest.mark.parametrize("optional", [False, True], ids=["plain", "max_logits_and_length"])
@@ -52,7 +52,7 @@ def test_opcheck_sparse_mla_fwd_out(optional: bool) -> None:
     out, lse = torch.zeros(*rows, x.d_v, dtype=torch.bfloat16), torch.zeros(rows)
     further = (torch.zeros(rows), x.topk_length, x.attn_sink) if optional else (None,) * 3
     args = (x.q, x.kv, x.indices, out, lse, *further, 0.3, "cpu")
-    opcheck(custom_op(table.SPARSE_MLA_FWD_OUT), args)
+    opcheck(custom_op(OPERATIONS["sparse_mla_fwd_out"]), args)
 
 
 @pytest.mark.parametrize("dkv_dtype", [None, torch.bfloat16], ids=str)
@@ -64,7 +64,7 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
         x.q, x.kv, x.indices, d_v=x.d_v, topk_length=length, attn_sink=sink
     )
     args = (x.q, x.kv, torch.randn_like(out), lse, out, x.indices, length, sink)
-    opcheck(custom_op(table.MLA_BWD), (*args, 0.3, True, dkv_dtype, "cpu"))
+    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, dkv_dtype, "cpu"))
 
 
 def _indexer_out() -> tuple[Any, ...]:
@@ -97,14 +97,14 @@ def _index_args(grad: bool) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("spec", "args"),
     [
-        (table.DSA_TOPK_INDEXER, _indexer_out),
-        (table.INDEXER_LOGITS, lambda: (*inputs.indexer(), 200, "cpu")),
+        (OPERATIONS["dsa_topk_indexer"], _indexer_out),
+        (OPERATIONS["indexer_logits"], lambda: (*inputs.indexer(), 200, "cpu")),
         (
-            table.TOPK_INDICES,
+            OPERATIONS["topk_indices"],
             lambda: (torch.randn(2, 9), torch.tensor([9, 3], dtype=torch.int32), 4, True, "cpu"),
         ),
         (
-            table.DSA_TOPK_PREFILL,
+            OPERATIONS["dsa_topk_prefill"],
             lambda: (
                 *_prefill_args(torch.bfloat16),
                 torch.zeros(2, 6, dtype=torch.int32),
@@ -115,31 +115,31 @@ def _index_args(grad: bool) -> tuple[Any, ...]:
             ),
         ),
         (
-            table.PREFILL_LOGITS,
+            OPERATIONS["prefill_logits"],
             lambda: (*_prefill_args(torch.float8_e4m3fn), None, torch.rand(9), "cpu"),
         ),
-        (table.QUANTIZE_INDEX_K, lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
+        (OPERATIONS["quantize_index_k"], lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
         (
-            table.QUANTIZE_INDEX_Q,
+            OPERATIONS["quantize_index_q"],
             lambda: (torch.randn(2, 4, 128).bfloat16(), torch.randn(2, 4), "cpu"),
         ),
-        (table.WRITE_INDEX_K_CACHE, _written_cache),
+        (OPERATIONS["write_index_k_cache"], _written_cache),
         (
-            table.READ_INDEX_K_CACHE,
+            OPERATIONS["read_index_k_cache"],
             lambda: (inputs.indexer().k_index_cache_fp8, torch.tensor([0, 200]), "cpu"),
         ),
-        (table.ATTENTION_TARGET, _target_args),
-        (table.INDEXER_SCORES, lambda: (*_index_args(True), None, False, "cpu", "cpu")),
+        (OPERATIONS["attention_target"], _target_args),
+        (OPERATIONS["indexer_scores"], lambda: (*_index_args(True), None, False, "cpu", "cpu")),
         (
-            table.INDEXER_BWD,
+            OPERATIONS["indexer_bwd"],
             lambda: (*_index_args(False), torch.randn(3, 6), None, True, None, "cpu"),
         ),
         (
-            table.INDEXER_KL,
+            OPERATIONS["indexer_kl"],
             lambda: (torch.randn(3, 6).requires_grad_(), torch.rand(3, 6), "cpu", "cpu"),
         ),
         (
-            table.INDEXER_KL_BWD,
+            OPERATIONS["indexer_kl_bwd"],
             lambda: (torch.randn(3, 6), torch.rand(3, 6), torch.randn(3), "cpu"),
         ),
     ],

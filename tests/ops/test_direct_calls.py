@@ -5,10 +5,10 @@ The kernel and its GPU are pretended: a backend of CPU tensors that notes its la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import product
 from typing import Any, ClassVar
 
 import pytest
@@ -23,17 +23,13 @@ import flashdsa
 from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.features import OneOf
-from flashdsa.backends.gpu.context import THREAD
-from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.indexer_launch import LAUNCHES, LaunchCache
-from flashdsa.ops.plain import is_plain_eager
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.table import DSA_TOPK_INDEXER
-from flashdsa.problem import Operation
+from flashdsa.dispatch.eager import is_plain_eager
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from tests.ops import inputs
 
 TOPK = 16
-WAYS = ("serve", "runner", "launch_config")
+WAYS = ("runner", "bind")
 HEADS = (4, 8)
 HELD = inputs.indexer()
 CACHE = HELD.k_index_cache_fp8
@@ -42,21 +38,21 @@ OP = custom_op(DSA_TOPK_INDEXER)
 
 @dataclass
 class Kernel:
-    """A backend with launch configs: says which way a call came, and writes as a kernel would."""
+    """A backend that binds: says whether a call was checked, and writes as a kernel would."""
 
     calls: list[str] = field(default_factory=list)
     error: Exception | None = None
     refusal: Exception | None = None
     """What the function raises before it writes."""
     tables: list[tuple[int, int, bool]] = field(default_factory=list)
-    """Rows and pages of the table of every call, and the order if it is known."""
+    """Rows and pages of the table of every call, and the order."""
 
     def runner(self, device: torch.device) -> Any:
         """The kernel stands for its GPU too."""
         assert device.type == "cpu"
         return self
 
-    def serve(
+    def bind(
         self,
         runner: Any,
         operands: TopkIndexerOperands,
@@ -64,36 +60,24 @@ class Kernel:
         sorted: bool,
         positions: bool,
         check: bool,
-    ) -> None:
-        """The whole way."""
+    ) -> Callable[[Sequence[Tensor]], None]:
+        """A call that was checked."""
         assert runner is self
-        self.tables.append((*operands.block_table.shape, sorted))
-        self._write("checked" if check else "unchecked", operands.topk_indices)
+        ways = iter(["checked"])
 
-    def launch_config(
-        self, runner: Any, num_heads: int, topk: int, sorted: bool, positions: bool, rows: int
-    ) -> tuple[Callable[..., None], int, int]:
-        """The short way."""
-        assert runner is self
-        return partial(self.function, (num_heads, topk)), 3 * rows, 4
+        def serve(given: Sequence[Tensor]) -> None:
+            assert len(given[3]) == len(operands.seq_lens)
+            for tensor in given:
+                assert tensor.stride() is not None and tensor.data_ptr() is not None
+            if self.refusal is not None:
+                raise self.refusal
+            if self.error is not None:
+                raise self.error
+            self.tables.append((*given[4].shape, sorted))
+            self.calls.append(next(ways, "direct"))
+            given[5].detach().fill_(7)
 
-    def function(self, compiled_for: tuple[int, int], *arguments: Any) -> None:
-        """The kernel's function."""
-        for tensor in arguments[:6]:
-            assert tensor.stride() is not None and tensor.data_ptr()  # what DLPack hands over
-        if self.refusal is not None:
-            raise self.refusal
-        if (arguments[0].shape[1], arguments[5].shape[1]) != compiled_for:
-            raise ValueError("Mismatched sizes")
-        assert arguments[6:] == (3 * len(arguments[0]), 4)
-        self.tables.append((*arguments[4].shape, False))
-        self._write("direct", arguments[5])
-
-    def _write(self, way: str, out: Tensor) -> None:
-        if self.error is not None:
-            raise self.error
-        self.calls.append(way)
-        out.detach().fill_(7)
+        return serve
 
 
 @pytest.fixture
@@ -101,7 +85,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
     pretended = Kernel()
     (real,) = (
         i
-        for i in registry.implementations(Operation.DSA_TOPK_INDEXER)
+        for i in registry.implementations("dsa_topk_indexer")
         if i.backend == "sm90" and not i.features.positions
     )
     features = replace(
@@ -109,24 +93,19 @@ def kernel(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[Kernel]
         devices=("cpu",),
         num_heads=replace(real.features.num_heads, values=HEADS),
         topk=OneOf((TOPK, 2 * TOPK)),
-        capability=None,
+        capabilities=(),
     )
     implementation = replace(
         real,
-        entry="pretended:serve",
         runner="pretended:runner",
-        launch_config="pretended:launch_config",
-        bind="",
+        bind="pretended:bind",
         features=features,
     )
     loads = {f"pretended:{way}": getattr(pretended, way) for way in WAYS}
     monkeypatch.setattr(registry, "_implementations", [implementation])
     monkeypatch.setattr(registry, "_selected", {})
     monkeypatch.setattr(registry_module, "_load", loads.__getitem__)
-    monkeypatch.setattr(THREAD, "has_context", True)
-    LAUNCHES.clear()
     yield pretended
-    LAUNCHES.clear()
 
 
 def output() -> Tensor:
@@ -145,19 +124,6 @@ def call(
     flashdsa.dsa_topk_indexer(*operands.values(), out, sorted=sorted, ids=ids, backend=backend)
 
 
-def test_a_thread_without_a_context_is_not_launched_for_at_once(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The runner of the backend gives it one; the driver would refuse the launch."""
-    call()
-    flashdsa.dsa_topk_indexer_launch(*HELD, output())
-    monkeypatch.setattr(THREAD, "has_context", False)
-    kernel.calls.clear()
-    call()
-    flashdsa.dsa_topk_indexer_launch(*HELD, output())
-    assert "direct" not in kernel.calls
-
-
 def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
     out = output()
     for turn, way in enumerate(("checked", "direct", "direct"), 1):
@@ -174,8 +140,6 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
     assert kernel.calls[-2:] == ["checked", "checked"]
     with pytest.raises(NotImplementedError, match="positions"):
         call(ids="position")
-    call(block_table=torch.zeros(2, 9, dtype=torch.int32)[:, :3])
-    assert kernel.calls[-1] == "direct"  # of what else there is, the kernel's function takes care
 
 
 @pytest.mark.parametrize(
@@ -244,18 +208,59 @@ def test_too_many_pages_are_an_error_and_none_are_served_the_whole_way(kernel: K
     assert kernel.calls == ["checked", "checked"]
 
 
-def test_a_refused_call_is_checked_and_served_or_raises(kernel: Kernel) -> None:
+def test_a_wrong_layout_is_an_error_and_errors_of_launches_reach_the_caller(
+    kernel: Kernel,
+) -> None:
     call()
-    kernel.refusal = ValueError("Mismatched Tensor on argument #2")
     out = output()
     with pytest.raises(ValueError, match="weights: expected a contiguous last dimension"):
         call(out, weights=torch.zeros(4, 2).t())
+    for error in (ValueError("Mismatched Tensor"), RuntimeError("CUDA error 700")):
+        kernel.refusal = error
+        with pytest.raises(type(error), match=str(error)):
+            call(out)
+    kernel.refusal = None
     assert kernel.calls == ["checked"] and (out == -99).all()
     call(out)
-    assert kernel.calls == ["checked", "checked"] and (out == 7).all()
-    kernel.error = RuntimeError("CUDA error 700")
-    with pytest.raises(RuntimeError, match="CUDA error 700"):
-        call()
+    assert kernel.calls == ["checked", "direct"] and (out == 7).all()
+
+
+def test_numbers_of_pages_and_tables_of_any_width_are_one_call(kernel: Kernel) -> None:
+    call()
+    buffer = torch.zeros(2, 9, dtype=torch.int32)
+    for pages in (1, 2, 5):
+        for width in (1, 3, 9):
+            table = torch.zeros(2, width, dtype=torch.int32)
+            call(k_index_cache_fp8=CACHE[:1].expand(pages, -1, -1, -1).clone(), block_table=table)
+            assert kernel.calls.pop() == "direct" and kernel.tables[-1][1] == width
+    ways = []
+    for width in (2, 3, 8):  # a server's buffer is wider than what it needs
+        call(block_table=buffer[:, :width])
+        ways.append(kernel.calls.pop())
+    assert ways == ["checked", "direct", "direct"]
+    for ids in (buffer[:, :8].flatten()[: 2 * TOPK], buffer[0]):
+        with pytest.raises(ValueError):
+            call(ids, block_table=buffer[:, :8])
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["dense", "of a wider table"])
+def test_ids_in_the_end_of_a_wide_table_or_of_many_pages_are_found(
+    kernel: Kernel, wide: bool
+) -> None:
+    """The bytes of what has a free size are those of this call, not of the call that was bound."""
+    buffer = torch.zeros(4 * TOPK, 8, dtype=torch.int32)
+    narrow = buffer[:2, :1] if wide else torch.zeros(2, 1, dtype=torch.int32)
+    for _ in range(2):
+        call(block_table=narrow)
+    far = torch.zeros(2 * 9 * TOPK, dtype=torch.int32)
+    table = far.view(2, -1)[:, : 8 * TOPK] if wide else far.view(2, -1)
+    with pytest.raises(ValueError, match="shares memory with block_table"):
+        call(table[1, -2 * TOPK :].view(2, TOPK), block_table=table)
+    pages = torch.zeros(5, 64, 1, 132, dtype=torch.uint8)
+    ids = pages[4].flatten()[: 8 * TOPK].view(torch.int32).view(2, TOPK)
+    with pytest.raises(ValueError, match="shares memory with k_index_cache_fp8"):
+        call(ids, k_index_cache_fp8=pages)
+    assert kernel.calls == ["checked", "direct"]
 
 
 def test_the_environment_is_read_at_every_call(
@@ -385,8 +390,9 @@ def test_tensors_that_stand_for_others_go_the_whole_way(kernel: Kernel) -> None:
     with pytest.raises(NotImplementedError, match=r"topk_indices: .* must have the batch's dim"):
         torch.func.vmap(lambda w: call(weights=w) or w)(weights[None])
     assert kernel.calls == ["checked"]
-    call(weights=torch.nn.Parameter(weights))
-    assert kernel.calls[-1] == "direct"  # by the dispatcher
+    for way in ("checked", "direct"):  # by the dispatcher
+        call(weights=torch.nn.Parameter(weights))
+        assert kernel.calls[-1] == way
 
 
 @pytest.mark.parametrize("inference", [False, True], ids=["no_grad", "inference_mode"])
@@ -397,47 +403,14 @@ def test_without_gradients_calls_are_direct(kernel: Kernel, inference: bool) -> 
             assert is_plain_eager()
             made_here = output()
             call(made_here)
-            call(outside)
-        assert kernel.calls.pop() == "direct" and kernel.calls.pop() == way
+            call(outside)  # to inference mode another kind of tensor
+        assert kernel.calls[-2:] == [way, way if inference else "direct"]
     with nullcontext() if inference else torch.inference_mode():
         call(made_here)
     assert made_here.is_inference() is inference and (made_here == 7).all()
 
 
-def test_unchecked_launches_are_direct_too(kernel: Kernel) -> None:
-    def launch(**changed: Any) -> str:
-        out = output()
-        operands = {**HELD._asdict(), **changed}
-        flashdsa.dsa_topk_indexer_launch(*operands.values(), out)
-        assert (out == 7).all()
-        return kernel.calls[-1]
-
-    assert [launch(), launch()] == ["unchecked", "direct"]
-    assert launch(k_index_cache_fp8=CACHE[:0]) == "unchecked"
-    for refusal in (ValueError("Mismatched Tensor"), TypeError("Mismatched type")):
-        kernel.refusal = refusal
-        assert launch() == "unchecked"
-        kernel.refusal = None
-        assert launch() == "direct"
-    kernel.error = ValueError("expected dtype=float32")
-    with pytest.raises(ValueError, match="expected dtype=float32"):
-        launch()
-
-
-@pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
-def test_the_drivers_errors_are_not_taken_for_refusals(kernel: Kernel, checked: bool) -> None:
-    launch = call if checked else partial(flashdsa.dsa_topk_indexer_launch, *HELD, output())
-    launch()
-    kernel.refusal = RuntimeError("CUDA error 700")
-    with pytest.raises(RuntimeError, match="CUDA error 700"):
-        launch()
-    assert len(kernel.calls) == 1
-
-
-@pytest.mark.parametrize("checked", [False, True], ids=["unchecked", "checked"])
-def test_calls_of_as_many_elements_but_other_sizes_are_direct_in_turn(
-    kernel: Kernel, checked: bool
-) -> None:
+def test_calls_of_as_many_elements_but_other_sizes_are_direct_in_turn(kernel: Kernel) -> None:
     """Two rows of H heads and topk ids, one row of twice as many of each."""
     two_rows = (*HELD, output())
     one_row = (
@@ -448,24 +421,16 @@ def test_calls_of_as_many_elements_but_other_sizes_are_direct_in_turn(
         HELD.block_table[:1],
         torch.zeros(1, 2 * TOPK, dtype=torch.int32),
     )
-    launch = flashdsa.dsa_topk_indexer if checked else flashdsa.dsa_topk_indexer_launch
     for _ in range(3):
-        launch(*two_rows)
-        launch(*one_row)
-    assert kernel.calls[2:] == ["direct"] * 4
-
-
-def test_launches_are_forgotten_before_there_are_too_many() -> None:
-    launches = LaunchCache(most=2)
-    for key in range(3):
-        launches.keep((key,), 1, (print, key, 0))
-    assert [launches.find((key,)) for key in range(3)] == [None, None, (print, 2, 0)]
+        flashdsa.dsa_topk_indexer(*two_rows)
+        flashdsa.dsa_topk_indexer(*one_row)
+    assert kernel.calls == ["checked"] * 2 + ["direct"] * 4
 
 
 def test_warming_up_meets_every_kernel(kernel: Kernel) -> None:
     """Either order, more rows than SMs, two queries of many requests, a table of rows long enough
     to be shared by clusters."""
-    flashdsa.compile_kernel(num_heads=4, topk=TOPK, backend="sm90")
-    one, wide, many, pairs = (1, 1), (1, 16384), (256, 1), (128, 1)
-    by_position = [(*table, False) for table in (one, wide, many, pairs)]
-    assert kernel.tables == [*by_position, (*one, True), (*many, True)]
+    orders = (False, True)
+    flashdsa.warm_up("dsa_topk_indexer", H=4, topk=TOPK, sorted=orders, backend="sm90")
+    sizes = product((1, 256, 128), (1, 16384), orders)
+    assert sorted(kernel.tables) == sorted(sizes)

@@ -15,6 +15,7 @@ import flashdsa
 from flashdsa.errors import UnsupportedError
 from tests.ops import inputs
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 F64 = torch.float64
 ROUNDING = {F64: 1e-9, torch.bfloat16: 0.04}
@@ -45,10 +46,10 @@ def _into_lse(kv: Tensor) -> Tensor:
     return flashdsa.sparse_mla_fwd(X.q, kv, X.indices, d_v=X.d_v, lse=torch.zeros_like(LSE))[1]
 
 
-def _prepared(q: Tensor) -> Tensor:
-    out = torch.zeros(3, 2, X.d_v, dtype=F64)
-    flashdsa.prepare_sparse_mla_fwd(q, X.kv, X.indices, out, torch.zeros_like(LSE))()
-    return out
+def _bound(q: Tensor) -> Tensor:
+    operands = q, X.kv, X.indices, torch.zeros(3, 2, X.d_v, dtype=F64), torch.zeros_like(LSE)
+    flashdsa.bind("sparse_mla_fwd_out", operands)(operands)
+    return operands[3]
 
 
 def _into_cache(kv: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ REFUSED: dict[str, list[tuple[Function, Tensor]]] = {
         (_into_out, X.q),
         (_into_lse, X.kv),
     ],
-    "prepare_sparse_mla_fwd": [(_prepared, X.q)],
+    "bind": [(_bound, X.q)],
     "mla_bwd": [(_bwd, _normal(3, 2, X.d_v))],
     "merge_attention": [
         (lambda outs: flashdsa.merge_attention(outs, _normal(2, 3, 4))[0], _normal(2, 3, 4, 8)),
@@ -128,13 +129,12 @@ RIGHT: dict[str, list[tuple[Function, Tensor]]] = {
 }
 INTEGERS = {
     "causal_ranges",
-    "compile_kernel",
     "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
     "dsa_topk_prefill",
     "quantize_kv",
     "read_index_k_cache",
     "topk_indices",
+    "warm_up",
     "write_index_k_cache",
 }
 """Operations whose results are ids or bytes, or whose operands are: they have no derivative."""
@@ -147,8 +147,24 @@ def _cases(table: dict[str, list[tuple[Function, Tensor]]]) -> Iterator[Case]:
             yield f"{name}, {derivative.__name__}", derivative, function, primal
 
 
-def test_every_public_name_is_here() -> None:
-    assert {*REFUSED, *RIGHT, *INTEGERS} == set(flashdsa.__all__)
+def _as_called(name: str) -> list[tuple[Function, Tensor]]:
+    """A small right call of the function, as one of each operand that may have a derivative."""
+    call = public_calls("cpu")[name]
+
+    def of(argument: str) -> Function:
+        def function(value: Tensor) -> Tensor:
+            results = call.function(**{**call.arguments, argument: value})
+            first: Tensor = results if isinstance(results, Tensor) else results[0]
+            return first
+
+        return function
+
+    tensors = {n: x for n, x in call.arguments.items() if isinstance(x, Tensor)}
+    return [(of(n), x) for n, x in tensors.items() if x.is_floating_point() and x.itemsize > 1]
+
+
+def test_every_public_name_is_a_function() -> None:
+    assert {*REFUSED, *RIGHT, *INTEGERS} <= set(flashdsa.__all__)
     assert all(inspect.isfunction(getattr(flashdsa, name)) for name in flashdsa.__all__)
 
 
@@ -164,7 +180,8 @@ def _by_duals(function: Function, primal: Tensor, along: Tensor) -> Tensor:
 
 
 def test_forward_mode_is_refused(subtests: CaseLoop) -> None:
-    for name, derivative, function, primal in _cases(REFUSED):
+    others = set(flashdsa.__all__) - {*REFUSED, *RIGHT, *INTEGERS}
+    for name, derivative, function, primal in _cases(REFUSED | {x: _as_called(x) for x in others}):
         with subtests.test(name):
             with pytest.raises(UnsupportedError, match="forward-mode AD"):
                 derivative(function, primal, torch.ones_like(primal))

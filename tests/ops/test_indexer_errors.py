@@ -182,17 +182,19 @@ def test_page_ids_in_unused_slots_may_be_anything() -> None:
     assert (out >= 0).all()
 
 
-def test_launch_without_checks_clamps_and_skips() -> None:
+def test_a_bound_call_clamps_and_skips() -> None:
     arguments = _arguments()
     arguments["seq_lens"] = _int32(10_000, -5)
     arguments["block_table"] = torch.stack([_int32(2, 9, 1), _int32(0, 0, 0)])
     out = torch.full((2, 200), POISON, dtype=torch.int32)
-    flashdsa.dsa_topk_indexer_launch(*arguments.values(), out)
+    operands = (*arguments.values(), out)
+    flashdsa.bind("dsa_topk_indexer", operands)(operands)
     good = torch.cat([torch.arange(2 * 64, 3 * 64), torch.arange(64, 2 * 64)]).int()
     assert torch.equal(out[0], torch.cat([good, torch.full((72,), -1, dtype=torch.int32)]))
     assert (out[1] == -1).all()
     ranked = torch.full((2, 100), POISON, dtype=torch.int32)
-    flashdsa.dsa_topk_indexer_launch(*arguments.values(), ranked)
+    operands = (*arguments.values(), ranked)
+    flashdsa.bind("dsa_topk_indexer", operands)(operands)
     assert set(ranked[0].tolist()) <= set(good.tolist())
     assert len(set(ranked[0].tolist())) == 100
 
@@ -285,24 +287,6 @@ def test_write_index_k_cache(subtests: CaseLoop) -> None:
 def test_read_index_k_cache(slot: int) -> None:
     with pytest.raises(ValueError, match=rf"slots: expected slots in \[0, 320\), .*; got {slot}"):
         flashdsa.read_index_k_cache(CACHE, torch.tensor([0, slot]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"num_heads": 0}, ValueError, "num_heads: expected at least 1; got 0"),
-        ({"topk": 1.5}, TypeError, "topk: expected an integer; got float"),
-        ({"backend": "sm100"}, NotImplementedError, "backend 'sm100'"),
-    ],
-)
-def test_compile_kernel(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        flashdsa.compile_kernel(**arguments)
-
-
-def test_compile_kernel_warms_up() -> None:
-    flashdsa.compile_kernel(backend="cpu")
-    flashdsa.compile_kernel(num_heads=16, topk=512)
 
 
 @pytest.mark.parametrize(

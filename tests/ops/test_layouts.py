@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentTypeError
-from tests.ops.public_calls import public_calls
 from tests.support.hopper_gpu import HOPPER_GPU
 from tests.support.subtests import CaseLoop
+from workbench.public_calls import public_calls
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
@@ -38,8 +38,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sparse_csr": sparse_csr,
 }
 CALLS = public_calls("cpu")
-UNCHECKED = ("dsa_topk_indexer_launch",)
-ONCE = [name for name in CALLS if "," not in name and name not in UNCHECKED]
+ONCE = [name for name in CALLS if "," not in name]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=HOPPER_GPU)])

@@ -14,10 +14,9 @@ import pytest
 import torch
 
 import flashdsa
-import flashdsa.api
 import flashdsa.distributed
 from tests.ops.host_reads import HostReads
-from tests.ops.public_calls import public_calls
+from workbench.public_calls import public_calls
 
 
 def _kv_cache(packed: bool) -> torch.Tensor:
@@ -69,7 +68,7 @@ COMPOSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_nothing_is_read_by_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for asks in ("api.kv_cache.are_values_read", "api.prefill.are_values_read"):
+    for asks in ("ops.kv_cache.are_values_read", "ops.prefill.are_values_read"):
         monkeypatch.setattr(f"flashdsa.{asks}", lambda tensor: False)
     monkeypatch.setattr("flashdsa.distributed.decode._are_checked", lambda tensor: False)
     group = SimpleNamespace(name="", size=2, rank=1)
@@ -102,4 +101,4 @@ def test_what_waits_is_seen(name: str) -> None:
 def test_the_gpus_test_calls_every_public_operation() -> None:
     called = {name.partition(",")[0] for name in public_calls("cpu")}
     # A warm-up, which waits: it is there to be waited for.
-    assert called == set(flashdsa.api.__all__) - {"compile_kernel"}
+    assert called == set(flashdsa.__all__) - {"warm_up"}

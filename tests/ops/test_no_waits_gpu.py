@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import flashdsa
-from tests.ops.public_calls import public_calls
 from tests.support.hopper_gpu import HOPPER_GPU
+from workbench.public_calls import public_calls
 
 pytestmark = HOPPER_GPU
 

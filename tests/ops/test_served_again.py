@@ -13,11 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch import call_cache, registration
+from flashdsa.dispatch.call_cache import CallCache
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import FlashDsaError
-from flashdsa.ops import registration, table
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.spec import OpSpec
-from flashdsa.problem import Operation
+from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
 
 
@@ -28,7 +29,7 @@ def checks(monkeypatch: pytest.MonkeyPatch, new_calls: None) -> Iterator[list[st
     check = OpSpec.check
 
     def noted(spec: OpSpec, *arguments: object) -> object:
-        checked.append(spec.operation.value)
+        checked.append(spec.operation)
         return check(spec, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(OpSpec, "check", noted)
@@ -108,7 +109,7 @@ def test_calls_that_write_are_remembered_and_autograd_is_told_each_time(checks: 
         best = reference.dsa_topk_prefill(scores, None, ends, 5)
         assert torch.equal(ids, best)
         writes = ids._version
-        custom_op(table.DSA_TOPK_PREFILL)(
+        custom_op(OPERATIONS["dsa_topk_prefill"])(
             q_index, k_index, weights, ends, ids, None, None, False, "auto"
         )
         assert ids._version - writes == told and torch.equal(ids, best)
@@ -131,7 +132,7 @@ def new(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     call = registration._call
 
     def note(spec: OpSpec, *arguments: Any) -> Any:
-        noted.append(spec.operation.value)
+        noted.append(spec.operation)
         return call(spec, *arguments)
 
     monkeypatch.setattr(registration, "_call", note)
@@ -238,8 +239,8 @@ def test_an_implementation_that_is_registered_later_is_chosen(
     x = inputs.attention(torch.float32)
     flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.d_v)
     known = registry.implementations()
-    (cpu,) = (i for i in known if (i.operation, i.backend) == (Operation.SPARSE_MLA_FWD, "cpu"))
-    better = dataclasses.replace(cpu, entry="tests.ops.test_served_again:refuse", priority=9)
+    (cpu,) = (i for i in known if (i.operation, i.backend) == ("sparse_mla_fwd", "cpu"))
+    better = dataclasses.replace(cpu, bind="tests.ops.test_served_again:refuse", priority=9)
     monkeypatch.setattr(registry, "_implementations", [*known])
     registry.register(better)
     with pytest.raises(RuntimeError, match="the better one"):
@@ -321,19 +322,34 @@ def refuse(*_: object, **__: object) -> None:
     raise RuntimeError("the better one")
 
 
-def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "MOST_SERVED", 3)
-    x = inputs.attention(torch.float32)
-    for queries in range(1, 6):
-        flashdsa.sparse_mla_fwd(x.q[:queries], x.kv, x.indices[:queries], d_v=x.d_v)
-        assert len(registration._served) <= 3
+@pytest.mark.parametrize("most", ["MOST_KEYS", "MOST_ALIKE"])
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    monkeypatch.setattr(call_cache, most, 3)
+    kept: list[Any] = []
+
+    class Noted(CallCache):
+        """Notes how many calls it keeps."""
+
+        def keep(self, *arguments: Any) -> None:
+            super().keep(*arguments)
+            kept.append(sum(len(alike) for alike in self._calls.values()))
+
+    cache = Noted(OPERATIONS["indexer_kl"])
+    for rows in range(1, 6):
+        scores = torch.rand(rows, 60 // rows if most == "MOST_ALIKE" else 60)
+        cache.keep((scores, scores + 1), ("cpu",), "cpu", print)
+    assert kept == [1, 2, 3, 1, 2]
 
 
 BOUND: list[tuple[int, ...]] = []
 """Sizes of the scores that `bind_kl` was asked to serve."""
 
 
-def bind_kl(operands: Any) -> Callable[[Any], torch.Tensor]:
+def no_runner(_: torch.device) -> None:
+    """`bind_kl` needs none."""
+
+
+def bind_kl(_: None, operands: Any) -> Callable[[Any], torch.Tensor]:
     """The sum of the scores, in the divergence's place."""
     BOUND.append(tuple(operands.scores.shape))
     return lambda operands: operands[0].sum(1)
@@ -341,8 +357,8 @@ def bind_kl(operands: Any) -> Callable[[Any], torch.Tensor]:
 
 def test_what_binds_is_bound_once_for_calls_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
-        dataclasses.replace(row, bind=f"{__name__}:bind_kl")
-        if (row.operation, row.backend) == (Operation.INDEXER_KL, "cpu")
+        dataclasses.replace(row, bind=f"{__name__}:bind_kl", runner=f"{__name__}:no_runner")
+        if (row.operation, row.backend) == ("indexer_kl", "cpu")
         else row
         for row in registry.implementations()
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import pytest
 import torch
@@ -13,13 +13,17 @@ from torch._subclasses import FakeTensorMode
 
 import flashdsa
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch import spec as spec_module
+from flashdsa.dispatch.dtypes import same_dtype, sum_dtype
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.rows import Operand, Output
+from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops import spec as spec_module
-from flashdsa.ops.fakes import FAKES
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.spec import OpSpec
-from flashdsa.ops.table import MLA_BWD, OPERATIONS, SPARSE_MLA_FWD
-from flashdsa.problem import Operation, Problem
+from flashdsa.kernels.catalog import KERNELS
+from flashdsa.ops import OPERATIONS
+from flashdsa.ops.attention import SPARSE_MLA_FWD
+from flashdsa.ops.attention_backward import MLA_BWD
+from flashdsa.problem import Problem
 from tests.support.subtests import CaseLoop
 
 SIZES = {
@@ -27,7 +31,7 @@ SIZES = {
     "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
-PUBLIC = {Operation.SPARSE_MLA_FWD_OUT: "prepare_sparse_mla_fwd"}
+PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
 
@@ -68,14 +72,17 @@ def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
     subtests: CaseLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every operation says the capability; the choice follows it."""
-    for spec, capability in product(OPERATIONS, [(8, 0), (9, 0), (10, 0)]):
+    for spec, capability in product(
+        OPERATIONS.values(), [(8, 0), (9, 0), (10, 0), (10, 3), (12, 0)]
+    ):
         with subtests.test(f"{spec.operation}, {capability}"):
             wanted = problem(spec, capability, monkeypatch)
             assert wanted.capability == capability
             built_for = {
-                i.features.capability: i.backend
+                one: i.backend
                 for i in registry.implementations(spec.operation)
                 if i.automatic and "cuda" in i.features.devices
+                for one in i.features.capabilities
             }
             if capability in built_for:
                 assert registry.select(wanted).backend == built_for[capability]
@@ -86,34 +93,30 @@ def test_kernels_serve_the_gpus_that_they_are_built_for_and_no_other(
                     registry.select(wanted)
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)])
 def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
     capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = problem(MLA_BWD, capability, monkeypatch)
-    needs = f"compute capability: takes 10.0; got {capability[0]}.{capability[1]}"
+    needs = f"compute capability: takes 10.0 or 10.3; got {capability[0]}.{capability[1]}"
     with pytest.raises(UnsupportedError, match=needs):
         registry.select(wanted, "sm100")
-    assert registry.select(problem(MLA_BWD, (10, 0), monkeypatch)).backend == "sm100"
+    for served in ((10, 0), (10, 3)):
+        assert registry.select(problem(MLA_BWD, served, monkeypatch)).backend == "sm100"
 
 
 def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public_function() -> None:
-    assert [spec.operation for spec in OPERATIONS] == list(Operation)
-    assert set(FAKES) == set(Operation)
-    for spec in OPERATIONS:
+    assert set(OPERATIONS) == set(registry.operations)
+    assert {name for kernel in KERNELS for name in kernel.operations} <= set(OPERATIONS)
+    for spec in OPERATIONS.values():
         names = [operand.name for operand in spec.operands]
-        assert list(inspect.signature(spec.kind).parameters) == names
-        optional = inspect.signature(spec.kind).parameters
-        assert [o.optional for o in spec.operands] == [
-            optional[name].default is None for name in names
-        ]
         public = inspect.signature(
             getattr(flashdsa, PUBLIC.get(spec.operation, spec.operation))
         ).parameters
         # Of the backward that autograd runs, of unchecked launches, `ids`, `return_max_logits`.
         hidden = {"deterministic", "backward_backend", "check", "positions", "max_logits"}
         parameters = {parameter.name for parameter in spec.parameters}
-        assert set(names) | parameters - hidden <= set(public)
+        assert (set(names) | parameters) - hidden <= set(public)
 
 
 def test_the_schema_is_written_from_the_table() -> None:
@@ -124,11 +127,50 @@ def test_the_schema_is_written_from_the_table() -> None:
         "str backward_backend, bool max_logits, str backend) "
         "-> (Tensor, Tensor, Tensor)"
     )
-    for spec in OPERATIONS:
+    assert str(custom_op(OPERATIONS["sparse_mla_fwd_out"])._schema) == written(
+        "sparse_mla_fwd_out(Tensor q, Tensor kv, Tensor indices, Tensor(d!) out, "
+        "Tensor(e!) lse, Tensor(f!)? max_logits, Tensor? topk_length, Tensor? attn_sink, "
+        "float sm_scale, str backend) -> ()"
+    )
+    for spec in OPERATIONS.values():
         arguments = custom_op(spec)._schema.arguments
         assert [a.name for a in arguments if a.alias_info and a.alias_info.is_write] == [
             operand.name for operand in spec.operands if operand.written
         ]
+
+
+class Pair(NamedTuple):
+    a: Annotated[torch.Tensor, Operand("S 2", (torch.float32, torch.int32))]
+    b: Annotated[torch.Tensor | None, Operand("S n", same_dtype)] = None
+
+
+def test_the_rows_of_a_tuple_have_its_fields_names_and_defaults() -> None:
+    rows = OpSpec("pair", Pair).operands
+    assert [(x.name, x.shape, x.optional) for x in rows] == [
+        ("a", "S 2", False),
+        ("b", "S n", True),
+    ]
+    with pytest.raises(TypeError, match="pair: Pair has other fields"):
+        OpSpec("pair", Pair, operands=rows[::-1])
+
+
+def test_results_without_data_are_those_that_outputs_declare() -> None:
+    outputs = (
+        Output("sums", "S k 3", (sum_dtype,)),
+        Output("like_b", "n", ("b", torch.int64), when="b"),
+        Output("flags", "S", ("wanted", "a"), when="asked"),
+    )
+    spec = OpSpec("pair", Pair, outputs=outputs)
+    parameters = {"k": 5, "asked": True, "wanted": torch.float16}
+
+    def results(b: torch.Tensor | None, **changed: Any) -> list[tuple[Any, torch.dtype]]:
+        x, p = Pair(torch.zeros(4, 2), b), parameters | changed
+        return [(tuple(one.shape), one.dtype) for one in spec.results(x, p, spec.check(x, p))]
+
+    with_b = results(torch.zeros(4, 7))
+    assert with_b == [((4, 5, 3), torch.float32), ((7,), torch.float32), ((4,), torch.float16)]
+    without = results(None, asked=False, wanted=None)
+    assert without == [((4, 5, 3), torch.float32), ((0,), torch.int64), ((0,), torch.float32)]
 
 
 def test_operations_without_a_derivative_say_so() -> None:

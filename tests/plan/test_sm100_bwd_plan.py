@@ -123,7 +123,7 @@ def watched() -> Watcher:
     from flashdsa.backends.emulated.runner import compiled
     from flashdsa.backends.sm100.mla_bwd import run
     from flashdsa.kernels.catalog import MLA_BWD
-    from flashdsa.operands import MlaBwdOperands
+    from flashdsa.ops.attention_backward import MlaBwdOperands
     from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
     from flashdsa.verify.judge_sparse_mla import forward_results
     from ptxemu.cutedsl import emulate

@@ -11,8 +11,7 @@ import pytest
 
 from flashdsa.backends import registry
 from flashdsa.errors import ArgumentValueError
-from flashdsa.ops import registration
-from flashdsa.ops.table import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from flashdsa.verify.check_list import Check, checks_of
 from flashdsa.verify.compare import failures
 
@@ -21,10 +20,10 @@ INDEXER = "flashdsa.backends.cpu.indexer"
 GATHER = "flashdsa.backends.cpu.gather"
 TRAINING = "flashdsa.backends.cpu.indexer_training"
 PACKED = "flashdsa.backends.packed_rows"
-MERGE = "flashdsa.api.merge"
-KV_CACHE = "flashdsa.api.kv_cache"
-WARM_UP = "flashdsa.api.indexer_warm_up"
-USERS = ("flashdsa", "flashdsa.api", GATHER, ATTENTION, KV_CACHE)
+MERGE = "flashdsa.ops.merge"
+KV_CACHE = "flashdsa.ops.kv_cache"
+WARM_UP = "flashdsa.ops.indexer_loss_dense"
+USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE)
 """Modules that import what is replaced by its name."""
 END = ").to(q.dtype)\n    return"
 """Of the backward."""
@@ -95,10 +94,10 @@ MUTATIONS = {
         "dk.addmm_(a.T, _finite(q), alpha=1 + (rows.start == 2))", "indexer_kl_loss_dense",
         "9 queries of 80 keys, fp32"),
     "a query sees one key more": (
-        "flashdsa.api.prefill", "causal_ranges", "- query - 1", "- query - 2", "causal_ranges",
+        "flashdsa.ops.prefill", "causal_ranges", "- query - 1", "- query - 2", "causal_ranges",
         "5 sequences, one empty"),
     "base 2 is base e": (
-        "flashdsa.api.attention", "lse_to_base2", "/ math.log(2)", "", "lse_to_base2",
+        "flashdsa.ops.merge", "lse_to_base2", "/ math.log(2)", "", "lse_to_base2",
         "8 x 16, infinities"),
 }
 # fmt: on
@@ -113,9 +112,8 @@ def checks() -> dict[tuple[str, str], Check]:
 def forget() -> None:
     """No call is served by a function that was found before."""
     registry._load.cache_clear()
-    registration._served.clear()
-    for spec in OPERATIONS:
-        spec.memory.clear()
+    for spec in OPERATIONS.values():
+        spec.cache.clear()
 
 
 @pytest.fixture

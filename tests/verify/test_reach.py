@@ -11,9 +11,9 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
 from flashdsa.verify import launch_list
-from flashdsa.verify.check_list import NEEDS, WITHOUT_BACKEND
+from flashdsa.verify.check_list import NEEDS
 from flashdsa.verify.launch_list import Reached, list_launches
-from flashdsa.verify.operations import OPERATIONS
+from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 NEVER_CHOSEN = {
     ("sm100", "indexer", "pages_per_stage"): {1, 4},
@@ -21,8 +21,8 @@ NEVER_CHOSEN = {
     ("sm100", "mla_bwd", "from_registers"): {True},
 }
 """Values of a plan's choice that no backend takes: compiled to be compared on a device."""
-HELPERS = {"compile_kernel", "prepare_sparse_mla_fwd"}
-"""Public functions that are judged with an operation: its warm-up, its prepared form."""
+HELPERS = {"bind", "warm_up"}
+"""Public functions that are judged with an operation: its bound form, its warm-up."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_every_kernel_and_every_value_of_each_choice_is_reached(backend, reached
 @pytest.mark.parametrize("backend", [*BACKENDS, "cpu"])
 def test_every_operation_of_a_backend_has_a_case_that_it_takes(backend, reached):
     taken = {case.operation for case in reached[backend] if not case.refused}
-    has = {i.operation.value for i in registry.implementations() if i.backend == backend}
+    has = {i.operation for i in registry.implementations() if i.backend == backend}
     composed = {name for name, needs in NEEDS.items() if needs <= has}
     assert taken == has | composed
 
@@ -77,7 +77,7 @@ def test_an_emulated_backend_chooses_as_its_gpu_s(reached):
     cases = list_launches("emulate-sm90", ["sparse_mla_fwd", "merge_attention"])
     on_gpu = {(case.operation, case.case): case for case in reached["sm90"]}
     for case in cases:
-        if case.operation in WITHOUT_BACKEND:
+        if case.operation in COMPOSED:
             assert case.refused
         else:
             assert case.kernels == on_gpu[case.operation, case.case].kernels

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.cli.console import json_option, new_console, print_json
+from flashdsa.cli.plan_tables import print_tables, table_as_markdown
 
-if TYPE_CHECKING:
-    from workbench.model.report import Table
-
-SUBJECTS = ("summary", "attention", "indexer", "machines")
+SUBJECTS = click.Choice(("summary", "attention", "machines"))
 
 
 @click.command()
-@click.argument("what", metavar="[WHAT]", type=click.Choice(SUBJECTS), default="summary")
+@click.argument("what", metavar="[WHAT]", type=SUBJECTS, default="summary")
 @click.option("--queries", type=click.IntRange(1), default=4096, show_default=True, help="S.")
 @click.option(
     "--topk",
@@ -31,24 +27,21 @@ SUBJECTS = ("summary", "attention", "indexer", "machines")
 def model(
     what: str, queries: int, topk: tuple[int, ...], s_kv: int, markdown: bool, as_json: bool
 ) -> None:
-    """Predict the time of a kernel on a GPU that is not here, and show how far to trust it.
+    """Predict the time of a Blackwell kernel on a B200, and show how far to trust it.
 
     \b
     WHAT
-      summary     every kernel in one table: ranges on B200, rooflines on H200
-                  beside measured times                              [default]
-      attention   the Blackwell forward and backward: ranges, bounds, and the
+      summary     every kernel in one table: ranges of times          [default]
+      attention   the forward and the backward: ranges, bounds, and the
                   constants nobody here has measured, by what each is worth
-      indexer     the Blackwell indexer: nine shapes
       machines    the constants of H200 and B200, each with its source
 
-    --queries, --topk and --s-kv are of the Blackwell attention kernels, with 128 heads.
+    --queries, --topk and --s-kv are of the attention kernels, with 128 heads.
 
     \b
     Examples
       python -m workbench model
       python -m workbench model attention --topk 512
-      python -m workbench model indexer
       python -m workbench model --markdown > table.md
       python -m workbench model --json | jq '.attention[0].middle.tflops'
 
@@ -66,19 +59,6 @@ def model(
         return
     tables = report.TABLES[what](ranges)
     if markdown:
-        click.echo("\n\n".join(map(_as_markdown, tables)))
-        return
-    console = new_console()
-    for title, columns, rows in tables:
-        table = new_table(columns)
-        for row in rows:
-            table.add_row(*row)
-        print_table(console, title, table)
-
-
-def _as_markdown(table: Table) -> str:
-    title, columns, rows = table
-    lines = [" | ".join(name for name, _ in columns)]
-    lines.append(" | ".join("--:" if kind == "right" else "---" for _, kind in columns))
-    lines += [" | ".join(row) for row in rows]
-    return f"**{title}**\n\n" + "\n".join(f"| {line} |" for line in lines)
+        click.echo("\n\n".join(map(table_as_markdown, tables)))
+    else:
+        print_tables(new_console(), tables)

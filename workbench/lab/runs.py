@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from flashdsa.errors import UnsupportedError
+from flashdsa.hw import ARCHITECTURES
 from ptxemu import Policy
 from ptxemu.check import Finding
 from workbench.lab.kernels.majorness.plan import MajornessPlan
@@ -29,7 +30,6 @@ DISTRIBUTIONS = {
 }
 """The values of --data, in words."""
 _LARGEST_INTEGER = 8
-CAPABILITIES = {"sm_90a": (9, 0), "sm_100a": (10, 0)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def runner_for(
         UnsupportedError: a GPU is asked for and there is none of the architecture.
     """
     has_gpu = torch.cuda.is_available()
-    has_gpu = has_gpu and torch.cuda.get_device_capability() == CAPABILITIES[arch]
+    has_gpu = has_gpu and torch.cuda.get_device_capability() in ARCHITECTURES[arch].capabilities
     if place == "emulator" or (place is None and not has_gpu):
         return emulator_runner(policy or Policy())
     if not has_gpu:
@@ -171,7 +171,7 @@ def compile_to(path: Path, arch: str, plans: Sequence[MajornessPlan]) -> None:
             )
             for tensor in empty_arguments(plan)
         ]
-        options = f"--enable-tvm-ffi --gpu-arch {arch}"
+        options = f"--enable-tvm-ffi --gpu-arch {ARCHITECTURES[arch].target}"
         found[exported_name(plan)] = cute.compile(launch_of(arch), *fakes, plan, options=options)
     build_shared_object(path, found, "")
 

@@ -1,7 +1,6 @@
 """Our Blackwell backward: a unit is a block of 32 keys in one CTA of the pair.
 
-Matrix products come from the plan. The bytes of threads, and their instructions, were counted in an
-emulated run (`MOVED`, `INSTRUCTIONS`; a test counts again); tests hold the two against each other.
+Matrix products and bytes come from the plan, instructions from an emulated run; a test counts them.
 """
 
 from __future__ import annotations
@@ -12,38 +11,18 @@ from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
+from flashdsa.problem import D_QK, D_V
+from workbench.model import roofline
 from workbench.model.machine import GpuModel
-from workbench.model.predict import Work
-from workbench.model.timeline import BULK, DSMEM, After, Part, Step, mma_step, transfer
-from workbench.model.traffic import (
-    BACKWARD_DIMS,
-    GRADIENT_ROW_BYTES,
-    QUERIES,
-    ROW_BYTES,
-    S_KV,
-    TOPK,
-    Footprint,
-    Matmul,
-    Traffic,
-    l2_cycles,
-    matmul_of,
-)
+from workbench.model.roofline import Footprint, Matmul, Traffic, Work, matmul_of, mma_step
+from workbench.model.timeline import BULK, DSMEM, After, Part, Step, transfer
 
 PLAN: BwdPlan = MLA_BWD.plans[0]
 """The plan of the kernel that ships."""
-MOVED = {
-    "MMA shared read": 303_104,
-    "shared -> DSMEM (remote store)": 32_768,
-    "global -> shared (TMA load)": 18_432,
-    "tmem ld": 73_728,
-    "tmem st": 8_192,
-    "shared -> global (bulk reduce)": 36_864,
-    "shared ld": 33_600,
-    "shared st": 53_376,
-}
-"""Bytes of a block and CTA by ptxemu's paths: a run of 128 keys less one of 64, by two blocks."""
 INSTRUCTIONS = {"softmax": 2588, "load": 300, "reduce": 1610, "mma": 596}
 """PTX instructions of a block and CTA, all warps of the role."""
+DIMS = 3 * D_QK + 2 * D_V
+"""Multiply-adds of a (head, key) pair: P, dP, dQ and the two halves of dKV."""
 SASS_PER_PTX = 3192 / 3364
 """Instructions of the cubin to those of the PTX, of which the run is counted."""
 
@@ -54,23 +33,20 @@ def matmuls(plan: BwdPlan) -> dict[str, Matmul]:
     found = {"P": of.p, "P RoPE": of.p_rope, "dP": of.dp, "dQ": of.dq, "dQ RoPE": of.dq_rope}
     (s0, d0), (s1, d1), (rope,) = of.dkv
     found |= {"dKV0 S": s0, "dKV0 dS": d0, "dKV1 S": s1, "dKV1 dS": d1}
-    named = {name: matmul_of(name, product) for name, product in found.items()}
-    return named | {"dKV2": matmul_of("dKV2", rope, 1 / CLUSTER)}
+    named = {name: matmul_of(product) for name, product in found.items()}
+    return named | {"dKV2": matmul_of(rope, 1 / CLUSTER)}
 
 
 def traffic(plan: BwdPlan = PLAN) -> Traffic:
     """Count one block and CTA."""
-    part_bytes = plan.tile.keys * GRADIENT_ROW_BYTES / CLUSTER
+    part_bytes = plan.tile.keys * roofline.GRADIENT_ROW_BYTES / CLUSTER
     exchange = 2 * plan.partial_bytes
-    scores = 2 * plan.score_bytes
-    rows = (
-        plan.tile.bytes + exchange + exchange + scores
-    )  # gathered, sent by the peer and read back
+    # gathered, sent by the peer and read back
+    rows = plan.tile.bytes + 2 * exchange + 2 * plan.score_bytes
     return Traffic(
-        useful_flop=2.0 * PAIR_ROWS * plan.tile.keys * BACKWARD_DIMS / CLUSTER,
+        useful_flop=2.0 * PAIR_ROWS * plan.tile.keys * DIMS / CLUSTER,
         matmuls=tuple(matmuls(plan).values()),
         shared_bytes=rows + part_bytes,
-        bulk_read_bytes=part_bytes,
         dsmem_bytes=exchange,
         # a part of 64 dims is read with all 128 lanes, hence 2.5 parts
         tmem_bytes=exchange + plan.score_bytes + 2.5 * plan.partial_bytes,
@@ -93,7 +69,7 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     def mma(name: str, parts: tuple[str, ...], *after: After) -> Step:
         chosen = tuple(of[part] for part in parts)
         part = Part.SCORES if name in ("P", "dP") else Part.RESULTS
-        return mma_step(machine, "mma", name, chosen, *after, part=part)
+        return mma_step(machine, name, chosen, *after, part=part)
 
     yield mma("P", ("P", "P RoPE"), ("P read", 1), ("gather", 0), ("Q, rest", 1))
     yield mma("dKV0 S", ("dKV0 S",), ("S ready", 1), ("part 2 read", 1))
@@ -103,12 +79,12 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
     yield mma("dKV1", ("dKV1 S", "dKV1 dS"), ("part 0 read", 0))
     yield mma("dKV2", ("dKV2",), ("part 1 read", 0))
 
-    gather = l2_cycles(machine, plan.tile.bytes)
+    gather = roofline.l2_cycles(machine, plan.tile.bytes)
     arrives = machine["l2_latency"] + bar
     behind = (("dQ", 1),)
     yield Step("load", "gather", gather, "gather", 0, behind, arrives, wait=False, part=Part.SCORES)
-    half = l2_cycles(machine, plan.q_bytes / 2)
-    rope = l2_cycles(machine, plan.q_rope_bytes)
+    half = roofline.l2_cycles(machine, plan.q_bytes / 2)
+    rope = roofline.l2_cycles(machine, plan.q_rope_bytes)
     for name, cycles, last_read in (
         ("Q, first half", half, "dKV0 dS"),
         ("dO, first half", half, "dKV0 dS"),
@@ -156,13 +132,9 @@ def steps(machine: GpuModel, plan: BwdPlan = PLAN) -> Iterator[Step]:
         yield from transfer("reduce", f"part {part} sent", own, BULK, part=Part.RESULTS)
 
 
-def work(machine: GpuModel, *, queries: int = QUERIES, topk: int = TOPK, s_kv: int = S_KV) -> Work:
+def work(machine: GpuModel, queries: int, topk: int, s_kv: int) -> Work:
     """Take the kernel on a shape of 128 heads."""
-    return Work(
-        name="mla_bwd sm_100a",
-        traffic=traffic(),
-        units=float(queries * -(-topk // PLAN.tile.keys) * CLUSTER),
-        steps=tuple(steps(machine)),
-        footprint=Footprint(reduced=s_kv * GRADIENT_ROW_BYTES, read=s_kv * ROW_BYTES),
-        item_units=-(-topk // PLAN.tile.keys),
-    )
+    blocks = -(-topk // PLAN.tile.keys)
+    footprint = Footprint(s_kv * roofline.GRADIENT_ROW_BYTES, s_kv * roofline.ROW_BYTES)
+    units = float(queries * blocks * CLUSTER)
+    return Work(traffic(), units, footprint, tuple(steps(machine)), item_units=blocks)

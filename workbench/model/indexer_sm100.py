@@ -7,11 +7,12 @@ messages that cross from one die to the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES, PAGE_SIZE
+from flashdsa.problem import PAGE_BYTES, PAGE_SIZE
 from workbench.model.machine import H200, GpuModel
+from workbench.model.roofline import matmul_of
 
 PLAN = IndexerPlan()
 WARPS_OF_A_SCHEDULER = 4
@@ -29,18 +30,9 @@ EPILOGUE = 3 * PLAN.num_heads // 2 + PLAN.num_heads // 4 + 80
 weights for two; 80 for scale, key, list and histogram, estimated."""
 FIRST_COPY = 1_982
 """Clocks of a producer's way to its first page: length, segment, page ids."""
-_SHAPES = {
-    "1/8K": (13, 1, 7_824), "1/32K": (13, 1, 8_891), "1/128K": (104, 8, 18_607),
-    "8/16K": (13, 1, 6_895), "32/4K": (4, 1, 6_513), "32/16K": (4, 1, 7_972),
-    "32/64K": (4, 1, 9_259), "128/16K": (1, 1, 8_466), "128/64K": (1, 1, 8_020),
-}  # fmt: skip
-"""CTAs of a row and clusters that they form, as backends/indexer/clusters.py chooses for the
-emulator's B200; clocks of the slowest warp after its last scores: its instructions, loads, shuffles
-and barriers, counted in emulated runs of the Hopper kernel, at the H200's latencies."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """A benchmark shape: ctas share a row, in num_splits clusters; ranking follows the scores."""
 
     name: str
@@ -51,8 +43,7 @@ class Shape:
     ranking: int
 
 
-@dataclass(frozen=True)
-class IndexerRange:
+class IndexerRange(NamedTuple):
     """Seconds of a shape at best and at worst, and the bound."""
 
     shape: Shape
@@ -61,37 +52,31 @@ class IndexerRange:
     bound: str
 
 
-def b200_shapes() -> list[Shape]:
-    """List the nine of the benchmark, with the CTAs that a B200 gives a row."""
-    found = []
-    for name, counts in _SHAPES.items():
-        rows, length = name.removesuffix("K").split("/")
-        found.append(Shape(name, int(rows), int(length) * 1024, *counts))
-    return found
+K = 1024
+SHAPES = (
+    Shape("1/8K", 1, 8 * K, 13, 1, 7_824),
+    Shape("1/32K", 1, 32 * K, 13, 1, 8_891),
+    Shape("1/128K", 1, 128 * K, 104, 8, 18_607),
+    Shape("8/16K", 8, 16 * K, 13, 1, 6_895),
+    Shape("32/4K", 32, 4 * K, 4, 1, 6_513),
+    Shape("32/16K", 32, 16 * K, 4, 1, 7_972),
+    Shape("32/64K", 32, 64 * K, 4, 1, 9_259),
+    Shape("128/16K", 128, 16 * K, 1, 1, 8_466),
+    Shape("128/64K", 128, 64 * K, 1, 1, 8_020),
+)
+"""CTAs of a row and clusters that they form, as backends/indexer/clusters.py chooses for the
+emulator's B200; clocks of the slowest warp after its last scores: its instructions, loads, shuffles
+and barriers, counted in emulated runs of the Hopper kernel, at the H200's latencies."""
 
 
 def product_clocks(machine: GpuModel, plan: IndexerPlan = PLAN) -> float:
     """Count the clocks of a stage's products: of the tensor core, or of the operands' port."""
-    clocks = 0.0
-    for product in plan.products:
-        rate = machine["fp8_rate"] / (2 if product.m <= machine["half_rate_m"] else 1)
-        operands = (product.m + product.n) * INDEX_HEAD_DIM
-        flop = 2 * product.m * product.n * INDEX_HEAD_DIM
-        clocks += max(flop / rate, operands / machine["operand_rate"])
-    return clocks
+    return sum(matmul_of(product).cycles(machine) for product in plan.products)
 
 
 def _epilogue_clocks(machine: GpuModel, warps: int) -> float:
     loads = PLAN.stage_tokens * PLAN.num_heads * 4 / machine["tmem_rate"]
     return max(1, PLAN.stage_tokens // 128) * EPILOGUE * max(warps, 1) + loads
-
-
-def predict_range(shape: Shape, machine: GpuModel) -> IndexerRange:
-    """Predict the time by CUDA events around one launch, L2 flushed."""
-    low, _ = _seconds(shape, machine, H200["dsmem_latency"])
-    slow = machine.with_values({"hbm": machine["hbm"] * H200["hbm"] / H200_SHEET})
-    high, bound = _seconds(shape, slow, machine["dsmem_latency"] + DIES_LATENCY)
-    return IndexerRange(shape, low, high, bound)
 
 
 def _seconds(shape: Shape, machine: GpuModel, message: float) -> tuple[float, str]:
@@ -116,10 +101,15 @@ def _seconds(shape: Shape, machine: GpuModel, message: float) -> tuple[float, st
         messages += messages + machine["release_latency"] + 2 * machine["l2_latency"]
         messages += message + SKEW
     fixed = machine["launch"] + (first + last + messages + shape.ranking) / clock
-    total = fixed + parts[bound]
-    return total, bound if parts[bound] > fixed else "launch, messages and ranking"
+    return fixed + parts[bound], bound if parts[bound] > fixed else "launch, messages and ranking"
 
 
 def predict_all(machine: GpuModel) -> dict[str, IndexerRange]:
-    """Predict every shape."""
-    return {shape.name: predict_range(shape, machine) for shape in b200_shapes()}
+    """Predict the time of every shape by CUDA events around one launch, L2 flushed."""
+    slow = machine.with_values({"hbm": machine["hbm"] * H200["hbm"] / H200_SHEET})
+    found = {}
+    for shape in SHAPES:
+        low, _ = _seconds(shape, machine, H200["dsmem_latency"])
+        high, bound = _seconds(shape, slow, machine["dsmem_latency"] + DIES_LATENCY)
+        found[shape.name] = IndexerRange(shape, low, high, bound)
+    return found

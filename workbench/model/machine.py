@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from typing import NamedTuple
 
 
-class Basis(StrEnum):
-    """The trust that a constant deserves."""
-
-    MEASURED = "measured"
-    PUBLISHED = "published"
-    ASSUMED = "assumed"
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A number with its meaning, unit and source."""
+class Constant(NamedTuple):
+    """A number with its meaning, unit, the trust that it deserves, and its source."""
 
     value: float
     what: str
     unit: str
-    basis: Basis
+    basis: str
     source: str
 
 
@@ -43,16 +34,11 @@ class GpuModel:
 
     def with_values(self, values: Mapping[str, float]) -> GpuModel:
         """Put other values in place of some constants."""
-        changed = {name: replace(self.constants[name], value=new) for name, new in values.items()}
+        changed = {name: self.constants[name]._replace(value=new) for name, new in values.items()}
         return replace(self, constants={**self.constants, **changed})
 
-    @property
-    def peak(self) -> float:
-        """Dense bf16 FLOP per second."""
-        return self["sms"] * self["clock"] * self["bf16_rate"]
 
-
-M, P, A = Basis.MEASURED, Basis.PUBLISHED, Basis.ASSUMED
+M, P, A = "measured", "published", "assumed"
 _PROBE = "a probe of one H200, 2026-11-20"
 _STREAM = "a stream and its clock on one H200, 2026-11-20"
 _PAPER = "Luo et al., Benchmarking and Dissecting the Nvidia Hopper GPU (arXiv 2402.13499)"
@@ -64,20 +50,12 @@ _ORDER = "the order of magnitude of the latencies beside it; nobody measured it"
 _SM, _CLK, _S, _INSTRUCTIONS = "B/clk/SM", "clk", "B/s", "warp instructions/clk/SM"
 _FLOP = "FLOP/clk/SM"
 
-_Known = tuple[float, Basis, str]
+_Known = tuple[float, str, str]
 _CONSTANTS: dict[str, tuple[str, str, _Known, _Known]] = {
     "sms": ("streaming multiprocessors", "", (132, M, _STREAM), (148, P, _CHIPS)),
     "clock": ("of the SMs", "1/s", (1.98e9, M, _STREAM), (1.85e9, P, "148 SMs; " + _SHEET)),
-    "busy_clock": (
-        "tensor cores at work for long", "1/s", (1.56e9, M, "pure wgmma, 700 W; " + _PROBE),
-        (1.85e9, A, "no fall under load is modelled: none was measured here"),
-    ),
     "bf16_rate": ("dense", _FLOP, (4096, M, "m64nNk16; " + _PROBE), (8192, P, _SHEET)),
     "fp8_rate": ("dense", _FLOP, (8192, M, "1785 TFLOPS; " + _PROBE), (16384, P, _SHEET)),
-    "half_rate_m": (
-        "MMAs of so few rows idle half of the tensor core; 0: none do", "rows",
-        (0, P, "wgmma has M = 64 only (PTX ISA)"), (64, A, "layout F uses half of the lanes"),
-    ),
     "operand_rate": (
         "shared memory, to MMAs and all others", _SM, (128, M, "m64n32k16 SS; " + _PROBE),
         (128, P, "SS with N < 128 (SemiAnalysis, Dissecting Blackwell)"),
@@ -90,9 +68,7 @@ _CONSTANTS: dict[str, tuple[str, str, _Known, _Known]] = {
         "share of st.async beside saturated MMAs", "", (5.5 / 19.7, M, _PROBE),
         (5.5 / 19.7, A, _CARRIED),
     ),
-    "bulk_starved": (
-        "share of bulk reads beside them", "", (0.84 / 25, M, _PROBE), (0.84 / 25, A, _CARRIED),
-    ),
+    "bulk_starved": ("of bulk reads", "", (0.84 / 25, M, _PROBE), (0.84 / 25, A, _CARRIED)),
     "dsmem_rate": ("st.async into the peer", _SM, (19.7, M, _PROBE), (19.7, A, _CARRIED)),
     "tmem_rate": (
         "loads and stores of tensor memory", _SM, (0, P, "Hopper has none"),
@@ -111,9 +87,7 @@ _CONSTANTS: dict[str, tuple[str, str, _Known, _Known]] = {
         (2.3e12, A, "the H200's share of its HBM"),
     ),
     "hbm": ("device memory", _S, (4.47e12, M, _STREAM), (8e12, P, _SHEET)),
-    "l2_bytes": (
-        "capacity", "B", (50e6, P, "NVIDIA H100 architecture white paper"), (126e6, P, _CHIPS),
-    ),
+    "l2_bytes": ("capacity", "B", (50e6, P, "NVIDIA H100 white paper"), (126e6, P, _CHIPS)),
     "shared_latency": ("a load of shared memory", _CLK, (29, P, _PAPER), (29, A, _CARRIED)),
     "barrier_latency": ("a barrier or an mbarrier", _CLK, (60, A, _ORDER), (60, A, _ORDER)),
     "mma_latency": ("an MMA's end, seen by a warp", _CLK, (120, A, _ORDER), (120, A, _ORDER)),

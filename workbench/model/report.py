@@ -5,127 +5,91 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from flashdsa.cli.plan_tables import PlanTable, Rows
 from workbench.model import backward_sm100, forward_sm100
-from workbench.model.hopper import ROOFLINES
 from workbench.model.indexer_sm100 import predict_all
 from workbench.model.machine import B200, H200
-from workbench.model.predict import predict
+from workbench.model.roofline import QUERIES, S_KV, TOPK, Prediction, predict
 from workbench.model.unknowns import UNKNOWNS, Range
 
-Table = tuple[str, list[tuple[str, str]], list[tuple[str, ...]]]
-"""Title, columns as `flashdsa.cli.console.new_table` takes them, rows."""
 Ranges = tuple[Range, ...]
-SHOWN = ("1/8K", "32/16K", "128/64K")
-"""Shapes of the indexer in the summary."""
 
 
-def summary(ranges: Ranges) -> list[Table]:
-    """Every kernel in one table: ranges on B200, rooflines beside measured times on H200."""
-    rows: list[tuple[str, ...]] = []
+def summary(ranges: Ranges) -> list[PlanTable]:
+    """Every kernel in one table."""
+    rows: Rows = []
     for one in ranges:
         times = f"{one.best.seconds * 1e3:.2f} to {one.worst.seconds * 1e3:.2f} ms"
-        shape = f"H=128, topk {one.topk}"
-        rows.append((f"B200, {one.kernel}", shape, times, "", one.middle.binds))
+        rows.append((one.kernel, f"H=128, topk {one.topk}", times, one.middle.binds))
     for name, found in predict_all(B200).items():
-        if name in SHOWN:
-            times = f"{found.low * 1e6:.0f} to {found.high * 1e6:.0f} us"
-            rows.append(("B200, indexer", f"rows/tokens {name}", times, "", found.bound))
-    for roof in ROOFLINES:
-        at_best, measured = roof.prediction.seconds, roof.measured
-        unit, factor = ("ms", 1e3) if measured > 1e-3 else ("us", 1e6)
-        shown = f"{at_best * factor:.3g} {unit}", f"{measured * factor:.3g} {unit}"
-        row = f"{shown[1]}, {measured / at_best:.2f} x"
-        rows.append((f"H200, {roof.kernel}", roof.shape, shown[0], row, roof.prediction.bound))
-    columns = [("kernel", "left"), ("shape", "left"), ("predicted", "right")]
-    columns += [("measured", "right"), ("bound", "wrap")]
-    return [("B200: ranges. H200: rooflines, beside one H200's times", columns, rows)]
+        times = f"{found.low * 1e6:.1f} to {found.high * 1e6:.1f} us"
+        rows.append(("indexer", f"rows/tokens {name}", times, found.bound))
+    columns = [("kernel", "left"), ("shape", "left"), ("predicted", "right"), ("bound", "wrap")]
+    return [PlanTable("Times on B200", columns, rows)]
 
 
-def attention(ranges: Ranges) -> list[Table]:
-    """The ranges and bounds of both Blackwell kernels, and the constants that decide."""
-    times: list[tuple[str, ...]] = [
-        (
-            f"{one.kernel}, topk {one.topk}",
-            *(f"{at.tflops:,.0f}" for at in (one.best, one.middle, one.worst)),
-            one.published,
-        )
-        for one in ranges
-    ]
-    forward, backward = _bounds()
-    bounds: list[tuple[str, ...]] = [
+def attention(ranges: Ranges) -> list[PlanTable]:
+    """The ranges and bounds of both attention kernels, and the constants that decide."""
+    times: Rows = []
+    worth: Rows = []
+    for one in ranges:
+        kernel = f"{one.kernel}, topk {one.topk}"
+        at = (f"{at.tflops:,.0f}" for at in (one.best, one.middle, one.worst))
+        times.append((kernel, *at, one.published))
+        for name, good, bad in one.worth:
+            of = UNKNOWNS[name]
+            ends = f"{of.good:g} to {of.bad:g} {of.unit}"
+            worth.append((name, ends, kernel, f"{good:,.0f} to {bad:,.0f}", of.probe))
+    forward, backward = bounds()
+    clocks: Rows = [
         (name, f"{forward.demands[name]:,.0f}", f"{cycles:,.0f}")
         for name, cycles in sorted(backward.demands.items(), key=lambda demand: -demand[1])
     ]
-    bounds.append(("with waiting", f"{forward.cycles:,.0f}", f"{backward.cycles:,.0f}"))
-    bounds.append(("between two queries", "", f"{backward.ends:,.0f}"))
-    worth: list[tuple[str, ...]] = [
-        (
-            name,
-            f"{UNKNOWNS[name].good:g} to {UNKNOWNS[name].bad:g} {UNKNOWNS[name].unit}",
-            f"{one.kernel}, topk {one.topk}",
-            f"{good:,.0f} to {bad:,.0f}",
-            UNKNOWNS[name].probe,
-        )
-        for one in ranges
-        for name, good, bad in one.worth
-    ]
+    clocks.append(("with waiting", f"{forward.cycles:,.0f}", f"{backward.cycles:,.0f}"))
+    clocks.append(("between two queries", "", f"{backward.ends:,.0f}"))
     numbers = [(name, "right") for name in ("best", "middle", "worst", "forward", "backward")]
-    kernel, constant = ("kernel", "left"), [("constant", "wrap"), ("range", "wrap")]
-    of_worth = [*constant, kernel, ("TFLOPS", "left"), ("in the first hour", "wrap")]
+    kernels, constant = ("kernel", "left"), [("constant", "wrap"), ("range", "wrap")]
+    of_worth = [*constant, kernels, ("TFLOPS", "left"), ("in the first hour", "wrap")]
+    of_times = [kernels, *numbers[:3], ("published of others", "wrap")]
+    of_clocks = [("resource", "left"), *numbers[3:]]
     return [
-        ("On B200, TFLOPS", [kernel, *numbers[:3], ("published of others", "wrap")], times),
-        ("Clocks: 64 keys and CTA, 32 keys and CTA", [("resource", "left"), *numbers[3:]], bounds),
-        ("Constants that nobody here has measured, others in the middle", of_worth, worth),
+        PlanTable("On B200, TFLOPS", of_times, times),
+        PlanTable("Clocks: 64 keys and CTA, 32 keys and CTA", of_clocks, clocks),
+        PlanTable("Constants that nobody here has measured, others in the middle", of_worth, worth),
     ]
 
 
-def _bounds() -> Any:
-    return [predict(of.work(B200), B200) for of in (forward_sm100, backward_sm100)]
+def bounds() -> list[Prediction]:
+    """Predict the forward and the backward from one value of each constant."""
+    works = (kernel.work(B200, QUERIES, TOPK, S_KV) for kernel in (forward_sm100, backward_sm100))
+    return [predict(work, B200) for work in works]
 
 
-def indexer(_: Ranges) -> list[Table]:
-    """The Blackwell indexer on B200."""
-    rows: list[tuple[str, ...]] = [
-        (name, f"{one.shape.ctas}", f"{one.low * 1e6:.1f} to {one.high * 1e6:.1f}", one.bound)
-        for name, one in predict_all(B200).items()
-    ]
-    columns = [("rows/tokens", "left"), ("CTAs of a row", "right"), ("us", "right")]
-    columns.append(("binds", "wrap"))
-    return [("indexer, sm_100a, on B200: H=64, topk=2048, predicted", columns, rows)]
-
-
-def machines(_: Ranges) -> list[Table]:
+def machines(_: Ranges) -> list[PlanTable]:
     """Every constant with its source."""
-    columns = [("constant", "left"), ("meaning", "wrap"), ("value", "right"), ("unit", "left")]
+    columns = [("constant", "left"), ("value", "right"), ("meaning", "wrap"), ("unit", "left")]
     columns += [("basis", "left"), ("source", "wrap")]
-    return [
-        (
-            machine.name,
-            columns,
-            [
-                (name, one.what, f"{one.value:g}", one.unit, one.basis.value, one.source)
-                for name, one in machine.constants.items()
-            ],
-        )
-        for machine in (H200, B200)
-    ]
+    found = []
+    for machine in (H200, B200):
+        rows: Rows = [(name, f"{one.value:g}", *one[1:]) for name, one in machine.constants.items()]
+        found.append(PlanTable(machine.name, columns, rows))
+    return found
 
 
-TABLES = {"summary": summary, "attention": attention, "indexer": indexer, "machines": machines}
+TABLES = {"summary": summary, "attention": attention, "machines": machines}
 
 
 def document(ranges: Ranges) -> dict[str, Any]:
     """Everything, for --json."""
-    hopper = [
-        {"kernel": one.kernel, "shape": one.shape, "measured": one.measured, "source": one.source}
-        | {"roofline": asdict(one.prediction)}
-        for one in ROOFLINES
-    ]
     return {
         "attention": [asdict(one) for one in ranges],
-        "bounds": [asdict(one) for one in _bounds()],
-        "indexer": [asdict(one) for one in predict_all(B200).values()],
-        "hopper": hopper,
-        "unknowns": {name: asdict(one) for name, one in UNKNOWNS.items()},
-        "machines": {machine.name: asdict(machine)["constants"] for machine in (H200, B200)},
+        "bounds": [one._asdict() for one in bounds()],
+        "indexer": [
+            one._asdict() | {"shape": one.shape._asdict()} for one in predict_all(B200).values()
+        ],
+        "unknowns": {name: one._asdict() for name, one in UNKNOWNS.items()},
+        "machines": {
+            machine.name: {name: one._asdict() for name, one in machine.constants.items()}
+            for machine in (H200, B200)
+        },
     }

@@ -11,14 +11,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import lru_cache
 
-from workbench.model.machine import GpuModel
-from workbench.model.traffic import Matmul
-
 TENSOR, DSMEM, BULK = "tensor", "dsmem", "bulk reads"
 After = tuple[str, int]
 """A step and the number of units ago."""
-SATURATED = 0.9
-"""Share of shared memory's time above which MMAs starve its other readers."""
 PIECES = 4
 UNITS, ROUNDS = 48, 6
 """Units simulated, of which the later half counts; rounds between period and port pressure."""
@@ -38,8 +33,8 @@ class Part(StrEnum):
 
     def has(self, unit: int, last: int) -> bool:
         """Tell whether the unit is one of them."""
-        one_end = {Part.SCORES: unit < last, Part.RESULTS: unit > 0}
-        return (one_end | {Part.FIRST: unit == 0, Part.LAST: unit == last}).get(self, True)
+        alone = {Part.FIRST: unit == 0, Part.LAST: unit == last}
+        return (alone | {Part.SCORES: unit < last, Part.RESULTS: unit > 0}).get(self, True)
 
 
 @dataclass(frozen=True)
@@ -92,36 +87,15 @@ def ends(steps: tuple[Step, ...], other_port: float = 0) -> float:
     return whole - ITEM_BLOCKS * steady
 
 
-def mma_step(
-    machine: GpuModel,
-    role: str,
-    name: str,
-    matmuls: tuple[Matmul, ...],
-    *after: After,
-    part: Part = Part.EVERY,
-) -> Step:
-    """Make the step of a role's MMAs, one after the other; the role does not wait for them."""
-    cycles = sum(matmul.cycles(machine) for matmul in matmuls)
-    port = sum(matmul.port_cycles(machine) for matmul in matmuls)
-    lost: tuple[tuple[str, float], ...] = ()
-    if port > SATURATED * cycles:
-        lost = ((DSMEM, 1 - machine["dsmem_starved"]), (BULK, 1 - machine["bulk_starved"]))
-    return Step(role, name, cycles, TENSOR, port, after, machine["mma_latency"], False, lost, part)
-
-
 def transfer(
     role: str, name: str, cycles: float, unit: str, *after: After, latency: float = 0, part: Part
 ) -> list[Step]:
     """Cut a long transfer into pieces, so that starving its unit meanwhile is felt; the role waits
     for room, until the last piece is on its way."""
-    steps = []
-    for piece in range(PIECES):
-        last = piece == PIECES - 1
-        called = name if last else f"{name}, piece {piece}"
-        waits = after if piece == 0 else ()
-        own = latency if last else 0
-        steps.append(Step(role, called, cycles / PIECES, unit, 0, waits, own, not last, part=part))
-    return steps
+    last = Step(role, name, cycles / PIECES, unit, latency=latency, wait=False, part=part)
+    names = [f"{name}, piece {piece}" for piece in range(PIECES - 1)]
+    first, *others = (replace(last, name=one, latency=0, wait=True) for one in names)
+    return [replace(first, after=after), *others, last]
 
 
 @dataclass

@@ -11,31 +11,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from workbench.model import backward_sm100, forward_sm100
-from workbench.model.machine import B200
-from workbench.model.predict import Work, predict
+from workbench.model.machine import B200, GpuModel
+from workbench.model.roofline import Work, predict
 from workbench.model.timeline import ends
 
 PAIRS_AT_ONCE = int(B200["sms"]) // CLUSTER
-ISSUING_WARPS = 4
-ROWS_A_GATHER = 4
-FWD_KEYS, BWD_KEYS = FwdPlan().tile.keys, BwdPlan().tile.keys
-BOXES = FwdPlan().tile.boxes + 1
-"""Gathers of four rows in one CTA: its value dims by boxes, and its RoPE dims."""
+ISSUING_WARPS, ROWS_A_GATHER = 4, 4
+GATHERS = (FwdPlan().tile.boxes + 1) / ROWS_A_GATHER / ISSUING_WARPS
+"""Gathers of a key that a warp issues: the CTA's value dims by boxes, and its RoPE dims."""
+ADDS = 2.5 / ISSUING_WARPS
+"""Bulk adds of a key that a warp of the backward issues: parts 0 and 1 of dKV in every block, part
+2 in every other one."""
 
 
-@dataclass(frozen=True)
-class Unknown:
+class Unknown(NamedTuple):
     """A constant of a B200.
 
     Attributes:
         good, bad: the ends, of which `good` gives the shorter times; source: their reason.
         probe: the measurement of the first hour.
-        machine: the constants of `GpuModel` that it is; () where the model has none.
+        machine: the constant of `GpuModel` that it is; "" where the model has none.
     """
 
     good: float
@@ -43,7 +45,7 @@ class Unknown:
     unit: str
     source: str
     probe: str
-    machine: tuple[str, ...] = ()
+    machine: str = ""
 
     @property
     def middle(self) -> float:
@@ -54,22 +56,22 @@ class Unknown:
 UNKNOWNS: Mapping[str, Unknown] = {
     "clock under load": Unknown(
         1.85e9, 1.70e9, "1/s", "2.25 PFLOPS; 1.79 to 1.83 reported, power caps below",
-        "attention, clock", ("clock", "busy_clock"),
+        "attention, clock", "clock",
     ),
     "L2 reads": Unknown(
         11.3e12, 9.32e12, "B/s", "what FlashMLA's 1,450 TFLOPS gathers; the H200's a clock and SM",
-        "attention, forward", ("l2_read",),
+        "attention, forward", "l2_read",
     ),
     "L2 adds": Unknown(
         4.5e12, 3.1e12, "B/s", "cuDNN's backward runs at 4.3; FlashAttention-4's at 2.7",
-        "attention, backward", ("l2_reduce",),
+        "attention, backward", "l2_reduce",
     ),
     "bulk reads of shared memory": Unknown(
-        128, 32, "B/clk/SM", "as fast as loads; as on the H200", "bulk add", ("bulk_read_rate",)
+        128, 32, "B/clk/SM", "as fast as loads; as on the H200", "bulk add", "bulk_read_rate"
     ),
     "st.async to the peer": Unknown(
         19.7, 9.85, "B/clk/SM", "one CTA sending, as on the H200; both at once: half",
-        "st.async", ("dsmem_rate",),
+        "st.async", "dsmem_rate",
     ),
     "a bulk add, of the issuing warp": Unknown(
         20, 79, "clk", "the H200's probe has 79 with one warp, half of it a warp with four",
@@ -79,8 +81,7 @@ UNKNOWNS: Mapping[str, Unknown] = {
         12, 50, "clk", "FlashMLA's 1,450 TFLOPS allow an SM 12.4, which four warps share", "gather4"
     ),
     "a release of shared memory to the peer": Unknown(
-        30, 500, "clk", "MEMBAR.ALL.CTA alone; a third of one of the whole GPU",
-        "release",
+        30, 500, "clk", "MEMBAR.ALL.CTA alone; a third of one of the whole GPU", "release"
     ),
     "clocks of a block over its count": Unknown(
         1.05, 1.25, "", "1.22 FlashMLA's forward, 1.32 FlashAttention-4's, ends included",
@@ -95,52 +96,37 @@ UNKNOWNS: Mapping[str, Unknown] = {
         "attention, topk 64 and 2048",
     ),
 }  # fmt: skip
-Values = Mapping[str, float]
-"""A value for every unknown."""
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(NamedTuple):
     """A kernel whose pairs of CTAs take a query each.
 
     Attributes:
         block_keys: of a unit. ends: the unknown of its ends, once a query; once a launch where the
             work has what lies between two queries.
         released: steps that contain a release of shared memory to the peer.
-        issued: clocks a block of the slowest issuing warp.
-        published: TFLOPS of others' kernels on B200.
+        adds: bulk adds of a key that a warp issues. published: TFLOPS of others on B200.
     """
 
     name: str
     block_keys: int
-    work: Callable[..., Work]
+    work: Callable[[GpuModel, int, int, int], Work]
     ends: str
     released: tuple[str, ...]
-    issued: Callable[[Values], float]
+    adds: float
     published: str
-
-
-def _gathering(keys: int, values: Values) -> float:
-    """Count the clocks of a warp that issues gathers of four rows for so many keys."""
-    gathers = keys / ROWS_A_GATHER * BOXES / ISSUING_WARPS
-    return gathers * values["a gather4, of the issuing warp"]
-
-
-def _adding(values: Values) -> float:
-    """Count the clocks of a warp that issues the bulk adds of a block of the backward: one a key,
-    of parts 0 and 1 of dKV in every block, of part 2 in every other one."""
-    return 2.5 * BWD_KEYS / ISSUING_WARPS * values["a bulk add, of the issuing warp"]
 
 
 KERNELS = (
     Attention(
-        "forward", FWD_KEYS, forward_sm100.work, "ends of a query, forward", ("P ready",),
-        lambda values: _gathering(FWD_KEYS, values), "FlashMLA 1,450; FlashAttention-4 1,180",
+        "forward", FwdPlan().tile.keys, forward_sm100.work,
+        "ends of a query, forward", ("P ready",), 0,
+        "FlashMLA 1,450; FlashAttention-4 1,180",
     ),
     Attention(
-        "backward", BWD_KEYS, backward_sm100.work, "ends of a launch, backward",
-        ("add P", "add dP"), lambda values: max(_gathering(BWD_KEYS, values), _adding(values)),
-        "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
+        "backward", BwdPlan().tile.keys, backward_sm100.work,
+        "ends of a launch, backward", ("add P", "add dP"),
+        ADDS, "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
     ),
 )  # fmt: skip
 
@@ -154,22 +140,28 @@ class Estimate:
     binds: str
 
 
-def estimate(kernel: Attention, values: Values, *, queries: int, topk: int, s_kv: int) -> Estimate:
-    """Predict the time with these constants."""
-    known = {name: values[key] for key, one in UNKNOWNS.items() for name in one.machine}
+def estimate(
+    kernel: Attention, values: Mapping[str, float], *, queries: int, topk: int, s_kv: int
+) -> Estimate:
+    """Predict the time with a value for every unknown."""
+    known = {one.machine: values[name] for name, one in UNKNOWNS.items() if one.machine}
     machine = B200.with_values(known)
-    work = kernel.work(machine, queries=queries, topk=topk, s_kv=s_kv)
+    work = kernel.work(machine, queries, topk, s_kv)
     release = values["a release of shared memory to the peer"]
     released = (
         replace(step, cycles=step.cycles + release) if step.name in kernel.released else step
         for step in work.steps
     )
-    work = replace(work, steps=tuple(released))
-    steady = predict(replace(work, item_units=0), machine)
+    work = work._replace(steps=tuple(released))
+    steady = predict(work._replace(item_units=0), machine)
     over = values["clocks of a block over its count"]
     cycles, binds = over * steady.cycles, steady.bound
-    if kernel.issued(values) > cycles:
-        cycles, binds = kernel.issued(values), "issue of bulk operations"
+    issued = kernel.block_keys * max(
+        GATHERS * values["a gather4, of the issuing warp"],
+        kernel.adds * values["a bulk add, of the issuing warp"],
+    )
+    if issued > cycles:
+        cycles, binds = issued, "issue of bulk operations"
     blocks, waves = -(-topk // kernel.block_keys), -(-queries // PAIRS_AT_ONCE)
     between = over * ends(work.steps, work.traffic.other_port_cycles(machine))
     of_query, of_launch = blocks * cycles, values[kernel.ends]
@@ -193,7 +185,6 @@ class Range:
     """
 
     kernel: str
-    queries: int
     topk: int
     best: Estimate
     middle: Estimate
@@ -202,30 +193,20 @@ class Range:
     published: str
 
 
-def predict_range(kernel: Attention, *, queries: int, topk: int, s_kv: int) -> Range:
-    """Predict the kernel for 128 heads on B200."""
-
-    def at(values: Values) -> Estimate:
-        return estimate(kernel, values, queries=queries, topk=topk, s_kv=s_kv)
-
-    middle = {name: unknown.middle for name, unknown in UNKNOWNS.items()}
-    worth = [
-        (name, at(middle | {name: one.good}).tflops, at(middle | {name: one.bad}).tflops)
-        for name, one in UNKNOWNS.items()
-    ]
-    matter = [row for row in worth if abs(row[1] - row[2]) > 0.5]
-    return Range(
-        kernel.name,
-        queries,
-        topk,
-        at({name: unknown.good for name, unknown in UNKNOWNS.items()}),
-        at(middle),
-        at({name: unknown.bad for name, unknown in UNKNOWNS.items()}),
-        tuple(sorted(matter, key=lambda row: row[2] - row[1])),
-        kernel.published,
-    )
-
-
 def attention_ranges(queries: int, topk: int, s_kv: int) -> tuple[Range, ...]:
-    """Predict both kernels on a shape."""
-    return tuple(predict_range(kernel, queries=queries, topk=topk, s_kv=s_kv) for kernel in KERNELS)
+    """Predict both kernels for 128 heads on B200."""
+    good = {name: one.good for name, one in UNKNOWNS.items()}
+    bad = {name: one.bad for name, one in UNKNOWNS.items()}
+    middle = {name: one.middle for name, one in UNKNOWNS.items()}
+    found = []
+    for kernel in KERNELS:
+        at = partial(estimate, kernel, queries=queries, topk=topk, s_kv=s_kv)
+        worth = [
+            (name, at(middle | {name: one.good}).tflops, at(middle | {name: one.bad}).tflops)
+            for name, one in UNKNOWNS.items()
+        ]
+        matter = [row for row in worth if abs(row[1] - row[2]) > 0.5]
+        most_first = tuple(sorted(matter, key=lambda row: row[2] - row[1]))
+        times = at(good), at(middle), at(bad)
+        found.append(Range(kernel.name, topk, *times, most_first, kernel.published))
+    return tuple(found)

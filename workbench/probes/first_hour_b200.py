@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 import flashdsa
+from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import INDEXER_SM100
 from flashdsa.problem import PAGE_BYTES
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -193,8 +194,8 @@ def main() -> int:
         from flashdsa.backends.emulated.runner import emulation
 
         device, backend, around = "cpu", "emulate-sm100", emulation(SMALL)
-    elif torch.cuda.get_device_capability() != (10, 0):
-        raise SystemExit("needs a GPU of compute capability 10.0, or --emulate")
+    elif torch.cuda.get_device_capability() not in SM100.capabilities:
+        raise SystemExit("needs a GPU of compute capability 10.0 or 10.3, or --emulate")
     with around:
         cases = indexer_is_right(device, backend, options.emulate)
         cases |= attention_is_right(device, backend, options.emulate)

@@ -202,9 +202,9 @@ CONTROLS = {
                       *_COMPACTED, _barrier("warp_sums", 0)),
     "counts": Control("counts: read before their st.async messages are there", *_SHARED, partial(
         read_before, "select.exchange:find_kth", "select.threshold",
-        lambda select, cluster, *_: cluster.coarse), "does not see st.async"),
+        lambda s, *_: s.cluster.coarse), "does not see st.async"),
     "weights": Control("weights: read before the bulk copy is complete", *_SHARED, partial(
-        read_before, "schedule.work_tile:wait_for_tile", "select.select_rows",
+        read_before, "schedule.work_tile:wait_for_tile", "select.tiles",
         lambda inputs, *_: inputs.weights)),
     "scales": Control("shared keys: scales are read before the copy is complete",
                       "prefill-sm_90a", "700 keys", _wait("score_segment", "key_full")),

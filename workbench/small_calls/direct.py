@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
+from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK, SelectPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
-from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.table import DSA_TOPK_INDEXER
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from flashdsa.verify.compare import Comparison, compare_exact
 from workbench.small_calls.call import BLACKWELL, HOPPER, SEED
 
@@ -36,7 +35,7 @@ def launch_indexer(
     """Launch any plan's fused indexer once; the counters and slots of rows that are split, if any.
 
     Args:
-        clusters: how many, CTAs of each, clusters of each row of `plan.split_pages` pages or more.
+        clusters: how many, CTAs of each, clusters of each row of `split_pages` or more.
     """
     number, size, _ = clusters
     how: tuple[Any, ...] = number, size

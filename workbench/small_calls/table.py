@@ -7,7 +7,7 @@ round, CTAs have several work items, and rows have parts without work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,8 @@ from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import KERNELS
+from flashdsa.kernels.indexer.plan import By, Lists, Sharing
+from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import check_cases
@@ -210,9 +212,9 @@ _SMALL = (
 )
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
-    "flashdsa.backends.sm90.mla_bwd_spool:MOST_BUFFERS": 1,
+    "flashdsa.backends.sm90.mla_bwd_grouped:MOST_BUFFERS": 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
-    "flashdsa.kernels.attention.union.choice:UNORDERED_GROUPS": 0,
+    "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
 }
 """Groups in order are one chain."""
 _chain = partial(backward, ordered=True, settings=_CHAIN)
@@ -245,25 +247,28 @@ def _prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
 
 
 _TIGHT = {
-    "num_heads": 16, "topk": 512, "list_capacity": 2048, "first_fill_pages": 10,
-    "fill_step_pages": 2, "select_pages": 1, "merge_pages": 3, "settling_ctas": 2,
-    "settling_pages": 15, "count_polls": 100_000,
+    "num_heads": 16, "topk": 512,
+    "sharing": Sharing(select_pages=1, merge_pages=3, settling_ctas=2, settling_pages=15,
+                       count_polls=100_000),
 }  # fmt: skip
+_SMALL_LISTS = {"capacity": 2048, "first_fill_pages": 10, "fill_step_pages": 2}
 """Lists so small that short rows compact them; selecting counts for so little that rows of this
 length are split."""
-_tight = partial(Ranked, plan={**_TIGHT, "splits": True, "scheduled": True})
-_pairs = partial(Ranked, plan=_TIGHT, next_n=2, pairs=True)
+_tight = partial(Ranked, plan={**_TIGHT, "rows": By.CTAS, "lists": Lists(**_SMALL_LISTS)})
+_pairs = partial(
+    Ranked, plan={**_TIGHT, "lists": replace(PAIR_LISTS, **_SMALL_LISTS)}, next_n=2, pairs=True
+)
 _blackwell = partial(
     Ranked,
     plan={
-        "num_heads": 16, "topk": 512, "scheduled": True, "stages": 8, "pages_per_stage": 2,
-        "list_capacity": 2048, "first_fill_pages": 8, "fill_step_pages": 1,
+        "num_heads": 16, "topk": 512, "rows": By.CTAS, "stages": 8, "pages_per_stage": 2,
+        "lists": Lists(capacity=2048, first_fill_pages=8, fill_step_pages=1),
     },
     backend=BLACKWELL,
 )  # fmt: skip
 _SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
 _OF_16 = {"num_heads": 16, "topk": 512}
-_ragged = {"splits": True, "scheduled": True}
+_ragged = {"rows": By.CTAS}
 
 # fmt: off
 TABLE: dict[str, Row] = {
@@ -408,11 +413,11 @@ TABLE: dict[str, Row] = {
         Ranked("clusters of 2", (2100, 9000, 3000), (2, 2, 1), _ragged),
         Ranked("clusters of 1", (2100, 4000), (2, 1, 1)),
         Ranked("halved clusters", (1300,) * 5, (1, 4, 1), {**_OF_16, **_ragged}),
-        Ranked("row splits", (66_000,), (2, 16, 2), {"splits": True}),
+        Ranked("row splits", (66_000,), (2, 16, 2), {"rows": By.CLUSTERS}),
         Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2, 1), _ragged),
         Ranked("requests", (2100, 2101, 9000, 9001), (2, 2, 1), _ragged, next_n=2),
         Ranked("compaction", (9000,), (1, 1, 1)),
-        Ranked("sorted", (3000, 100), (1, 2, 1), {"sorted": True, "scheduled": True}),
+        Ranked("sorted", (3000, 100), (1, 2, 1), {"sorted": True}),
         Ranked("16 heads", (1400, 600), (1, 2, 1), {**_OF_16, **_ragged}),
         Ranked("plateau", (2500,), (1, 3, 1), values="two"),
         Ranked("pages outside", (4000, 300), (1, 2, 1), _ragged, bad_pages=True),

@@ -231,7 +231,6 @@ def test_a_case_that_there_is_not_names_the_others(monkeypatch: pytest.MonkeyPat
 
 
 KEPT = {
-    "peers": ["peers/2026-11-21.json"],
     "bench": ["sparse_mla_decode/2026-11-21-h200.json"],
     "training": ["indexer_training/2026-11-21-training-h200.json"],
     "transformers": ["integrations/2026-11-21-transformers-h200.json"],

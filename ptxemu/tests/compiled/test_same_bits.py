@@ -227,8 +227,13 @@ def test_what_is_wider_than_routines_know_stays_with_numpy(monkeypatch):
     assert is_threaded(program)
 
 
-def test_a_loop_ends_where_lanes_part():
-    """Lane n goes round n + 1 times; from the first parting on lanes go by themselves."""
+def test_a_loop_ends_where_lanes_part(monkeypatch):
+    """Lane n goes round n + 1 times; from the first parting on lanes go by themselves.
+
+    They do so as threaded code: a block function copies registers in and out for every round.
+    """
+    monkeypatch.setattr(machine_code, "COLD_INSTRUCTIONS", 1)
+    monkeypatch.setattr(machine_code, "WARM_INSTRUCTIONS", 1)
     body = "setp.lt.u32 %q, %i, %t; add.u32 %i, %i, 1; add.u32 %r1, %r1, %i;"
     text = (
         source("").split("LOOP:")[0]
@@ -237,10 +242,18 @@ LOOP: {body}
 @%q bra LOOP;
 st.global.u32 [%a], %r1; ret; }}"""
     )
-    memory = data(0)
-    out, _, _ = result(text, memory, 32, machine_code.compile_block)
+    memory, rounds = data(0), []
+
+    def accelerate(block, *, masked):
+        made = machine_code.compile_block(block, masked=masked)
+        return lambda warp, mask, most: rounds.append(most) or made(warp, mask, most)
+
     lanes = np.arange(32)
-    np.testing.assert_array_equal(out[:32] & 0xFFFFFFFF, (lanes + 1) * (lanes + 2) // 2)
+    for make_threaded in (None, machine_code.make_threaded):
+        rounds.clear()
+        out, _, _ = result(text, memory, 32, accelerate, make_threaded)
+        np.testing.assert_array_equal(out[:32] & 0xFFFFFFFF, (lanes + 1) * (lanes + 2) // 2)
+        assert (min(rounds) > 1) == (make_threaded is not None)
 
 
 def test_the_core_is_chosen_by_the_environment(monkeypatch):

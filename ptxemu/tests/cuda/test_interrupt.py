@@ -17,6 +17,8 @@ from ptxemu.cuda.build import Standin
 
 LIMIT_SECONDS = 5.0
 """Of the end, on a machine that has other work; it takes less than one."""
+UNDER_WAY_SECONDS = 0.5
+"""CPU time of a launch by which its clusters are dealt."""
 SCRIPT = """
 import ctypes, re, sys
 import pycuda  # at which the stand-in comes
@@ -66,7 +68,9 @@ def start(endless: Path, made_standin: Standin) -> Iterator[Start]:
         )
         started.append(process)
         assert process.stdout is not None and process.stdout.readline() == "begins\n"
-        time.sleep(2)  # the launch is under way, its clusters dealt
+        until = _cpu_seconds_of(process.pid) + UNDER_WAY_SECONDS
+        while _cpu_seconds_of(process.pid) < until:
+            time.sleep(0.05)
         assert process.poll() is None
         return process
 
@@ -77,18 +81,23 @@ def start(endless: Path, made_standin: Standin) -> Iterator[Start]:
         process.communicate()
 
 
-def _processes_of(group: int) -> set[str]:
-    """Names of the processes in a group that have not ended."""
-    found = set()
+def _processes_of(group: int) -> list[tuple[str, float]]:
+    """Names and CPU seconds of the processes in a group that have not ended."""
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = stat.read_text().rpartition(")")
         except OSError:
             continue
-        state, _, process_group, *_ = rest.split()
+        state, _, process_group, *more = rest.split()
         if int(process_group) == group and state != "Z":
-            found.add(name.partition("(")[2])
+            ticks = int(more[8]) + int(more[9])
+            found.append((name.partition("(")[2], ticks / os.sysconf("SC_CLK_TCK")))
     return found
+
+
+def _cpu_seconds_of(group: int) -> float:
+    return sum(seconds for _, seconds in _processes_of(group))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +112,7 @@ def test_the_first_interrupt_ends_it(start: Start, options: tuple[str, ...], who
     assert time.monotonic() - interrupted < LIMIT_SECONDS
     assert process.returncode == 130
     assert stderr == "ptxemu: interrupted\n"
-    assert _processes_of(process.pid) == set()
+    assert _processes_of(process.pid) == []
 
 
 def test_an_interrupt_ends_a_script_whose_launch_is_called_from_c(

@@ -1,4 +1,7 @@
-"""Cases of copies: programs with their arrays, to record on an H200 and to compare with it."""
+"""Cases of copies: programs with their arrays, to record on an H200 and to compare with it.
+
+`tests.silicon` has the families bulk, tma and im2col besides; what is here they lack.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,6 @@ from tests.engines.copy_ptx import (
     LOAD,
     REPLACE,
     STORE,
-    STORE_BULK,
     STORE_TENSOR,
 )
 from tests.tensor_map_arguments import TensorMap
@@ -94,47 +96,6 @@ ELEMENT_BYTES = {0: 1, 1: 2, 2: 4, 3: 4, 4: 8, 5: 8, 6: 2, 7: 4, 8: 8, 9: 2, 10:
 def _ramp(count: int) -> Bytes:
     """Bytes whose 16-bit words count up, so that any misplaced one shows."""
     return np.arange(count // 2, dtype=np.uint16).view(np.uint8).copy()
-
-
-def rank_cases() -> Iterator[Case]:
-    """Every rank, inside and over each border."""
-    dims, box = (24, 6, 5, 4, 3), (16, 3, 2, 2, 2)
-    for rank in range(1, 6):
-        strides, stride = [], 2
-        for extent in dims[: rank - 1]:
-            stride = -(-(stride * extent) // 16) * 16 + 16
-            strides.append(stride)
-        total = dims[rank - 1] * (strides[-1] if strides else 2)
-        spec = TensorMap(0, 1, dims[:rank], tuple(strides), box[:rank])
-        tx = 2 * int(np.prod(box[:rank]))
-        for where, coords in (
-            ("inside", (8, 2, 1, 1, 1)),
-            ("below", (-8, -1, -1, -1, -1)),
-            ("above", (16, 4, 4, 3, 2)),
-            ("outside", (1000, 8, 7, 7, 7)),
-            ("left", (-800, -100, 1, 1, 1)),
-        ):
-            yield _load_case(f"load_{rank}d_{where}", spec, _ramp(total), coords[:rank], tx=tx)
-            if min(coords[:rank]) < 0:
-                continue  # refused for stores: see odd_cases
-            source = _ramp(-(-tx // 128) * 128) ^ 0x80
-            opcode = f"cp.async.bulk.tensor.{rank}d.global.shared::cta.tile.bulk_group"
-            yield _store_case(
-                f"store_{rank}d_{where}", opcode, spec, _ramp(total), source, coords[:rank]
-            )
-
-
-def swizzle_cases() -> Iterator[Case]:
-    """Every swizzle of Hopper, at destinations that start anywhere in the pattern."""
-    for swizzle, span in ((0, 48), (1, 32), (2, 64), (3, 128), (3, 64), (2, 32), (1, 16)):
-        spec = TensorMap(0, 1, (64, 32), (128,), (span // 2, 8), swizzle=swizzle)
-        for at in (0, 128, 384, 512):
-            name = f"swizzle_{swizzle}_{span}_at_{at}"
-            yield _load_case(name, spec, _ramp(4096), (0, 4), tx=span * 8, at=at, size=2048)
-        source = _ramp(1024) ^ 0x80
-        opcode = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-        name = f"swizzle_{swizzle}_{span}_store"
-        yield _store_case(name, opcode, spec, _ramp(4096), source, (0, 4))
 
 
 def element_stride_cases() -> Iterator[Case]:
@@ -230,41 +191,6 @@ def _operand_pair(dtype: int) -> tuple[Bytes, Bytes]:
     return left, right
 
 
-BULK_REDUCTIONS = (
-    *(("add", t) for t in ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.bf16")),
-    *((op, t) for op in ("min", "max") for t in ("u32", "s32", "u64", "s64", "f16", "bf16")),
-    ("inc", "u32"),
-    ("dec", "u32"),
-    *((op, t) for op in ("and", "or", "xor") for t in ("b32", "b64")),
-)
-TYPE_CODE = {
-    "u32": 2, "s32": 3, "u64": 4, "s64": 5, "noftz.f16": 6, "f16": 6, "f32": 7, "f64": 8,
-    "noftz.bf16": 9, "bf16": 9, "b32": 2, "b64": 4,
-}  # fmt: skip
-SHARED_REDUCTIONS = (
-    *(("add", t) for t in ("u32", "s32", "u64")),
-    *((op, t) for op in ("min", "max") for t in ("u32", "s32")),
-    ("inc", "u32"),
-    ("dec", "u32"),
-    *((op, "b32") for op in ("and", "or", "xor")),
-)
-
-
-def bulk_reduce_cases() -> Iterator[Case]:
-    """cp.reduce.async.bulk to global and to shared memory."""
-    for operation, type_ in BULK_REDUCTIONS:
-        code = TYPE_CODE[type_]
-        left, right = _operand_pair(code)
-        opcode = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{operation}.{type_}"
-        ptx = STORE.format(
-            name="store", target=".param .u64 dst", coordinates=COORDINATES,
-            body=STORE_BULK.format(opcode=opcode), alone=ALONE,
-        )  # fmt: skip
-        args = ("array 0", "array 1", len(right), 0, 0, 0, 0, 0, 0)
-        name = f"bulk_{operation}_{type_}"
-        yield Case(name, _program(ptx), "store", (left, right), args, smem=len(right))
-
-
 BULK_LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 NO_MAP = TensorMap(0, 0, (16,), (), (16,))
 
@@ -276,43 +202,19 @@ def _cluster_case(
     tx: tuple[int, int],
     size: int,
     spec: TensorMap = NO_MAP,
-    data: Bytes | None = None,
-    source: Bytes | None = None,
 ) -> Case:
-    data = _ramp(2048) if data is None else data
-    source = _ramp(2 * size) ^ 0x80 if source is None else source
-    arrays = (data, source, np.zeros(2 * size, np.uint8))
+    arrays = (_ramp(2048), _ramp(2 * size) ^ 0x80, np.zeros(2 * size, np.uint8))
     args = (spec, "array 0", "array 1", "array 2", size, *tx)
     ptx = CLUSTER.format(name="pair", body=body)
     return Case(name, _program(ptx), "pair", arrays, args, smem=size, grid=2)
 
 
 def cluster_cases() -> Iterator[Case]:
-    """Copies and reductions into the other CTA's shared memory, and multicast."""
-    done = "mbarrier::complete_tx::bytes"
-    for operation, type_ in SHARED_REDUCTIONS:
-        left, right = _operand_pair(TYPE_CODE[type_])
-        opcode = f"cp.reduce.async.bulk.shared::cluster.shared::cta.{done}.{operation}.{type_}"
-        body = f"{opcode} [%r20], [%r1], %r2, [%r21];"
-        yield _cluster_case(
-            f"shared_{operation}_{type_}", body, tx=(0, len(left)), size=len(left),
-            source=np.concatenate([right, left]),
-        )  # fmt: skip
-    opcode = f"cp.async.bulk.shared::cluster.shared::cta.{done}"
-    body = f"add.u32 %r22, %r20, 256;\n{opcode} [%r22], [%r1], 128, [%r21];"
-    yield _cluster_case("copy_to_peer", body, tx=(0, 128), size=512)
-    opcode = f"cp.async.bulk.shared::cluster.global.{done}"
-    body = f"add.u32 %r22, %r20, 256;\n{opcode} [%r22], [%rd6], 128, [%r21];"
-    yield _cluster_case("load_to_peer", body, tx=(0, 128), size=512)
-    body = f"{opcode}.multicast::cluster [%r1], [%rd6], 128, [%r5], %h0;"
-    yield _cluster_case("load_multicast", body, tx=(128, 128), size=512)
+    """Multicast whose addresses are those of the other CTA."""
     spec = TensorMap(0, 1, (64, 16), (128,), (16, 4), swizzle=1)
-    opcode = f"cp.async.bulk.tensor.2d.shared::cluster.global.tile.{done}.multicast::cluster"
-    body = f"{opcode} [%r1], [%rd0, {{{{%r19, %r19}}}}], [%r5], %h0;".replace("{{", "{").replace(
-        "}}", "}"
-    )
-    yield _cluster_case("tensor_multicast", body, tx=(128, 128), size=512, spec=spec)
-    body = body.replace("%r1]", "%r20]").replace("%r5]", "%r21]")
+    opcode = "cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+    opcode += ".mbarrier::complete_tx::bytes.multicast::cluster"
+    body = f"{opcode} [%r20], [%rd0, {{%r19, %r19}}], [%r21], %h0;"
     yield _cluster_case("tensor_multicast_peer_address", body, tx=(128, 128), size=512, spec=spec)
 
 
@@ -456,12 +358,9 @@ REPLACE_BASE = np.array(
 def all_cases() -> list[Case]:
     """Every case; names are unique."""
     cases = [
-        *rank_cases(),
-        *swizzle_cases(),
         *element_stride_cases(),
         *fill_cases(),
         *tensor_reduce_cases(),
-        *bulk_reduce_cases(),
         *cluster_cases(),
         *thread_copy_cases(),
         *whole_warp_cases(),

@@ -114,9 +114,6 @@ ALONE = "@%p1 bra DONE;"
 STORE_TENSOR = """mov.b64 %rd0, map;
   cvta.param.u64 %rd0, %rd0;
   {opcode} [%rd0, {{{operands}}}], [%r8];"""
-STORE_BULK = """ld.param.u64 %rd0, [dst];
-  cvta.to.global.u64 %rd0, %rd0;
-  {opcode} [%rd0], [%r8], %r2;"""
 
 CP_ASYNC = """
 .visible .entry {name}(.param .u64 in, .param .u64 counts, .param .u64 out, .param .u32 shift)

@@ -89,7 +89,7 @@ def test_copies_of_threads_in_machine_code(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("asynchronous", ["eager", "late"])
-@pytest.mark.parametrize("family", ["load_3d", "store_3d", "swizzle_3_128", "tensor", "thread_16"])
+@pytest.mark.parametrize("family", ["step_1_2", "step_3_2", "fill_1", "tensor", "thread_16"])
 def test_result_does_not_depend_on_the_schedule(family: str, asynchronous: str) -> None:
     chosen = [c for c in all_cases() if c.name.startswith(family) and "misaligned" not in c.name]
     for case in chosen:
@@ -102,4 +102,7 @@ def test_result_does_not_depend_on_the_schedule(family: str, asynchronous: str) 
 
 def test_recording_has_every_case() -> None:
     names = {name.rpartition("/")[0] for name in RECORDED}
-    assert {case.name for case in CASES if case.name.startswith(("load", "fill", "bulk"))} <= names
+    assert {
+        case.name for case in CASES if case.name.startswith(("step", "fill", "thread"))
+    } <= names
+    assert names <= {case.name for case in all_cases()}

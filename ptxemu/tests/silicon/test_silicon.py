@@ -75,4 +75,4 @@ def test_every_family_has_programs_of_distinct_inputs() -> None:
 
 def test_recordings_are_few_bytes() -> None:
     folder = Path(__file__).parent / "recordings"
-    assert sum(p.stat().st_size for p in folder.glob("*")) < 450_000
+    assert sum(p.stat().st_size for p in folder.glob("*")) < 350_000

@@ -53,3 +53,28 @@ def test_ws_with_two_ctas_is_refused_and_has_no_meaning() -> None:
 def test_tensor_cores_of_another_architecture_are_refused(body: str, target: str) -> None:
     with pytest.raises(IllegalInstructionError, match=f"the target is {target}"):
         load(body, target=target).program("k")
+
+
+MMA = "tcgen05.mma.cta_group::1.kind::{} [%r0], %rd0, %rd1, %r1, %p0;"
+SCALED = (
+    "tcgen05.mma.cta_group::1.kind::mxf4.block_scale.{} [%r0], %rd0, %rd1, %r1, [%r2], [%r3], %p0;"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "targets"),
+    [
+        (MMA.format("i8"), {"sm_100a"}),
+        ("tcgen05.shift.cta_group::1.down [%r0];", {"sm_100a", "sm_103a"}),
+        (SCALED.format("scale_vec::2X"), {"sm_100a", "sm_103a"}),
+        (SCALED.format("block32"), {"sm_100a", "sm_100f", "sm_103a", "sm_103f"}),
+        (MMA.format("f16"), {"sm_100a", "sm_100f", "sm_103a", "sm_103f"}),
+    ],
+)
+def test_targets_lack_what_ptxas_says_they_lack(body: str, targets: set[str]) -> None:
+    for target in ("sm_100a", "sm_100f", "sm_103a", "sm_103f"):
+        if target in targets:
+            load(body, target=target).program("k")
+        else:
+            with pytest.raises(IllegalInstructionError, match=f"the target is {target}"):
+                load(body, target=target).program("k")

@@ -7,9 +7,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from flashdsa.api import topk_indices
 from flashdsa.backends.positions import ascending
 from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.indexer import topk_indices
 
 
 class TopKTieBreak(IntEnum):

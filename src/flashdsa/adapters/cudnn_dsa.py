@@ -15,8 +15,9 @@ from torch import Tensor
 
 from flashdsa.adapters.arguments import copy_into
 from flashdsa.adapters.best import best_positions
-from flashdsa.api import mla_bwd, sparse_mla_fwd
 from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.ops.attention_backward import mla_bwd
 from flashdsa.problem import D_V
 
 

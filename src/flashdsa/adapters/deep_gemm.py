@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.arguments import require_default
-from flashdsa.api import dsa_topk_indexer, indexer_logits, prefill_logits
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.ops.indexer import dsa_topk_indexer, indexer_logits
+from flashdsa.ops.prefill import prefill_logits
 from flashdsa.problem import INDEX_HEAD_DIM
 
 ROW_BYTES = 1024

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from flashdsa.adapters.arguments import require_default
-from flashdsa.api import lse_to_base2, read_kv_cache, sparse_mla_fwd
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.ops.kv_cache import read_kv_cache
+from flashdsa.ops.merge import lse_to_base2
 from flashdsa.problem import D_V, KV_ROW_BYTES
 
 

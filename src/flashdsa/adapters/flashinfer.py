@@ -14,9 +14,11 @@ from torch import Tensor
 from flashdsa.adapters.arguments import copy_into, require_default
 from flashdsa.adapters.best import TopKTieBreak as TopKTieBreak
 from flashdsa.adapters.best import best_positions
-from flashdsa.api import lse_for_merge, lse_to_base2, mla_bwd, sparse_mla_fwd
+from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.ops.transforms import as_autocast_casts
+from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.ops.attention_backward import mla_bwd
+from flashdsa.ops.merge import lse_for_merge, lse_to_base2
 from flashdsa.problem import D_QK, D_V
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flashdsa.errors import UnsupportedError
+from flashdsa.hw import ARCHITECTURES
 from flashdsa.jit.loader import compile_plan, require_compiler
 from flashdsa.plan.kernel_spec import Variant
 
@@ -38,7 +39,7 @@ def compile_and_keep(kernel: Variant) -> list[Kept]:
     require_compiler()
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {
-            "CUTE_DSL_ARCH": kernel.spec.arch,
+            "CUTE_DSL_ARCH": ARCHITECTURES[kernel.spec.arch].target,
             "CUTE_DSL_DUMP_DIR": folder,
             "CUTE_DSL_KEEP": "ptx,cubin",
             "CUTE_DSL_LINEINFO": "1",

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
+from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
-from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N, Operation
+from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N
 
 _CPU_ATTENTION = Features(
     devices=("cpu",),
@@ -44,23 +45,23 @@ _CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), determinis
 _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=True)
 
 _CPU = {
-    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _CPU_FORWARD),
-    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _CPU_FORWARD),
-    Operation.MLA_BWD: ("sparse_mla:backward", _CPU_ATTENTION),
-    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _CPU_INDEXER),
-    Operation.INDEXER_LOGITS: ("indexer:logits", _CPU_INDEXER),
-    Operation.TOPK_INDICES: ("topk:topk_positions", _CPU_SCORES),
-    Operation.DSA_TOPK_PREFILL: ("prefill:topk_prefill", _CPU_PREFILL),
-    Operation.PREFILL_LOGITS: ("prefill:logits", _CPU_PREFILL),
-    Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
-    Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
-    Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
-    Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
-    Operation.ATTENTION_TARGET: ("indexer_training:attention_target", _CPU_ATTENTION),
-    Operation.INDEXER_SCORES: ("indexer_training:scores", _CPU_TRAINING),
-    Operation.INDEXER_BWD: ("indexer_training:backward", _CPU_TRAINING),
-    Operation.INDEXER_KL: ("indexer_training:kl", _CPU_ROWS),
-    Operation.INDEXER_KL_BWD: ("indexer_training:kl_backward", _CPU_ROWS),
+    "sparse_mla_fwd": ("sparse_mla:forward", _CPU_FORWARD),
+    "sparse_mla_fwd_out": ("sparse_mla:forward_out", _CPU_FORWARD),
+    "mla_bwd": ("sparse_mla:backward", _CPU_ATTENTION),
+    "dsa_topk_indexer": ("indexer:topk_indexer", _CPU_INDEXER),
+    "indexer_logits": ("indexer:logits", _CPU_INDEXER),
+    "topk_indices": ("topk:topk_positions", _CPU_SCORES),
+    "dsa_topk_prefill": ("prefill:topk_prefill", _CPU_PREFILL),
+    "prefill_logits": ("prefill:logits", _CPU_PREFILL),
+    "quantize_index_k": ("quantize:quantize_index_k", _CPU_QUANTIZE),
+    "quantize_index_q": ("quantize:quantize_index_q", _CPU_QUANTIZE),
+    "write_index_k_cache": ("index_k_cache:write", _CPU_QUANTIZE),
+    "read_index_k_cache": ("index_k_cache:read", _CPU_CACHE),
+    "attention_target": ("indexer_training:attention_target", _CPU_ATTENTION),
+    "indexer_scores": ("indexer_training:scores", _CPU_TRAINING),
+    "indexer_bwd": ("indexer_training:backward", _CPU_TRAINING),
+    "indexer_kl": ("indexer_training:kl", _CPU_ROWS),
+    "indexer_kl_bwd": ("indexer_training:kl_backward", _CPU_ROWS),
 }
 
 _INDEXER = Features(
@@ -116,25 +117,25 @@ _SM90_INDEX_BACKWARD = Features(
 )
 _SM90_ROWS = replace(_CPU_ROWS, dtypes=("float32",))
 _SM90 = {
-    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM90_FORWARD),
-    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM90_FORWARD),
-    Operation.MLA_BWD: ("mla_bwd:backward", _SM90_BACKWARD),
-    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
-    Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
-    Operation.TOPK_INDICES: ("topk:topk_positions", _SM90_SCORES),
-    Operation.DSA_TOPK_PREFILL: ("prefill:topk_prefill", _SM90_PREFILL),
-    Operation.PREFILL_LOGITS: ("prefill:logits", _SM90_PREFILL),
-    Operation.QUANTIZE_INDEX_K: ("quantize:quantize_index_k", _CPU_QUANTIZE),
-    Operation.QUANTIZE_INDEX_Q: ("quantize:quantize_index_q", _CPU_QUANTIZE),
-    Operation.WRITE_INDEX_K_CACHE: ("index_k_cache:write", _CPU_QUANTIZE),
-    Operation.READ_INDEX_K_CACHE: ("index_k_cache:read", _CPU_CACHE),
-    Operation.ATTENTION_TARGET: ("attention_target:attention_target", _SM90_TARGET),
-    Operation.INDEXER_SCORES: ("indexer_scores:indexer_scores", _SM90_INDEX_SCORES),
-    Operation.INDEXER_BWD: ("indexer_bwd:backward", _SM90_INDEX_BACKWARD),
-    Operation.INDEXER_KL: ("indexer_kl:kl", _SM90_ROWS),
-    Operation.INDEXER_KL_BWD: ("indexer_kl:kl_backward", _SM90_ROWS),
+    "sparse_mla_fwd": ("sparse_mla:bind", _SM90_FORWARD),
+    "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
+    "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
+    "dsa_topk_indexer": ("indexer:bind", _INDEXER),
+    "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "topk_indices": ("topk:bind", _SM90_SCORES),
+    "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
+    "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
+    "quantize_index_k": ("quantize:bind_keys", _CPU_QUANTIZE),
+    "quantize_index_q": ("quantize:bind_queries", _CPU_QUANTIZE),
+    "write_index_k_cache": ("index_k_cache:bind_write", _CPU_QUANTIZE),
+    "read_index_k_cache": ("index_k_cache:bind_read", _CPU_CACHE),
+    "attention_target": ("attention_target:bind", _SM90_TARGET),
+    "indexer_scores": ("indexer_scores:bind", _SM90_INDEX_SCORES),
+    "indexer_bwd": ("indexer_bwd:bind", _SM90_INDEX_BACKWARD),
+    "indexer_kl": ("indexer_kl:bind", _SM90_ROWS),
+    "indexer_kl_bwd": ("indexer_kl:bind_backward", _SM90_ROWS),
 }
-_FORWARDS = (Operation.SPARSE_MLA_FWD, Operation.SPARSE_MLA_FWD_OUT)
+_FORWARDS = ("sparse_mla_fwd", "sparse_mla_fwd_out")
 _SM100_BACKWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
@@ -148,15 +149,13 @@ _SM100_BACKWARD = Features(
 _SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS[1:]), deterministic=False)
 _SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS), max_logits=True)
 _SM100 = {
-    Operation.SPARSE_MLA_FWD: ("sparse_mla:forward", _SM100_FORWARD),
-    Operation.SPARSE_MLA_FWD_OUT: ("sparse_mla:forward_out", _SM100_FORWARD),
-    Operation.MLA_BWD: ("mla_bwd:backward", _SM100_BACKWARD),
-    Operation.DSA_TOPK_INDEXER: ("indexer:topk_indexer", _INDEXER),
-    Operation.INDEXER_LOGITS: ("indexer:logits", replace(_INDEXER, topk=ANY)),
+    "sparse_mla_fwd": ("sparse_mla:bind", _SM100_FORWARD),
+    "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM100_FORWARD),
+    "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
+    "dsa_topk_indexer": ("indexer:bind", _INDEXER),
+    "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
 }
-_INDEXER_OF_POSITIONS = (
-    (Operation.DSA_TOPK_INDEXER, ("indexer:topk_indexer", _INDEXER_POSITIONS)),
-)
+_INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITIONS)),)
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
@@ -164,84 +163,38 @@ _FURTHER = {
     ),
     "sm100": (
         *_INDEXER_OF_POSITIONS,
-        (Operation.MLA_BWD, (_SM100[Operation.MLA_BWD][0], _SM100_FEWER_HEADS)),
+        ("mla_bwd", (_SM100["mla_bwd"][0], _SM100_FEWER_HEADS)),
     ),
 }
 """Second rows of an operation: features that its first row does not have together."""
-_PREPARE = {Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:prepare"}
-_BINDS_OF_BOTH = {
-    Operation.DSA_TOPK_INDEXER: "indexer:bind",
-    Operation.SPARSE_MLA_FWD: "sparse_mla:bind",
-    Operation.SPARSE_MLA_FWD_OUT: "sparse_mla:bind_out",
-}
-_BINDS = {
-    "sm90": {
-        **_BINDS_OF_BOTH,
-        Operation.MLA_BWD: "mla_bwd:bind",
-        Operation.DSA_TOPK_PREFILL: "prefill:bind",
-        Operation.PREFILL_LOGITS: "prefill:bind_logits",
-        Operation.ATTENTION_TARGET: "attention_target:bind",
-        Operation.INDEXER_SCORES: "indexer_scores:bind",
-        Operation.INDEXER_BWD: "indexer_bwd:bind",
-        Operation.INDEXER_KL: "indexer_kl:bind",
-        Operation.INDEXER_KL_BWD: "indexer_kl:bind_backward",
-    },
-    "sm100": _BINDS_OF_BOTH,
-}
-_LAUNCH_CONFIGS = {
-    (backend, Operation.DSA_TOPK_INDEXER): f"flashdsa.backends.{backend}.indexer:launch_config"
-    for backend in ("sm90", "sm100")
-}
-
-
-def _prepare(backend: str, operation: Operation) -> str:
-    """Entry point that prepares the operation's calls on fixed tensors, or ""."""
-    function = _PREPARE.get(operation)
-    return f"flashdsa.backends.{backend}.{function}" if function else ""
-
-
-def _bind(backend: str, operation: Operation) -> str:
-    """Entry point that serves the operation's later calls of the same sizes, or ""."""
-    function = _BINDS[backend].get(operation)
-    return f"flashdsa.backends.{backend}.{function}" if function else ""
-
 
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
-for _operation, (_entry, _features) in _CPU.items():
+for _operation, (_function, _features) in _CPU.items():
     registry.register(
-        Implementation(
-            _operation,
-            "cpu",
-            f"flashdsa.backends.cpu.{_entry}",
-            _features,
-            prepare=_prepare("cpu", _operation),
-        )
+        Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_function}", _features)
     )
-for _backend, _capability, _rows in (("sm90", (9, 0), _SM90), ("sm100", (10, 0), _SM100)):
-    for _operation, (_entry, _features) in (
+for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
+    _backend = _arch.backend
+    for _operation, (_function, _features) in (
         *_rows.items(),
         *_FURTHER[_backend],
     ):
         _on_gpu = Implementation(
             _operation,
             _backend,
-            f"flashdsa.backends.{_backend}.{_entry}",
-            replace(_features, devices=("cuda",), capability=_capability),
+            f"flashdsa.backends.{_backend}.{_function}",
+            replace(_features, devices=("cuda",), capabilities=_arch.capabilities),
             runner="flashdsa.backends.gpu.runner:gpu",
-            launch_config=_LAUNCH_CONFIGS.get((_backend, _operation), ""),
-            prepare=_prepare(_backend, _operation),
-            bind=_bind(_backend, _operation),
         )
         _emulated = replace(
             _on_gpu,
             backend=f"emulate-{_backend}",
-            features=replace(_features, devices=("cpu",), capability=None),
+            features=replace(_features, devices=("cpu",), capabilities=()),
             automatic=False,
             runner=f"flashdsa.backends.emulated.runner:{_backend}",
-            launch_config="",
-            bind="",
+            binds_each_call=True,
         )
         registry.register(_on_gpu)
         registry.register(_emulated)

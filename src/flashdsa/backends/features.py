@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,8 +114,8 @@ class Features:
     positions: bool = False
     packed_kv: bool = False
     """Rows of kv of 656 bytes."""
-    capability: tuple[int, int] | None = None
-    """CUDA compute capability that the kernels are built for; None: no matter."""
+    capabilities: tuple[tuple[int, int], ...] = ()
+    """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
 
     def missing(self, problem: Problem) -> Iterator[Reason]:
         """Each feature that `problem` needs and this set lacks."""
@@ -125,9 +125,9 @@ class Features:
         ):
             if wanted not in choices:
                 yield Reason(name, " or ".join(choices), wanted)
-        here, wanted_here = _dotted(problem.capability), _dotted(self.capability)
-        if here and wanted_here and here != wanted_here:
-            yield Reason("compute capability", wanted_here, here)
+        here = problem.capability
+        if here is not None and self.capabilities and here not in self.capabilities:
+            yield Reason("compute capability", dotted(self.capabilities), dotted([here]))
         for name in ("num_heads", "d_qk", "d_v", "topk", "next_n"):
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
@@ -138,6 +138,6 @@ class Features:
                 yield Reason(name)
 
 
-def _dotted(capability: tuple[int, int] | None) -> str:
-    """ "9.0" for (9, 0)."""
-    return "" if capability is None else f"{capability[0]}.{capability[1]}"
+def dotted(capabilities: Iterable[tuple[int, int]]) -> str:
+    """Write compute capabilities as people do: "10.0 or 10.3"."""
+    return " or ".join(f"{major}.{minor}" for major, minor in capabilities)

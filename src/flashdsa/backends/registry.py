@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -11,7 +11,7 @@ from typing import Any
 
 from flashdsa.backends.features import Features, Reason
 from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.problem import Operation, Problem
+from flashdsa.problem import Problem
 from flashdsa.settings import BACKENDS, Settings
 
 logger = logging.getLogger("flashdsa.dispatch")
@@ -21,64 +21,62 @@ logger = logging.getLogger("flashdsa.dispatch")
 class Implementation:
     """One operation on one backend: where its code is and what it can do.
 
-    `entry` is "module:function"; the module is imported at the first call, so that listing the
-    table never imports a compiler. `auto` takes the implementation with the highest `priority` of
-    those that can serve, never one that is not `automatic`.
+    `bind` is "module:function"; the module is imported at the first call, so that listing the table
+    never imports a compiler. The function is `bind(runner, operands, **parameters)`: for operands
+    that are checked it chooses kernels and makes them ready, and returns a function that serves
+    them and such operands as differ from them only in their values and free sizes.
 
-    `runner`, if not empty, is "module:function": for a device it gives the `Runner` that the entry
-    takes as its first argument.
+    `runner` is "module:function": for a device it gives the `Runner`. Without one `bind` names a
+    function `f(operands, **parameters)` that serves a call by itself.
 
-    `launch_config`, if not empty, is "module:function": for a runner and the sizes of a call it
-    gives a function and two numbers. Called with the tensors and these it launches, or raises if
-    they are not what it was compiled for.
+    `auto` takes the implementation with the highest `priority` of those that can serve, never one
+    that is not `automatic`.
 
-    `prepare`, if not empty, is "module:function": it takes what the entry takes, and gives a
-    function without arguments that serves the call on these very tensors as often as it is called.
-
-    `bind`, if not empty, is "module:function": it takes what the entry takes, and gives a function
-    of such operands, or of a plain tuple of them, that serves calls with the same sizes, layouts
-    and parameters.
+    `binds_each_call`: the runner may be another one at the next call.
     """
 
-    operation: Operation
+    operation: str
     backend: str
-    entry: str
+    bind: str
     features: Features
     priority: int = 0
     automatic: bool = True
     runner: str = ""
-    launch_config: str = ""
-    prepare: str = ""
-    bind: str = ""
+    binds_each_call: bool = False
 
     def reasons_against(self, problem: Problem) -> list[Reason]:
         """Why it cannot serve `problem`; empty when it can."""
         return list(self.features.missing(problem))
 
-    def load(self) -> Callable[..., Any]:
-        """The function that serves the operation: it takes the operation's tuple of operands
-        (`flashdsa.operands`), which are checked, and its parameters by keyword."""
-        return self._with_runner(_load(self.entry))
-
-    def load_prepare(self) -> Callable[..., Callable[[], None]]:
-        """The function that `prepare` names, which takes operands and parameters as `load`'s."""
-        return self._with_runner(_load(self.prepare))
-
-    def load_bind(self) -> Callable[..., Callable[..., Any]]:
-        """The function that `bind` names, which takes operands and parameters as `load`'s."""
-        return self._with_runner(_load(self.bind))
-
-    def _with_runner(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def load(self) -> Bind:
+        """The function that binds calls, of an operation's tuple of operands (`flashdsa.ops`),
+        which are checked, and its parameters by keyword."""
+        function = _load(self.bind)
         if not self.runner:
-            return function
-        runner_of = _load(self.runner)
-        return lambda operands, **parameters: function(
-            runner_of(operands[0].device), operands, **parameters
-        )
+            return partial(_bind_nothing, function)
+        on_runner = partial(_bind_on_runner, function, _load(self.runner))
+        return partial(_bind_each_call, on_runner) if self.binds_each_call else on_runner
 
-    def load_launch_config(self, device: Any) -> Callable[..., Any]:
-        """The function that `launch_config` names, for the device's runner."""
-        return partial(_load(self.launch_config), _load(self.runner)(device))
+
+Serve = Callable[[Sequence[Any]], Any]
+"""Function of an operation's operands, in its tuple or in a plain one."""
+Bind = Callable[..., Serve]
+
+
+def _bind_nothing(function: Callable[..., Any], operands: Any, **parameters: Any) -> Serve:
+    kind = type(operands)
+    return lambda given: function(kind(*given), **parameters)
+
+
+def _bind_on_runner(
+    function: Bind, runner_of: Callable[..., Any], operands: Any, **parameters: Any
+) -> Serve:
+    return function(runner_of(operands[0].device), operands, **parameters)
+
+
+def _bind_each_call(bind: Bind, operands: Any, **parameters: Any) -> Serve:
+    kind = type(operands)
+    return lambda given: bind(kind(*given), **parameters)(given)
 
 
 MOST_SELECTED = 4096
@@ -96,14 +94,14 @@ class Registry:
     """Implementations in the order of their registration.
 
     Attributes:
-        size: how many were registered.
+        on_change: called after each registration.
     """
 
     def __init__(self) -> None:
         self._implementations: list[Implementation] = []
-        self._announced: set[tuple[Operation, str]] = set()
+        self._announced: set[tuple[str, str]] = set()
         self._selected: dict[tuple[Problem, str], Implementation] = {}
-        self.size = 0
+        self.on_change: Callable[[], None] = lambda: None
 
     def register(self, implementation: Implementation) -> None:
         """Add one; of two of a backend that can serve a call, the first of equal priority does."""
@@ -113,10 +111,15 @@ class Registry:
                 f"got {implementation.backend!r}"
             )
         self._implementations.append(implementation)
-        self.size += 1
         self._selected.clear()
+        self.on_change()
 
-    def implementations(self, operation: Operation | None = None) -> list[Implementation]:
+    @property
+    def operations(self) -> list[str]:
+        """Names of the operations that have an implementation."""
+        return list(dict.fromkeys(one.operation for one in self._implementations))
+
+    def implementations(self, operation: str | None = None) -> list[Implementation]:
         """All implementations, or those of one operation."""
         return [i for i in self._implementations if operation in (None, i.operation)]
 
@@ -140,7 +143,7 @@ class Registry:
             self._selected[problem, backend] = chosen
         return chosen
 
-    def chosen(self, device: str, backend: str = "auto") -> dict[Operation, str]:
+    def chosen(self, device: str, backend: str = "auto") -> dict[str, str]:
         """The backend that `select` last gave to each operation that was called.
 
         Args:
@@ -167,7 +170,7 @@ class Registry:
         able = [i for i in candidates if not i.reasons_against(problem)]
         if able:
             return max(able, key=lambda i: i.priority)
-        operation = problem.operation.value
+        operation = problem.operation
         if not candidates:
             have = sorted({i.backend for i in self.implementations(problem.operation)})
             raise UnsupportedError(
@@ -195,7 +198,7 @@ class Registry:
         )
         logger.info(
             "%s: auto chose backend %r for %s tensors of dtype %s%s",
-            problem.operation.value,
+            problem.operation,
             chosen.backend,
             problem.device,
             problem.dtype,

@@ -1,7 +1,7 @@
 """Device that a backend's code runs on: a GPU, or the emulator.
 
-A backend is written once. Its functions are `f(runner, operands, **parameters)`; the runner gives
-them kernels, memory and the facts of the device that decide how a launch is made.
+A backend is written once. Its functions are `bind(runner, operands, **parameters)`; the runner
+gives them kernels, memory and the facts of the device that decide how a launch is made.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ Allocate = Callable[["Runner"], "tuple[Tensor, ...]"]
 
 
 class Runner(Protocol):
-    """A device, and how calls of known sizes are launched on it.
-
-    Attributes:
-        launches: by an operation's sizes, what launches calls of them; the backend fills it.
-    """
-
-    launches: dict[tuple[Any, ...], Any]
+    """A device."""
 
     @property
     def num_sms(self) -> int:

@@ -144,7 +144,8 @@ def indexer_task(x: IndexerInputs, backend: str) -> Task:
         ceiling = products_ceiling(device)
     launches = {}
     if device == "cuda" and x.next_n == 1:
-        launches["raw launch"] = partial(flashdsa.dsa_topk_indexer_launch, *operands)
+        bound = flashdsa.bind("dsa_topk_indexer", operands, backend=backend)
+        launches["raw launch"] = partial(bound, operands)
     return Task(call, partial(judge_ids, x), work, ceiling, x, launches, exact=True)
 
 

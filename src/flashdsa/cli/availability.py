@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import missing_packages
+from flashdsa.backends.features import dotted
 from flashdsa.errors import UnsupportedError
-from flashdsa.problem import Operation
+from flashdsa.hw import ARCHITECTURES
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
     from flashdsa.backends.registry import Implementation
     from flashdsa.bench.machine import HostMachine
 
-CAPABILITY = {"sm90": (9, 0), "sm100": (10, 0)}
-"""CUDA compute capability that a backend's kernels are built for."""
+CAPABILITIES = {arch.backend: arch.capabilities for arch in ARCHITECTURES.values()}
+"""CUDA compute capabilities of the GPUs that run a backend's kernels."""
 NOT_IMPLEMENTED = "has no implementation in this version"
 
 
@@ -26,13 +27,13 @@ def reason_against(backend: str, machine: HostMachine) -> str | None:
             which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
             return f"needs the Python {which}; pip install 'flashdsa[emulate]'"
         return None
-    wanted = CAPABILITY.get(backend)
+    wanted = CAPABILITIES.get(backend)
     if wanted is None:
         return None
-    if any(gpu.capability == wanted for gpu in machine.gpus):
+    if any(gpu.capability in wanted for gpu in machine.gpus):
         return None
-    found = ", ".join(f"{g.name} ({g.capability[0]}.{g.capability[1]})" for g in machine.gpus)
-    return f"needs a GPU of compute capability {wanted[0]}.{wanted[1]}; found {found or 'no GPU'}"
+    found = ", ".join(f"{gpu.name} ({dotted([gpu.capability])})" for gpu in machine.gpus)
+    return f"needs a GPU of compute capability {dotted(wanted)}; found {found or 'no GPU'}"
 
 
 def require_runnable(backend: str) -> None:
@@ -59,7 +60,7 @@ def implementation_rows(machine: HostMachine) -> list[dict[str, object]]:
     from flashdsa.backends.catalog import registry
 
     rows: list[dict[str, object]] = []
-    for operation in Operation:
+    for operation in registry.operations:
         known = registry.implementations(operation)
         for backend in BACKENDS[1:]:
             named = [i for i in known if i.backend == backend]
@@ -68,7 +69,7 @@ def implementation_rows(machine: HostMachine) -> list[dict[str, object]]:
 
 
 def _row(
-    operation: Operation, backend: str, implementation: Implementation | None, machine: HostMachine
+    operation: str, backend: str, implementation: Implementation | None, machine: HostMachine
 ) -> dict[str, object]:
     reasons = [reason_against(backend, machine)]
     features: dict[str, object] | None = None
@@ -91,7 +92,7 @@ def _row(
         }
     why_not = [reason for reason in reasons if reason]
     return {
-        "operation": operation.value,
+        "operation": operation,
         "backend": backend,
         "implemented": implementation is not None,
         "runs_here": not why_not,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from dataclasses import asdict
+from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
 import click
@@ -17,7 +19,7 @@ from flashdsa.cli.console import (
     progress_bar,
 )
 from flashdsa.settings import BACKENDS
-from flashdsa.verify.operations import OPERATIONS
+from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,7 +27,16 @@ if TYPE_CHECKING:
     from flashdsa.verify.check import CheckRow
 
 
-@click.command()
+def _listed(heading: str, names: Iterable[str]) -> str:
+    """A paragraph that click leaves as it is."""
+    return f"\b\n{heading}\n" + indent(fill(" ".join(names), 76), "  ")
+
+
+@click.command(
+    epilog=_listed("Operations", (name for name in OPERATIONS if name not in COMPOSED))
+    + "\n\n"
+    + _listed("Of torch's products, where the backend's tensors are", COMPOSED)
+)
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS[1:]),
@@ -63,19 +74,6 @@ def check(
     The seed is fresh each time and printed, so that a failure can be repeated. Exit code 1 if
     any row is over its limit. Small cases run first. An emulated backend takes seconds for a small
     case and minutes for the model's sizes: begin with --quick.
-
-    \b
-    Operations
-      sparse_mla_fwd sparse_mla_fwd_out mla_bwd sparse_mla
-      dsa_topk_indexer dsa_topk_indexer_launch indexer_logits topk_indices
-      dsa_topk_prefill prefill_logits
-      quantize_index_k quantize_index_q write_index_k_cache read_index_k_cache
-      attention_target indexer_scores indexer_bwd indexer_kl indexer_kl_bwd
-      indexer_kl_loss
-    of torch's products, where the backend's tensors are
-      merge_attention lse_for_merge lse_to_base2 lse_from_base2
-      quantize_kv write_kv_cache read_kv_cache
-      causal_ranges fake_quantize_index indexer_kl_loss_dense
 
     \b
     Columns

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flashdsa.hw import SM90, SM100, TMEM_LANES
+from flashdsa.hw import ARCHITECTURES, TMEM_LANES
 from flashdsa.plan import Barrier, LiveRange, Role, SmemPlan, TmemPlan
 from flashdsa.plan.kernel_spec import Variant
 
 COLUMN_BYTES = TMEM_LANES * 4
 """A word of every lane."""
-ARCHITECTURES = {arch.name: arch for arch in (SM90, SM100)}
 StepName = Callable[[int], str]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from flashdsa.cli.console import new_console, new_table, print_json, print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 RIGHT, LEFT, WRAP = "right", "left", "wrap"
 Rows = list[tuple[str, ...]]
@@ -172,13 +175,18 @@ def show(document: dict[str, Any], as_json: bool, markdown: bool) -> None:
     else:
         console = new_console()
         console.print(heading(document) + "\n", markup=False)
-        for title, columns, rows, note in tables(document):
-            table = new_table(columns)
-            for row in rows:
-                table.add_row(*row)
-            print_table(console, title, table)
-            if note:
-                console.print(note + "\n", markup=False)
+        print_tables(console, tables(document))
+
+
+def print_tables(console: Console, found: Iterable[PlanTable]) -> None:
+    """Each table, its note under it."""
+    for title, columns, rows, note in found:
+        table = new_table(columns)
+        for row in rows:
+            table.add_row(*row)
+        print_table(console, title, table)
+        if note:
+            console.print(note + "\n", markup=False)
 
 
 def as_markdown(document: dict[str, Any]) -> str:

@@ -72,7 +72,7 @@ def run_demo(
     return {
         "options": asdict(options) | files,
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "the CPU",
-        "served": {operation.value: backend for operation, backend in chosen.items()},
+        "served": {operation: backend for operation, backend in chosen.items()},
         "train_bytes": len(train),
         "held_out_bytes": len(held_out),
         "steps": [{"train_loss": language, "indexer_kl": kl} for language, kl in losses],

@@ -14,16 +14,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.api import indexer_logits, merge_attention, sparse_mla_fwd, topk_indices
 from flashdsa.backends.catalog import registry
-from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.collectives import all_gather, all_to_all
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
-from flashdsa.errors import ArgumentValueError, UnsupportedError
-from flashdsa.operands import IndexerOperands, SparseMlaOperands
-from flashdsa.ops.autograd import has_tangent
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.autograd import has_tangent
+from flashdsa.dispatch.checks import (
     INT32_MAX,
     are_values_read,
     require_backend,
@@ -35,8 +28,15 @@ from flashdsa.ops.checks import (
     scale_or_default,
     wants_gradient,
 )
-from flashdsa.ops.table import SPARSE_MLA_FWD
-from flashdsa.ops.transforms import as_autocast_casts
+from flashdsa.dispatch.transforms import as_autocast_casts
+from flashdsa.distributed.agree import agreement
+from flashdsa.distributed.collectives import all_gather, all_to_all
+from flashdsa.distributed.description import describe
+from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
+from flashdsa.ops.indexer import IndexerOperands, indexer_logits, topk_indices
+from flashdsa.ops.merge import merge_attention
 from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
 
 

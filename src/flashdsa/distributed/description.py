@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flashdsa.ops.checks import dtype_name
+from flashdsa.dispatch.checks import dtype_name
 
 
 def describe(value: object, *, of_each_row: bool = False) -> str:

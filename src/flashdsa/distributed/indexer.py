@@ -7,22 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.api import (
-    dsa_topk_indexer,
-    dsa_topk_prefill,
-    read_index_k_cache,
-    write_index_k_cache,
-)
-from flashdsa.distributed.agree import agreement
-from flashdsa.distributed.agree_in_graph import agreed
-from flashdsa.distributed.collectives import all_gather
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.dtensors import as_dtensor, local_parts
-from flashdsa.distributed.group import group_of, process_group, require_device_of_group
-from flashdsa.distributed.layout import SequenceLayout, require_layout
-from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import TopkPrefillOperands
-from flashdsa.ops.checks import (
+from flashdsa.dispatch.checks import (
     are_values_read,
     require_backend,
     require_dense_rows,
@@ -33,8 +18,18 @@ from flashdsa.ops.checks import (
     require_shape,
     require_tensor,
 )
-from flashdsa.ops.registration import is_served
-from flashdsa.ops.table import DSA_TOPK_PREFILL
+from flashdsa.dispatch.registration import is_served
+from flashdsa.distributed.agree import agreement
+from flashdsa.distributed.agree_in_graph import agreed
+from flashdsa.distributed.collectives import all_gather
+from flashdsa.distributed.description import describe
+from flashdsa.distributed.dtensors import as_dtensor, local_parts
+from flashdsa.distributed.group import group_of, process_group, require_device_of_group
+from flashdsa.distributed.layout import SequenceLayout, require_layout
+from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.index_k_cache import read_index_k_cache, write_index_k_cache
+from flashdsa.ops.indexer import dsa_topk_indexer
+from flashdsa.ops.prefill import DSA_TOPK_PREFILL, TopkPrefillOperands, dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, INDEX_TOPK, PAGE_SIZE
 
 

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from flashdsa.dispatch.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import Mesh, device_of_group, group_of, process_group
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.ops.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.problem import PAGE_SIZE
 
 PADDING = -1

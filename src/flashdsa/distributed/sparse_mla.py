@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from flashdsa.api import mla_bwd, sparse_mla, sparse_mla_fwd
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.checks import as_int32, require_tensor, scale_or_default
+from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import (
@@ -31,10 +32,8 @@ from flashdsa.distributed.group import (
 from flashdsa.distributed.latents import GatheredLatents
 from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.operands import SparseMlaOperands
-from flashdsa.ops.checks import as_int32, require_tensor, scale_or_default
-from flashdsa.ops.table import SPARSE_MLA_FWD
-from flashdsa.ops.transforms import as_autocast_casts
+from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla, sparse_mla_fwd
+from flashdsa.ops.attention_backward import mla_bwd
 from flashdsa.problem import D_V
 
 GradWire = Literal["fp32", "bf16"]

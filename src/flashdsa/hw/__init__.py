@@ -1,6 +1,7 @@
 """Facts about the architectures: numbers with the manual's section, no logic."""
 
 from flashdsa.hw.arch import (
+    ARCHITECTURES,
     BULK_ALIGNMENT,
     MAX_CLUSTER_SIZE,
     MAX_MBARRIER_COUNT,
@@ -19,6 +20,7 @@ from flashdsa.hw.arch import (
 )
 
 __all__ = [
+    "ARCHITECTURES",
     "BULK_ALIGNMENT",
     "MAX_CLUSTER_SIZE",
     "MAX_MBARRIER_COUNT",

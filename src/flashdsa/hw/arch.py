@@ -1,4 +1,4 @@
-"""Resources of one streaming multiprocessor and one CTA of an architecture."""
+"""Architectures: which GPUs they are, and the resources of a streaming multiprocessor and a CTA."""
 
 from __future__ import annotations
 
@@ -35,12 +35,17 @@ _SMEM_BYTES = 232_448
 
 @dataclass(frozen=True)
 class ArchSpec:
-    """The limits that plans are held against.
+    """A family of GPUs that run the same kernels, and the limits that plans are held against.
 
     Source: CUDA C++ Programming Guide, "Compute Capabilities", table "Technical Specifications per
-    Compute Capability".
+    Compute Capability"; of targets PTX ISA, "PTX Module Directives: .target".
 
     Attributes:
+        name: of the GPU that the limits are of, as PTX calls it.
+        backend: the name of its kernels' backend.
+        target: what its kernels are compiled for. PTX for a target that ends in "a" runs on this
+            GPU alone; for one that ends in "f" on those of the same major capability from it on.
+        capabilities: compute capabilities of the GPUs that run the kernels.
         smem_bytes: shared memory of one CTA at most (opt-in), in bytes.
         registers: 32-bit registers of one SM, and of one CTA.
         num_sms: of the full product (H100/H200 SXM, B200).
@@ -48,13 +53,33 @@ class ArchSpec:
     """
 
     name: str
+    backend: str
+    target: str
+    capabilities: tuple[tuple[int, int], ...]
     smem_bytes: int
     registers: int
     num_sms: int
     tmem_columns: int = 0
 
 
-SM90 = ArchSpec(name="sm_90a", smem_bytes=_SMEM_BYTES, registers=65_536, num_sms=132)
-SM100 = ArchSpec(
-    name="sm_100a", smem_bytes=_SMEM_BYTES, registers=65_536, num_sms=148, tmem_columns=512
+SM90 = ArchSpec(
+    name="sm_90a",
+    backend="sm90",
+    target="sm_90a",
+    capabilities=((9, 0),),
+    smem_bytes=_SMEM_BYTES,
+    registers=65_536,
+    num_sms=132,
 )
+SM100 = ArchSpec(
+    name="sm_100a",
+    backend="sm100",
+    target="sm_100f",
+    capabilities=((10, 0), (10, 3)),
+    smem_bytes=_SMEM_BYTES,
+    registers=65_536,
+    num_sms=148,
+    tmem_columns=512,
+)
+"""B200, and B300 of capability 10.3 (sm_103a), on which nobody has run a kernel."""
+ARCHITECTURES = {arch.name: arch for arch in (SM90, SM100)}

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.api import sparse_mla
 from flashdsa.errors import UnsupportedError
+from flashdsa.ops.attention import sparse_mla
 
 NAME = "flashdsa"
 """Name of the backend, in `TransformerConfig.dsa_kernel_backend`."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flashdsa.api import sparse_mla_fwd
 from flashdsa.errors import UnsupportedError
+from flashdsa.ops.attention import sparse_mla_fwd
 
 NAME = "flashdsa"
 TARGET = (

@@ -19,20 +19,17 @@ from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
-from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_plan
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.kernels.indexer.sm100 import logits_plan as sm100_logits
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 from flashdsa.kernels.indexer_training.sm90.scores import plan as scores
 from flashdsa.plan.kernel_spec import KernelSpec, Variant
-from flashdsa.problem import Operation
 
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
@@ -41,7 +38,7 @@ _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
 INDEXER = KernelSpec(
     name="indexer",
     arch=SM90.name,
-    operations=(Operation.DSA_TOPK_INDEXER,),
+    operations=("dsa_topk_indexer",),
     plans=(
         *(
             IndexerPlan(num_heads, topk, **kind)
@@ -53,20 +50,20 @@ INDEXER = KernelSpec(
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load_scheduled", "PAGES"),
+        "load": ("load", "PAGES"),
         "select": ("consume", "page_source", "pair_source"),
     },
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
     arch=SM90.name,
-    operations=(Operation.INDEXER_LOGITS,),
+    operations=("indexer_logits",),
     plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={
         "load": ("load_partition", "PAGES"),
-        "select": ("write_scores", "make_scorer", "SCORING"),
+        "select": ("consume_pages", "page_source"),
     },
 )
 _SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
@@ -74,7 +71,7 @@ _SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
 INDEXER_SM100 = KernelSpec(
     name="indexer",
     arch=SM100.name,
-    operations=(Operation.DSA_TOPK_INDEXER,),
+    operations=("dsa_topk_indexer",),
     plans=(
         *(
             sm100.IndexerPlan(num_heads, topk, **kind)
@@ -86,7 +83,7 @@ INDEXER_SM100 = KernelSpec(
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load_scheduled", "PAGES"),
+        "load": ("load", "PAGES"),
         "mma": ("run_mma",),
         "select": ("consume", "page_source"),
     },
@@ -94,23 +91,23 @@ INDEXER_SM100 = KernelSpec(
 INDEXER_LOGITS_SM100 = KernelSpec(
     name="indexer_logits",
     arch=SM100.name,
-    operations=(Operation.INDEXER_LOGITS,),
+    operations=("indexer_logits",),
     plans=(
-        *(sm100_logits.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
-        *(sm100_logits.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
+        *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={
         "load": ("load_partition", "PAGES"),
         "mma": ("run_mma",),
-        "select": ("write_scores", "page_source", "fill_beyond"),
+        "select": ("consume_pages", "page_source"),
     },
 )
 TOPK_INDICES = KernelSpec(
     name="topk_indices",
     arch=SM90.name,
-    operations=(Operation.TOPK_INDICES,),
+    operations=("topk_indices",),
     plans=tuple(
         TopkPlan(topk=topk, sorted=by_score)
         for topk, by_score in product(reversed(TOPK), (False, True))
@@ -119,7 +116,7 @@ TOPK_INDICES = KernelSpec(
     entry="topk_kernel",
     roles={
         "load": ("load_scheduled", "DESCRIPTIONS"),
-        "select": ("select_rows", "emit_unscored_rows"),
+        "select": ("select_tiles", "select_by_cluster", "read_batch", "emit_unscored_rows"),
     },
 )
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
@@ -128,7 +125,7 @@ _PREFILL_ROLES = {"load": ("load_all",), "score": ("score_all",)}
 PREFILL = KernelSpec(
     name="prefill",
     arch=SM90.name,
-    operations=(Operation.DSA_TOPK_PREFILL,),
+    operations=("dsa_topk_prefill",),
     plans=tuple(
         PrefillPlan(num_heads, dtype, with_scores=with_scores)
         for with_scores, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
@@ -140,7 +137,7 @@ PREFILL = KernelSpec(
 PREFILL_ORDER = KernelSpec(
     name="prefill_order",
     arch=SM90.name,
-    operations=(Operation.DSA_TOPK_PREFILL,),
+    operations=("dsa_topk_prefill",),
     plans=tuple(OrderPlan(width) for width in reversed(TOPK)),
     build="flashdsa.kernels.indexer.sm90.order.build:compile_order",
     entry="order_kernel",
@@ -148,7 +145,7 @@ PREFILL_ORDER = KernelSpec(
 PREFILL_LOGITS = KernelSpec(
     name="prefill_logits",
     arch=SM90.name,
-    operations=(Operation.PREFILL_LOGITS,),
+    operations=("prefill_logits",),
     plans=tuple(
         PrefillPlan(num_heads, dtype, scores_only=True)
         for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
@@ -160,7 +157,7 @@ PREFILL_LOGITS = KernelSpec(
 QUANTIZE_INDEX = KernelSpec(
     name="quantize_index",
     arch=SM90.name,
-    operations=(Operation.QUANTIZE_INDEX_K, Operation.QUANTIZE_INDEX_Q),
+    operations=("quantize_index_k", "quantize_index_q"),
     plans=tuple(QuantizePlan(dtype, slot_bits=0) for dtype in ("bfloat16", "float32")),
     build=f"{_INDEXER_BUILD}:compile_quantize",
     entry="quantize_kernel",
@@ -168,7 +165,7 @@ QUANTIZE_INDEX = KernelSpec(
 WRITE_INDEX_K_CACHE = KernelSpec(
     name="write_index_k_cache",
     arch=SM90.name,
-    operations=(Operation.WRITE_INDEX_K_CACHE,),
+    operations=("write_index_k_cache",),
     plans=tuple(
         QuantizePlan(dtype, slot_bits)
         for dtype, slot_bits in product(("bfloat16", "float32"), (64, 32))
@@ -179,7 +176,7 @@ WRITE_INDEX_K_CACHE = KernelSpec(
 MLA_BWD = KernelSpec(
     name="mla_bwd",
     arch=SM100.name,
-    operations=(Operation.MLA_BWD,),
+    operations=("mla_bwd",),
     plans=(
         *(sm100_bwd.BwdPlan(group=group) for group in SM100_GROUPS),
         sm100_bwd.BwdPlan(deterministic=True),
@@ -199,7 +196,7 @@ _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
-    operations=(Operation.SPARSE_MLA_FWD,),
+    operations=("sparse_mla_fwd",),
     plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -208,7 +205,7 @@ SPARSE_MLA_FWD = KernelSpec(
 SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
     arch=SM100.name,
-    operations=(Operation.SPARSE_MLA_FWD,),
+    operations=("sparse_mla_fwd",),
     plans=tuple(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -223,7 +220,7 @@ _GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
 MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
-    operations=(Operation.MLA_BWD,),
+    operations=("mla_bwd",),
     plans=tuple(ScoresPlan(queries, optional=True) for queries in (2, 4)),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
@@ -232,7 +229,7 @@ MLA_BWD_SCORES = KernelSpec(
 MLA_BWD_DQ = KernelSpec(
     name="mla_bwd_dq",
     arch=SM90.name,
-    operations=(Operation.MLA_BWD,),
+    operations=("mla_bwd",),
     plans=(DqPlan(),),
     build=f"{_GROUPED_BWD}.dq.build:compile_dq",
     entry="dq_kernel",
@@ -241,7 +238,7 @@ MLA_BWD_DQ = KernelSpec(
 MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
-    operations=(Operation.MLA_BWD,),
+    operations=("mla_bwd",),
     plans=(DkvPlan(), DkvPlan(ordered=True)),
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
@@ -255,7 +252,7 @@ MLA_BWD_DKV = KernelSpec(
 MLA_BWD_FUSED = KernelSpec(
     name="mla_bwd_fused",
     arch=SM90.name,
-    operations=(Operation.MLA_BWD,),
+    operations=("mla_bwd",),
     plans=(
         *(per_item.PerItemPlan(queries) for queries in per_item.QUERIES),
         *(per_item.PerItemPlan(more=queries) for queries in (2, 4)),
@@ -274,7 +271,7 @@ MLA_BWD_FUSED = KernelSpec(
 SPARSE_MLA_DECODE = KernelSpec(
     name="mla_decode",
     arch=SM90.name,
-    operations=(Operation.SPARSE_MLA_FWD,),
+    operations=("sparse_mla_fwd",),
     plans=(DecodePlan(), DecodePlan(packed=True)),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
@@ -283,7 +280,7 @@ SPARSE_MLA_DECODE = KernelSpec(
 SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     name="mla_decode_heads",
     arch=SM90.name,
-    operations=(Operation.SPARSE_MLA_FWD,),
+    operations=("sparse_mla_fwd",),
     plans=tuple(map(FewHeadsPlan, COLUMNS)),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
@@ -294,7 +291,7 @@ _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 INDEXER_BWD = KernelSpec(
     name="indexer_bwd",
     arch=SM90.name,
-    operations=(Operation.INDEXER_BWD,),
+    operations=("indexer_bwd",),
     plans=(
         index_bwd.BwdPlan(),
         *(
@@ -309,7 +306,7 @@ INDEXER_BWD = KernelSpec(
 INDEXER_BWD_SUM = KernelSpec(
     name="indexer_bwd_sum",
     arch=SM90.name,
-    operations=(Operation.INDEXER_BWD,),
+    operations=("indexer_bwd",),
     plans=(index_bwd.SumPlan(),),
     build=f"{_INDEXER_BWD}.build:compile_sum",
     entry="ordered_sum_kernel",
@@ -319,7 +316,7 @@ _HEAD_SUMS_BUILD = "flashdsa.kernels.indexer_training.sm90.head_sums.build:compi
 ATTENTION_TARGET = KernelSpec(
     name="attention_target",
     arch=SM90.name,
-    operations=(Operation.ATTENTION_TARGET,),
+    operations=("attention_target",),
     plans=tuple(head_sums.target_plan(heads) for heads in reversed(head_sums.TARGET_HEADS)),
     build=_HEAD_SUMS_BUILD,
     entry="head_sums_kernel",
@@ -328,7 +325,7 @@ ATTENTION_TARGET = KernelSpec(
 INDEXER_SCORES = KernelSpec(
     name="indexer_scores",
     arch=SM90.name,
-    operations=(Operation.INDEXER_SCORES,),
+    operations=("indexer_scores",),
     plans=tuple(scores.ScoresPlan(heads) for heads in reversed(scores.NUM_HEADS)),
     build="flashdsa.kernels.indexer_training.sm90.scores.build:compile_scores",
     entry="scores_kernel",
@@ -336,7 +333,7 @@ INDEXER_SCORES = KernelSpec(
 INDEXER_KL = KernelSpec(
     name="indexer_kl",
     arch=SM90.name,
-    operations=(Operation.INDEXER_KL, Operation.INDEXER_KL_BWD),
+    operations=("indexer_kl", "indexer_kl_bwd"),
     plans=(KlPlan(), KlPlan(gradient=True)),
     build="flashdsa.kernels.indexer_training.sm90.kl.build:compile_kl",
     entry="kl_kernel",

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 from flashdsa.errors import ArgumentValueError
+from flashdsa.hw import ARCHITECTURES
 from flashdsa.plan.roles import Role
-from flashdsa.problem import Operation
 
 
 class KernelPlan(Hashable, Protocol):
@@ -33,7 +33,7 @@ class KernelSpec:
     """One kernel. Rows are compared by identity: each exists once.
 
     Attributes:
-        name: for people. arch: what it is compiled for, as PTX calls it. operations: it serves.
+        name: for people. arch: name of its architecture. operations: it serves.
         plans: `KernelPlan`s that are compiled in advance; the first stands for all in tables.
         build: "module:function" that compiles a plan with CuTe DSL.
         entry: in the name of the kernel's PTX function; others beside it are its helpers.
@@ -45,7 +45,7 @@ class KernelSpec:
 
     name: str
     arch: str
-    operations: tuple[Operation, ...]
+    operations: tuple[str, ...]
     plans: tuple[Any, ...]
     build: str
     entry: str
@@ -54,8 +54,8 @@ class KernelSpec:
 
     @property
     def backend(self) -> str:
-        """The backend that runs it: "sm90" for sm_90a."""
-        return self.arch.removesuffix("a").replace("_", "")
+        """The backend that runs it."""
+        return ARCHITECTURES[self.arch].backend
 
     def load_timeline(self) -> tuple[Any, ...]:
         """The timeline's rows; empty if the kernel has none."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.indexer_cases import IndexerInputs
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.layouts import poison_value
@@ -29,9 +30,9 @@ def sparse_mla_fwd(
 
 
 def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple[Tensor, ...]]:
-    """The same in the caller's buffers, which held poison: by `out` and `lse`, and prepared.
+    """The same in the caller's buffers, which held poison: by `out` and `lse`, and bound.
 
-    The prepared launch runs twice. Both forms take tensors without gaps.
+    The bound function runs twice, into other buffers than it was bound to.
     """
     case, options = inputs.case, inputs.options
     rows = (case.num_queries, case.num_heads)
@@ -55,21 +56,21 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
         backend=backend,
         **options,
     )
-    prepared = [*buffers(), *([poisoned(*rows, dtype=sums)] if case.max_logits else [])]
-    launch = flashdsa.prepare_sparse_mla_fwd(
-        inputs.q,
-        inputs.kv,
-        inputs.indices,
-        prepared[0],
-        prepared[1],
-        max_logits=prepared[2] if case.max_logits else None,
-        backend=backend,
-        **options,
-    )
-    launch()
-    prepared[0].fill_(poison_value(case.dtype))
-    launch()
-    return {"out=": (out, lse, *given[2:]), "prepared": tuple(prepared)}
+
+    def operands() -> SparseMlaOutOperands:
+        largest = poisoned(*rows, dtype=sums) if case.max_logits else None
+        kv = inputs.kv.view(-1, inputs.kv.shape[-1])
+        indices = inputs.indices.view(case.num_queries, case.topk)
+        length, sink = options.get("topk_length"), options.get("attn_sink")
+        return SparseMlaOutOperands(inputs.q, kv, indices, *buffers(), largest, length, sink)
+
+    scale = options.get("sm_scale")
+    bound = operands()
+    serve = flashdsa.bind("sparse_mla_fwd_out", bound, backend=backend, sm_scale=scale)
+    serve(bound)
+    bound = operands()
+    serve(bound)
+    return {"out=": (out, lse, *given[2:]), "bound": bound.outputs}
 
 
 def sparse_mla(inputs: SparseMlaInputs, backend: str) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from flashdsa.backends.catalog import registry
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify.check_list import NEEDS, WITHOUT_BACKEND, Check, checks_of
+from flashdsa.verify.check_list import NEEDS, Check, checks_of
 from flashdsa.verify.emulated_progress import CaseProgress
-from flashdsa.verify.operations import OPERATIONS
+from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 __all__ = ["OPERATIONS", "CheckRow", "run_checks"]
 
@@ -53,12 +53,12 @@ def _rows_of(check: Check) -> list[CheckRow]:
 
 def _served(backend: str, operations: Collection[str]) -> tuple[str, ...]:
     """Those operations that the backend has in this version; a warning names the others."""
-    has = {i.operation.value for i in registry.implementations() if i.backend == backend}
+    has = {i.operation for i in registry.implementations() if i.backend == backend}
     anywhere = not backend.startswith("emulate")
     served = tuple(
         name
         for name in operations
-        if NEEDS.get(name, {name}) <= has and (anywhere or name not in WITHOUT_BACKEND)
+        if NEEDS.get(name, {name}) <= has and (anywhere or name not in COMPOSED)
     )
     lacking = ", ".join(name for name in operations if name not in served)
     if not served:

@@ -67,15 +67,15 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
 
 
-def check_unchecked_launch(inputs: IndexerInputs, backend: str) -> list[Comparison]:
-    """Run `compile_kernel` and `dsa_topk_indexer_launch`: the ids of the call with checks.
-
-    The launch takes no backend: tensors on a GPU go to the GPU's.
-    """
+def check_bound(inputs: IndexerInputs, backend: str) -> list[Comparison]:
+    """Run `warm_up`, and `bind` on a part of the cache: the ids of the call with checks."""
     case = inputs.case
-    flashdsa.compile_kernel(case.num_heads, case.topk, backend=backend)
+    flashdsa.warm_up("dsa_topk_indexer", H=case.num_heads, topk=case.topk, backend=backend)
     expected, ids = calls.dsa_topk_indexer(inputs, backend), inputs.output_buffer()
-    flashdsa.dsa_topk_indexer_launch(*inputs.operands, ids)
+    q, cache, weights, lengths, table = inputs.operands
+    some = q, cache[:1], weights, lengths, table[:, :1].contiguous(), inputs.output_buffer()
+    serve = flashdsa.bind("dsa_topk_indexer", some, backend=backend)
+    serve((*inputs.operands, ids))
     return [compare_exact("topk_indices", ids, expected.cpu())]
 
 

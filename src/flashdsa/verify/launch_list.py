@@ -22,9 +22,9 @@ from flashdsa.backends.emulated.runner import running_on
 from flashdsa.backends.runner import Allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
-from flashdsa.verify.check_list import NEEDS, WITHOUT_BACKEND, Check, checks_of
+from flashdsa.verify.check_list import NEEDS, Check, checks_of
 from flashdsa.verify.emulated_progress import DEVICES
-from flashdsa.verify.operations import OPERATIONS
+from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 _SMALL_BYTES = 1 << 20
 
@@ -39,7 +39,6 @@ class Recorder:
     def __init__(self, device: Device) -> None:
         """Stands in for the device."""
         self._device = device
-        self.launches: dict[tuple[Any, ...], Any] = {}
         self.launched: dict[str, Variant] = {}
 
     @property
@@ -125,10 +124,8 @@ def list_launches(backend: str, operations: Collection[str] | None = None) -> li
 def _reached(check: Check, backend: str, emulated: str) -> Reached:
     operation = check.operation
     of_operation = NEEDS.get(operation, {operation})
-    entries = {
-        i.operation.value: i.entry for i in registry.implementations() if i.backend == backend
-    }
-    if operation in WITHOUT_BACKEND:
+    entries = {i.operation: i.bind for i in registry.implementations() if i.backend == backend}
+    if operation in COMPOSED:
         if backend.startswith("emulate"):
             return Reached(operation, check.case, refused="takes no backend")
         if backend == "cpu" or not of_operation:

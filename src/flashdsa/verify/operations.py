@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flashdsa.backends.catalog import registry
+
 COMPOSED = (
     "merge_attention",
     "lse_for_merge",
@@ -16,25 +18,8 @@ COMPOSED = (
 )
 """Operations without a backend: products of torch where their tensors are."""
 OPERATIONS = (
-    "sparse_mla_fwd",
-    "sparse_mla_fwd_out",
-    "mla_bwd",
+    *registry.operations,
     "sparse_mla",
-    "indexer_logits",
-    "dsa_topk_indexer",
-    "dsa_topk_indexer_launch",
-    "topk_indices",
-    "prefill_logits",
-    "dsa_topk_prefill",
-    "quantize_index_k",
-    "quantize_index_q",
-    "write_index_k_cache",
-    "read_index_k_cache",
-    "attention_target",
-    "indexer_scores",
-    "indexer_bwd",
-    "indexer_kl",
-    "indexer_kl_bwd",
     "indexer_kl_loss",
     *COMPOSED,
 )

@@ -161,15 +161,15 @@ def test_backward_of_hopper(heads: int, deterministic: bool) -> None:
 
 def test_backward_of_hopper_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of four queries of 64 heads, a launch each: the second group is of the NaN's query."""
-    from flashdsa.backends.sm90 import mla_bwd_spool
+    from flashdsa.backends.sm90 import mla_bwd_grouped
 
-    monkeypatch.setattr(mla_bwd_spool, "RATIO", {64: 8.0})
-    monkeypatch.setattr(mla_bwd_spool, "MOST_LENGTH", 4.0)
-    monkeypatch.setattr(mla_bwd_spool, "MOST_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(mla_bwd_grouped, "RATIO", {64: 8.0})
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_LENGTH", 4.0)
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
     monkeypatch.setattr(sys.modules[__name__], "BY", 5)
     with emulation("emulate-sm90") as emulator:
         Call(64, 9, "NaN", "cpu").judge_backward("emulate-sm90")
-    assert len(emulator.setups) == 5 + 3 * 4, "the spool's kernels were not launched in parts"
+    assert len(emulator.setups) == 5 + 3 * 4, "the grouped kernels were not launched in parts"
 
 
 @pytest.mark.parametrize("heads", [16, 64])

@@ -15,7 +15,7 @@ from torch import Tensor
 from flashdsa.backends.sm100 import slot_rows
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
@@ -42,18 +42,20 @@ def _dsl() -> None:
 def gradients(deterministic: bool, policy: Policy) -> tuple[Tensor, Tensor]:
     """dQ and dKV of FEW_KEYS, judged; nothing may be found."""
     from flashdsa.backends.emulated.runner import Emulator
-    from flashdsa.backends.sm100.mla_bwd import backward
+    from flashdsa.backends.sm100.mla_bwd import bind
 
     inputs = make_sparse_mla_inputs(FEW_KEYS, 0, "cpu")
     O, lse = forward_results(inputs)
     result = Emulator(policy=policy, on_finding="collect")
-    dQ, dKV, _ = backward(
+    operands = MlaBwdOperands(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    serve = bind(
         result,
-        MlaBwdOperands(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices),
+        operands,
         sm_scale=FEW_KEYS.d_qk**-0.5,
         deterministic=deterministic,
         dkv_dtype=torch.float32,
     )
+    dQ, dKV, _ = serve(operands)
     assert failures(judge_backward(inputs, O, lse, {"dQ": dQ, "dKV": dKV})) == []
     assert unexpected(result.findings, in_order=deterministic) == []
     return dQ, dKV

@@ -21,7 +21,7 @@ from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler

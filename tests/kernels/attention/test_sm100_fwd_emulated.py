@@ -14,11 +14,11 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm100.sparse_mla import prepare_plan
+from flashdsa.backends.sm100.sparse_mla import bind_plan
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler
@@ -66,9 +66,9 @@ def run(case: SparseMlaCase, plan: FwdPlan = PLAN, policy: Policy | None = None)
         inputs.topk_length,
         inputs.attn_sink,
     )
-    function = emulator.function(SPARSE_MLA_FWD_SM100, plan)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
-    prepare_plan(emulator, function, plan, operands, scale)()
+    with emulator.launching():
+        bind_plan(emulator, plan, operands.inputs, scale)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm100")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator

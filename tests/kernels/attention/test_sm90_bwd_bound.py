@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
 KEYS, TOPK = 300, 64
@@ -25,7 +25,6 @@ class Noted:
 
     def __init__(self) -> None:
         self.launched: list[tuple[str, tuple[Any, ...]]] = []
-        self.launches: dict[tuple[Any, ...], Any] = {}
 
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         return lambda *arguments: self.launched.append((spec.name, arguments))
@@ -89,7 +88,7 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
 ) -> None:
     """Of 19 queries 8, 8 and 3: their rows of Q, and groups of 4 with room for lists."""
     capacity = capacity_of(4, TOPK)
-    monkeypatch.setattr(mla_bwd_fused, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
+    monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
     runner, _ = noted_calls(64, 19, False)
     fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
     assert [x[0].shape[0] // 64 for x in fused] == [8, 8, 3] * 2

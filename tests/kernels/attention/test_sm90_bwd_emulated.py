@@ -11,8 +11,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_fused, mla_bwd_spool
-from flashdsa.backends.sm90.mla_bwd_fused import Call, LaunchSmall, bind_fused
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_per_item
+from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall, bind_per_item
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -46,8 +46,8 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 
 
 def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mla_bwd_spool, "MOST_WORKSPACE_BYTES", 1)
-    monkeypatch.setattr(mla_bwd_fused, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
     # Two parts, of two groups and of one. Of each delta with the lists of single queries, the lists
@@ -63,7 +63,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     seen = []
 
     def spied(call: Call) -> LaunchSmall:
-        launch = bind_fused(call)
+        launch = bind_per_item(call)
 
         def launch_and_keep(*args: Any) -> None:
             seen.append(args[-1].choice)
@@ -71,7 +71,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
 
         return launch_and_keep
 
-    monkeypatch.setattr(mla_bwd, "bind_fused", spied)
+    monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
     invalid = named == "others"
     case = SparseMlaCase(named, 4, 300, 128, 40, invalid=invalid, poison=True, empty_rows=invalid)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")

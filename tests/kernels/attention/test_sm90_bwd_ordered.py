@@ -11,7 +11,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.sm90 import mla_bwd_slots, mla_bwd_spool
+from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
@@ -59,9 +59,9 @@ def test_bits_do_not_depend_on_what_runs_first(
     buffers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two groups of two queries with the same keys, in one chain and in two."""
-    monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", buffers)
-    monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: 8.0})
-    monkeypatch.setattr(mla_bwd_spool, "MOST_LENGTH", 4.0)
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_BUFFERS", buffers)
+    monkeypatch.setattr(mla_bwd_grouped, "RATIO", {128: 8.0})
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_LENGTH", 4.0)
     case = SparseMlaCase("ordered", 4, 90, 128, 24, topk_length=True, invalid=True)
     assert are_equal(gradients_of(case))
 
@@ -94,11 +94,11 @@ def test_lists_with_rows_out_of_order(
     heads: int, queries: int, ratio: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With 8 heads they are so many that all slots of a group are its list. A ratio of 8 takes the
-    kernels with a spool."""
-    monkeypatch.setattr(mla_bwd_spool, "MOST_BUFFERS", 2)
-    monkeypatch.setattr(mla_bwd_spool, "RATIO", {128: ratio, 64: ratio})
-    monkeypatch.setattr(mla_bwd_spool, "ORDERED_RATIO", ratio)
-    monkeypatch.setattr(mla_bwd_spool, "MOST_LENGTH", 4.0)
+    kernels with a workspace."""
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_BUFFERS", 2)
+    monkeypatch.setattr(mla_bwd_grouped, "RATIO", {128: ratio, 64: ratio})
+    monkeypatch.setattr(mla_bwd_grouped, "ORDERED_RATIO", ratio)
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_LENGTH", 4.0)
     case = SparseMlaCase("repeats", queries, 60, heads, 90, duplicates=True, empty_rows=True)
     assert are_equal(gradients_of(case))
 
@@ -139,4 +139,4 @@ def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) 
     ("num_keys", "buffers"), [(0, 3), (8192, 3), (155_344, 3), (155_345, 2), (1 << 20, 1)]
 )
 def test_buffers_are_bounded_and_follow_the_keys_alone(num_keys: int, buffers: int) -> None:
-    assert mla_bwd_spool.buffers_for(num_keys) == buffers
+    assert mla_bwd_grouped.buffers_for(num_keys) == buffers

@@ -13,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
@@ -24,7 +25,6 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     group_queries,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
 from flashdsa.plan.kernel_spec import KernelSpec
 from ptxemu import Policy

@@ -11,6 +11,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
@@ -19,7 +20,6 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     matrix_offset,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.kernels.attention.union.members import members_bits
 from flashdsa.kernels.catalog import MLA_BWD_SCORES
 from flashdsa.reference import valid_slots
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs

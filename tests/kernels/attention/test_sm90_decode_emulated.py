@@ -18,13 +18,12 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm90.sparse_mla_decode import launch, spec_of
-from flashdsa.backends.sparse_mla_launches import with_results
+from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
@@ -70,10 +69,13 @@ def launched(
 ) -> tuple[Tensor, Tensor]:
     """O and lse; nothing may be found."""
     emulator = Emulator(policy=policy, on_finding="collect")
-    into, (out, lse, _) = with_results(emulator, operands, 512, False)
-    function = emulator.function(spec_of(plan), plan)
+    rows = operands.q.shape[:2]
+    out = emulator.empty(*rows, 512, dtype=torch.bfloat16)
+    lse = emulator.empty(*rows, dtype=torch.float32)
+    q, kv, indices, *others = operands
     with emulator.launching():
-        launch(emulator, function, size, into, scale)
+        write = bind_plan(emulator, plan, size, operands, scale)
+        write(SparseMlaOutOperands(q, kv, indices, out, lse, None, *others))
     assert [str(finding) for finding in emulator.findings] == []
     return out, lse
 

@@ -14,7 +14,7 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
-from flashdsa.operands import SparseMlaOperands
+from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.plan import BudgetError
 from tests.support.subtests import CaseLoop
 

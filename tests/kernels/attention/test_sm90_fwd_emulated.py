@@ -12,10 +12,10 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm90.sparse_mla import prepare_plan
+from flashdsa.backends.sm90.sparse_mla import bind_plan
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -57,9 +57,9 @@ def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emu
         inputs.attn_sink,
     )
     plan = replace(plan, max_logits=case.max_logits)
-    function = emulator.function(SPARSE_MLA_FWD, plan)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
-    prepare_plan(emulator, function, plan, operands, scale)()
+    with emulator.launching():
+        bind_plan(emulator, plan, operands.inputs, scale)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.sm90.sparse_mla import plan_for, prepare_plan
-from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.operands import SparseMlaOutOperands
+from flashdsa.backends.sm90.sparse_mla import bind_plan, plan_for
+from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
@@ -63,33 +62,19 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
 
 
 @pytest.mark.parametrize(("queries", "heads"), [(402, 16), (402, 128), (2, 64)])
-def test_a_prepared_launch_allocates_nothing_and_a_graph_captures_it(
-    queries: int, heads: int
-) -> None:
+def test_a_graph_captures_a_bound_launch(queries: int, heads: int) -> None:
     """By groups, by single queries, and by the decode, which has no largest logits."""
-    case = SparseMlaCase("prepared", queries, 300, heads, 64, max_logits=queries > 2)
+    case = SparseMlaCase("bound", queries, 300, heads, 64, max_logits=queries > 2)
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     out = torch.empty(queries, heads, 512, dtype=torch.bfloat16, device="cuda")
     lse, largest = torch.empty(2, queries, heads, device="cuda")
-    run = flashdsa.prepare_sparse_mla_fwd(
-        inputs.q,
-        inputs.kv,
-        inputs.indices,
-        out,
-        lse,
-        max_logits=largest if case.max_logits else None,
-        backend="sm90",
-    )
-
-    def allocations() -> int:
-        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
-
-    run()
+    asked = largest if case.max_logits else None
+    operands = inputs.q, inputs.kv, inputs.indices, out, lse, asked
+    run = flashdsa.bind("sparse_mla_fwd_out", operands, backend="sm90")
+    run(operands)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # which allocates, too, when it begins
-        before = allocations()
-        run()
-        assert allocations() == before
+    with torch.cuda.graph(graph):
+        run(operands)
     inputs.q.copy_(inputs.q.flip(0))
     graph.replay()
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
@@ -171,8 +156,8 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
         None if sink is None else runner.guarded(sink),
     )
     plan = plan_for(*inputs.q.shape[:2], runner.num_sms, max_logits=True)
-    function = runner.function(SPARSE_MLA_FWD, plan)
-    prepare_plan(runner, function, plan, operands, case.d_qk**-0.5)()
+    with runner.launching():
+        bind_plan(runner, plan, operands.inputs, case.d_qk**-0.5)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
     assert runner.touched() == []
 

@@ -12,9 +12,8 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
-from flashdsa.kernels.attention.union.launch import union_kernel
-from flashdsa.kernels.attention.union.members import members_bits
-from flashdsa.kernels.attention.union.memory import THREADS, UNORDERED_SHIFT, Lists
+from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists, members_bits
+from flashdsa.kernels.attention.union import THREADS, union_kernel
 from ptxemu.cutedsl import emulate
 
 NUM_KEYS, TOPK, TILE, GROUPS = 1500, 700, 64, 2

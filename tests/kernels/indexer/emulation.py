@@ -8,12 +8,11 @@ from pathlib import Path
 from torch import Tensor
 
 from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import TOPK_INDICES
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.operands import TopkIndexerOperands
-from flashdsa.ops.registration import custom_op
-from flashdsa.ops.table import DSA_TOPK_INDEXER
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from ptxemu import Policy
 from tests.kernels.findings import RISING_BOUND
 from tests.kernels.indexer.exact_inputs import Inputs

@@ -212,7 +212,8 @@ def test_the_launch_clamps_what_the_checked_call_rejects(topk, backend, device, 
         inputs.q, inputs.cache, inputs.weights, clamped, good, 320, backend=backend
     )
     ids = torch.full((6, topk), POISON, dtype=torch.int32, device=device)
-    flashdsa.dsa_topk_indexer_launch(inputs.q, inputs.cache, inputs.weights, lengths, table, ids)
+    operands = inputs.q, inputs.cache, inputs.weights, lengths, table, ids
+    flashdsa.bind("dsa_topk_indexer", operands, backend=backend)(operands)
     expected = reference.dsa_topk_indexer(
         inputs.q, inputs.cache, inputs.weights, lengths, table, topk, scores=scores
     )
@@ -221,11 +222,12 @@ def test_the_launch_clamps_what_the_checked_call_rejects(topk, backend, device, 
     assert failures([verdict]) == []
 
 
-def test_the_launch_equals_the_checked_call_on_good_input(backend, device, seed):
+def test_a_bound_call_equals_the_checked_one_on_good_input(backend, device, seed):
     inputs = make_indexer_inputs(IndexerCase("both", (300, 0, 65), 70), seed, device)
-    flashdsa.compile_kernel(num_heads=64, topk=70, backend=backend)
+    flashdsa.warm_up("dsa_topk_indexer", H=64, topk=70, backend=backend)
     ids = inputs.output_buffer()
-    flashdsa.dsa_topk_indexer_launch(*inputs.operands, ids)
+    operands = (*inputs.operands, ids)
+    flashdsa.bind("dsa_topk_indexer", operands, backend=backend)(operands)
     assert torch.equal(ids, select(inputs, backend))
 
 

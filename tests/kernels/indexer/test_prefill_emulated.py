@@ -13,7 +13,7 @@ from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import prefill
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
-from flashdsa.operands import TopkPrefillOperands
+from flashdsa.ops.prefill import TopkPrefillOperands
 from flashdsa.plan import BudgetError
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
@@ -39,7 +39,8 @@ def assert_exact(case: PrefillCase, seed: int = 0, log_keys: int = 0) -> None:
         )
         plan = prefill.plan_of(operands.inputs)
         short = replace(plan, segment_keys=CHUNK, log_keys=log_keys)
-        prefill.launch(runner, short, operands)
+        with runner.launching():
+            prefill.bind_plan(runner, short, operands)(operands)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, case.topk))
     assert runner.findings == []
 
@@ -95,7 +96,7 @@ def test_rows_in_the_order_of_scores(case: PrefillCase) -> None:
 @pytest.mark.slow
 def test_scores_of_the_best_come_with_their_rows() -> None:
     """From a log and a segment, bit for bit."""
-    from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID  # needs CuTe DSL
+    from flashdsa.kernels.indexer.select.keys import INVALID
 
     x = make_prefill_inputs(PrefillCase("scores", RAGGED, 300, 64), 0)
     with emulation(ONE_SM) as runner:
@@ -106,7 +107,8 @@ def test_scores_of_the_best_come_with_their_rows() -> None:
             x.q_index, x.k_index, x.weights, x.ends, ids, x.starts, x.k_scale
         )
         plan = replace(prefill.plan_of(operands.inputs), segment_keys=CHUNK, with_scores=True)
-        prefill.launch(runner, plan, operands, best)
+        with runner.launching():
+            prefill.bind_plan(runner, plan, operands)(operands, best)
     assert torch.equal(ids, reference.dsa_topk_prefill(scores, x.starts, x.ends, 300))
     of_rows = (scores + 0.0).gather(1, ids.clamp_min(0).long()).view(torch.int32)
     assert torch.equal(best, torch.where(ids >= 0, of_rows, INVALID))

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 import flashdsa
+from flashdsa.kernels.indexer.plan import By, Sharing
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import make_inputs
@@ -19,8 +20,8 @@ from tests.kernels.indexer.normal_inputs import normal_inputs
 
 MODEL = IndexerPlan()
 SMALL = IndexerPlan(num_heads=16, topk=512)
-SPLITS = IndexerPlan(num_heads=16, topk=512, splits=True, split_pages=20)
-SORTED = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
+SPLITS = IndexerPlan(num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(split_pages=20))
+SORTED = IndexerPlan(num_heads=32, topk=1024, sorted=True)
 EDGES = [0, 1, 64, 65, 2048, 2049]
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 import flashdsa
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.kernels.catalog import INDEXER_LOGITS_SM100
-from flashdsa.kernels.indexer.sm100.logits_plan import LogitsPlan
+from flashdsa.kernels.indexer.sm100.plan import LogitsPlan
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
 

@@ -17,9 +17,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
+from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.operands import TopkIndexerOperands
+from flashdsa.ops.indexer import TopkIndexerOperands
 from ptxemu import Policy
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space
@@ -27,12 +28,12 @@ from tests.kernels.indexer.emulation import assert_as_the_cpu, emulate_indexer
 from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
 MODEL = IndexerPlan()
-SORTED = IndexerPlan(sorted=True, scheduled=True)
-SPLITS = IndexerPlan(num_heads=16, topk=512, splits=True, split_pages=20)
+SORTED = IndexerPlan(sorted=True)
+SPLITS = IndexerPlan(num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(split_pages=20))
 SMALL = IndexerPlan(num_heads=16, topk=512)
-SCHEDULED = replace(SMALL, scheduled=True, splits=True)
-TIGHT = replace(SMALL, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
-MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True, scheduled=True)
+SCHEDULED = replace(SMALL, rows=By.CTAS)
+TIGHT = replace(SMALL, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2))
+MIDDLE = IndexerPlan(num_heads=32, topk=1024, sorted=True)
 EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
@@ -45,7 +46,7 @@ def test_lengths_around_a_page_and_topk() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"sorted": True, "scheduled": True}],
+    [{}, {"sorted": True}],
     ids=["by position", "sorted"],
 )
 def test_ids_are_positions(kind: dict[str, bool]) -> None:
@@ -160,7 +161,7 @@ def test_nan_wins_behind_a_list_that_was_compacted_with_few_entries() -> None:
 
 def test_parts_longer_than_the_list_are_compacted() -> None:
     """Each by its CTA, before they meet."""
-    assert 2 * SMALL.list_capacity < 17_000
+    assert 2 * SMALL.lists.capacity < 17_000
     assert_as_the_cpu(SMALL, make_inputs([17_000], num_heads=16), 1, 2)
 
 
@@ -276,7 +277,7 @@ def test_requests_with_several_queries_share_a_table(
 def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
     """As a GPU would: the kernel is chosen by the table's width, and its counters are left at 0."""
     inputs = make_inputs([600], num_heads=16)
-    wide = SMALL.split_pages - inputs.block_table.shape[1]
+    wide = SMALL.sharing.split_pages - inputs.block_table.shape[1]
     inputs = inputs._replace(block_table=torch.nn.functional.pad(inputs.block_table, (0, wide)))
     expected, got = inputs.output(512), inputs.output(512)
     flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
@@ -318,7 +319,7 @@ def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Barrier, "arrivals", property(lambda self: right(self) + (self.name == "fine_full"))
     )
-    plan = replace(SMALL, max_compared=32)  # not one that is compiled already
+    plan = replace(SMALL, lists=Lists(max_compared=32))  # not one that is compiled already
     inputs = make_inputs([600], num_heads=16)
     with pytest.raises(Exception, match=r"(?i)deadlock"):
         emulate_indexer(plan, TopkIndexerOperands(*inputs, inputs.output(512)), clusters=(1, 2, 1))

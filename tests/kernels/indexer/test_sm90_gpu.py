@@ -19,6 +19,7 @@ from flashdsa.backends.gpu.runner import Gpu
 from flashdsa.backends.indexer.clusters import SIZES, clusters_for
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE_ANY_DATA
@@ -133,7 +134,8 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 @pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
-    plan = IndexerPlan(topk=512, sorted=by_score, scheduled=True, splits=not by_score)
+    rows = By.CLUSTER if by_score else By.CTAS
+    plan = IndexerPlan(topk=512, sorted=by_score, rows=rows)
     function = load(INDEXER, plan)
     for values in ("random", "two", "ascending"):
         inputs = make_inputs([600, 150_000, 5, 3000, 9000, 513], values=values).to("cuda")
@@ -158,7 +160,7 @@ def test_ragged_batches_are_exact_and_leave_their_counters_at_0(
     values: str, number: int, size: int
 ) -> None:
     """Long rows get several clusters, whatever the size of the batch."""
-    plan = IndexerPlan(splits=True, scheduled=True)
+    plan = IndexerPlan(rows=By.CTAS)
     workspace = split_workspace(plan, number * size)
     for lengths in ([131_072, *[2049] * 40], [70_000, 3000, 90_000, 100, 2500, 8000, 40_000]):
         inputs = make_inputs(lengths, values=values).to("cuda")
@@ -176,7 +178,7 @@ def test_split_rows_of_every_shape_are_exact(values: str, clusters: tuple[int, i
     """Rows that several clusters share, beside rows of one; counters end at 0 for the next call."""
     rows = clusters[0] // clusters[2]
     inputs = make_inputs([150_000, 70_000][:rows], values=values).to("cuda")
-    plan = IndexerPlan(splits=True)
+    plan = IndexerPlan(rows=By.CLUSTERS)
     num_ctas = clusters[0] * clusters[1]
     arrivals = torch.zeros(num_ctas, dtype=torch.int32, device="cuda")
     slots = torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device="cuda")

@@ -25,7 +25,7 @@ def test_a_graph_replays_with_changed_contents_of_every_input() -> None:
     first = make_inputs([9000, 64, 3000, 0, 2049, 20_000]).to("cuda")
     held = Inputs(*(x.clone() for x in first))
     ids = held.output(2048)
-    flashdsa.dsa_topk_indexer_launch(*held, ids)
+    flashdsa.dsa_topk_indexer(*held, ids)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -54,11 +54,12 @@ def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
     lengths = [200_000, 65_536, 65_535, 3000, 0, 65_600, 200_000]
     held = make_inputs([max(lengths)]).to("cuda")
     ids = held.output(2048)
-    flashdsa.dsa_topk_indexer_launch(*held, ids)
+    launch = flashdsa.bind("dsa_topk_indexer", (*held, ids))
+    launch((*held, ids))
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        flashdsa.dsa_topk_indexer_launch(*held, ids)
+        launch((*held, ids))
     for length in lengths:
         held.seq_lens.fill_(length)
         ids.fill_(-99)
@@ -76,8 +77,8 @@ def test_graphs_on_two_streams_do_not_meet() -> None:
         graph = torch.cuda.CUDAGraph()
         first = torch.empty_like(ids)
         with torch.cuda.graph(graph):
-            flashdsa.dsa_topk_indexer_launch(*inputs, first)
-            flashdsa.dsa_topk_indexer_launch(*inputs, ids)
+            flashdsa.dsa_topk_indexer(*inputs, first)
+            flashdsa.dsa_topk_indexer(*inputs, ids)
         # `first` stays: memory that a graph writes must not become another tensor's.
         kept = (inputs, first)
         work.append((torch.cuda.Stream(), graph, kept, ids, expected_ids(inputs, 2048)))
@@ -114,7 +115,7 @@ def test_several_streams_at_once() -> None:
     for turn in range(50):
         for stream, inputs, ids, _ in work:
             with torch.cuda.stream(stream):
-                flashdsa.dsa_topk_indexer_launch(*inputs, ids[turn])
+                flashdsa.dsa_topk_indexer(*inputs, ids[turn])
     torch.cuda.synchronize()
     for _, _, ids, expected in work:
         assert all(torch.equal(got, expected) for got in ids)

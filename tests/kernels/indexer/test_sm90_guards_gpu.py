@@ -73,8 +73,9 @@ def test_nothing_outside_the_buffers_is_touched(make: Callable[[], Inputs], patt
     guarded = [Guarded(x, pattern) for x in inputs]
     operands = Inputs(*(g.tensor for g in guarded))
     ids = Guarded(operands.output(2048), pattern)
+    launch = flashdsa.bind("dsa_topk_indexer", (*operands, ids.tensor))
     for _ in range(3):
-        flashdsa.dsa_topk_indexer_launch(*operands, ids.tensor)
+        launch((*operands, ids.tensor))
     torch.cuda.synchronize()
     assert torch.equal(ids.tensor, expected_ids(operands, 2048))
     assert ids.guards_hold()
@@ -130,7 +131,7 @@ def test_gaps_and_unaligned_addresses_are_named() -> None:
 def test_auto_takes_this_kernel_and_other_sizes_say_why_not() -> None:
     inputs = make_inputs([3000]).to("cuda")
     ids = inputs.output(2048)
-    flashdsa.compile_kernel()
+    flashdsa.warm_up("dsa_topk_indexer")
     flashdsa.dsa_topk_indexer(*inputs, ids)
     assert torch.equal(ids, expected_ids(inputs, 2048))
     with pytest.raises(NotImplementedError, match="sm90: topk: takes 1 to 2048; got 2049"):

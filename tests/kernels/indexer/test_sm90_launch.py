@@ -17,17 +17,19 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
-from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES
+from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, choose_launch
 from flashdsa.backends.sm90 import indexer, topk
+from flashdsa.kernels.catalog import INDEXER
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.operands import TopkIndexerOperands, TopkOperands
+from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.support.subtests import CaseLoop
 
 H200 = devices.H200.clusters
 SMALL = {1: 4, 2: 2, 3: 1, 4: 1}
-SPLIT_PAGES = IndexerPlan().split_pages
+SPLIT_PAGES = IndexerPlan().sharing.split_pages
 GPU = torch.device("cuda", 0)
 
 
@@ -84,7 +86,7 @@ def test_what_clusters_publish_fits_the_lists_of_the_last() -> None:
             _, size, num_splits = choose_clusters(capacity, rows)
             overlapping = 1 + -(-(num_splits - 1) // size)  # clusters whose CTAs those are
             most = min(num_splits, overlapping) * (plan.topk + plan.max_candidates)
-            assert num_splits == 1 or most <= plan.list_capacity
+            assert num_splits == 1 or most <= plan.lists.capacity
 
 
 def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:
@@ -178,7 +180,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
     ids = inputs.output(512)
     operands = TopkIndexerOperands(*inputs, ids)
-    indexer.topk_indexer(gpu_runner(GPU), operands, sorted=by_score, positions=False, check=False)
+    options = {"sorted": by_score, "positions": False, "check": False}
+    indexer.bind(gpu_runner(GPU), operands, **options)(operands)
     return ids
 
 
@@ -198,8 +201,9 @@ def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: b
     chosen = [(1, 4), (1, 4), (2, 2), (2, 2), (1, 4), (1, 4)]
     used = [arguments[6:] if by_score else arguments[8:10] for arguments in gpu.launches]
     assert used == chosen
-    kinds = {(plan.sorted, plan.scheduled, plan.splits) for plan in gpu.plans}
-    assert kinds == ({(True, True, False)} if by_score else {(False,) * 3, (False, True, True)})
+    kinds = {(plan.sorted, plan.rows) for plan in gpu.plans}
+    unsorted = {(False, By.CLUSTER), (False, By.CTAS)}
+    assert kinds == ({(True, By.CLUSTER)} if by_score else unsorted)
 
 
 def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
@@ -278,7 +282,7 @@ def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: G
 
 def test_the_workspace_is_of_the_tensors_device(splitting: Gpu) -> None:
     """Launches that come back do not change the current device; streams are counted a device."""
-    ready = indexer.launch_config(gpu_runner(GPU), 16, 512, False, False, 1)
+    ready = choose_launch(INDEXER, gpu_runner(GPU), 16, 512, False, False, 1)
     inputs = rows(1, SPLIT_PAGES)
     ids = inputs.output(512)
     asked: list[int] = []
@@ -292,7 +296,7 @@ def test_given_scores_are_launched_alike(gpu: Gpu) -> None:
     for count in (1, 3):
         lengths = torch.full((count,), 600, dtype=torch.int32)
         operands = TopkOperands(torch.zeros(count, 600), lengths)
-        topk.topk_positions(gpu_runner(GPU), operands, topk=512, sorted=False)
+        topk.bind(gpu_runner(GPU), operands, topk=512, sorted=False)(operands)
     assert [arguments[3:] for arguments in gpu.launches] == [(1, 4), (2, 2)]
 
 
@@ -319,7 +323,8 @@ def test_checked_calls_check_addresses_and_where_asked_values(
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
         operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        indexer.topk_indexer(gpu_runner(GPU), operands, sorted=False, positions=False, check=check)
+        options = {"sorted": False, "positions": False, "check": check}
+        indexer.bind(gpu_runner(GPU), operands, **options)(operands)
 
     inputs = rows(2)
     shifted = torch.zeros(2 * 16 + 1)[1:].view(2, 16)
@@ -352,8 +357,8 @@ def test_the_emulated_backend_chooses_as_the_gpu_does(
     for count in (1, 2, 3, 7, 16, 40, 67, 133):
         for pages in (1, SPLIT_PAGES):
             operands = TopkIndexerOperands(*rows(count, pages), torch.empty(count, 512).int())
-            config = indexer.launch_config(gpu_runner(GPU), 16, 512, by_score, False, count)
-            same = indexer.launch_config(emulator, 16, 512, by_score, False, count)
+            config = choose_launch(INDEXER, gpu_runner(GPU), 16, 512, by_score, False, count)
+            same = choose_launch(INDEXER, emulator, 16, 512, by_score, False, count)
             assert config[1:] == same[1:]
             config.function(*operands, *config[1:])
             same.function(*operands, *same[1:])

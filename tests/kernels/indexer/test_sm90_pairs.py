@@ -16,8 +16,9 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import POISON, emulation
+from flashdsa.kernels.indexer.plan import Sharing
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, pairs_plan
+from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_plan
 from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
@@ -25,15 +26,12 @@ from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 PLAN = pairs_plan(
     num_heads=16,
     topk=512,
-    select_pages=1,
-    merge_pages=3,
-    list_capacity=2048,
-    first_fill_pages=10,
-    fill_step_pages=2,
+    sharing=Sharing(select_pages=1, merge_pages=3),
+    lists=replace(PAIR_LISTS, capacity=2048, first_fill_pages=10, fill_step_pages=2),
 )
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
 OF_BAD_PAGES = {
-    ("uninitialised-async-read", "kernel.py"),
+    ("uninitialised-async-read", "launch.py"),
     ("uninitialised-read", "score_pairs.py"),
 }
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
@@ -66,7 +64,7 @@ def test_pairs_of_all_lengths() -> None:
 def test_lists_are_cut_down_together(values: str) -> None:
     """The shorter row ends before the lists are full for the second time."""
     inputs = requests([5000, 3900], values=values)
-    assert 2 * PLAN.list_capacity < 5000
+    assert 2 * PLAN.lists.capacity < 5000
     assert_as_the_cpu(PLAN, inputs, 1, 1, seed=1, warnings=BEHIND_THE_LIST)
 
 
@@ -115,9 +113,15 @@ def test_the_public_operation_scores_pairs_of_full_sizes() -> None:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        (lambda: IndexerPlan(pairs=True), "pairs: only with splits and scheduled"),
-        (lambda: pairs_plan(list_capacity=4096), "no room for what a CTA publishes"),
-        (lambda: pairs_plan(list_capacity=5560), "as many entries for each warp"),
+        (lambda: pairs_plan(sorted=True), "a kernel that sorts splits no rows"),
+        (
+            lambda: pairs_plan(lists=replace(PAIR_LISTS, capacity=4096)),
+            "no room for what a CTA publishes",
+        ),
+        (
+            lambda: pairs_plan(lists=replace(PAIR_LISTS, capacity=5560)),
+            "as many entries for each warp",
+        ),
         (lambda: pairs_plan(stages=12), "a power of two"),
     ],
     ids=["alone", "short list", "uneven list", "stages"],

@@ -13,15 +13,16 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
 from flashdsa.backends.emulated.runner import POISON
+from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import make_inputs
 
 # Selecting takes next to no time, so that small batches are split as large ones are.
 PLAN = IndexerPlan(
-    num_heads=16, topk=512, splits=True, scheduled=True, select_pages=1, merge_pages=3
+    num_heads=16, topk=512, rows=By.CTAS, sharing=Sharing(select_pages=1, merge_pages=3)
 )
-TIGHT = replace(PLAN, list_capacity=2048, first_fill_pages=10, fill_step_pages=2)
+TIGHT = replace(PLAN, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2))
 OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
@@ -53,7 +54,7 @@ def test_more_is_published_than_the_list_holds() -> None:
     launch = assert_as_the_cpu(TIGHT, inputs, 10, 1)
     published = launch.workspaces[0][1][:, 0]
     published = published[published != UNTOUCHED]
-    assert len(published) >= 6 and int(published.sum()) > TIGHT.list_capacity
+    assert len(published) >= 6 and int(published.sum()) > TIGHT.lists.capacity
 
 
 def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
@@ -73,14 +74,15 @@ def test_even_rows_have_a_cluster_each_and_publish_nothing() -> None:
 def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
     """The parts are longer than a list: an entry counted twice would raise the row's floor."""
     inputs = make_inputs([9000, 513], num_heads=16, values=values)
-    assert 3 * TIGHT.list_capacity < 9000
+    assert 3 * TIGHT.lists.capacity < 9000
     launch = assert_as_the_cpu(TIGHT, inputs, 3, 1, seed=1, warnings=BEHIND_THE_LIST)
     assert publishing_ctas(launch.workspaces[0][1]) == 2
 
 
 def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins() -> None:
     """Many entries lie in the group of the last winner, so that its bins are counted."""
-    patient = replace(TIGHT, settling_ctas=2, settling_pages=1, count_polls=1_000_000)
+    patience = {"settling_ctas": 2, "settling_pages": 1, "count_polls": 1_000_000}
+    patient = replace(TIGHT, sharing=replace(TIGHT.sharing, **patience))
     inputs = make_inputs([6000, 513], num_heads=16)
     launch = assert_as_the_cpu(patient, inputs, 4, 1, seed=2, warnings=BEHIND_THE_LIST)
     published = launch.workspaces[0][1][:, 0]

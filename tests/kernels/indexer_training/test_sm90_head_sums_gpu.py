@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.sm90.attention_target import attention_target
-from flashdsa.backends.sm90.indexer_scores import indexer_scores
-from flashdsa.operands import AttentionTargetOperands, IndexerScoresOperands
+from flashdsa.backends.sm90 import attention_target, indexer_scores
+from flashdsa.ops.indexer_training import AttentionTargetOperands, IndexerScoresOperands
 from flashdsa.verify import judge_indexer_training as judge
 from flashdsa.verify.cases import (
     IndexerTrainingCase,
@@ -132,29 +131,24 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters() -> None:
     runner = Guarded()
     assert x.topk_length is not None
     lengths, indices = runner.guarded(x.topk_length), runner.guarded(inputs.indices)
+    of_target = AttentionTargetOperands(
+        runner.guarded(x.q),
+        runner.guarded(x.kv.view(-1, 576)),
+        runner.guarded(lse),
+        indices,
+        lengths,
+        None,
+    )
+    of_scores = IndexerScoresOperands(
+        runner.guarded(inputs.q_index),
+        runner.guarded(inputs.k_index),
+        runner.guarded(inputs.weights),
+        indices,
+        lengths,
+    )
     found = {
-        "target": attention_target(
-            runner,
-            AttentionTargetOperands(
-                runner.guarded(x.q),
-                runner.guarded(x.kv.view(-1, 576)),
-                runner.guarded(lse),
-                indices,
-                lengths,
-                None,
-            ),
-            sm_scale=576**-0.5,
-        ),
-        "scores": indexer_scores(
-            runner,
-            IndexerScoresOperands(
-                runner.guarded(inputs.q_index),
-                runner.guarded(inputs.k_index),
-                runner.guarded(inputs.weights),
-                indices,
-                lengths,
-            ),
-        ),
+        "target": attention_target.bind(runner, of_target, sm_scale=576**-0.5)(of_target),
+        "scores": indexer_scores.bind(runner, of_scores)(of_scores),
     }
     for name, call in calls(inputs).items():
         assert torch.equal(found[name], call())

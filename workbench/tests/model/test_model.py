@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from click.testing import CliRunner
@@ -16,13 +17,12 @@ from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from flashdsa.problem import PAGE_BYTES
 from workbench.__main__ import cli
 from workbench.model import backward_sm100, forward_sm100
-from workbench.model.hopper import ROOFLINES
-from workbench.model.indexer_sm100 import b200_shapes, predict_all, product_clocks
-from workbench.model.machine import B200, H200
-from workbench.model.predict import CHIP, predict
+from workbench.model.indexer_sm100 import SHAPES, predict_all, product_clocks
+from workbench.model.machine import B200, H200, GpuModel
+from workbench.model.roofline import CHIP, Footprint, Matmul, Prediction, chip_seconds, predict
 from workbench.model.timeline import Part, Step, ends, period, transfer
-from workbench.model.traffic import Footprint, Matmul, chip_seconds
-from workbench.model.unknowns import KERNELS, UNKNOWNS, attention_ranges, estimate, predict_range
+from workbench.model.unknowns import KERNELS, UNKNOWNS, attention_ranges, estimate
+from workbench.tests.model.counted import BACKWARD_MOVED, FORWARD_MOVED
 
 ROOT = Path(__file__).parents[3]
 SHAPE = {"queries": 4096, "topk": 2048, "s_kv": 8192}
@@ -31,8 +31,9 @@ BEGIN, END = "<!-- table: python -m workbench model --markdown -->", "<!-- end o
 
 # -- units ---------------------------------------------------------------------------------------
 def test_peaks_are_those_of_the_data_sheets() -> None:
-    assert B200.peak == pytest.approx(2.25e15, rel=0.01)
-    assert H200.peak == pytest.approx(0.99e15 * 1980 / 1830, rel=0.01)  # 989 TFLOPS at 1.83 GHz
+    for machine, peak in ((B200, 2.25e15), (H200, 0.99e15 * 1980 / 1830)):  # 989 at 1.83 GHz
+        found = machine["sms"] * machine["clock"] * machine["bf16_rate"]
+        assert found == pytest.approx(peak, rel=0.01)
 
 
 def test_every_constant_has_a_unit_and_a_source_and_every_unknown_names_one() -> None:
@@ -41,14 +42,14 @@ def test_every_constant_has_a_unit_and_a_source_and_every_unknown_names_one() ->
             assert len(constant.source) > 8 and constant.what, (machine.name, name)
             assert constant.unit or name in {"sms", "dsmem_starved", "bulk_starved"}
     for unknown in UNKNOWNS.values():
-        assert B200.constants.keys() >= set(unknown.machine) and unknown.source
+        assert unknown.machine in {"", *B200.constants} and unknown.source
 
 
 def test_wgmma_takes_the_measured_clocks() -> None:
     measured = {(32, True): 24, (32, False): 16, (64, True): 32, (128, True): 64, (256, False): 128}
     for (n, shared), clocks in measured.items():
-        assert Matmul("", 1, 64, n, a_in_shared=shared).cycles(H200) == clocks
-    bf16, fp8 = Matmul("", 1, 64, 256, k=16), Matmul("", 1, 64, 256, k=32, element_bytes=1)
+        assert Matmul(1, 64, n, a_in_shared=shared).cycles(H200) == clocks
+    bf16, fp8 = Matmul(1, 64, 256, k=16), Matmul(1, 64, 256, k=32, element_bytes=1)
     assert fp8.flop == 2 * bf16.flop
     assert fp8.tensor_cycles(H200) == bf16.tensor_cycles(H200)
     assert fp8.operand_bytes == bf16.operand_bytes
@@ -64,10 +65,10 @@ def test_scatter_add_has_the_measured_rates() -> None:
 # -- counts --------------------------------------------------------------------------------------
 def test_the_kernels_count_the_numbers_of_their_designs() -> None:
     backward, forward = backward_sm100.traffic(), forward_sm100.traffic()
-    assert backward.tensor_cycles(B200) == 1408
-    assert backward.operand_bytes == 303_104
+    assert sum(one.tensor_cycles(B200) for one in backward.matmuls) == 1408
+    assert sum(one.operand_bytes for one in backward.matmuls) == 303_104
     assert (backward.dsmem_bytes, backward.shared_bytes) == (32_768, 137_216)
-    assert backward.bulk_read_bytes == backward.reduce_bytes == 36_864
+    assert backward.reduce_bytes == 36_864
     assert backward.useful_flop == 11_272_192
     assert backward.demands(B200)["shared memory port"] == pytest.approx(4592)
     demands = forward.demands(B200)
@@ -76,17 +77,17 @@ def test_the_kernels_count_the_numbers_of_their_designs() -> None:
 
 
 def test_plan_and_emulated_run_agree() -> None:
-    planned, counted = backward_sm100.traffic(), backward_sm100.MOVED
+    planned, counted = backward_sm100.traffic(), BACKWARD_MOVED
     gathered = counted["global -> shared (TMA load)"]
     dsmem = counted["shared -> DSMEM (remote store)"]
     shared = gathered + dsmem + counted["shared ld"] + counted["shared st"]
     assert shared == pytest.approx(planned.shared_bytes, rel=0.01)
-    assert counted["MMA shared read"] == planned.operand_bytes
+    assert counted["MMA shared read"] == sum(one.operand_bytes for one in planned.matmuls)
     assert counted["tmem ld"] + counted["tmem st"] == planned.tmem_bytes
     assert (gathered, dsmem) == (planned.read_bytes, planned.dsmem_bytes)
     assert counted["shared -> global (bulk reduce)"] == planned.reduce_bytes
-    planned, counted = forward_sm100.traffic(), forward_sm100.MOVED
-    assert counted["MMA shared read"] == planned.operand_bytes
+    planned, counted = forward_sm100.traffic(), FORWARD_MOVED
+    assert counted["MMA shared read"] == sum(one.operand_bytes for one in planned.matmuls)
     assert counted["global -> shared (TMA load)"] == planned.read_bytes
     assert counted["tmem ld"] == planned.tmem_bytes
     moved = counted["shared ld"] + counted["shared st"] + planned.read_bytes
@@ -94,9 +95,11 @@ def test_plan_and_emulated_run_agree() -> None:
 
 
 def test_the_indexers_rows_have_the_ctas_that_a_launch_gives_them() -> None:
-    for shape in b200_shapes():
+    for shape in SHAPES:
         clusters = choose_clusters(DEVICE.clusters, shape.rows)
-        per_row = clusters.num_splits if shape.tokens >= IndexerPlan().split_pages * 64 else 1
+        per_row = (
+            clusters.num_splits if shape.tokens >= IndexerPlan().sharing.split_pages * 64 else 1
+        )
         assert (shape.ctas, shape.num_splits) in {
             (clusters.size * per_row, per_row),
             (1, 1),  # more rows than clusters: halved until a row has one CTA
@@ -149,33 +152,37 @@ def test_waiting_in_a_circle_is_an_error() -> None:
         period(steps)
 
 
+def predicted(kernel: ModuleType, machine: GpuModel = B200, **sizes: int) -> Prediction:
+    """The kernel on a shape, which is SHAPE where it is not said."""
+    return predict(kernel.work(machine, **{**SHAPE, **sizes}), machine)
+
+
 def test_the_backward_is_bound_by_shared_memory_or_by_adds_that_miss() -> None:
-    found = predict(backward_sm100.work(B200), B200)
+    found = predicted(backward_sm100)
     assert found.bound == "shared memory port"
     assert 600 < found.tflops < 672  # the port's bound
     assert found.ends > found.demands["shared memory port"]
-    missing = predict(backward_sm100.work(B200, s_kv=1_048_576), B200)
+    missing = predicted(backward_sm100, s_kv=1_048_576)
     assert missing.bound == CHIP and missing.tflops < found.tflops
-    forward = predict(forward_sm100.work(B200), B200)
+    forward = predicted(forward_sm100)
     assert forward.bound == "shared memory port" and 1280 <= forward.cycles < 1350
 
 
 def test_more_work_takes_longer_and_no_faster_machine_does() -> None:
-    seconds = [predict(backward_sm100.work(B200, topk=k), B200).seconds for k in (32, 512, 2048)]
+    seconds = [predicted(backward_sm100, topk=topk).seconds for topk in (32, 512, 2048)]
     assert 3.7 < seconds[2] / seconds[1] < 3.9  # four times the blocks, the same ends
     waves = [math.ceil(number / 74) for number in (4096, 8192)]
-    more = predict(backward_sm100.work(B200, queries=8192), B200).seconds
+    more = predicted(backward_sm100, queries=8192).seconds
     assert more / seconds[2] == pytest.approx(waves[1] / waves[0])
     for name in ("bf16_rate", "operand_rate", "l2_reduce", "l2_read", "clock"):
         fast = B200.with_values({name: 1.5 * B200[name]})
-        assert predict(backward_sm100.work(fast), fast).seconds <= seconds[2] * 1.02, name
+        assert predicted(backward_sm100, fast).seconds <= seconds[2] * 1.02, name
 
 
 # -- ranges --------------------------------------------------------------------------------------
 def test_every_good_end_is_no_slower_than_the_bad_one() -> None:
     middle = {name: unknown.middle for name, unknown in UNKNOWNS.items()}
-    for kernel in KERNELS:
-        found = predict_range(kernel, **SHAPE)
+    for kernel, found in zip(KERNELS, attention_ranges(**SHAPE), strict=True):
         assert found.best.tflops > found.middle.tflops > found.worst.tflops
         for name, unknown in UNKNOWNS.items():
             good = estimate(kernel, middle | {name: unknown.good}, **SHAPE).seconds
@@ -204,11 +211,6 @@ def test_no_shape_is_faster_than_memory_and_launch() -> None:
         assert floor + B200["launch"] < one.low < one.high
 
 
-def test_no_kernel_is_faster_than_its_roofline() -> None:
-    for one in ROOFLINES:
-        assert 0.4 < one.prediction.seconds / one.measured < 1, (one.kernel, one.shape)
-
-
 # -- the command ---------------------------------------------------------------------------------
 def test_the_pages_table_is_the_commands() -> None:
     page = (ROOT / "docs/concepts/performance-model.md").read_text()
@@ -222,9 +224,9 @@ def test_json_has_everything_and_subjects_print_tables() -> None:
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
     assert document["attention"][0]["topk"] == 64
-    assert len(document["hopper"]) == len(ROOFLINES) and len(document["indexer"]) == 9
+    assert document["attention"][0]["middle"]["tflops"] > 0 and len(document["indexer"]) == 9
     assert set(document["machines"]) == {"H200", "B200"} and len(document["bounds"]) == 2
-    for what in ("attention", "indexer", "machines"):
+    for what in ("summary", "attention", "machines"):
         run = CliRunner().invoke(cli, ["model", what, "--markdown"])
         assert run.exit_code == 0 and run.stdout.count("|") > 40
     for wrong in (["--topk", "0"], ["--json", "--markdown"], ["nothing"]):

@@ -13,10 +13,11 @@ from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.operands import MlaBwdOperands
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
-from workbench.model.backward_sm100 import INSTRUCTIONS, MOVED, PLAN
+from workbench.model.backward_sm100 import INSTRUCTIONS, PLAN
+from workbench.tests.model.counted import BACKWARD_MOVED as MOVED
 
 for package in ("cutlass", "llvmlite", "tvm_ffi"):
     pytest.importorskip(package)

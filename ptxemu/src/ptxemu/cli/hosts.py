@@ -26,7 +26,7 @@ from ptxemu.cuda.script import run_script
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
-ARCHS = ("sm_90a", "sm_100a")
+ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 SCRIPT_ARCH, PROGRAM_ARCH = "sm_100a", "sm_90a"
 """The devices where nothing says which."""
 SOURCE = ".cu"

@@ -71,7 +71,8 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
     parser.add_argument("ptx", type=Path, help=PTX_HELP + _SOURCE_HELP)
     add_launch_options(parser)
     parser.add_argument(
-        "--arch", help="device: sm_90a or sm_100a (default: the PTX's .target; of a source sm_90a)"
+        "--arch",
+        help="device: sm_90a, sm_100a or sm_103a (default: the PTX's .target; of a source sm_90a)",
     )
     add_schedule_options(parser)
     parser.add_argument(

@@ -24,7 +24,8 @@ def add_target_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("ptx", nargs="?", type=Path, help=PTX_HELP)
     add_launch_options(parser)
     parser.add_argument(
-        "--arch", help="device: sm_90a or sm_100a (default: the PTX's .target; of a script sm_100a)"
+        "--arch",
+        help="device: sm_90a, sm_100a or sm_103a (default: the PTX's .target; of a script sm_100a)",
     )
     add_schedule_options(parser)
     parser.add_argument(

@@ -221,8 +221,8 @@ def emulate(
     """Run the launches of compiled CuTe DSL functions on the emulator, on CPU tensors.
 
     Args:
-        arch: the device ("sm_90a", "sm_100a"), also for what is compiled inside the block; None:
-            what each function was compiled for.
+        arch: the device ("sm_90a", "sm_100a", "sm_103a"), also for what is compiled inside the
+            block; None: what each function was compiled for.
         check: look for hazards.
         on_finding: "raise": HazardError on leaving the block; "collect": only in `findings`.
         seed: of the schedule, where no `policy` is given.

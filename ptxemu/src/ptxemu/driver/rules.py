@@ -20,6 +20,7 @@ from ptxemu.driver.attributes import (
     device_attribute,
 )
 from ptxemu.errors import DeadlockError, ExecutionError, LaunchError, StepLimitError
+from ptxemu.machine.device import runs_on
 from ptxemu.machine.layout import Layout
 from ptxemu.machine.occupancy import ctas_per_sm
 
@@ -112,7 +113,7 @@ class PtxImage:
         """
         found = _TARGET.search(self.text)
         target = "" if found is None else found[1]
-        if arch is not None and target.endswith(("a", "f")) and target[:-1] != arch.rstrip("af"):
+        if arch is not None and not runs_on(target, arch):
             raise DriverError(
                 Status.NO_BINARY_FOR_GPU,
                 f"{self.name}: compiled for {target}, but emulated on {arch}",

@@ -7,6 +7,13 @@ from ptxemu.syntax.ast import Function, Instruction
 _SAME_GROUP = 'PTX ISA, "tcgen05.mma": all tcgen05 instructions of a kernel have one .cta_group'
 _WS_GROUP = 'PTX ISA, "tcgen05.mma", "Matrix Shape": .ws is invalid with .cta_group::2'
 _TARGETS = {"tcgen05": ("sm_100", "sm_103"), "wgmma": ("sm_90",)}
+_FEWER_TARGETS = {
+    "kind::i8": ("sm_100a",),
+    **dict.fromkeys(
+        ("shift", "scale_vec::1X", "scale_vec::2X", "scale_vec::4X"), ("sm_100a", "sm_103a")
+    ),
+}
+"""Modifiers of tcgen05 that not every target with it has, as ptxas 13 says."""
 
 
 def check_kernel(function: Function, target: str | None = None) -> list[str]:
@@ -27,6 +34,12 @@ def check_kernel(function: Function, target: str | None = None) -> list[str]:
         for modifier in instruction.modifiers:
             if modifier.startswith("cta_group::"):
                 groups.setdefault(modifier, instruction)
+            having = _FEWER_TARGETS.get(modifier)
+            if target is not None and having is not None and target not in having:
+                needed = " or ".join(having)
+                found.append(
+                    f"{instruction.span}: .{modifier} needs {needed}; the target is {target}"
+                )
         if "ws" in instruction.modifiers and "cta_group::2" in instruction.modifiers:
             found.append(f"{instruction.span}: {instruction.opcode} ({_WS_GROUP})")
     if len(groups) > 1:

@@ -56,8 +56,8 @@ class Block:
         self._runs = 0
         self._full: BlockFunction | None = None
         self._masked: BlockFunction | None = None
-        self._fast_full: FastFunction | None = None
-        self._fast_masked: FastFunction | None = None
+        self._fast: dict[bool, FastFunction | None] = {}
+        """Machine code for all lanes (False) and for the lanes of a mask (True)."""
         self._loop: Guard | None = None
         self.make_threaded: ThreadedFactory | None = None
         """Asked at every run for a function that does the same; it puts None here at the end."""
@@ -99,34 +99,29 @@ class Block:
         if self.make_threaded is not None:
             self._threaded = self.make_threaded(self)
         if self._runs == self._hot_runs:
-            self._become_hot()
+            self._is_hot = self._loop is not None or self._threaded is None
+        if self._is_hot and (rounds > 1 or self._threaded is None):
+            fast = self._machine_code(masked=mask is not FULL)
+            if fast is not None:
+                return fast(warp, mask, rounds)
+        if self._threaded is not None:
+            return self._threaded(warp, mask, rounds)
         if mask is FULL:
-            if self._fast_full is not None:
-                return self._fast_full(warp, mask, rounds)
-            if self._threaded is not None:
-                return self._threaded(warp, mask, rounds)
             if self._full is None:
                 self._full = compile_block(self.code, self.temporaries, masked=False)
             self._full(warp, mask)
-            return 1
-        if self._is_hot:
-            if self._fast_masked is None:
-                assert self._accelerator is not None
-                self._fast_masked = self._accelerator(self, masked=True)
-            if self._fast_masked is not None:
-                return self._fast_masked(warp, mask, rounds)
-        if self._threaded is not None:
-            return self._threaded(warp, mask, rounds)
-        if self._masked is None:
-            self._masked = compile_block(self.code, self.temporaries, masked=True)
-        self._masked(warp, mask)
+        else:
+            if self._masked is None:
+                self._masked = compile_block(self.code, self.temporaries, masked=True)
+            self._masked(warp, mask)
         return 1
 
-    def _become_hot(self) -> None:
-        """Code of its own pays where it runs in a loop, or where nothing else is machine code."""
-        if self._accelerator is not None and (self._loop is not None or self._threaded is None):
-            self._fast_full = self._accelerator(self, masked=False)
-            self._is_hot = self._fast_full is not None
+    def _machine_code(self, *, masked: bool) -> FastFunction | None:
+        """Code of its own, which copies registers in and out: it pays in a loop of many rounds."""
+        if masked not in self._fast:
+            make = self._accelerator
+            self._fast[masked] = None if make is None else make(self, masked=masked)
+        return self._fast[masked]
 
 
 def _slots(operands: Iterable[Scalar]) -> frozenset[int]:

@@ -29,6 +29,8 @@ class Device:
 
 SM_90A = Device("sm_90a", (9, 0), num_sms=132, shared_bytes_per_cta=232448)
 SM_100A = Device("sm_100a", (10, 0), num_sms=148, shared_bytes_per_cta=232448)
+SM_103A = replace(SM_100A, arch="sm_103a", capability=(10, 3))
+"""Emulated as sm_100a, whose numbers these are; what it has beyond sm_100a is not there."""
 
 _DEVICES = {
     "sm_90": SM_90A,
@@ -36,8 +38,10 @@ _DEVICES = {
     "sm_100": SM_100A,
     "sm_100a": SM_100A,
     "sm_100f": SM_100A,
+    "sm_103": SM_103A,
+    "sm_103a": SM_103A,
+    "sm_103f": SM_103A,
 }
-
 
 _num_sms: int | None = None
 
@@ -66,3 +70,16 @@ def device_for(target: str) -> Device:
             "target runs on these too: say which with arch='sm_90a' (--arch sm_90a)"
         )
     return device if _num_sms is None else replace(device, num_sms=_num_sms)
+
+
+def runs_on(target: str, arch: str) -> bool:
+    """Whether a driver loads code for `target` on the device `arch` (PTX ISA, ".target").
+
+    Code for a target in "a" runs on that device alone, for one in "f" on its family from it on.
+    """
+    here, built_for = device_for(arch).capability, _DEVICES.get(target)
+    if built_for is None or not target.endswith(("a", "f")):
+        return True
+    if target.endswith("a"):
+        return here == built_for.capability
+    return here[0] == built_for.capability[0] and here >= built_for.capability

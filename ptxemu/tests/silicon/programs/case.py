@@ -91,7 +91,7 @@ class Program:
         return sha.hexdigest()[:16]
 
 
-DIGEST_FROM = 768
+DIGEST_FROM = 256
 """Exact results of more bytes are recorded as a SHA-256 and a sample of 32-bit words."""
 SAMPLES = 32
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,3 +123,34 @@ def typed(label: str, kind: str, count: int) -> Bytes:
     if kind in FLOAT_EDGES:
         return floats(label, kind, count)
     return integers(label, int(kind[1:]), count)
+
+
+def factors(label: str, kind: str, size: int, spread: Mapping[str, int], *, random: bool) -> Bytes:
+    """`size` bytes of a product's A or B: integers of a small spread, or values in (-1, 1).
+
+    Integer types have any bits; `random` values of 8 bits and TF32 are those that the type holds.
+    """
+    if kind in ("s8", "u8", "s4", "u4", "b1"):
+        return random_bytes(label, size)
+    storage = "f32" if kind == "tf32" else kind
+    count = size // {"f64": 8, "f32": 4, "f16": 2, "bf16": 2}.get(storage, 1)
+    if not random:
+        most = spread[kind]
+        return encode((below(label, count, 2 * most + 1) - most).astype(np.float64), storage)
+    if kind in ("e4m3", "e5m2"):
+        return encode(np.round(normals(label, "f64", count).view(np.float64) * 64) / 64, kind)
+    words = normals(label, storage, count)
+    return (
+        words if kind != "tf32" else (words.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.uint8)
+    )
+
+
+def sums(label: str, kind: str, size: int, *, saturate: bool, random: bool) -> Bytes:
+    """`size` bytes of a product's C; s32 has room for what is added, but where it saturates."""
+    if kind == "s32":
+        words = random_bytes(label, size).view(np.int32)
+        return (words if saturate else words >> 4).astype(np.int32).view(np.uint8)
+    count = size // {"f64": 8, "f16": 2}.get(kind, 4)
+    if random:
+        return normals(label, kind, count)
+    return encode((below(label, count, 65) - 32).astype(np.float64), kind)

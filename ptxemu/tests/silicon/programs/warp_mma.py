@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from tests.silicon.programs.build import kernel, result
 from tests.silicon.programs.case import EXACT, Array, Bytes, Check, Program
-from tests.silicon.programs.values import below, encode, normals, random_bytes
+from tests.silicon.programs.values import below, encode, factors, sums
 
 BITS = {"f64": 64, "tf32": 32, "f16": 16, "bf16": 16, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 BITS |= {"s4": 4, "u4": 4, "b1": 1}
@@ -80,31 +80,13 @@ class Product:
 def _values(label: str, kind: str, registers: int, random: bool) -> Bytes:
     """Operand registers of 32 lanes."""
     size = 32 * registers * (8 if kind == "f64" else 4)
-    if kind in ("s8", "u8", "s4", "u4", "b1"):
-        return random_bytes(label, size)
-    count = 8 * size // BITS[kind]
-    storage = "f32" if kind == "tf32" else kind
-    if random and kind in FP8:
-        values = normals(label, "f64", count).view(np.float64)
-        return encode(np.round(values * 64) / 64, kind)
-    if random:
-        words = normals(label, storage, count)
-        if kind == "tf32":
-            return (words.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.uint8)
-        return words
-    spread = SPREAD[kind]
-    return encode((below(label, count, 2 * spread + 1) - spread).astype(np.float64), storage)
+    return factors(label, kind, size, SPREAD, random=random)
 
 
 def _accumulators(label: str, p: Product, registers: int) -> Bytes:
     kind = p.types[3]
-    if kind == "s32":
-        words = random_bytes(label, 128 * registers).view(np.int32)
-        return (words if "satfinite" in p.extra else words >> 4).astype(np.int32).view(np.uint8)
-    count = 32 * registers * (2 if kind == "f16" else 1)
-    if p.random:
-        return normals(label, kind, count)
-    return encode((below(label, count, 65) - 32).astype(np.float64), kind)
+    size = 32 * registers * (8 if kind == "f64" else 4)
+    return sums(label, kind, size, saturate="satfinite" in p.extra, random=p.random)
 
 
 def metadata(label: str, kind: str, words: int) -> Bytes:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from tests.silicon.programs.build import header, result
-from tests.silicon.programs.case import EXACT, Array, Bytes, Check, Program
-from tests.silicon.programs.values import below, encode, normals, random_bytes
+from tests.silicon.programs.case import EXACT, Array, Check, Program
+from tests.silicon.programs.values import factors, random_bytes, sums
 
 B_AT = 20 << 10
 """Operand B's region begins here; A's is before it."""
@@ -77,26 +77,6 @@ class Product:
     random: bool = False
 
 
-def _fill(label: str, kind: str, count: int, random: bool) -> Bytes:
-    """`count` bytes of operands."""
-    if kind in INT8:
-        return random_bytes(label, count)
-    elements = 8 * count // BITS[kind]
-    storage = "f32" if kind == "tf32" else kind
-    if random:
-        if kind in FP8:
-            values = normals(label, "f64", elements).view(np.float64)
-            return encode(np.round(values * 64) / 64, kind)
-        words = normals(label, storage, elements)
-        return _truncate_tf32(words) if kind == "tf32" else words
-    spread = SPREAD[kind]
-    return encode((below(label, elements, 2 * spread + 1) - spread).astype(np.float64), storage)
-
-
-def _truncate_tf32(words: Bytes) -> Bytes:
-    return (words.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.uint8)
-
-
 def _descriptor(register: str, layout: Layout, region: int, step: int) -> str:
     start = 1024 + region + layout.offset + step
     return f"""add.u32 %r1, %s, {start}; shr.u32 %r1, %r1, 4; and.b32 %r1, %r1, 0x3fff;
@@ -153,8 +133,8 @@ FILL: ld.global.v4.u32 {{%r2, %r3, %r4, %r5}}, [%x2];
     label = f"wgmma/{p.name}"
     image = np.concatenate(
         [
-            _fill(f"{label}/a", a_kind, B_AT, p.random),
-            _fill(f"{label}/b", b_kind, image_bytes - B_AT, p.random),
+            factors(f"{label}/a", a_kind, B_AT, SPREAD, random=p.random),
+            factors(f"{label}/b", b_kind, image_bytes - B_AT, SPREAD, random=p.random),
         ]
     )
     check = EXACT
@@ -163,21 +143,11 @@ FILL: ld.global.v4.u32 {{%r2, %r3, %r4, %r5}}, [%x2];
     size = 4 * registers * 128
     arrays = (
         result(size),
-        Array(_accumulators(f"{label}/c", p, size)),
+        Array(sums(f"{label}/c", d, size, saturate=p.saturate, random=p.random)),
         Array(image),
-        Array(_fill(f"{label}/registers", a_kind, 2048, p.random)),
+        Array(factors(f"{label}/registers", a_kind, 2048, SPREAD, random=p.random)),
     )
     return Program(label, "\n".join(lines), arrays, block=128, smem=1024 + image_bytes, check=check)
-
-
-def _accumulators(label: str, p: Product, size: int) -> Bytes:
-    if p.types[0] == "s32":
-        words = random_bytes(label, size).view(np.int32)
-        return (words if p.saturate else words >> 4).astype(np.int32).view(np.uint8)
-    count = size // (2 if p.types[0] == "f16" else 4)
-    if p.random:
-        return normals(label, p.types[0], count)
-    return encode((below(label, count, 65) - 32).astype(np.float64), p.types[0])
 
 
 def _types() -> Iterator[Product]:

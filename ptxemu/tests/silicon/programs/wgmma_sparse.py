@@ -11,9 +11,9 @@ from itertools import product
 
 import numpy as np
 from tests.silicon.programs.build import kernel, result
-from tests.silicon.programs.case import EXACT, Array, Bytes, Check, Program
-from tests.silicon.programs.values import below, encode, normals, random_bytes
-from tests.silicon.programs.warp_mma import FP8, SPREAD, metadata
+from tests.silicon.programs.case import EXACT, Array, Check, Program
+from tests.silicon.programs.values import factors, sums
+from tests.silicon.programs.warp_mma import SPREAD, metadata
 from tests.silicon.programs.wgmma import B32, B64, B128, BITS, NONE, Layout
 
 INT8 = ("s8", "u8")
@@ -46,24 +46,6 @@ class Product:
     negate: tuple[int, int] = (1, 1)
     saturate: bool = False
     random: bool = False
-
-
-def _fill(label: str, kind: str, count: int, random: bool) -> Bytes:
-    if kind in INT8 or kind == "b1":
-        return random_bytes(label, count)
-    elements = 8 * count // BITS[kind]
-    storage = "f32" if kind == "tf32" else kind
-    if not random:
-        spread = SPREAD[kind]
-        values = (below(label, elements, 2 * spread + 1) - spread).astype(np.float64)
-        return encode(values, storage)
-    if kind in FP8:
-        values = normals(label, "f64", elements).view(np.float64)
-        return encode(np.round(values * 64) / 64, kind)
-    words = normals(label, storage, elements)
-    if kind == "tf32":
-        return (words.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.uint8)
-    return words
 
 
 def _descriptor(register: str, layout: Layout, region: int) -> str:
@@ -115,15 +97,15 @@ mad.wide.u32 %x3, %t, 4, %e; ld.global.b32 %r44, [%x3];"""
     lines += [f"st.global.b32 [%x0+{4 * i}], %w{i};" for i in range(registers)]
     label = f"wgmma_sparse/{p.name}"
     image = [
-        _fill(f"{label}/a", a_kind, B_AT, p.random),
-        _fill(f"{label}/b", b_kind, IMAGE - B_AT, p.random),
+        factors(f"{label}/a", a_kind, B_AT, SPREAD, random=p.random),
+        factors(f"{label}/b", b_kind, IMAGE - B_AT, SPREAD, random=p.random),
     ]
     size = 4 * registers * 128
     args = [
         ("out", result(size)),
-        ("c", Array(_accumulators(f"{label}/c", p, size))),
+        ("c", Array(sums(f"{label}/c", d, size, saturate=p.saturate, random=p.random))),
         ("image", Array(np.concatenate(image))),
-        ("a", Array(_fill(f"{label}/registers", a_kind, 2048, p.random))),
+        ("a", Array(factors(f"{label}/registers", a_kind, 2048, SPREAD, random=p.random))),
         ("e", Array(metadata(f"{label}/e", a_kind, 128))),
     ]
     check = Check(d, absolute=BOUNDS[d, BITS[a_kind]]) if p.random else EXACT
@@ -133,16 +115,6 @@ mad.wide.u32 %x3, %t, 4, %e; ld.global.b32 %r44, [%x3];"""
         label, body, args, declarations=declarations, version="8.4", block=128, smem=IMAGE,
         check=check,
     )  # fmt: skip
-
-
-def _accumulators(label: str, p: Product, size: int) -> Bytes:
-    if p.types[0] == "s32":
-        words = random_bytes(label, size).view(np.int32)
-        return (words if p.saturate else words >> 4).astype(np.int32).view(np.uint8)
-    count = size // (2 if p.types[0] == "f16" else 4)
-    if p.random:
-        return normals(label, p.types[0], count)
-    return encode((below(label, count, 65) - 32).astype(np.float64), p.types[0])
 
 
 TYPES = (

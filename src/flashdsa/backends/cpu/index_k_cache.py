@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.quantize import quantize
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
+
+if TYPE_CHECKING:
+    from flashdsa.ops.index_k_cache import CacheReadOperands, CacheWriteOperands
 
 
 def page_views(cache: Tensor) -> tuple[Tensor, Tensor]:

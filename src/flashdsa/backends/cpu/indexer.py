@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +13,10 @@ from flashdsa.backends.cpu.index_k_cache import page_views
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import IndexerOperands, TopkIndexerOperands
 from flashdsa.problem import PAGE_SIZE
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import IndexerOperands, TopkIndexerOperands
 
 TOKEN_BLOCK = 4096
 """Tokens scored at once."""

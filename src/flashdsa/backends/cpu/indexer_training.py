@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,14 +12,15 @@ from torch import Tensor
 from flashdsa.backends.cpu.gather import GatheredRows, gather_rows
 from flashdsa.backends.cpu.sparse_mla import compute_dtype, logits
 from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
-from flashdsa.operands import (
-    AttentionTargetOperands,
-    IndexerBwdOperands,
-    IndexerKlBwdOperands,
-    IndexerKlOperands,
-    IndexerScoresOperands,
-)
 from flashdsa.problem import INDEX_HEAD_DIM
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_loss import IndexerKlBwdOperands, IndexerKlOperands
+    from flashdsa.ops.indexer_training import (
+        AttentionTargetOperands,
+        IndexerBwdOperands,
+        IndexerScoresOperands,
+    )
 
 
 def attention_target(operands: AttentionTargetOperands, *, sm_scale: float) -> Tensor:

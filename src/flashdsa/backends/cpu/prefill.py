@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from flashdsa.backends.cpu.indexer import ROW_BLOCK_ELEMENTS, TOKEN_BLOCK, score
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import PrefillOperands, TopkPrefillOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 
 SCORE_BLOCK_ELEMENTS = 2**22
 """Aim for scores held at once over a block of queries (16 MiB)."""

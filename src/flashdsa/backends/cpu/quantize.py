@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from flashdsa.backends.e4m3_scales import scale_of
-from flashdsa.operands import IndexKOperands, IndexQOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.index_k_cache import IndexKOperands, IndexQOperands
 
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:

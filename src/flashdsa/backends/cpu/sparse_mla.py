@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.gather import gather_rows
 from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
-from flashdsa.operands import MlaBwdOperands, SparseMlaOperands, SparseMlaOutOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 LARGE_LOGIT = 64.0
 """Logit above which the rounding of an fp32 dot product, some 1e-6 of it, would show in exp(s)."""
@@ -33,15 +35,10 @@ def forward(
     largest = torch.empty(rows if max_logits else 0, dtype=dtype)
     asked = largest if max_logits else None
     forward_out(
-        SparseMlaOutOperands(q, kv, indices, out, lse, asked, topk_length, attn_sink),
+        operands.into(q, kv, indices, out, lse, asked, topk_length, attn_sink),
         sm_scale=sm_scale,
     )
     return out, lse, largest
-
-
-def prepare(operands: SparseMlaOutOperands, *, sm_scale: float) -> Callable[[], None]:
-    """`forward_out` of these tensors, to be called any number of times."""
-    return partial(forward_out, operands, sm_scale=sm_scale)
 
 
 def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import TopkOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import TopkOperands
 
 _INT32_MAX = 2**31 - 1
 _NAN_KEY = -(2**31)

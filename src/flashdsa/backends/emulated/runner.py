@@ -50,6 +50,7 @@ class Emulator:
         self,
         device: Device = H200,
         *,
+        arch: str | None = None,
         policy: Policy | None = None,
         on_finding: str = "raise",
         on_progress: Callable[[EmulatedProgress], None] | None = None,
@@ -58,6 +59,7 @@ class Emulator:
         """Launch nothing yet.
 
         Args:
+            arch: ptxemu's device; None: the first that runs what each function was compiled for.
             policy: the order of warps and asynchronous work.
             on_finding: "raise": ptxemu.HazardError after a launch in which the check found an
                 error; "collect": only in `findings`.
@@ -71,10 +73,9 @@ class Emulator:
         from ptxemu import Policy
         from ptxemu.events import LaunchProgress
 
-        self._device, self._policy = device, policy or Policy()
+        self._device, self._arch, self._policy = device, arch, policy or Policy()
         self._on_finding, self._on_progress = on_finding, on_progress
         self._on_launch = on_launch
-        self.launches: dict[tuple[Any, ...], Any] = {}
         self.findings: list[Finding] = []
         self.setups: list[LaunchSetup] = []
         self.workspaces: dict[int, tuple[Tensor, ...]] = {}
@@ -102,7 +103,7 @@ class Emulator:
         from ptxemu.cutedsl import emulate
 
         with emulate(
-            arch=None,  # what each function was compiled for
+            arch=self._arch,
             policy=self._policy,
             on_finding=self._on_finding,
             on_launch=self._launched,

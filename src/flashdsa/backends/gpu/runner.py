@@ -41,7 +41,6 @@ class Gpu:
         """Start without asking the device."""
         self.index = index
         self.device = torch.device("cuda", index)
-        self.launches: dict[tuple[Any, ...], Any] = {}
         self._capacities: dict[tuple[int, int], Mapping[int, int]] = {}
         self._workspaces: dict[int, Workspaces] = defaultdict(Workspaces)
 

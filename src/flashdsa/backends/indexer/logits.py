@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,44 +13,47 @@ from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import ArgumentValueError
-from flashdsa.operands import IndexerOperands
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import IndexerOperands
 
 
-def logits(spec: KernelSpec, runner: Runner, operands: IndexerOperands, *, max_len: int) -> Tensor:
+def bind(
+    spec: KernelSpec, runner: Runner, operands: IndexerOperands, *, max_len: int
+) -> Callable[[Sequence[Any]], Tensor]:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond and in bad pages.
 
     Bit-equal to what the fused kernel ranks. A row longer than `max_len` or its table is scored as
     far as both go; with FLASHDSA_CHECK=1 that, a negative length and a bad page id are errors,
     which waits for the device.
     """
-    q_index_fp8, cache, weights, seq_lens, block_table = operands
-    rows, num_heads, _ = q_index_fp8.shape
-    scores = runner.empty(rows, max_len, dtype=torch.float32)
-    require_layout(*operands, scores)
-    _check_if_asked(operands, max_len)
-    if not rows or not cache.shape[0]:
-        return scores.fill_(-torch.inf)
-    key = spec, num_heads
-    function = runner.launches.get(key)
-    if function is None:
-        plan = replace(spec.plans[0], num_heads=num_heads)
-        function = runner.launches[key] = runner.function(spec, plan)
-    with runner.launching():
-        function(
-            q_index_fp8,
-            cache.view(torch.uint8),
-            weights,
-            seq_lens,
-            block_table,
-            scores,
-            runner.num_sms,  # a CTA each
-        )
-    return scores
+    rows, num_heads, _ = operands.q_index_fp8.shape
+    empty_scores = runner.allocator(rows, max_len, dtype=torch.float32)
+    check = Settings.from_environment().check
+    function: Callable[..., Any] | None = None
+    if rows and operands.k_index_cache_fp8.shape[0]:
+        function = runner.function(spec, replace(spec.plans[0], num_heads=num_heads))
+    num_ctas, kind = runner.num_sms, type(operands)
+
+    def serve(operands: Sequence[Any]) -> Tensor:
+        q_index_fp8, cache, weights, seq_lens, block_table = operands
+        scores = empty_scores()
+        require_layout(*operands, scores)
+        if check:
+            _check_values(kind(*operands), max_len)
+        if function is None:
+            return scores.fill_(-torch.inf)
+        pages = cache.view(torch.uint8)
+        function(q_index_fp8, pages, weights, seq_lens, block_table, scores, num_ctas)
+        return scores
+
+    return runner.on_device(serve)
 
 
-def _check_if_asked(operands: IndexerOperands, max_len: int) -> None:
-    """Raise ArgumentValueError for a bad length or page id, if FLASHDSA_CHECK=1."""
+def _check_values(operands: IndexerOperands, max_len: int) -> None:
+    """Raise ArgumentValueError for a bad length or page id; not while a graph is captured."""
     if not values_are_checked():
         return
     seq_lens = operands.seq_lens.cpu()

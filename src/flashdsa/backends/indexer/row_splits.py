@@ -53,7 +53,7 @@ class RowSplits:
         num_clusters: int,
         cluster_size: int,
     ) -> None:
-        """Launch as `LaunchConfig.function`. No row is longer than the table is wide: each row of a
+        """Launch as `Launch.function`. No row is longer than the table is wide: each row of a
         narrow table gets one cluster, and of the narrowest ones a small one."""
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         rows = seq_lens.numel()

@@ -5,48 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
 from flashdsa.backends.indexer.row_splits import RowSplits
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.indexer.plan import SelectPlan
-from flashdsa.operands import TopkIndexerOperands
+from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import TopkIndexerOperands
 
 UNEVEN_PAGES = 88
 """Pages of the longest row that a table has room for, divided by the CTAs of a cluster, from which
 it may pay that the lengths decide who gets which row."""
+REFUSALS = (TypeError, ValueError, BufferError)
+"""Errors of a compiled function before it launches, for tensors that it was not compiled for."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
-
-
-def topk_indexer(
-    spec: KernelSpec,
-    runner: Runner,
-    operands: TopkIndexerOperands,
-    *,
-    sorted: bool,
-    positions: bool,
-    check: bool,
-) -> None:
-    """Write each row's best token ids into `topk_indices`, on the current stream.
-
-    Default order: ascending token position; `sorted`: descending score, ties by position.
-
-    Args:
-        spec: the architecture's kernel.
-        positions: an id is the token's position in its row, not its slot.
-        check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
-            device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
-            and tokens of bad pages are never emitted.
-    """
-    bind(spec, runner, operands, sorted=sorted, positions=positions, check=check)(operands)
 
 
 def bind(
@@ -58,39 +41,60 @@ def bind(
     positions: bool,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
-    """`topk_indexer` of operands that differ from these only in their values."""
+    """Write each row's best token ids into `topk_indices`, on the current stream.
+
+    Default order: ascending token position; `sorted`: descending score, ties by position.
+
+    Args:
+        spec: the architecture's kernel.
+        positions: an id is the token's position in its row, not its slot.
+        check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
+            device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
+            and tokens of bad pages are never emitted.
+    """
     require_layout(*operands)
     q_index_fp8, cache, _, seq_lens, block_table, topk_indices = operands
     rows, signed = seq_lens.numel(), cache.dtype is torch.int8
-    check = check and Settings.from_environment().check
-    is_empty = not rows or not cache.numel()
-    if not is_empty:
+    if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
-        function, *numbers = launch_config(
-            spec, runner, num_heads, topk, sorted, positions, rows, block_table.shape[0]
+        requests = block_table.shape[0]
+        function, *numbers = choose_launch(
+            spec, runner, num_heads, topk, sorted, positions, rows, requests
         )
+    else:
+        function, numbers = _write_none, []
 
     def serve(given: Sequence[Any]) -> None:
-        require_layout(*given)
         q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given
-        if check and values_are_checked():
-            from flashdsa.backends.cpu.indexer import check_values
-
-            check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
-        if is_empty:
-            topk_indices.fill_(-1)
-            return
         pages = cache.view(torch.uint8) if signed else cache
-        function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
+        try:
+            function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
+        except REFUSALS:  # nothing was launched
+            require_layout(*given)
+            raise
 
-    return runner.on_device(serve)
+    if not check or not Settings.from_environment().check:
+        return runner.on_device(serve)
+
+    def serve_checked(given: Sequence[Any]) -> None:
+        _, cache, _, seq_lens, block_table, _ = given
+        if values_are_checked():
+            check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
+        serve(given)
+
+    return runner.on_device(serve_checked)
 
 
-class LaunchConfig(NamedTuple):
+def _write_none(*operands: Tensor) -> None:
+    """Write -1 for a call without pages or without rows."""
+    operands[-1].fill_(-1)
+
+
+class Launch(NamedTuple):
     """Launch of a number of rows: `function` takes the operation's tensors and the numbers.
 
     It launches on the tensors' device and torch's current stream of that device. It first holds
-    them against what the kernel was compiled for (see ops/indexer.py) and raises. It does not take
+    them against what the kernel was compiled for and raises one of `REFUSALS`. It does not take
     a cache without pages.
     """
 
@@ -99,7 +103,7 @@ class LaunchConfig(NamedTuple):
     cluster_size: int
 
 
-def launch_config(
+def choose_launch(
     spec: KernelSpec,
     runner: Runner,
     num_heads: int,
@@ -108,39 +112,30 @@ def launch_config(
     positions: bool,
     rows: int,
     requests: int = 0,
-) -> LaunchConfig:
+) -> Launch:
     """Choose the launch of calls of these sizes, at least one row; compile or load the kernel.
 
     Args:
         topk: at most what the widest of the spec's kernels writes.
         requests: of the rows, each 1 to 4 neighbouring ones; 0: as many as rows.
     """
-    key = spec, num_heads, topk, sorted, positions, rows, requests
-    found: LaunchConfig | None = runner.launches.get(key)
-    if found is not None:
-        return found
     kinds = num_heads, positions
     widths = [plan.topk for plan in spec.plans if (plan.num_heads, plan.positions) == kinds]
     if topk not in widths:
         width = min(width for width in widths if width > topk)
-        wide = launch_config(spec, runner, num_heads, width, True, positions, rows, requests)
+        wide = choose_launch(spec, runner, num_heads, width, True, positions, rows, requests)
         function = partial(_launch_wide, wide.function, runner, rows, topk, width)
-        found = wide._replace(function=function)
-    else:
-        # Sorting takes so long that one kernel serves all batches.
-        plan = replace(
-            spec.plans[0],
-            num_heads=num_heads,
-            topk=topk,
-            sorted=sorted,
-            scheduled=sorted,
-            positions=positions,
-        )
-        if rows == 2 * requests:
-            found = _choose_pairs(spec, runner, plan, requests)
-        found = found or _choose(spec, runner, plan, rows)
-    runner.launches[key] = found
-    return found
+        return wide._replace(function=function)
+    # Sorting takes so long that one kernel serves all batches.
+    plan = replace(
+        spec.plans[0],
+        num_heads=num_heads,
+        topk=topk,
+        sorted=sorted,
+        positions=positions,
+    )
+    pairs = _choose_pairs(spec, runner, plan, requests) if rows == 2 * requests else None
+    return pairs or _choose(spec, runner, plan, rows)
 
 
 def _launch_wide(
@@ -154,7 +149,7 @@ def _launch_wide(
     """Write the best `topk` by a kernel that writes the best `width`, in the order of their scores.
 
     Args:
-        arguments: of `LaunchConfig.function`.
+        arguments: of `Launch.function`.
 
     Raises:
         ValueError: the ids are not what calls of these sizes have; nothing is launched.
@@ -169,34 +164,37 @@ def _launch_wide(
 
 def _choose_pairs(
     spec: KernelSpec, runner: Runner, plan: SelectPlan, requests: int
-) -> LaunchConfig | None:
+) -> Launch | None:
     """Choose the launch that scores two rows of each request together; None: they are not, as no
     kernel does it or the requests are so few that more than two CTAs share one."""
     choices = plan.num_heads, plan.topk, plan.sorted, plan.positions
     for pairs in spec.plans:
-        if pairs.pairs and choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions):
+        same = choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions)
+        if pairs.rows is By.PAIRS and same:
             clusters = clusters_for(runner, pairs, requests)
             if clusters.size <= MOST_CTAS_OF_A_PAIR:
                 launch = RowSplits(runner, spec, pairs, None, 0).launch
                 number = clusters_at_once(runner, pairs)[clusters.size]
-                return LaunchConfig(launch, number, clusters.size)
+                return Launch(launch, number, clusters.size)
     return None
 
 
-def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> LaunchConfig:
+def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> Launch:
     clusters = clusters_for(runner, spec.plans[0], rows)
     if plan.sorted:
         clusters = clusters.without_splits()
-        return LaunchConfig(runner.function(spec, plan), clusters.number, clusters.size)
+        return Launch(runner.function(spec, plan), clusters.number, clusters.size)
     if clusters.num_splits > 1:
-        few = RowSplits(runner, spec, replace(plan, splits=True), plan, plan.split_pages)
-        return LaunchConfig(few.launch, clusters.number, clusters.size)
+        few = RowSplits(
+            runner, spec, replace(plan, rows=By.CLUSTERS), plan, plan.sharing.split_pages
+        )
+        return Launch(few.launch, clusters.number, clusters.size)
     many = RowSplits(
         runner,
         spec,
-        replace(plan, splits=True, scheduled=True),
+        replace(plan, rows=By.CTAS),
         plan if rows <= clusters.number else None,
         UNEVEN_PAGES * clusters.size,
     )
     number = clusters_at_once(runner, plan)[clusters.size]
-    return LaunchConfig(many.launch, number, clusters.size)
+    return Launch(many.launch, number, clusters.size)

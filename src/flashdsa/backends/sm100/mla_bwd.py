@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ from flashdsa.hw import BULK_ALIGNMENT, SECTOR_BYTES
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PAIR_ROWS
 from flashdsa.kernels.catalog import MLA_BWD
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 PLANS = {
     (plan.group_heads, plan.deterministic): plan
@@ -32,27 +34,31 @@ Launch = Callable[..., Any]
 """A compiled function: see `kernels.attention.sm100.bwd.build.compile_backward`."""
 
 
-def backward(
+def bind(
     runner: Runner,
     operands: MlaBwdOperands,
     *,
     sm_scale: float,
     deterministic: bool,
     dkv_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor]]:
     """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
     plan = PLANS[operands.q.shape[1], deterministic]
     function = runner.function(MLA_BWD, plan)
     pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]
-    with runner.launching():
+    kind = type(operands)
+
+    def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
         return run(
             function,
-            operands,
+            kind(*given),
             sm_scale=sm_scale,
             deterministic=deterministic,
             dkv_dtype=dkv_dtype,
             pairs=pairs,
         )
+
+    return runner.on_device(serve)
 
 
 def run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,8 +17,10 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
     TargetPlan,
     target_plan,
 )
-from flashdsa.operands import AttentionTargetOperands
 from flashdsa.plan.row_tiles import TILE_ROWS
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_training import AttentionTargetOperands
 
 
 @cache
@@ -29,7 +32,7 @@ def plan_for(num_heads: int) -> TargetPlan:
 def bind(
     runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
 ) -> Callable[[AttentionTargetOperands], Tensor]:
-    """`attention_target` of operands that differ from these only in their values."""
+    """P (S, topk) fp32 = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
     num_queries, topk = operands.indices.shape
     if not operands.kv.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).zero_()
@@ -52,10 +55,3 @@ def bind(
         return out
 
     return runner.on_device(serve)
-
-
-def attention_target(
-    runner: Runner, operands: AttentionTargetOperands, *, sm_scale: float
-) -> Tensor:
-    """P (S, topk) fp32 = sum_h exp(sm_scale q . kv - lse'), 0 where a slot is invalid."""
-    return bind(runner, operands, sm_scale=sm_scale)(operands)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
@@ -14,39 +17,51 @@ from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.catalog import WRITE_INDEX_K_CACHE
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.operands import CacheReadOperands, CacheWriteOperands
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.index_k_cache import CacheReadOperands, CacheWriteOperands
 
 
-def write(runner: Runner, operands: CacheWriteOperands) -> None:
+def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequence[Any]], None]:
     """Quantise `k` (T, 128) and write token t into slot `slots[t]` = page * 64 + offset.
 
     Slots of -1 are padding and are skipped, as is any slot outside the cache; a slot that is named
     twice gets the bytes of either key or a mixture. Both are errors if FLASHDSA_CHECK=1, which
     waits for the device.
 
-    Raises:
-        UnsupportedError: pages begin at addresses that are no multiples of 16.
+    The function that it returns raises UnsupportedError if pages begin at addresses that are no
+    multiples of 16.
     """
     k, slots, cache = operands
-    _require_aligned_pages(cache)
-    if values_are_checked():
-        given = slots.cpu()
-        check_slots(given[given != -1], cache, distinct=True)
-    if k.shape[0] == 0 or cache.shape[0] == 0:
-        return
-    plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
-    function = runner.function(WRITE_INDEX_K_CACHE, plan)
-    with runner.launching():
-        function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
+    check, is_empty = Settings.from_environment().check, not (k.shape[0] and cache.shape[0])
+    if not is_empty:
+        plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
+        function = runner.function(WRITE_INDEX_K_CACHE, plan)
+
+    def serve(operands: Sequence[Any]) -> None:
+        k, slots, cache = operands
+        _require_aligned_pages(cache)
+        if check and values_are_checked():
+            given = slots.cpu()
+            check_slots(given[given != -1], cache, distinct=True)
+        if not is_empty:
+            function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
+
+    return runner.on_device(serve)
 
 
-def read(_: Runner, operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
-    """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,).
+def bind_read(_: Runner, __: CacheReadOperands) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
+    """The stored keys (T, 128) e4m3 and scales (T,) fp32 of `slots` (T,), by torch.
 
     A slot outside the cache reads as 0; with FLASHDSA_CHECK=1 it is an error, which waits for the
     device.
     """
+    return _read
+
+
+def _read(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
     cache, slots = operands
     if values_are_checked():
         check_slots(slots.cpu(), cache, distinct=False)

@@ -8,7 +8,5 @@ from flashdsa.backends.indexer import logits as scores
 from flashdsa.backends.indexer import topk_indexer as fused
 from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS
 
-topk_indexer = partial(fused.topk_indexer, INDEXER)
 bind = partial(fused.bind, INDEXER)
-launch_config = partial(fused.launch_config, INDEXER)
-logits = partial(scores.logits, INDEXER_LOGITS)
+bind_logits = partial(scores.bind, INDEXER_LOGITS)

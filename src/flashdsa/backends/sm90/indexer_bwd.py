@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BwdPlan,
     SumPlan,
 )
-from flashdsa.operands import IndexerBwdOperands
 from flashdsa.problem import INDEX_HEAD_DIM
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_training import IndexerBwdOperands
 
 MOST_LIST_BYTES = 1 << 28
 """Most bytes of the lists of one launch; queries that need more are launched in parts."""
@@ -48,13 +50,14 @@ class Outputs(NamedTuple):
 def bind(
     runner: Runner, operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
 ) -> Callable[[IndexerBwdOperands], Gradients]:
-    """`backward` of operands that differ from these only in their values."""
+    """dq_index (S, H, 128), dk_index (S_kv, 128) in `dk_dtype`, d_weights (S, H)."""
     q, k, weights = operands[:3]
     if not q.shape[0] or not k.shape[0]:
         return partial(without_keys, dk_dtype=dk_dtype)
     launch = bind_in_order(runner, operands) if deterministic else bind_groups(runner, operands)
     every = runner.empty(0, dtype=torch.int32)
     dense = lie_densely(operands) and weights.dtype is torch.float32
+    kind = type(operands)
     empty_dq = runner.allocator(*q.shape, dtype=q.dtype)
     empty_dk = runner.allocator(*k.shape, dtype=torch.float32)
     empty_dw = runner.allocator(*weights.shape, dtype=torch.float32)
@@ -68,7 +71,7 @@ def bind(
             of_heads, indices = weights.float().contiguous(), indices.contiguous()
             grad_scores, lengths = grad_scores.contiguous(), lengths.contiguous()
         dq, dk, dw = empty_dq(), empty_dk().zero_(), empty_dw()
-        whole = IndexerBwdOperands(aligned(q), aligned(k), of_heads, indices, grad_scores, lengths)
+        whole = kind(aligned(q), aligned(k), of_heads, indices, grad_scores, lengths)
         launch(whole, Outputs(dq, dk, dw))
         if dk_dtype is not torch.float32:
             dk = dk.to(dk_dtype)
@@ -77,21 +80,13 @@ def bind(
     return runner.on_device(serve)
 
 
-def backward(
-    runner: Runner, operands: IndexerBwdOperands, *, deterministic: bool, dk_dtype: torch.dtype
-) -> Gradients:
-    """dq_index (S, H, 128), dk_index (S_kv, 128) in `dk_dtype`, d_weights (S, H)."""
-    bound = bind(runner, operands, deterministic=deterministic, dk_dtype=dk_dtype)
-    return bound(operands)
-
-
 def without_keys(operands: IndexerBwdOperands, dk_dtype: torch.dtype) -> Gradients:
     """Zero gradients of a call without keys or without queries."""
     q, k, weights = operands[:3]
     return torch.zeros_like(q), torch.zeros_like(k, dtype=dk_dtype), torch.zeros_like(weights)
 
 
-Launch = Callable[[IndexerBwdOperands, Outputs], None]
+Launch = Callable[["IndexerBwdOperands", Outputs], None]
 """Launch on operands without gaps, on the current device; topk_length (0,): every slot counts."""
 
 
@@ -173,7 +168,7 @@ def place_order(
         scratch: of a launch for `groups` groups.
     """
     capacity = plan.capacity(topk)
-    listed, counts = plan.places_in(scratch, groups, topk)
+    listed, counts = plan.lists_in(scratch, groups, topk)
     number = torch.arange(capacity, device=scratch.device)
     of_place = torch.where(number < counts[:, None], listed, num_keys).flatten()
     keys, order = torch.sort(of_place, stable=True)

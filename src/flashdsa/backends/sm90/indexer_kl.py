@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,11 +12,13 @@ from flashdsa.backends.memory import lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_KL
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
-from flashdsa.operands import IndexerKlBwdOperands, IndexerKlOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_loss import IndexerKlBwdOperands, IndexerKlOperands
 
 
 def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOperands], Tensor]:
-    """`kl` of operands that differ from these only in their values."""
+    """KL (S,) fp32; 0 for rows without a valid slot or a target."""
     rows = operands.scores.shape[0]
     if not operands.scores.numel():
         return lambda _: runner.empty(rows, dtype=torch.float32).zero_()
@@ -34,15 +37,10 @@ def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOper
     return runner.on_device(serve)
 
 
-def kl(runner: Runner, operands: IndexerKlOperands) -> Tensor:
-    """KL (S,) fp32; 0 for rows without a valid slot or a target."""
-    return bind(runner, operands)(operands)
-
-
 def bind_backward(
     runner: Runner, operands: IndexerKlBwdOperands
 ) -> Callable[[IndexerKlBwdOperands], Tensor]:
-    """`kl_backward` of operands that differ from these only in their values."""
+    """d_scores (S, topk) fp32 = grad_kl (softmax of the scores - normalised target)."""
     shape = tuple(operands.scores.shape)
     if not operands.scores.numel():
         return lambda _: runner.empty(*shape, dtype=torch.float32)
@@ -59,8 +57,3 @@ def bind_backward(
         return out
 
     return runner.on_device(serve)
-
-
-def kl_backward(runner: Runner, operands: IndexerKlBwdOperands) -> Tensor:
-    """d_scores (S, topk) fp32 = grad_kl (softmax of the scores - normalised target)."""
-    return bind_backward(runner, operands)(operands)

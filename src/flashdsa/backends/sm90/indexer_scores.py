@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS, TILE_KEYS, ScoresPlan
-from flashdsa.operands import IndexerScoresOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer_training import IndexerScoresOperands
 
 
 @cache
@@ -24,7 +27,7 @@ def plan_for(num_heads: int) -> ScoresPlan:
 def bind(
     runner: Runner, operands: IndexerScoresOperands
 ) -> Callable[[IndexerScoresOperands], Tensor]:
-    """`indexer_scores` of operands that differ from these only in their values."""
+    """I (S, topk) fp32 = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
     num_queries, topk = operands.indices.shape
     if not operands.k_index.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).fill_(-torch.inf)
@@ -48,8 +51,3 @@ def bind(
         return out
 
     return runner.on_device(serve)
-
-
-def indexer_scores(runner: Runner, operands: IndexerScoresOperands) -> Tensor:
-    """I (S, topk) fp32 = sum_h weights relu(q_index . k_index), -inf where a slot is invalid."""
-    return bind(runner, operands)(operands)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,29 +13,16 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_fused import Call, Launch, bind_either, bind_fused
+from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, buffers_for, grouping_for
+from flashdsa.backends.sm90.mla_bwd_per_item import Call, Launch, bind_either, bind_per_item
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
-from flashdsa.backends.sm90.mla_bwd_spool import bind_large, buffers_for, grouping_for
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
-
-
-def backward(
-    runner: Runner,
-    operands: MlaBwdOperands,
-    *,
-    sm_scale: float,
-    deterministic: bool,
-    dkv_dtype: torch.dtype,
-) -> Gradients:
-    """Gradients of one call."""
-    bound = bind(
-        runner, operands, sm_scale=sm_scale, deterministic=deterministic, dkv_dtype=dkv_dtype
-    )
-    return bound(operands)
 
 
 def bind(
@@ -46,7 +33,7 @@ def bind(
     deterministic: bool,
     dkv_dtype: torch.dtype,
 ) -> Callable[[MlaBwdOperands], Gradients]:
-    """`backward` of operands that differ from these only in their values."""
+    """Gradients of calls of these sizes."""
     kv, num_queries = operands.kv, operands.q.shape[0]
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)
@@ -56,7 +43,7 @@ def bind(
         for heads, padded in head_parts(operands.q.shape[1])
     ]
     buffers = max(part[2].buffers for part in parts)
-    every = runner.empty(0, dtype=torch.int32)
+    every, kind = runner.empty(0, dtype=torch.int32), type(operands)
 
     def serve(operands: MlaBwdOperands) -> Gradients:
         q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
@@ -74,9 +61,7 @@ def bind(
                 for x, empty in ((q, 0.0), (dO, 0.0), (with_sink, math.inf), (O, 0.0))
             )
             q_part, dO_part, lse_part, O_part = of_part
-            part = MlaBwdOperands(
-                q_part, keys, dO_part, lse_part.contiguous(), O_part, slots, lengths
-            )
+            part = kind(q_part, keys, dO_part, lse_part.contiguous(), O_part, slots, lengths)
             if len(parts) == 1 and padded == q.shape[1]:
                 launch(part, (delta, dq, dkv))
                 continue
@@ -138,7 +123,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
         num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
     )
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping)
-    bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_fused
+    bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)
     large = bind_large(runner, grouping, deterministic=deterministic)

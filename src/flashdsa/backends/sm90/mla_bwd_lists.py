@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
+from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.sm90.core.tile import Tile
-from flashdsa.kernels.attention.union.members import members_bits
 
 
 class Lists(NamedTuple):

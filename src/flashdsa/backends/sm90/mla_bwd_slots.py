@@ -1,14 +1,14 @@
-"""Launches of the fused Hopper backward whose dKV has an order: slots replace additions."""
+"""Launches of Hopper's backward of 64 rows whose dKV has an order: slots replace additions."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.sm90.mla_bwd_fused import (
+from flashdsa.backends.sm90.mla_bwd_per_item import (
     Call,
     Large,
     LaunchSmall,
@@ -25,7 +25,9 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-from flashdsa.operands import MlaBwdOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""
@@ -80,7 +82,7 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
 
 
 def bind_slots(call: Call) -> LaunchSmall:
-    """Same as `bind_fused`."""
+    """Same as `bind_per_item`."""
     runner = call.runner
     function = runner.function(MLA_BWD_FUSED, call.plan(slots=True))
     blocks = max(1, call.num_heads // ROWS)

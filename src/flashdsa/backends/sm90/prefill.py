@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,25 +18,22 @@ from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.prefill.plan import PrefillPlan
-from flashdsa.operands import PrefillOperands, TopkPrefillOperands
 from flashdsa.settings import Settings
 
+if TYPE_CHECKING:
+    from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 
-def topk_prefill(runner: Runner, operands: TopkPrefillOperands, *, sorted: bool) -> None:
+
+def bind(
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
+) -> Callable[[Sequence[Any]], None]:
     """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
     with `sorted` in descending score, by a second launch that sorts the lists.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
     device.
     """
-    bind(runner, operands, sorted=sorted)(operands)
-
-
-def bind(
-    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
-) -> Callable[[Sequence[Any]], None]:
-    """`topk_prefill` of operands that differ from these only in their values."""
-    topk_indices = operands.topk_indices
+    topk_indices, kind = operands.topk_indices, type(operands)
     if not topk_indices.is_contiguous():
         raise UnsupportedError(
             "topk_indices: the kernel writes contiguous tensors only; got shape "
@@ -45,13 +42,18 @@ def bind(
     if topk_indices.shape[0] and operands.k_index.shape[0]:
         serve = _bind_rows(runner, operands, sorted=sorted)
     else:
-        serve = _write_none
-    return _with_ranges_checked(serve, lambda given: TopkPrefillOperands(*given).inputs)
+        serve = _bind_none(operands)
+    return _with_ranges_checked(serve, lambda given: kind(*given).inputs)
 
 
-def _write_none(operands: Sequence[Any]) -> None:
-    """Write -1 for a call without keys or without queries."""
-    TopkPrefillOperands(*operands).topk_indices.fill_(-1)
+def _bind_none(operands: TopkPrefillOperands) -> Callable[[Sequence[Any]], None]:
+    """Write -1 for calls without keys or without queries."""
+    kind = type(operands)
+
+    def serve(given: Sequence[Any]) -> None:
+        kind(*given).topk_indices.fill_(-1)
+
+    return serve
 
 
 def _bind_rows(
@@ -96,23 +98,11 @@ def bind_plan(
     return launch
 
 
-def launch(
-    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands, *topk_scores: Tensor
-) -> None:
-    """Launch any plan's kernel once; operands and scores as `bind_plan` has them."""
-    with runner.launching():
-        bind_plan(runner, plan, operands)(operands, *topk_scores)
-
-
-def logits(runner: Runner, operands: PrefillOperands) -> Tensor:
-    """Scores (S, S_kv) fp32, -inf outside each query's range. Bit-equal to what is ranked."""
-    return bind_logits(runner, operands)(operands)
-
-
 def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence[Any]], Tensor]:
-    """`logits` of operands that differ from these only in their values."""
+    """Scores (S, S_kv) fp32, -inf outside each query's range. Bit-equal to what is ranked."""
     queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
     empty_scores = runner.allocator(queries, keys, dtype=torch.float32)
+    kind = type(operands)
     if queries and keys:
         function = runner.function(PREFILL_LOGITS, plan_of(operands, scores_only=True))
         arguments, num_sms = _bind_arguments(runner, operands), runner.num_sms
@@ -123,7 +113,7 @@ def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence
             function(*arguments(*operands), scores, num_sms)
         return scores
 
-    return _with_ranges_checked(runner.on_device(serve), lambda given: PrefillOperands(*given))
+    return _with_ranges_checked(runner.on_device(serve), lambda given: kind(*given))
 
 
 def plan_of(

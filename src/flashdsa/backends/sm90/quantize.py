@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
@@ -9,26 +12,50 @@ from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import QUANTIZE_INDEX
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.operands import IndexKOperands, IndexQOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.index_k_cache import IndexKOperands, IndexQOperands
 
 
-def quantize_index_k(runner: Runner, operands: IndexKOperands) -> tuple[Tensor, Tensor]:
+def bind_keys(
+    runner: Runner, operands: IndexKOperands
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
     """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale."""
-    (k,) = operands
-    fp8 = runner.empty(*k.shape, dtype=torch.uint8)
-    scale = runner.empty(k.shape[0], dtype=torch.float32)
-    if k.shape[0]:
-        function = runner.function(QUANTIZE_INDEX, QuantizePlan(dtype_name(k), 0))
-        with runner.launching():
-            function(readable(k), fp8, scale)
-    return fp8.view(torch.float8_e4m3fn), scale
+    return runner.on_device(_bind_vectors(runner, operands.k))
 
 
-def quantize_index_q(runner: Runner, operands: IndexQOperands) -> tuple[Tensor, Tensor]:
+def bind_queries(
+    runner: Runner, operands: IndexQOperands
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
     """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in."""
-    q, weights = operands
-    fp8, scale = quantize_index_k(runner, IndexKOperands(q.reshape(-1, q.shape[-1])))
-    return fp8.view(q.shape), weights * scale.view(weights.shape)
+    shape, dim = operands.q.shape, operands.q.shape[-1]
+    quantize = _bind_vectors(runner, operands.q.reshape(-1, dim))
+
+    def serve(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        q, weights = operands
+        fp8, scale = quantize((q.reshape(-1, dim),))
+        return fp8.view(shape), weights * scale.view(weights.shape)
+
+    return runner.on_device(serve)
+
+
+def _bind_vectors(
+    runner: Runner, vectors: Tensor
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
+    count = vectors.shape[0]
+    empty_fp8 = runner.allocator(*vectors.shape, dtype=torch.uint8)
+    empty_scale = runner.allocator(count, dtype=torch.float32)
+    if count:
+        function = runner.function(QUANTIZE_INDEX, QuantizePlan(dtype_name(vectors), 0))
+
+    def quantize(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        (x,) = operands
+        fp8, scale = empty_fp8(), empty_scale()
+        if count:
+            function(readable(x), fp8, scale)
+        return fp8.view(torch.float8_e4m3fn), scale
+
+    return quantize
 
 
 def dtype_name(x: Tensor) -> str:

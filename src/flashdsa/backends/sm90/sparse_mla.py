@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_arguments
+from flashdsa.backends.sparse_mla_launches import Launches, Write
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.operands import SparseMlaOperands
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
-def choose(
-    runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
-) -> Kernel:
+def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
     plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits)
-    arguments = arguments_for(runner, plan, operands, sm_scale)
-    return Kernel(runner.function(SPARSE_MLA_FWD, plan), arguments)
+    return bind_plan(runner, plan, operands, sm_scale)
 
 
-forward = partial(sparse_mla_launches.forward, choose)
-forward_out = partial(sparse_mla_launches.forward_out, choose)
-prepare = partial(sparse_mla_launches.prepare, choose)
 bind = partial(sparse_mla_launches.bind, choose)
 bind_out = partial(sparse_mla_launches.bind_out, choose)
 
@@ -51,19 +48,15 @@ def _plan(group: int, max_logits: bool) -> FwdPlan:
     return FwdPlan(group, max_logits)
 
 
-def arguments_for(
-    runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
-) -> Arguments:
-    """Arguments of the compiled function of `plan`."""
-    num_heads = operands.q.shape[1]
+def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
+    """Bind the launches of a plan's kernel."""
+    num_heads, num_sms = operands.q.shape[1], runner.num_sms
 
     def num_ctas(queries: int) -> tuple[int]:
         """CTAs of a launch: one for each item, at most one an SM."""
         groups = -(-queries // plan.group)
         items = groups * -(-num_heads // ROWS) if plan.group == 1 else groups
-        return (min(items, runner.num_sms),)
+        return (min(items, num_sms),)
 
-    return bind_arguments(runner, plan.group, operands, sm_scale, num_ctas)
-
-
-prepare_plan = partial(sparse_mla_launches.prepare_plan, arguments_for)
+    function = runner.function(SPARSE_MLA_FWD, plan)
+    return Launches(runner, function, operands, sm_scale, plan.group, num_ctas)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sparse_mla_launches import Arguments, Kernel, bind_operands
+from flashdsa.backends.sparse_mla_launches import Inputs, Write
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES, MOST_CTAS
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_FEW_HEADS
-from flashdsa.operands import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.plan.kernel_spec import KernelSpec
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -38,42 +40,24 @@ def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
-def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> Kernel:
-    """Kernel for operands that differ from these only in their values; it needs a query and a kv
-    row, and serves no max_logits."""
+def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> Write:
+    """Bind the kernel that serves a query and a kv row at least, without max_logits."""
     queries, num_heads = operands.q.shape[:2]
-    key = "decode", is_packed(operands.kv), queries, num_heads, operands.indices.shape[1]
-    found = runner.launches.get(key)
-    if found is None:
-        plan, size = choose(runner, *key[1:])
-        found = runner.launches[key] = runner.function(spec_of(plan), plan), size
-    function, size = found
-    return Kernel(function, arguments_for(runner, operands, sm_scale, size))
+    packed, topk = is_packed(operands.kv), operands.indices.shape[1]
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk)
+    return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
-def arguments_for(
-    runner: Runner, operands: SparseMlaOperands, sm_scale: float, cluster_size: int
-) -> Arguments:
-    """Arguments of the one launch of a decode."""
-    launch_operands = bind_operands(runner, operands, sm_scale)
-    return lambda operands: [(*launch_operands(operands), cluster_size)]
-
-
-def launch(
+def bind_plan(
     runner: Runner,
-    function: Callable[..., Any],
+    plan: DecodePlan | FewHeadsPlan,
     cluster_size: int,
-    operands: SparseMlaOutOperands,
+    operands: SparseMlaOperands,
     sm_scale: float,
-) -> None:
-    """Call the compiled function of any plan on the operands, inside `runner.launching()`.
-
-    Args:
-        operands: out and lse are written, without gaps.
-    """
-    arguments = arguments_for(runner, operands.inputs, sm_scale, cluster_size)
-    for each in arguments(operands):
-        function(*each)
+) -> Write:
+    """Bind the one launch of a plan's kernel."""
+    function, inputs = runner.function(spec_of(plan), plan), Inputs(runner, operands, sm_scale)
+    return lambda operands: function(*inputs(operands), cluster_size)
 
 
 def choose(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
@@ -13,10 +16,15 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER, TOPK_INDICES
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
-from flashdsa.operands import TopkOperands
+from flashdsa.settings import Settings
+
+if TYPE_CHECKING:
+    from flashdsa.ops.indexer import TopkOperands
 
 
-def topk_positions(runner: Runner, operands: TopkOperands, *, topk: int, sorted: bool) -> Tensor:
+def bind(
+    runner: Runner, operands: TopkOperands, *, topk: int, sorted: bool
+) -> Callable[[Sequence[Any]], Tensor]:
     """Positions (B, topk) int32 of the best `min(topk, length)` scores of each row, then -1.
 
     A `topk` between the kernels' widths gets the next one's list, cut: sorted by score first, so
@@ -25,24 +33,26 @@ def topk_positions(runner: Runner, operands: TopkOperands, *, topk: int, sorted:
     Lengths are clamped to [0, max_len]; with FLASHDSA_CHECK=1 others are errors, which waits for
     the device. Order and ties as on the CPU.
     """
-    scores, lengths = operands
-    rows = scores.shape[0]
-    if values_are_checked():
-        check_lengths(lengths.cpu(), scores.shape[1])
-    if scores.numel() == 0:
-        return runner.empty(rows, topk, dtype=torch.int32).fill_(-1)
-    key = TOPK_INDICES.name, topk, sorted, rows
-    launch = runner.launches.get(key)
-    if launch is None:
-        width = next(width for width in TOPK if width >= topk)
+    rows, max_len = operands.scores.shape
+    width = next(width for width in TOPK if width >= topk)
+    check, is_empty = Settings.from_environment().check, not operands.scores.numel()
+    empty_positions = runner.allocator(rows, topk if is_empty else width, dtype=torch.int32)
+    if not is_empty:
         plan = TopkPlan(topk=width, sorted=sorted or width > topk)
         number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
-        launch = runner.launches[key] = (runner.function(TOPK_INDICES, plan), width, number, size)
-    function, width, number, size = launch
-    positions = runner.empty(rows, width, dtype=torch.int32)
-    with runner.launching():
+        function = runner.function(TOPK_INDICES, plan)
+
+    def serve(operands: Sequence[Any]) -> Tensor:
+        scores, lengths = operands
+        if check and values_are_checked():
+            check_lengths(lengths.cpu(), max_len)
+        positions = empty_positions()
+        if is_empty:
+            return positions.fill_(-1)
         function(scores, lengths.contiguous(), positions, number, size)
-    if width == topk:
-        return positions
-    best = positions[:, :topk]
-    return best.contiguous() if sorted else ascending(best)
+        if width == topk:
+            return positions
+        best = positions[:, :topk]
+        return best.contiguous() if sorted else ascending(best)
+
+    return runner.on_device(serve)

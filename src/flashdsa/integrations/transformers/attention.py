@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.api import sparse_mla
 from flashdsa.errors import UnsupportedError
+from flashdsa.ops.attention import sparse_mla
 
 NAME = "dsa"
 """Name of the attention implementation. NOTE: a name with "flash" in it makes transformers look for

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.api import write_index_k_cache
+from flashdsa.ops.index_k_cache import write_index_k_cache
 from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE
 
 ATTRIBUTE = "_flashdsa_index_keys"

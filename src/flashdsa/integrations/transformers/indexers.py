@@ -13,20 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashdsa.api import (
-    dsa_topk_indexer,
-    dsa_topk_prefill,
-    quantize_index_k,
-    quantize_index_q,
-    topk_indices,
-)
 from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.dispatch.registration import is_served
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.integrations.transformers.attention import marked_visible
 from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
-from flashdsa.operands import TopkIndexerOperands, TopkPrefillOperands
-from flashdsa.ops.registration import is_served
-from flashdsa.ops.table import DSA_TOPK_INDEXER, DSA_TOPK_PREFILL
+from flashdsa.ops.index_k_cache import quantize_index_k, quantize_index_q
+from flashdsa.ops.indexer import (
+    DSA_TOPK_INDEXER,
+    TopkIndexerOperands,
+    dsa_topk_indexer,
+    topk_indices,
+)
+from flashdsa.ops.prefill import DSA_TOPK_PREFILL, TopkPrefillOperands, dsa_topk_prefill
 from flashdsa.problem import INDEX_HEAD_DIM
 
 ROTARY: Mapping[str, str] = {

@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.api import lse_for_merge, sparse_mla_fwd
+from flashdsa.ops.attention import sparse_mla_fwd
+from flashdsa.ops.merge import lse_for_merge
 
 NAME = "FLASHDSA_MLA_SPARSE"
 CLASS = "flashdsa.integrations.vllm.backend.FlashDsaMLASparseBackend"

@@ -7,8 +7,8 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, cute
 
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.kernels.attention.union.members import members_bits
 from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
 

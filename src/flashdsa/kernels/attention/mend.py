@@ -17,9 +17,9 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 from flashdsa.dsl.gmem import store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import UNIT, load_unit
 from flashdsa.kernels.attention.operands import Operands
-from flashdsa.kernels.attention.union.choice import FIRST, is_taken
 
 THREADS = 128
 WARPS = THREADS // WARP_SIZE

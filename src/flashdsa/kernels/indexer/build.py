@@ -11,6 +11,7 @@ from cutlass import Float8E4M3FN, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.kernels.indexer.launch import launch_indexer, launch_logits, launch_splits
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
 
@@ -21,7 +22,7 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
     )
 
 
-def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
+def compile_indexer(kernel: Any, plan: Any) -> Any:
     """A TVM-FFI function (q, cache, weights, seq_lens, block_table, topk_indices, num_clusters,
     cluster_size) on torch's current stream; needs no GPU. A plan with splits takes (...,
     topk_indices, arrivals, slots, num_clusters, cluster_size, num_splits)."""
@@ -31,7 +32,8 @@ def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
         fake_tensor(Int32, (slots, plan.slot_words)),
     )
     return cute.compile(
-        launch,
+        launch_splits if plan.splits else launch_indexer,
+        kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
         fake_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)),
         fake_tensor(Float32, (rows, plan.num_heads)),
@@ -42,15 +44,16 @@ def compile_indexer(launch: Any, plan: Any, arch: str) -> Any:
         *(Int32(1) for _ in range(3 if plan.splits else 2)),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {arch}",
+        options=f"--enable-tvm-ffi --gpu-arch {plan.arch.target}",
     )
 
 
-def compile_logits(launch: Any, plan: Any, arch: str) -> Any:
+def compile_logits(kernel: Any, plan: Any) -> Any:
     """A TVM-FFI function (q, cache, weights, seq_lens, block_table, scores, num_ctas)."""
     rows, pages, table, width = (cute.sym_int32() for _ in range(4))
     return cute.compile(
-        launch,
+        launch_logits,
+        kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
         fake_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)),
         fake_tensor(Float32, (rows, plan.num_heads)),
@@ -60,5 +63,5 @@ def compile_logits(launch: Any, plan: Any, arch: str) -> Any:
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {arch}",
+        options=f"--enable-tvm-ffi --gpu-arch {plan.arch.target}",
     )

@@ -1,42 +1,71 @@
-"""Syncs and sums of all consumer threads of a CTA."""
+"""The consumer threads of a CTA: their context while they select, their syncs and sums."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.smem_views import SCRATCH_WARP_SUMS, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_WARP_SUMS,
+    ClusterBuffers,
+    InputBuffers,
+    SelectBuffers,
+)
 
-CONSUMER_BARRIER = 1
-"""Named barrier of the consumers; the teams' barriers have the next numbers."""
+
+class Selecting(NamedTuple):
+    """A consumer thread and what it selects with. Waits for page_full and tile_full, arrives at
+    page_empty and tile_empty.
+
+    The phases of events are no part of it: who waits returns them, as loops must carry them. Who
+    writes to a buffer takes it out first, as a loop carries all fields of what it writes to.
+    """
+
+    inputs: InputBuffers  # the consumer's end
+    select: SelectBuffers
+    cluster: ClusterBuffers
+    coord: Any  # Coord or PackedCoord
+    output: Any  # Output
+    published: Any  # Published; None: a row is one cluster's
+    thread: Int32
+    static: Static  # the plan; of a team, if the CTA has several
+    team: Any = None  # Int32: the caller's, of which each selects in a row; None: only one
+
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.static.value
+
+
+def unpacked(s: Selecting) -> Selecting:
+    """The same with all coordinates that selecting needs, of a `PackedCoord`."""
+    return s._replace(coord=s.coord.unpacked())
 
 
 def consumer_sync(plan: Any) -> None:
     """Sync all consumers of the plan, a team's if the plan is a team's; it orders their shared
     memory accesses."""
-    barrier: Any = CONSUMER_BARRIER
-    if plan.is_team:
-        thread, _, _ = cute.arch.thread_idx()
-        barrier = CONSUMER_BARRIER + 1 + thread // plan.consumer_threads
+    thread, _, _ = cute.arch.thread_idx()
+    barrier = plan.sync_barrier(thread)
     cute.arch.barrier(barrier_id=barrier, number_of_threads=plan.consumer_threads)
 
 
 @cute.jit
-def consumer_prefix(select: SelectBuffers, value: Int32, thread: Int32, plan: cutlass.Constexpr):
+def consumer_prefix(s: Selecting, value: Int32):
     """(sum over the threads before this one, sum over all consumers). One consumer sync."""
+    thread = s.thread
     inclusive = prefix_sum(value, thread % WARP_SIZE)
     of_warp = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
-    sums = warp_sums(select, of_warp, thread, plan)
+    sums = warp_sums(s, of_warp)
     return before_warp(sums, thread) + inclusive - value, cute.arch.warp_redux_sync(sums, "add")
 
 
 @cute.jit
-def warp_sums(
-    select: SelectBuffers, of_warp: Int32, thread: Int32, plan: cutlass.Constexpr
-) -> Int32:
+def warp_sums(s: Selecting, of_warp: Int32) -> Int32:
     """Return the `of_warp` of warp i in lane i, 0 in the other lanes. One consumer sync."""
+    select, thread, plan = s.select, s.thread, s.plan
     lane = thread % WARP_SIZE
     if lane == 0:
         select.scratch[SCRATCH_WARP_SUMS + thread // WARP_SIZE] = of_warp

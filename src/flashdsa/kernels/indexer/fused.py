@@ -1,21 +1,41 @@
-"""Parts of the fused kernels that no architecture changes: thread coordinates, role selection."""
+"""Parts of the fused kernels that no architecture changes: set-up, role load, role select."""
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, const_expr, cute
+from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.arena import Arena
+from flashdsa.dsl import tmem
+from flashdsa.dsl.arena import Arena, allocate
+from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.prefetch import prefetch_inputs
-from flashdsa.kernels.indexer.schedule.coord import Coord, packed
-from flashdsa.kernels.indexer.schedule.work_tile import Rows
+from flashdsa.kernels.indexer.load_tiles import load_scheduled
+from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.schedule.coord import Coord, find_coord, packed
+from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, pairs_of, rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
-from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
-from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers, input_buffers_in
-from flashdsa.kernels.indexer.teams import select_in_teams
+from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
+from flashdsa.kernels.indexer.select.by_clusters import select_by_clusters
+from flashdsa.kernels.indexer.select.by_ctas import select_by_ctas
+from flashdsa.kernels.indexer.select.by_pairs import select_in_teams
+from flashdsa.kernels.indexer.select.tiles import select_tiles
+from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.smem_views import (
+    ClusterBuffers,
+    SelectBuffers,
+    cluster_buffers_in,
+    input_buffers_in,
+    select_buffers_in,
+)
+
+LINE_WORDS = 32
+"""32-bit words of a cache line."""
 
 
 class Caller(NamedTuple):
@@ -30,14 +50,29 @@ class Caller(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """Operands of the launch that both roles need."""
+    """Operands of the launch, as in launch.py."""
 
     weights: cute.Tensor
+    seq_lens: cute.Tensor
     block_table: cute.Tensor
     topk_indices: cute.Tensor
     published: Any  # Published; None: a row is one cluster's
+    num_splits: Any
     num_pages: Int32  # of the cache
+
+
+class Cta(NamedTuple):
+    """A thread's view of its CTA after the set-up."""
+
+    caller: Caller
+    arena: Arena
+    select: SelectBuffers
+    cluster: ClusterBuffers
+    coord: Coord
+    lengths: Int32  # see `first_lengths`
+    operands: Operands
     rows: Rows
+    scheduled: Rows  # rows, or pairs of them, as the schedule gives them out
 
 
 def find_caller(plan: Any) -> Caller:
@@ -58,6 +93,70 @@ def prefetch_maps(caller: Caller, keys_map: Any, queries_map: Any, plan: cutlass
 
 
 @cute.jit
+def prefetch_inputs(
+    block_table: cute.Tensor,
+    weights: cute.Tensor,
+    thread: Int32,
+    threads: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Prefetch what is read after `seq_lens`; the caller is `thread` of `threads` that share the
+    lines.
+
+    Args:
+        block_table: (B / next_n, max_pages) int32, any distance between rows. weights: (B, H) fp32.
+    """
+    lines = (block_table.shape[1] + LINE_WORDS - 1) // LINE_WORDS
+    for line in cutlass.range(thread, block_table.shape[0] * lines, threads, unroll=1):
+        row = line // lines
+        at = Int64(row) * block_table.stride[0] + (line - row * lines) * LINE_WORDS
+        prefetch(block_table.iterator + at)
+    count = weights.shape[0] * plan.num_heads
+    for at in cutlass.range(thread * LINE_WORDS, count, threads * LINE_WORDS, unroll=1):
+        prefetch(weights.iterator + at)
+
+
+@cute.jit
+def set_up(
+    keys_map: Any,
+    queries_map: Any,
+    operands: Operands,
+    allocate_tmem: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> Cta:
+    """Initialise the CTA, by all of its threads; find its rows.
+
+    Args:
+        allocate_tmem: (arena, warp, plan) of an architecture with tensor memory; or None.
+    """
+    caller = find_caller(plan)
+    prefetch_maps(caller, keys_map, queries_map, plan)
+    arena = allocate(plan)
+    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
+    rows = scheduled = rows_of(operands.seq_lens, operands.block_table)
+    if const_expr(plan.rows is By.PAIRS):
+        scheduled = pairs_of(rows)
+    num_splits = operands.num_splits if const_expr(plan.rows is By.CLUSTERS) else Int32(1)
+    coord = find_coord(scheduled, num_splits, plan)
+    # Asked for before anything else: the path to the first page begins with the lengths.
+    lengths = first_lengths(select, scheduled, coord, caller.thread, caller.consumes, plan)
+    if const_expr(allocate_tmem is not None):
+        allocate_tmem(arena, caller.warp, plan)
+    enter_cluster(arena, caller.thread, INITIALISING_WARPS)
+    if const_expr(allocate_tmem is not None):
+        tmem.after_sync()
+    prefetch_meanwhile(caller, operands, plan)
+    coord = schedule_rows(select, scheduled, coord, lengths, caller.thread, caller.consumes, plan)
+    return Cta(caller, arena, select, cluster, coord, lengths, operands, rows, scheduled)
+
+
+@cute.jit
+def load(ctx: Any, loader: cutlass.Constexpr, x: Cta, plan: cutlass.Constexpr) -> None:
+    """Role load: the CTA's part of its rows; `ctx` and `loader` are the architecture's."""
+    load_scheduled(ctx, loader, x.select, x.coord, x.lengths, x.caller.lane, plan)
+
+
+@cute.jit
 def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constexpr) -> None:
     """Prefetch tables and weights, if the lengths decide, by the threads that do not order the
     rows."""
@@ -74,24 +173,16 @@ def prefetch_meanwhile(caller: Caller, operands: Operands, plan: cutlass.Constex
 
 
 @cute.jit
-def consume(
-    caller: Caller,
-    arena: Arena,
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    operands: Operands,
-    page_source: cutlass.Constexpr,
-    plan: cutlass.Constexpr,
-) -> None:
+def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> None:
     """Role select: rows that need no scores, then the CTA's tiles.
 
     Args:
         page_source: (arena, thread, plan) gives the PageSource of the calling thread.
     """
+    caller, arena, coord, operands = x.caller, x.arena, x.coord, x.operands
     id_table = None if const_expr(plan.positions) else operands.block_table
     output = Output(
-        operands.topk_indices, operands.block_table, id_table, operands.num_pages, operands.rows
+        operands.topk_indices, operands.block_table, id_table, operands.num_pages, x.rows
     )
     if const_expr(not plan.scheduled):
         prefetch_inputs(
@@ -110,10 +201,23 @@ def consume(
         plan,
     )
     inputs = input_buffers_in(arena, plan, arena.consumer)
-    place = packed(coord) if const_expr(plan.splits_to_ctas) else coord
+    coords = packed(coord) if const_expr(plan.selects_alone) else coord
     pages = page_source(arena, caller.thread, plan)
-    ctx = SelectContext(inputs, select, cluster, place, output, operands.published)
-    if const_expr(plan.pairs):
-        select_in_teams(ctx, arena, pages, caller.thread, caller.num_ctas, coord.ordered, plan)
+    s = Selecting(
+        inputs,
+        x.select,
+        x.cluster,
+        coords,
+        output,
+        operands.published,
+        caller.thread,
+        Static(plan),
+    )
+    if const_expr(plan.rows is By.PAIRS):
+        select_in_teams(s, arena, pages, caller.num_ctas, coord.ordered)
+    elif const_expr(plan.rows is By.CTAS):
+        select_tiles(s, pages, score_batch, select_by_ctas)
+    elif const_expr(plan.rows is By.CLUSTERS):
+        select_tiles(s, pages, score_batch, select_by_clusters)
     else:
-        select_rows(ctx, pages, score_batch, caller.thread, plan)
+        select_tiles(s, pages, score_batch, select_by_cluster)

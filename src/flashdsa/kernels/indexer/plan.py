@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
@@ -24,11 +25,24 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
 """Values of topk that kernels are compiled for."""
+CONSUMER_BARRIER = 1
+"""Named barrier of a CTA's consumers; its teams have the next ones."""
+
+
+class By(StrEnum):
+    """Who selects in a row: the modes of the selection, a file of select/ each."""
+
+    CLUSTER = "cluster"  # the CTAs of a cluster, or of an equal part of one, together
+    CLUSTERS = "clusters"  # several clusters, if the row is long and the rows are few
+    CTAS = "ctas"  # each CTA alone if the row is long; the lengths decide
+    PAIRS = "pairs"  # the same, of two rows of a request that are scored together
+
+
 FUSED_KINDS: tuple[dict[str, Any], ...] = (
     {},
-    {"scheduled": True, "splits": True},
-    {"splits": True},
-    {"sorted": True, "scheduled": True},
+    {"rows": By.CTAS},
+    {"rows": By.CLUSTERS},
+    {"sorted": True},
 )
 """The fused kernels of each size."""
 POSITIONS = tuple(
@@ -46,29 +60,34 @@ class SplitWorkspace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SelectPlan:
-    """One compiled indexer: choices, then derived values; an architecture's plan adds how pages are
-    loaded and scored.
+class Lists:
+    """Sizes of the lists of scored tokens, and when they are compacted.
 
     Attributes:
-        num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
-        positions: ids are token positions, not cache slots.
-        splits: several clusters may share a long row; not with `sorted`. Only few rows are split
-            without `scheduled` (see select/row_splits.py); with it, any batch's, each CTA alone
-            (see select/cta_splits.py).
-        scheduled: the rows' lengths decide who gets which, and how many CTAs (see
-            schedule/row_schedule.py); otherwise a batch keeps its own order.
-        stages: pages in flight, where the winners are not sorted.
-        list_capacity: scored tokens that the selection keeps in shared memory.
-        max_compared: candidates that are compared with each other, at most.
-        tile_stages: work tiles (query, weights, description) in flight.
+        capacity: scored tokens that the selection keeps in shared memory.
+        refill_pages: with less room in the list than this, it is compacted first.
         first_fill_pages: pages after which every FILLS-th CTA first compacts a part that does not
             fit the list.
         fill_step_pages: the increase from each such CTA to the next: CTAs that compact leave their
             share of the memory's bandwidth to the others.
-        refill_pages: with less room in the list than this, it is compacted first.
-        split_pages: rows of fewer pages are one cluster's, even if more could share them; not
-            with `scheduled`.
+        max_compared: candidates that are compared with each other, at most.
+        tile_stages: work tiles (query, weights, description) in flight.
+    """
+
+    capacity: int = 8192
+    refill_pages: int = 16
+    first_fill_pages: int = 76
+    fill_step_pages: int = 7
+    max_compared: int = 128
+    tile_stages: int = 2
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """When CTAs share a row, and how long they wait for each other.
+
+    Attributes:
+        split_pages: rows of fewer pages are one cluster's, even if clusters could share them.
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: selection time of a split row, until the last CTA has merged, in pages scored.
         settling_ctas: minimum CTAs of a split row that wait for each other's counts, if
@@ -76,34 +95,37 @@ class SelectPlan:
         count_polls: how often such a CTA looks whether all others have counted their
             parts, before it goes on without them; a look takes some 0.5 us. They end up to 4 us
             apart where nothing else runs, and to go on alone costs 10 us.
-        pairs: two neighbouring rows, a request's, are scored together: a row of the
-            schedule is then such a pair. Half of the consumers, a team, ranks each of them (see
-            teams.py). Requires `splits` and `scheduled`.
-        is_team: the plan of what one team runs; see `of_team`.
     """
 
-    num_heads: int = 64
-    topk: int = 2048
-    sorted: bool = False
-    positions: bool = False
-    splits: bool = False
-    scheduled: bool = False
-    stages: int = 12
-    consumer_warpgroups: int = 4
-    list_capacity: int = 8192
-    max_compared: int = 128
-    tile_stages: int = 2
-    first_fill_pages: int = 76
-    fill_step_pages: int = 7
-    refill_pages: int = 16
     split_pages: int = 1024
     select_pages: int = 20
     merge_pages: int = 50
     settling_ctas: int = 12
     settling_pages: int = 40
     count_polls: int = 32
-    pairs: bool = False
-    is_team: bool = False
+
+
+@dataclass(frozen=True)
+class SelectPlan:
+    """One compiled indexer: choices, then derived values; an architecture's plan adds how pages are
+    loaded and scored.
+
+    Attributes:
+        num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
+        positions: ids are token positions, not cache slots.
+        rows: who selects in a row; `sorted` ones are one cluster's.
+        stages: pages in flight, where the winners are not sorted.
+    """
+
+    num_heads: int = 64
+    topk: int = 2048
+    sorted: bool = False
+    positions: bool = False
+    rows: By = By.CLUSTER
+    stages: int = 12
+    consumer_warpgroups: int = 4
+    lists: Lists = Lists()
+    sharing: Sharing = Sharing()
 
     arch: ClassVar[ArchSpec]
 
@@ -114,19 +136,18 @@ class SelectPlan:
         if self.topk not in TOPK:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.splits and self.sorted:
-            raise ValueError("splits: a kernel that sorts splits no rows")
-        if self.pairs and not self.splits_to_ctas:
-            raise ValueError("pairs: only with splits and scheduled")
-        if self.pairs and self.list_capacity % self.segment_entries:
-            raise ValueError("list_capacity: expected as many entries for each warp")
-        if self.list_capacity < self.most_kept + PAGE_SIZE * self.refill_pages:
-            raise ValueError("list_capacity: no room for a batch of pages beside the best tokens")
-        if self.splits_to_ctas and self.list_capacity < 2 * self.most_kept:
-            raise ValueError("list_capacity: no room for what a CTA publishes beside the best")
-        first = self.first_fill_pages * PAGE_SIZE
-        most = first + (FILLS - 1) * self.fill_step_pages * PAGE_SIZE
-        if not self.topk <= first <= most <= self.list_capacity:
-            raise ValueError("first_fill_pages: a first fill has topk tokens and fits the list")
+            raise ValueError("rows: a kernel that sorts splits no rows")
+        lists, capacity = self.lists, self.lists.capacity
+        if self.rows is By.PAIRS and capacity % self.consumer_warps:
+            raise ValueError("lists.capacity: expected as many entries for each warp")
+        if capacity < self.most_kept + self.refill_entries:
+            raise ValueError("lists.capacity: no room for a batch of pages beside the best tokens")
+        if self.selects_alone and capacity < 2 * self.most_kept:
+            raise ValueError("lists.capacity: no room for what a CTA publishes beside the best")
+        first = lists.first_fill_pages * PAGE_SIZE
+        most = first + (FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
+        if not self.topk <= first <= most <= capacity:
+            raise ValueError("lists: a first fill has topk tokens and fits the capacity")
         assert self.smem.total <= self.arch.smem_bytes
 
     @property
@@ -142,28 +163,42 @@ class SelectPlan:
     @property
     def sizes_and_kinds(self) -> str:
         """Part of the exported name that tells the plans of one kernel apart."""
-        names = ("sorted", "splits", "scheduled", "pairs", "positions")
-        kinds = [name for name in names if getattr(self, name)]
-        return "_".join((f"h{self.num_heads}", f"k{self.topk}", *kinds))
+        kinds = {
+            "sorted": self.sorted,
+            "splits": self.splits,
+            "scheduled": self.scheduled,
+            "pairs": self.rows is By.PAIRS,
+            "positions": self.positions,
+        }
+        named = (name for name, is_so in kinds.items() if is_so)
+        return "_".join((f"h{self.num_heads}", f"k{self.topk}", *named))
+
+    @property
+    def splits(self) -> bool:
+        """Long rows may be shared, which takes a workspace."""
+        return self.rows is not By.CLUSTER
+
+    @property
+    def selects_alone(self) -> bool:
+        """Each CTA of a split row selects alone."""
+        return self.rows in (By.CTAS, By.PAIRS)
+
+    @property
+    def scheduled(self) -> bool:
+        """The rows' lengths decide who gets which, and how many CTAs (see
+        schedule/row_schedule.py); otherwise a batch keeps its own order."""
+        return self.sorted or self.selects_alone
 
     @property
     def teams(self) -> int:
         """Rows that are scored together, and parts of the consumers that rank one each."""
-        return 2 if self.pairs else 1
-
-    @property
-    def of_team(self) -> SelectPlan:
-        """Plan of one team, whose consumers are the team's; itself if the CTA has one team."""
-        if not self.pairs or self.is_team:
-            return self
-        groups = self.consumer_warpgroups // self.teams
-        return replace(self, consumer_warpgroups=groups, is_team=True)
+        return 2 if self.rows is By.PAIRS else 1
 
     @property
     def max_candidates(self) -> int:
         """Entries that are taken out of the lists to find the threshold; at most one a consumer of
         the row."""
-        return self.of_team.consumer_threads
+        return self.consumer_threads // self.teams
 
     @property
     def compacted_together(self) -> int:
@@ -173,20 +208,19 @@ class SelectPlan:
     @property
     def segment_entries(self) -> int:
         """Entries of a segment. A list of rows in pairs that is not in order has a segment for each
-        of the CTA's warps, in the order of the warps. A team's plan counts the CTA's warps, too."""
-        teams = 2 if self.is_team else 1
-        return self.list_capacity // (self.consumer_warps * teams)
+        of the CTA's warps, in the order of the warps."""
+        return self.lists.capacity // self.consumer_warps
 
     @property
     def candidate_words(self) -> int:
         """32-bit words for a row's own candidates, or for the offsets of published chunks."""
-        places = 3 * LISTED_SLOTS + self.list_capacity // WARP_SIZE
-        return max(ENTRY_WORDS * self.max_candidates, -(-places // WARP_SIZE) * WARP_SIZE)
+        offsets = 3 * LISTED_SLOTS + self.lists.capacity // WARP_SIZE
+        return max(ENTRY_WORDS * self.max_candidates, -(-offsets // WARP_SIZE) * WARP_SIZE)
 
     @property
     def largest_cluster(self) -> int:
         """CTAs that may share a row in a cluster."""
-        return PAIRS_CLUSTER if self.pairs else MAX_CLUSTER
+        return PAIRS_CLUSTER if self.rows is By.PAIRS else MAX_CLUSTER
 
     @property
     def most_kept(self) -> int:
@@ -206,16 +240,6 @@ class SelectPlan:
         return not self.sorted
 
     @property
-    def splits_to_ctas(self) -> bool:
-        """Each CTA of a split row selects alone."""
-        return self.splits and self.scheduled
-
-    @property
-    def splits_to_clusters(self) -> bool:
-        """The CTAs of each cluster of a split row select together."""
-        return self.splits and not self.scheduled
-
-    @property
     def consumer_threads(self) -> int:
         """Threads that score and select."""
         return self.consumer_warpgroups * WARPGROUP_SIZE
@@ -224,6 +248,10 @@ class SelectPlan:
     def consumer_warps(self) -> int:
         """Warps that score and select; the load warps follow them."""
         return self.consumer_threads // WARP_SIZE
+
+    def sync_barrier(self, thread: Any) -> Any:
+        """Named barrier of the consumers that `thread` of the CTA selects with."""
+        return CONSUMER_BARRIER
 
     @property
     def load_warps(self) -> int:
@@ -248,7 +276,7 @@ class SelectPlan:
     @property
     def refill_entries(self) -> int:
         """Free entries below which the list is compacted before more is added."""
-        return self.refill_pages * PAGE_SIZE
+        return self.lists.refill_pages * PAGE_SIZE
 
     @property
     def tile_heads(self) -> int:
@@ -292,7 +320,7 @@ class SelectPlan:
 
     @property
     def slot_words(self) -> int:
-        """Most 32-bit words that a CTA publishes: see select/row_splits.py."""
+        """Most 32-bit words that a CTA publishes: see select/by_clusters.py."""
         return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
@@ -300,3 +328,28 @@ class SelectPlan:
         has teams, and that is the largest number of counted rows."""
         selecting = ctas * self.teams
         return SplitWorkspace(selecting * ROW_COUNTERS, (selecting, self.slot_words))
+
+
+@dataclass(frozen=True)
+class TeamPlan:
+    """The plan of a CTA as one of its teams sees it, whose consumers are the team's."""
+
+    cta: SelectPlan
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the CTA's."""
+        return getattr(self.cta, name)
+
+    @property
+    def consumer_threads(self) -> int:
+        """Threads that select in the team's row."""
+        return self.cta.consumer_threads // self.cta.teams
+
+    @property
+    def consumer_warps(self) -> int:
+        """Their warps."""
+        return self.consumer_threads // WARP_SIZE
+
+    def sync_barrier(self, thread: Any) -> Any:
+        """Named barrier of the team of `thread` of the CTA."""
+        return CONSUMER_BARRIER + 1 + thread // self.consumer_threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashdsa.hw import MBARRIER_BYTES
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import (
     BIN_GROUP,
     BIN_GROUPS,
@@ -29,7 +30,7 @@ def select_regions(plan: Any) -> list[SmemRegion]:
     ]
     return [
         *team,
-        *(others if plan.pairs else []),
+        *(others if plan.teams > 1 else []),
         *_schedule_regions(plan),
         *_sorting_regions(plan),
         *_split_regions(plan),
@@ -40,8 +41,8 @@ def _team_regions(plan: Any) -> list[SmemRegion]:
     """Return the regions of one row: of one team if the CTA has two."""
     ctas = plan.largest_cluster
     regions = [
-        SmemRegion("keys", plan.list_capacity * WORD_BYTES, 16, "list: sortable scores"),
-        SmemRegion("positions", plan.list_capacity * WORD_BYTES, 16, "list: token positions"),
+        SmemRegion("keys", plan.lists.capacity * WORD_BYTES, 16, "list: sortable scores"),
+        SmemRegion("positions", plan.lists.capacity * WORD_BYTES, 16, "list: token positions"),
         SmemRegion("histogram", NUM_BINS * WORD_BYTES, 16, "bins, or the winners' bitmap"),
         SmemRegion(
             "candidates", plan.candidate_words * WORD_BYTES, 16, "own entries of the cut-off bin"
@@ -53,7 +54,7 @@ def _team_regions(plan: Any) -> list[SmemRegion]:
         SmemRegion("own_coarse", BIN_GROUPS * WORD_BYTES, 16, "what is sent there"),
     ]
     # Two teams have a scratch each.
-    return [*regions, scratch_region(PAIRS_SCRATCH_WORDS)] if plan.pairs else regions
+    return [*regions, scratch_region(PAIRS_SCRATCH_WORDS)] if plan.teams > 1 else regions
 
 
 def scratch_region(words: int = SCRATCH_WORDS) -> SmemRegion:
@@ -94,7 +95,7 @@ def _sorting_regions(plan: Any) -> list[SmemRegion]:
 def _split_regions(plan: Any) -> list[SmemRegion]:
     """Return the regions in which the CTAs of a split row's cluster show each other that they
     published."""
-    if not plan.splits_to_clusters:
+    if plan.rows is not By.CLUSTERS:
         return []
     return [
         SmemRegion("tickets", MAX_CLUSTER * WORD_BYTES, 16, "received: order of publishing"),

@@ -4,37 +4,51 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.work_tile import word_in
-from flashdsa.kernels.indexer.select.list_scores import (
-    Batch,
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, word_in
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
     ListSink,
     PageRange,
     first_room,
     list_score,
 )
-from flashdsa.kernels.indexer.select.select_rows import SelectContext
-from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT
+from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, InputBuffers
 from flashdsa.problem import PAGE_SIZE
 
 
 class PageScoring(NamedTuple):
     """An architecture's scoring of pages: two functions that all consumers call.
 
-    prepare: (inputs, scorer, tile stage, thread, plan) is called before pages of a tile;
-        returns what `score_pages` takes as the prepared.
-    score_pages: (inputs, scorer, prepared, PageRange, thread, store, sink, plan) scores the calling
-        warpgroup's share of the pages. It calls store(sink, score, position, valid, present) with
-        all lanes: the score of the token at that position of the row, whether its page id is in the
-        cache, and whether the lane has a token. Rows in pairs: see sm90/score_pairs.py.
+    prepare: (x, tile stage) is called before pages of a tile; returns what `score_pages` takes as
+        the prepared. `x` is a `Scoring`.
+    score_pages: (x, prepared, PageRange, store, sink) scores the calling warpgroup's share of the
+        pages. It calls store(sink, score, position, valid, present) with all lanes: the score of
+        the token at that position of the row, whether its page id is in the cache, and whether the
+        lane has a token. Rows in pairs: see sm90/score_pairs.py.
     """
 
     prepare: Callable[..., Any]
     score_pages: Callable[..., Any]
+
+
+class Scoring(NamedTuple):
+    """A consumer thread that scores pages. Who calls methods of a field in a loop takes the field
+    out first, as for `Selecting`."""
+
+    inputs: InputBuffers  # the consumer's end
+    scorer: Any  # the architecture's
+    thread: Int32  # of the CTA
+    static: Static  # the plan
+
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.static.value
 
 
 class PageSource(NamedTuple):
@@ -51,27 +65,27 @@ class PageSource(NamedTuple):
 
 @cute.jit
 def score_batch(
-    ctx: SelectContext,
+    s: Selecting,
     source: PageSource,
-    batch: Batch,
-    entries: Int32,
-    floor: Uint32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> tuple[Int32, Int32]:
-    """Score as many pages as the list has room for: (its length, the next page). Ends synced."""
-    tile, scoring = batch.tile, source.scoring
-    prepared = scoring.prepare(ctx.inputs, source.scorer, batch.stage, thread, plan)
+    tile: WorkTile,
+    stage: Int32,
+    listed: Listed,
+) -> Listed:
+    """Score as many of the tile's pages as the list has room for. Ends synced."""
+    scoring, plan = source.scoring, s.plan
+    entries, floor = listed.entries, listed.floor
+    x = Scoring(s.inputs, source.scorer, s.thread, s.static)
+    prepared = scoring.prepare(x, stage)
     in_order = floor == 0
-    room = (plan.list_capacity - entries) // PAGE_SIZE
-    room = first_room(room, in_order, tile, ctx.coord, plan)
+    room = (plan.lists.capacity - entries) // PAGE_SIZE
+    room = first_room(room, in_order, tile, s.coord, plan)
     room = room // plan.pages_per_stage * plan.pages_per_stage
     # Opaque, so that one register holds it through the loops, and not a second one the sum.
-    stop = opaque(cutlass.min(tile.num_pages, batch.begin + room))
-    first_number = word_in(ctx.inputs.tiles, batch.stage, "first_number")
-    pages = PageRange(batch.stage, tile.first_page, first_number, batch.begin, stop)
-    sink = ListSink(ctx.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
-    scoring.score_pages(ctx.inputs, source.scorer, prepared, pages, thread, list_score, sink, plan)
+    stop = opaque(cutlass.min(tile.num_pages, listed.pages + room))
+    first_number = word_in(s.inputs.tiles, stage, "first_number")
+    pages = PageRange(stage, tile.first_page, first_number, listed.pages, stop)
+    sink = ListSink(s.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
+    scoring.score_pages(x, prepared, pages, list_score, sink)
     # Orders the reads of the tile's weights before the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")
     # All consumers: the list is complete up to `stop`, and nobody reads the tile's stage any more.
@@ -79,6 +93,14 @@ def score_batch(
     if in_order:
         entries = stop * PAGE_SIZE
     else:
-        entries = ctx.select.scratch[SCRATCH_COUNT]
+        entries = s.select.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
-    return entries, stop
+    return Listed(entries, stop, floor)
+
+
+def doubled_relu(value: Float32) -> Float32:
+    """2 max(value, 0), NaN stays NaN."""
+    magnitude = cute.arch.inline_ptx(
+        "abs.f32 {$w0}, {$r0};", write_only_types=[Float32], read_only_args=[value]
+    )
+    return value + magnitude

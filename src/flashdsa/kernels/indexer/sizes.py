@@ -4,7 +4,7 @@ from flashdsa.hw import MAX_CLUSTER_SIZE, WARP_SIZE
 from flashdsa.problem import PAGE_BYTES
 
 NUM_BINS = 4096
-"""Bins of the histogram over sortable keys (see select/bins.py)."""
+"""Bins of the histogram over sortable keys (see select/keys.py)."""
 BIN_GROUP = 32
 """Bins that are summed for the first of a round's two messages (see select/exchange.py)."""
 BIN_GROUPS = NUM_BINS // BIN_GROUP
@@ -29,7 +29,7 @@ MAX_CLUSTER = MAX_CLUSTER_SIZE
 PAIRS_CLUSTER = 4
 """The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE
-"""Slots of a split row whose headers are read at once (see select/cta_splits.py)."""
+"""Slots of a split row whose headers are read at once (see select/by_ctas.py)."""
 ORDERED_ROWS = 512
 """The lengths decide who gets which row in batches of at most this many rows (see
 schedule/row_schedule.py)."""

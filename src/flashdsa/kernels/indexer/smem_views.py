@@ -6,6 +6,7 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import Barriers
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import (
     BIN_GROUP,
     BIN_GROUPS,
@@ -44,13 +45,12 @@ SCRATCH_THRESHOLD = 38  # key and position of the last winner
 SCRATCH_PART = 40  # first position of the part that is merged, and one past its last
 SCRATCH_TALLY = 42  # tally of all rows, see schedule/row_schedule.py
 SCRATCH_COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
-SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/cta_splits.py
+SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/by_ctas.py
 SCRATCH_TICKET = 57  # how many CTAs of the row came before, likewise
 SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
 SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
-SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see teams.py
+SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see select/by_pairs.py
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
-SCRATCH_RECOUNTED = 62  # not 0: the histogram is that of a later round, likewise
 SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, likewise
 
 
@@ -67,7 +67,7 @@ class ClusterBuffers(NamedTuple):
     fine: cute.Tensor  # (largest_cluster * BIN_GROUP,) Int32
     received: cute.Tensor  # (max_candidates * ENTRY_WORDS,) Int32: entries to compare
     above: cute.Tensor  # (MAX_CLUSTER,) Int32: entries above the last round's bin
-    tickets: Any  # (MAX_CLUSTER,) Int32: see select/row_splits.py; None: rows are not split
+    tickets: Any  # (MAX_CLUSTER,) Int32: see select/by_clusters.py; None: rows are not split
     winners: Any  # (topk * ENTRY_WORDS,) Int32 in the group's first CTA; None: not sorted
     coarse_full: Barriers
     fine_full: Barriers
@@ -92,8 +92,8 @@ class InputBuffers(NamedTuple):
 def select_buffers_in(arena: Arena, plan: Any) -> SelectBuffers:
     """Views of the regions to select in."""
     return SelectBuffers(
-        keys=arena.array("keys", Int32, plan.list_capacity),
-        positions=arena.array("positions", Int32, plan.list_capacity),
+        keys=arena.array("keys", Int32, plan.lists.capacity),
+        positions=arena.array("positions", Int32, plan.lists.capacity),
         histogram=arena.array("histogram", Int32, NUM_BINS),
         candidates=arena.array("candidates", Int32, plan.candidate_words),
         bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
@@ -111,12 +111,12 @@ def cluster_buffers_in(arena: Arena, plan: Any) -> ClusterBuffers:
         fine=arena.array("fine", Int32, plan.largest_cluster * BIN_GROUP),
         received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
         above=arena.array("above", Int32, MAX_CLUSTER),
-        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.splits_to_clusters else None,
+        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.rows is By.CLUSTERS else None,
         winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
         coarse_full=arena.barriers("coarse_full"),
         fine_full=arena.barriers("fine_full"),
         received_full=arena.barriers("received_full"),
-        tickets_full=arena.barriers("tickets_full") if plan.splits_to_clusters else None,
+        tickets_full=arena.barriers("tickets_full") if plan.rows is By.CLUSTERS else None,
         winners_full=arena.barriers("winners_full") if plan.sorted else None,
     )
 
@@ -126,8 +126,8 @@ def input_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
     return tile_buffers_in(arena, plan, end)._replace(
         pages=arena.bytes("pages"),
         queries=arena.bytes("queries"),
-        weights=arena.array("weights", Float32, plan.tile_stages * plan.tile_heads),
-        halves=arena.array("halves", Float32, plan.tile_heads) if plan.pairs else None,
+        weights=arena.array("weights", Float32, plan.lists.tile_stages * plan.tile_heads),
+        halves=arena.array("halves", Float32, plan.tile_heads) if plan.teams > 1 else None,
         page_valid=arena.array("page_valid", Int32, plan.ring_stages * plan.pages_per_stage),
         page_ring=end("page_full", "page_empty"),
     )
@@ -140,7 +140,7 @@ def tile_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
         queries=None,
         weights=None,
         halves=None,
-        tiles=arena.array("work_tiles", Int32, plan.tile_stages * TILE_WORDS),
+        tiles=arena.array("work_tiles", Int32, plan.lists.tile_stages * TILE_WORDS),
         page_valid=None,
         page_ring=None,
         tile_ring=end("tile_full", "tile_empty"),

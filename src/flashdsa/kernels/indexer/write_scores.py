@@ -5,14 +5,24 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.fused import Caller
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length, wait_for_tile
-from flashdsa.kernels.indexer.score_batch import PageSource
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.score_batch import PageSource, Scoring
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.smem_views import InputBuffers
+from flashdsa.problem import PAGE_SIZE
 
 FILL_TOKENS = 1024
 """Scores of a row beyond its length that a warp fills at a time."""
+
+
+def rows_to_score(seq_lens: cute.Tensor, block_table: cute.Tensor, max_len: Int32) -> Rows:
+    """The rows of a launch. One that is longer than the output is scored up to its width."""
+    longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
+    return Rows(seq_lens, seq_lens.shape[0], longest)
 
 
 class WriteContext(NamedTuple):
@@ -45,6 +55,29 @@ def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> No
 
 
 @cute.jit
+def consume_pages(
+    ctx: WriteContext,
+    caller: Caller,
+    arena: Arena,
+    page_source: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Role select of the scores-only kernel: fill the rows' ends, then score the CTA's tiles.
+
+    Args:
+        page_source: (arena, thread, plan) gives the PageSource of the calling thread.
+    """
+    # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
+    fill_beyond(
+        ctx,
+        (caller.num_ctas - 1 - caller.cta) * plan.consumer_warps + caller.warp,
+        caller.num_ctas * plan.consumer_warps,
+        caller.lane,
+    )
+    write_scores(ctx, page_source(arena, caller.thread, plan), caller.thread, plan)
+
+
+@cute.jit
 def write_scores(
     ctx: WriteContext, source: PageSource, thread: Int32, plan: cutlass.Constexpr
 ) -> None:
@@ -56,10 +89,9 @@ def write_scores(
         pages = PageRange(stage, tile.first_page, tile.first_number, Int32(0), tile.num_pages)
         sink = OutputSink(ctx, tile.row, tile.length)
         scoring = source.scoring
-        prepared = scoring.prepare(ctx.inputs, source.scorer, stage, thread, plan)
-        scoring.score_pages(
-            ctx.inputs, source.scorer, prepared, pages, thread, write_score, sink, plan
-        )
+        x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))
+        prepared = scoring.prepare(x, stage)
+        scoring.score_pages(x, prepared, pages, write_score, sink)
         # Orders the reads of the tile's weights before the copy that may overwrite them later.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()

@@ -5,27 +5,19 @@ from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.cluster import send
 from flashdsa.dsl.pipeline import PackedPhases
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.emit.output import Output, store_id, token_id
-from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.candidate_list import key_at, position_at
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.emit.output import store_id, token_id
 from flashdsa.kernels.indexer.select.exchange import SORTED
+from flashdsa.kernels.indexer.select.lists import key_at, position_at
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS
-from flashdsa.kernels.indexer.smem_views import ClusterBuffers, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import SelectBuffers
 
 
 @cute.jit
-def send_winners(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    winners: Int32,
-    first_out_index: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def send_winners(s: Selecting, winners: Int32, first_out_index: Int32) -> None:
     """Send the list's first `winners` entries to the group's first CTA."""
+    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
     for i in cutlass.range(thread, winners, plan.consumer_threads, unroll=1):
         dst = cluster.winners.iterator + (first_out_index + i) * ENTRY_WORDS
         entry = [select.keys[i], select.positions[i]]
@@ -34,38 +26,22 @@ def send_winners(
 
 @cute.jit
 def emit_sorted(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    output: Output,
-    row: Int32,
-    coord: Coord,
-    own_winners: Int32,
-    threshold: Threshold,
-    phases: PackedPhases,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+    s: Selecting, row: Int32, own_winners: Int32, threshold: Threshold, phases: PackedPhases
 ) -> PackedPhases:
     """Write the row's ids, best first. The list has the caller's winners only."""
-    send_winners(select, cluster, coord, own_winners, threshold.first_out_index, thread, plan)
+    coord, plan = s.coord, s.plan
+    send_winners(s, own_winners, threshold.first_out_index)
     if coord.part == 0:
         winners = cutlass.min(threshold.total, Int32(plan.topk))
-        sort_winners(select, cluster, output, row, winners, phases.phase(SORTED), thread, plan)
+        sort_winners(s, row, winners, phases.phase(SORTED))
     consumer_sync(plan)
     return phases.passed(SORTED)
 
 
 @cute.jit
-def sort_winners(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    output: Output,
-    row: Int32,
-    winners: Int32,
-    phase: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def sort_winners(s: Selecting, row: Int32, winners: Int32, phase: Int32) -> None:
     """The group's first CTA: sort all winners (Batcher's bitonic network)."""
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     if thread == 0:
         expected = winners * (4 * ENTRY_WORDS)
         cluster.winners_full.arrive_and_expect_tx(expected)
@@ -90,19 +66,13 @@ def sort_winners(
             consumer_sync(plan)
             distance = distance // 2
         run = run * 2
-    store_ids(select.positions, output, row, winners, thread, plan)
+    store_ids(s, select.positions, row, winners)
 
 
 @cute.jit
-def store_ids(
-    ordered: cute.Tensor,
-    output: Output,
-    row: Int32,
-    winners: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def store_ids(s: Selecting, ordered: cute.Tensor, row: Int32, winners: Int32) -> None:
     """Write the ids of the first `winners` positions in `ordered`, then -1. Ends synced."""
+    output, thread, plan = s.output, s.thread, s.plan
     per_thread = plan.topk // plan.consumer_threads
     ids = cute.make_rmem_tensor(per_thread, Int32)
     for i in cutlass.range_constexpr(per_thread):

@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, const_expr, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.consumers import Selecting
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, request_of, row_length
 from flashdsa.problem import PAGE_SIZE
 
@@ -41,15 +41,9 @@ def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: A
 
 
 @cute.jit
-def fill_rest(
-    output: Output,
-    row: Int32,
-    coord: Coord,
-    total: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
     """The group's last CTA: write -1 after the ids of a row of fewer than `topk` cached tokens."""
+    coord, output, thread, plan = s.coord, s.output, s.thread, s.plan
     if coord.part == coord.num_parts - 1:
         for i in cutlass.range(total + thread, plan.topk, plan.consumer_threads, unroll=1):
             store_id(output, row, i, Int32(-1), plan)

@@ -53,7 +53,7 @@ class Tally(NamedTuple):
 
 def least_time(coord: Coord, tally: Tally, plan: Any) -> Float32:
     """Time at which all CTAs would end together, each having selected in rows of its own."""
-    work = Float32(tally.pages) + Float32(tally.scored * plan.select_pages)
+    work = Float32(tally.pages) + Float32(tally.scored * plan.sharing.select_pages)
     return work * cute.arch.rcp_approx(Float32(coord.num_groups * coord.num_parts))
 
 
@@ -62,7 +62,7 @@ def deadline_of(least: Float32, number: Int32, plan: Any) -> Float32:
     long row."""
     step = Float32(number)
     grows = step * (Float32(0.04) + step * Float32(0.012))
-    return least + (least + Float32(plan.merge_pages)) * grows
+    return least + (least + Float32(plan.sharing.merge_pages)) * grows
 
 
 def key_at(select: SelectBuffers, index: Int32) -> Int32:
@@ -85,12 +85,13 @@ def clusters_for(
     each: Float32, deadline: Float32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Float32]:
     """(clusters of a long row, its time), if each CTA of one cluster had `each` pages."""
-    clusters, time = Int32(1), each + Float32(plan.select_pages)
+    clusters, time = Int32(1), each + Float32(plan.sharing.select_pages)
     if const_expr(plan.splits):
-        left = deadline - Float32(plan.merge_pages)
+        left = deadline - Float32(plan.sharing.merge_pages)
         if time > deadline and left >= Float32(LEAST_PART_PAGES):
             clusters = Int32(each * cute.arch.rcp_approx(left)) + 1
-            time = each * cute.arch.rcp_approx(Float32(clusters)) + Float32(plan.merge_pages)
+            merge_pages = Float32(plan.sharing.merge_pages)
+            time = each * cute.arch.rcp_approx(Float32(clusters)) + merge_pages
     return clusters, time
 
 
@@ -118,7 +119,7 @@ def long_row(
     if lane < tally.scored:
         key = key_at(select, lane)
         pages = pages_of(key)
-    alone = pages * of_group(coord, halvings) + Float32(plan.select_pages)
+    alone = pages * of_group(coord, halvings) + Float32(plan.sharing.select_pages)
     is_long = lane < tally.scored and alone > deadline
     clusters, time = clusters_for(pages * of_group(coord, Int32(0)), deadline, plan)
     if not is_long:
@@ -166,7 +167,7 @@ def division_for(
     rest = tally.scored - num_long
     turns = Int32(Float32(rest) * cute.arch.rcp_approx(Float32(groups))) + 1
     usable = needed <= coord.num_groups and rest <= groups * MAX_OWN_ROWS
-    if not usable or Float32(turns * plan.select_pages) > deadline + deadline:
+    if not usable or Float32(turns * plan.sharing.select_pages) > deadline + deadline:
         last = Int32(MOST_TIME * TIME_STEPS)
     elif rest > 0:
         # A lane adds up the time of one group, the first and the last among them.
@@ -178,7 +179,7 @@ def division_for(
                 pages += key_at(select, num_long + index) >> ORDER_BITS
                 rows += 1
         time = Float32(pages) * of_group(coord, halvings)
-        last = cutlass.max(last, in_steps(time + Float32(rows * plan.select_pages)))
+        last = cutlass.max(last, in_steps(time + Float32(rows * plan.sharing.select_pages)))
     last = cute.arch.warp_redux_sync(last, "max") << WARP_BITS | warp
     return Division(last, halvings, row, num_long, needed)
 
@@ -292,7 +293,7 @@ def take_turns(
         if has_row:
             key = key_at(select, index)
             select.own_rows[turn] = row_of(key)
-            time += pages_of(key) * share + Float32(plan.select_pages)
+            time += pages_of(key) * share + Float32(plan.sharing.select_pages)
         turns += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(has_row)))
     own = cute.arch.warp_redux_sync(Int32(time * Float32(TIME_STEPS)), "add")
     return coord._replace(turns=turns), own

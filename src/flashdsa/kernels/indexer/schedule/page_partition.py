@@ -1,7 +1,7 @@
 """The scores-only kernel's work: which pages of which rows a CTA scores, computed on the device.
 
 All pages of the rows lie on one line, row after row; the line is cut into chunks of equal length,
-one a CTA. The piece of a row inside a chunk is a work tile. Every row's share of the line is
+one a CTA. The part of a row inside a chunk is a work tile. Every row's share of the line is
 rounded up to whole chunks, so that no CTA works on two rows, when the rows are so even that this
 costs nearly nothing.
 """

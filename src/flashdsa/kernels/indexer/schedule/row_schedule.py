@@ -157,7 +157,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
         if const_expr(plan.splits):
             least = Float32(EVEN) * least_time(coord, tally, plan)
             longest = Float32(tally.longest) * of_group(coord, Int32(0))
-            if longest > least + Float32(plan.merge_pages - 2 * plan.select_pages):
+            if longest > least + Float32(plan.sharing.merge_pages - 2 * plan.sharing.select_pages):
                 turns = Int32(0)
     elif tally.scored == rows.count and Float32(tally.longest) * Float32(tally.scored) <= Float32(
         EQUAL
@@ -169,7 +169,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
                 of_groups = cute.arch.rcp_approx(Float32(coord.num_groups << more))
                 needed = Int32((Float32(rows.count) - Float32(0.5)) * of_groups) + 1
                 pages = Float32(tally.longest) * of_group(coord, Int32(more))
-                time = Float32(needed) * (pages + Float32(plan.select_pages))
+                time = Float32(needed) * (pages + Float32(plan.sharing.select_pages))
                 if more == 0 or time < least:
                     halvings, turns, least = Int32(more), needed, time
     return Even(halvings, turns)

@@ -22,10 +22,10 @@ from flashdsa.dsl.cluster import send
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import first_lane_where, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.select.keys import reach
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, NUM_BINS
-from flashdsa.kernels.indexer.smem_views import SCRATCH_FOUND, ClusterBuffers, SelectBuffers
+from flashdsa.kernels.indexer.smem_views import SCRATCH_FOUND
 
 WORD = 4
 LOADED_TOGETHER = 4
@@ -47,10 +47,9 @@ class Found(NamedTuple):
 
 
 @cute.jit
-def sum_groups(
-    select: SelectBuffers, cluster: ClusterBuffers, thread: Int32, plan: cutlass.Constexpr
-) -> None:
+def sum_groups(s: Selecting) -> None:
     """Sum the histogram's groups of bins into `own_coarse`; the caller syncs."""
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     vectors = NUM_BINS // VECTOR // plan.consumer_threads  # of a thread
     mine = Int32(0)
     for i in cutlass.range_constexpr(vectors):
@@ -65,9 +64,10 @@ def sum_groups(
 
 
 @cute.jit
-def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
+def send_coarse(s: Selecting) -> None:
     """Send the counts of all groups to every CTA's `coarse`. A warp sends to one CTA: its 512 bytes
     arrive sooner together than in pieces from all warps."""
+    cluster, coord, thread = s.cluster, s.coord, s.thread
     lane = thread % WARP_SIZE
     peer = thread // WARP_SIZE
     assert const_expr(BIN_GROUPS == VECTOR * WARP_SIZE)
@@ -79,10 +79,9 @@ def send_coarse(cluster: ClusterBuffers, coord: Coord, thread: Int32) -> None:
 
 
 @cute.jit
-def send_fine(
-    select: SelectBuffers, cluster: ClusterBuffers, coord: Coord, first: Int32, lane: Int32
-) -> None:
+def send_fine(s: Selecting, first: Int32, lane: Int32) -> None:
     """One warp: send the counts of a group's bins, from bin `first` on, to every CTA's `fine`."""
+    select, cluster, coord = s.select, s.cluster, s.coord
     messages = BIN_GROUP // VECTOR
     message = lane % messages
     four = load4(select.histogram, first // VECTOR + message)
@@ -94,15 +93,11 @@ def send_fine(
 
 @cute.jit
 def find_group(
-    cluster: ClusterBuffers,
-    coord: Coord,
-    shared: cutlass.Boolean,
-    k: Int32,
-    phase: Int32,
-    lane: Int32,
+    s: Selecting, shared: cutlass.Boolean, k: Int32, phase: Int32, lane: Int32
 ) -> tuple[Int32, Int32, Int32]:
     """One warp, four groups a lane, lane 0 the best: (the group of the `k`-th best or the lowest
     one, entries above it, all entries)."""
+    cluster, coord = s.cluster, s.coord
     quad = Int32(WARP_SIZE - 1) - lane
     counts = cute.make_rmem_tensor(VECTOR, Int32)
     counts.fill(0)
@@ -122,11 +117,7 @@ def find_group(
     inclusive = prefix_sum(counts[0] + counts[1] + counts[2] + counts[3], lane)
     above = inclusive - counts[0] - counts[1] - counts[2] - counts[3]
     found = first_lane_where(above < k and inclusive >= k)
-    within = Int32(VECTOR - 1)  # the lane's best group
-    for i in cutlass.range_constexpr(VECTOR - 1, 0, -1):
-        if above + counts[i] < k and within == i:
-            above += counts[i]
-            within = Int32(i - 1)
+    within, above, _ = reach(counts, above, k)
     return (
         cute.arch.shuffle_sync(VECTOR * quad + within, found),
         cute.arch.shuffle_sync(above, found),
@@ -135,22 +126,15 @@ def find_group(
 
 
 @cute.jit
-def search(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    shared: cutlass.Boolean,
-    k: Int32,
-    phase: Int32,
-    lane: Int32,
-) -> None:
+def search(s: Selecting, shared: cutlass.Boolean, k: Int32, phase: Int32, lane: Int32) -> None:
     """One warp: write what a round finds into scratch: bin 0 if the entries are fewer than `k`."""
-    group, above, total = find_group(cluster, coord, shared, k, phase, lane)
+    select, cluster, coord = s.select, s.cluster, s.coord
+    group, above, total = find_group(s, shared, k, phase, lane)
     first = group * BIN_GROUP
     bin_ = Int32(BIN_GROUP - 1) - lane  # of the group, lane 0 the best
     count = Int32(0)
     if shared:
-        send_fine(select, cluster, coord, first, lane)
+        send_fine(s, first, lane)
         # fine_full, the round's phase: every CTA's counts of the group have come, and `fine` may be
         # read until this CTA sends its next `coarse`.
         cluster.fine_full.wait(phase)
@@ -169,40 +153,33 @@ def search(
 
 
 @cute.jit
-def find_kth(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    shared: cutlass.Boolean,
-    k: Int32,
-    phase: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> Found:
+def find_kth(s: Selecting, shared: cutlass.Boolean, k: Int32, phase: Int32) -> Found:
     """Find the bin of the `k`-th best (1 = best) among the entries of all CTAs of the group, or of
     the caller if not `shared`. Ends synced.
 
     The histogram is complete and synced, and keeps its counts.
     """
+    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
     assert const_expr(NUM_BINS % (plan.consumer_threads * VECTOR) == 0)
     if shared and thread == 0:
         for barrier, counts in ((cluster.coarse_full, BIN_GROUPS), (cluster.fine_full, BIN_GROUP)):
             barrier.arrive_and_expect_tx(coord.num_parts * (counts * WORD))
-    sum_groups(select, cluster, thread, plan)
+    sum_groups(s)
     # All consumers: own_coarse is complete.
     consumer_sync(plan)
     if shared:
-        send_coarse(cluster, coord, thread)
+        send_coarse(s)
     if thread < WARP_SIZE:
-        search(select, cluster, coord, shared, k, phase, thread)
+        search(s, shared, k, phase, thread)
     # All consumers: the first warp has stored the result.
     consumer_sync(plan)
     return Found(*(select.scratch[SCRATCH_FOUND + i] for i in range(len(Found._fields))))
 
 
 @cute.jit
-def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane: Int32) -> Int32:
+def own_above(s: Selecting, bin_: Int32, lane: Int32) -> Int32:
     """One warp: return the number of the caller's entries in better bins than a round's bin."""
+    select, cluster = s.select, s.cluster
     four = load4(cluster.own_coarse, lane)
     counts = [four[i] for i in range(VECTOR)]
     above = Int32(0)
@@ -214,10 +191,9 @@ def own_above(select: SelectBuffers, cluster: ClusterBuffers, bin_: Int32, lane:
 
 
 @cute.jit
-def within_before(
-    cluster: ClusterBuffers, coord: Coord, shared: cutlass.Boolean, bin_: Int32, lane: Int32
-) -> Int32:
+def within_before(s: Selecting, shared: cutlass.Boolean, bin_: Int32, lane: Int32) -> Int32:
     """One warp: return the number of entries in a round's bin, of the CTAs before the caller."""
+    cluster, coord = s.cluster, s.coord
     within = Int32(0)
     if shared and lane < coord.part:
         within = cluster.fine[lane * BIN_GROUP + bin_ % BIN_GROUP]
@@ -225,9 +201,10 @@ def within_before(
 
 
 @cute.jit
-def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32) -> None:
+def send_above(s: Selecting, above: Int32, lane: Int32) -> None:
     """One warp: send the number of the caller's entries above the last round's bin to every CTA of
     the group."""
+    cluster, coord = s.cluster, s.coord
     if lane < coord.num_parts:
         send(
             cluster.above.iterator + coord.part,
@@ -238,8 +215,9 @@ def send_above(cluster: ClusterBuffers, coord: Coord, above: Int32, lane: Int32)
 
 
 @cute.jit
-def above_before(cluster: ClusterBuffers, coord: Coord, lane: Int32) -> Int32:
+def above_before(s: Selecting, lane: Int32) -> Int32:
     """One warp, after the wait for received_full: return what the CTAs before the caller sent."""
+    cluster, coord = s.cluster, s.coord
     above = Int32(0)
     if lane < coord.part:
         above = cluster.above[lane]

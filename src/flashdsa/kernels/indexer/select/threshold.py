@@ -10,45 +10,213 @@ is left that many entries have: smaller parts of the row have the smaller positi
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, const_expr, cute
+from cutlass import Int32, Uint32, cute
 
+from flashdsa.dsl.cluster import send
 from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.smem import load4
+from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.select.bins import highest_key, lowest_key
-from flashdsa.kernels.indexer.select.candidate_list import (
-    clear_histogram,
-    count_in_bin,
-    key_at,
-    position_at,
-)
-from flashdsa.kernels.indexer.select.candidates import Bin, Candidate, close_rounds, compare, gather
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
     GATHERED,
     above_before,
     find_kth,
     own_above,
+    send_above,
     within_before,
 )
-from flashdsa.kernels.indexer.select.ranges import (
+from flashdsa.kernels.indexer.select.keys import (
     Part,
     Range,
     Steps,
+    between,
     cut_to_part,
+    highest_key,
     inside,
+    lowest_key,
     narrowed,
     steps_of,
 )
-from flashdsa.kernels.indexer.sizes import LAST_POSITION
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
+from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
-    SCRATCH_RECOUNTED,
-    ClusterBuffers,
+    SCRATCH_THRESHOLD,
     SelectBuffers,
 )
+
+ENTRY_BYTES = 4 * ENTRY_WORDS
+
+
+class Candidate(NamedTuple):
+    """One of the gathered entries, in the registers of a thread: the first `count` threads have one
+    each."""
+
+    key: Uint32
+    position: Uint32
+    count: Int32  # of all threads
+
+
+@cute.jit
+def entry_at(entries: cute.Tensor, index: Int32) -> tuple[Uint32, Uint32]:
+    """Key and position of a candidate."""
+    pointer = (entries.iterator + index * ENTRY_WORDS).align(ENTRY_BYTES)
+    words = cute.make_tensor(pointer, cute.make_layout(ENTRY_WORDS)).load()
+    return Uint32(words[0]), Uint32(words[1])
+
+
+@cute.jit
+def set_entry(entries: cute.Tensor, index: Int32, key: Uint32, position: Uint32) -> None:
+    """Write a candidate."""
+    entries[index * ENTRY_WORDS] = Int32(key)
+    entries[index * ENTRY_WORDS + 1] = Int32(position)
+
+
+@cute.jit
+def add_entry(select: SelectBuffers, entries: cute.Tensor, key: Uint32, position: Uint32) -> None:
+    """Append an entry to the candidates, which have room."""
+    index = cute.arch.atomic_add(
+        select.scratch.iterator + SCRATCH_CANDIDATES, Int32(1), sem="relaxed", scope="cta"
+    )
+    set_entry(entries, index, key, position)
+
+
+class Bin(NamedTuple):
+    """Number of entries in the last round's bin."""
+
+    within: Int32  # of all CTAs
+    before: Int32  # of the CTAs before the caller
+    own: Int32  # of the caller
+
+
+@cute.jit
+def close_rounds(s: Selecting, entries: Int32, above: Int32) -> None:
+    """Announce the bytes to come at received_full, and send the caller's count above the bin to
+    all.
+
+    Args:
+        entries: candidates that come, of all CTAs. above: the second warp's.
+    """
+    cluster, coord, thread = s.cluster, s.coord, s.thread
+    if thread == 0:
+        # received_full: its phase ends with this arrival and the last of these bytes, which may
+        # come before it.
+        expected = entries * ENTRY_BYTES + coord.num_parts * 4
+        cluster.received_full.arrive_and_expect_tx(expected)
+    if thread // WARP_SIZE == 1:
+        send_above(s, above, thread % WARP_SIZE)
+
+
+@cute.jit
+def gather(
+    s: Selecting, shared: cutlass.Boolean, part: Part, range_: Range, bin_: Bin, phase: Int32
+) -> Candidate:
+    """All entries in the range, of every CTA if `shared`, at most one a thread.
+
+    They are in `received`, too, until it is overwritten. SCRATCH_CANDIDATES is 0 before, and again
+    after the next sync.
+    """
+    select, cluster, coord, thread, plan = s.select, s.cluster, s.coord, s.thread, s.plan
+    width = range_.high - range_.low
+    for i in cutlass.range(thread, (part.entries + 3) // 4, plan.consumer_threads, unroll=1):
+        keys = load4(select.keys, i)
+        for k in cutlass.range_constexpr(4):
+            key = Uint32(keys[k])
+            if between(key, range_.low, width) and 4 * i + k < part.entries:
+                position = position_at(select, 4 * i + k)
+                if ~position >= range_.inv_low and ~position <= range_.inv_high:
+                    add_entry(select, select.candidates, key, position)
+    # All consumers: the caller's candidates are complete.
+    consumer_sync(plan)
+    key, position = Uint32(0), Uint32(0)
+    if shared:
+        for i in cutlass.range(thread, bin_.own * coord.num_parts, plan.consumer_threads, unroll=1):
+            own = i // coord.num_parts
+            dst = cluster.received.iterator + (bin_.before + own) * ENTRY_WORDS
+            entry = [select.candidates[own * ENTRY_WORDS + word] for word in range(ENTRY_WORDS)]
+            peer = coord.first_rank + (i - own * coord.num_parts)
+            send(dst.align(ENTRY_BYTES), entry, cluster.received_full.at(), peer)
+        # received_full, the row's phase: every CTA's candidates and counts have come (st.async).
+        # They may be read until this CTA sends its `coarse` counts of the next row or round.
+        cluster.received_full.wait(phase)
+        if thread < bin_.within:
+            key, position = entry_at(cluster.received, thread)
+    else:
+        if thread < bin_.within:
+            key, position = entry_at(select.candidates, thread)
+            set_entry(cluster.received, thread, key, position)
+        consumer_sync(plan)
+    if thread == 0:
+        select.scratch[SCRATCH_CANDIDATES] = Int32(0)
+    return Candidate(key, position, bin_.within)
+
+
+@cute.jit
+def compare(
+    s: Selecting,
+    range_: Range,
+    candidate: Candidate,
+    count: Int32,
+    k: Int32,
+    first_position: Uint32,
+) -> tuple[Uint32, Uint32, Int32]:
+    """Find the `k`-th best of the `count` candidates in the range, at most max_compared: each is
+    compared with each. Synced.
+
+    All candidates are in `received`, unless a round after `gather` left some out of the range.
+    SCRATCH_BEFORE and SCRATCH_CANDIDATES were 0.
+
+    Returns:
+        Its key and position, and how many of all candidates are as good and before
+        `first_position`.
+    """
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
+    better_than_range = cutlass.Boolean(False)
+    if count != candidate.count:
+        if thread < candidate.count:
+            inv_position = ~candidate.position
+            if inside(range_, candidate.key, inv_position):
+                add_entry(select, cluster.received, candidate.key, candidate.position)
+            else:
+                better_than_range = candidate.key > range_.high or (
+                    candidate.key == range_.high and inv_position > range_.inv_high
+                )
+        # All consumers: the candidates in the range are in `received`.
+        consumer_sync(plan)
+    lanes_each = plan.consumer_threads // plan.lists.max_compared
+    index = thread // lanes_each
+    mine, mine_at = Uint32(0), Uint32(0)
+    if index < count:
+        mine, mine_at = entry_at(cluster.received, index)
+    better = Int32(0)
+    for other in cutlass.range(thread % lanes_each, count, lanes_each, unroll=4):
+        other_key, other_at = entry_at(cluster.received, other)
+        if other_key > mine or (other_key == mine and other_at < mine_at):
+            better += 1
+    better = neighbours_sum(better, lanes_each)
+    wins = index < count and better < k and thread % lanes_each == 0
+    if wins and better == k - 1:
+        select.scratch[SCRATCH_THRESHOLD] = Int32(mine)
+        select.scratch[SCRATCH_THRESHOLD + 1] = Int32(mine_at)
+    counted = wins and mine_at < first_position
+    left_out = better_than_range and candidate.position < first_position
+    before = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(counted)))
+    before += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(left_out)))
+    if before != 0 and thread % WARP_SIZE == 0:
+        cute.arch.atomic_add(
+            select.scratch.iterator + SCRATCH_BEFORE, before, sem="relaxed", scope="cta"
+        )
+    # All consumers: the threshold and the count before the part are in scratch.
+    consumer_sync(plan)
+    return (
+        Uint32(select.scratch[SCRATCH_THRESHOLD]),
+        Uint32(select.scratch[SCRATCH_THRESHOLD + 1]),
+        select.scratch[SCRATCH_BEFORE],
+    )
+
 
 LISTED, HELD, FOUND = range(3)
 """States of the search: entries are in the lists; a candidate in each thread's registers; done."""
@@ -61,6 +229,7 @@ class Threshold(NamedTuple):
     position: Uint32
     first_out_index: Int32  # accepted entries of the CTAs before this one
     total: Int32  # entries to choose from, of all CTAs
+    recounted: cutlass.Boolean  # the histogram is that of a later round
 
 
 @cute.jit
@@ -74,22 +243,12 @@ def count_entry(
 
 
 @cute.jit
-def recount(
-    select: SelectBuffers,
-    range_: Range,
-    steps: Steps,
-    listed: Int32,
-    candidate: Candidate,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def recount(s: Selecting, range_: Range, steps: Steps, listed: Int32, candidate: Candidate) -> None:
     """Count the range's entries into the histogram: of the first `listed` of the list, and of the
     candidates in registers. Synced."""
+    select, thread, plan = s.select, s.thread, s.plan
     consumer_sync(plan)  # everyone has read what the round before counted
-    if const_expr(plan.pairs):
-        if thread == 0:
-            select.scratch[SCRATCH_RECOUNTED] = Int32(1)
-    clear_histogram(select, thread, plan)
+    clear_histogram(s)
     consumer_sync(plan)
     for i in cutlass.range(thread, listed, plan.consumer_threads, unroll=1):
         count_entry(select, range_, steps, key_at(select, i), position_at(select, i))
@@ -100,15 +259,7 @@ def recount(
 
 @cute.jit
 def find_threshold(
-    select: SelectBuffers,
-    cluster: ClusterBuffers,
-    coord: Coord,
-    shared: cutlass.Boolean,
-    to_bin: cutlass.Boolean,
-    part: Part,
-    phases: PackedPhases,
-    thread: Int32,
-    plan: cutlass.Constexpr,
+    s: Selecting, shared: cutlass.Boolean, to_bin: cutlass.Boolean, part: Part, phases: PackedPhases
 ) -> tuple[Threshold, PackedPhases]:
     """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
@@ -117,11 +268,12 @@ def find_threshold(
     entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
     entries are accepted then, and `first_out_index` means nothing. Returns the events' phases, too.
     """
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
     if not shared:
         range_ = cut_to_part(range_, part)
     left = Int32(plan.topk)  # the k among the entries in the range
-    counted = cutlass.Boolean(True)
+    counted, recounted = cutlass.Boolean(True), cutlass.Boolean(False)
     first_out_index, total = Int32(0), Int32(0)
     candidate = Candidate(Uint32(0), Uint32(0), Int32(0))
     # `above` is the second warp's: the caller's entries above the range.
@@ -130,24 +282,21 @@ def find_threshold(
     if thread == 0:
         select.scratch[SCRATCH_BEFORE] = Int32(0)
         select.scratch[SCRATCH_CANDIDATES] = Int32(0)
-        if const_expr(plan.pairs):
-            select.scratch[SCRATCH_RECOUNTED] = Int32(0)
     while state != FOUND:
         steps = steps_of(range_)
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)
-            recount(select, range_, steps, listed, candidate, thread, plan)
-        found = find_kth(select, cluster, coord, shared, left, phases.phase(COUNTED), thread, plan)
+            recount(s, range_, steps, listed, candidate)
+            recounted = cutlass.Boolean(True)
+        found = find_kth(s, shared, left, phases.phase(COUNTED))
         if shared:
             phases = phases.passed(COUNTED)
         lane = thread % WARP_SIZE
         bin_ = Bin(
-            found.within,
-            within_before(cluster, coord, shared, found.bin, lane),
-            select.histogram[found.bin],
+            found.within, within_before(s, shared, found.bin, lane), select.histogram[found.bin]
         )
         if shared and thread // WARP_SIZE == 1:
-            above += own_above(select, cluster, found.bin, lane)
+            above += own_above(s, found.bin, lane)
         left -= found.above
         was_shared = shared
         if counted:
@@ -180,20 +329,9 @@ def find_threshold(
             range_ = cut_to_part(range_, part)
         if gathers or (was_shared and not shared):
             if was_shared:
-                close_rounds(cluster, coord, found.within if gathers else Int32(0), above, thread)
+                close_rounds(s, found.within if gathers else Int32(0), above)
             if gathers:
-                candidate = gather(
-                    select,
-                    cluster,
-                    coord,
-                    was_shared,
-                    part,
-                    range_,
-                    bin_,
-                    phases.phase(GATHERED),
-                    thread,
-                    plan,
-                )
+                candidate = gather(s, was_shared, part, range_, bin_, phases.phase(GATHERED))
                 state = Int32(HELD)
                 shared = cutlass.Boolean(False)
             elif was_shared:
@@ -201,21 +339,13 @@ def find_threshold(
                 # (st.async).
                 cluster.received_full.wait(phases.phase(GATHERED))
             if was_shared:
-                first_out_index += above_before(cluster, coord, lane)
+                first_out_index += above_before(s, lane)
                 phases = phases.passed(GATHERED)
-        if state == HELD and found.within <= plan.max_compared:
+        if state == HELD and found.within <= plan.lists.max_compared:
             at_key, at_position, before = compare(
-                select,
-                cluster,
-                range_,
-                candidate,
-                found.within,
-                left,
-                Uint32(part.first),
-                thread,
-                plan,
+                s, range_, candidate, found.within, left, Uint32(part.first)
             )
             first_out_index += before
             state = Int32(FOUND)
     consumer_sync(plan)
-    return Threshold(at_key, at_position, first_out_index, total), phases
+    return Threshold(at_key, at_position, first_out_index, total, recounted), phases

@@ -8,8 +8,13 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.tma import EVICT_FIRST, load_box, load_bytes
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.load_tiles import acquire_stage, announce, finish, page_table
-from flashdsa.kernels.indexer.schedule.tile_loader import TileLoader
+from flashdsa.kernels.indexer.load_tiles import (
+    TileLoader,
+    acquire_stage,
+    announce,
+    finish,
+    page_table,
+)
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
 from flashdsa.kernels.indexer.sizes import PAGE_ROWS
 from flashdsa.kernels.indexer.sm100.plan import SCALE_BYTES
@@ -86,28 +91,28 @@ def load_stage(
     stage = state.stage
     if lane == 0:
         acquire_stage(ring, number, state, depth, plan)
-        places = []
+        slots = []
         for index, page in enumerate(named):
             valid = page >= 0 and page < num_pages
-            place = stage * plan.pages_per_stage + index
-            ctx.inputs.page_valid[place] = Int32(1) if valid else Int32(0)
-            places.append((place, page if valid else num_pages, page if valid else Int32(0)))
+            slot = stage * plan.pages_per_stage + index
+            ctx.inputs.page_valid[slot] = Int32(1) if valid else Int32(0)
+            slots.append((slot, page if valid else num_pages, page if valid else Int32(0)))
         # page_full[stage]: this arrival releases page_valid, too; the phase ends with the last byte
         # of the copies, which are as many for bad pages: what a box has beyond the cache's end is
         # 0, and the scales are the first page's. It orders the copies after the consumers' reads,
         # which page_empty ordered before.
         cute.arch.fence_proxy("async.shared", space="cta")
         full = ring.expect(stage)
-        for place, box_page, scale_page in places:
+        for slot, box_page, scale_page in slots:
             load_box(
-                ctx.inputs.pages + place * PAGE_KEY_BYTES,
+                ctx.inputs.pages + slot * PAGE_KEY_BYTES,
                 ctx.keys_map,
                 [Int32(0), box_page * PAGE_ROWS],
                 full,
                 EVICT_FIRST,
             )
             load_bytes(
-                ctx.scales + place * SCALE_BYTES,
+                ctx.scales + slot * SCALE_BYTES,
                 ctx.cache.iterator + (Int64(scale_page) * PAGE_BYTES + PAGE_KEY_BYTES),
                 SCALE_BYTES,
                 full,

@@ -4,18 +4,21 @@ stage n of the ring, accumulator n % 4:
    page_full | score_empty of use n - 4 | 4 steps along K a product | commit to score_full
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Float32, Int32, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.static import Static
 from flashdsa.dsl.umma_issue import commit, issue
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
-from flashdsa.kernels.indexer.smem_views import InputBuffers
+from flashdsa.kernels.indexer.score_batch import PageSource
+from flashdsa.kernels.indexer.sm100.score import SCORING, make_scorer
+from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
 
 
 class MmaContext(NamedTuple):
@@ -75,3 +78,30 @@ def issue_tile(
             commit(ctx.score_ring.full, scores.stage)
         cute.arch.sync_warp()
     return end
+
+
+@cute.jit
+def allocate_tmem(arena: Arena, warp: Int32, plan: cutlass.Constexpr) -> None:
+    """Allocate tensor memory. All warps call, and all threads of the CTA sync before any of them
+    uses it."""
+    if warp == plan.mma_warp:
+        tmem.allocate(arena.pointer("tmem_start", Int32), plan.tmem.allocated)
+    tmem.before_sync()
+
+
+@cute.jit
+def run_mma(arena: Arena, plan: cutlass.Constexpr) -> None:
+    """The issuing warp: issue all products, then give tensor memory back."""
+    address = arena.pointer("tmem_start", Int32).load()
+    inputs = input_buffers_in(arena, plan, arena.consumer)
+    ring = arena.producer("score_full", "score_empty")
+    issue_tiles(MmaContext(inputs, arena, address, ring), plan)
+    tmem.free(address, plan.tmem.allocated)
+
+
+def page_source(arena: Arena, thread: Int32, plan: Any) -> PageSource:
+    """Return the consumer's source of page scores."""
+    address = arena.pointer("tmem_start", Int32).load()
+    scales = arena.array("scales", Float32, plan.ring_stages * plan.stage_tokens)
+    ring = arena.consumer("score_full", "score_empty")
+    return PageSource(make_scorer(address, scales, ring, thread, plan), Static(SCORING))

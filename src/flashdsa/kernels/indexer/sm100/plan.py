@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from flashdsa.dsl.umma import E4M3, SharedOperand, SharedTile, TilePart, UmmaProduct
 from flashdsa.hw import REGISTER_STEP, SM100, TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
@@ -98,6 +98,10 @@ class IndexerPlan(SelectPlan):
         """Consumers, and the warpgroup that loads and issues."""
         return self.consumer_threads + WARPGROUP_SIZE
 
+    def cache_operand(self, cache: Any) -> Any:
+        """The cache: scales are copied by their addresses."""
+        return cache
+
     @property
     def page_box_rows(self) -> int:
         """Rows of the cache that one copy brings: keys, so that those of a stage are neighbours."""
@@ -131,7 +135,7 @@ class IndexerPlan(SelectPlan):
     @property
     def regions(self) -> list[SmemRegion]:
         """Shared memory regions, in order."""
-        stages, tiles, pages = self.ring_stages, self.tile_stages, self.pages_per_stage
+        stages, tiles, pages = self.ring_stages, self.lists.tile_stages, self.pages_per_stage
         groups = self.consumer_warpgroups
         return [
             SmemRegion("pages", stages * self.stage_key_bytes, 1024, "keys, e4m3, SW128"),
@@ -207,7 +211,7 @@ class IndexerPlan(SelectPlan):
         head = self.query_bytes + self.weight_bytes
         stage = self.stage_key_bytes + self.pages_per_stage * SCALE_BYTES
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
-        stages, tiles, groups = self.ring_stages, self.tile_stages, self.consumer_warpgroups
+        stages, tiles, groups = self.ring_stages, self.lists.tile_stages, self.consumer_warpgroups
         every = (
             Barrier(
                 "page_full", stages, load, one, mma, stage, "the pages are there",
@@ -228,3 +232,33 @@ class IndexerPlan(SelectPlan):
         )  # fmt: skip
         present = {region.name for region in self.regions}
         return tuple(barrier for barrier in every if barrier.name in present)
+
+
+@dataclass(frozen=True)
+class LogitsPlan(IndexerPlan):
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+
+    stages: int = 24
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"sm100_indexer_logits_h{self.num_heads}_p{self.pages_per_stage}"
+
+    @property
+    def unscored_length(self) -> int:
+        """Every token of every row is scored."""
+        return 0
+
+    @property
+    def load_registers(self) -> int:
+        """Registers of a load thread, which also cuts the line of pages (see
+        schedule/page_partition.py)."""
+        return 40
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """Shared memory regions, in order."""
+        selecting = (*select_regions(self), *select_barrier_regions(self))
+        absent = {region.name for region in selecting} | {"scratch"}
+        return [region for region in super().regions if region.name not in absent]

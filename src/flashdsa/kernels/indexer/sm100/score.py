@@ -15,11 +15,8 @@ from flashdsa.dsl import tmem
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.hw import TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring
-from flashdsa.kernels.indexer.select.list_scores import PageRange
-from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
-from flashdsa.kernels.indexer.smem_views import InputBuffers
+from flashdsa.kernels.indexer.score_batch import PageScoring, Scoring, doubled_relu
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.problem import PAGE_SIZE
 
 COLUMNS_AT_ONCE = 32
@@ -58,25 +55,17 @@ def has_row(thread: Int32, plan: Any) -> cutlass.Boolean:
     return thread % WARP_SIZE < WARP_SIZE // 2
 
 
-def prepare(
-    inputs: InputBuffers, scorer: Scorer, tile_stage: Int32, thread: Int32, plan: IndexerPlan
-) -> None:
+def prepare(x: Scoring, tile_stage: Int32) -> None:
     """Do nothing: weights are read from shared memory as they are needed."""
 
 
 @cute.jit
 def score_pages(
-    inputs: InputBuffers,
-    scorer: Scorer,
-    prepared: None,
-    pages: PageRange,
-    thread: Int32,
-    store: cutlass.Constexpr,
-    sink: Any,
-    plan: cutlass.Constexpr,
+    x: Scoring, prepared: None, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> None:
     """Score the calling warpgroup's uses of the ring: those whose number is its own, modulo the
     warpgroups. The pages are whole stages, but for a tile's last one."""
+    inputs, scorer, thread, plan = x.inputs, x.scorer, x.thread, x.plan
     groups, of_stage = plan.consumer_warpgroups, plan.pages_per_stage
     group = cute.arch.make_warp_uniform(thread // WARPGROUP_SIZE)
     first_use = (pages.first_number + pages.begin) // of_stage

@@ -11,10 +11,9 @@ from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.indexer import build
 from flashdsa.kernels.indexer.build import rows_apart
-from flashdsa.kernels.indexer.sm90.kernel import launch_indexer, launch_splits
-from flashdsa.kernels.indexer.sm90.logits_kernel import launch_logits
-from flashdsa.kernels.indexer.sm90.logits_plan import LogitsPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.kernels.indexer.sm90.kernel import indexer_kernel
+from flashdsa.kernels.indexer.sm90.logits_kernel import logits_kernel
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.quantize_kernel import launch_quantize, launch_write
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_kernel import launch_topk
@@ -24,12 +23,12 @@ from flashdsa.problem import INDEX_HEAD_DIM, PAGE_BYTES
 
 def compile_indexer(plan: IndexerPlan) -> Any:
     """See `kernels.indexer.build.compile_indexer`."""
-    return build.compile_indexer(launch_splits if plan.splits else launch_indexer, plan, SM90.name)
+    return build.compile_indexer(indexer_kernel, plan)
 
 
 def compile_logits(plan: LogitsPlan) -> Any:
     """See `kernels.indexer.build.compile_logits`."""
-    return build.compile_logits(launch_logits, plan, SM90.name)
+    return build.compile_logits(logits_kernel, plan)
 
 
 def compile_topk(plan: TopkPlan) -> Any:

@@ -8,13 +8,13 @@ from cutlass import Int32, cute
 from flashdsa.dsl.tma import EVICT_FIRST, load_box
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.load_tiles import (
+    TileLoader,
     acquire_stage,
     announce,
     describe,
     finish,
     page_table,
 )
-from flashdsa.kernels.indexer.schedule.tile_loader import TileLoader
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
 from flashdsa.kernels.indexer.sizes import PAGE_ROWS
 from flashdsa.kernels.indexer.smem_views import InputBuffers

@@ -6,54 +6,41 @@ partition of pages from seq_lens     | -inf beyond the rows' lengths
 heads of tiles, pages                | score a page, store 64 scores
 """
 
-from typing import Any
-
 import cutlass
 from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate, initialise_barriers
-from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
-from flashdsa.kernels.indexer.schedule.work_tile import Rows
-from flashdsa.kernels.indexer.score_batch import PageSource
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
-from flashdsa.kernels.indexer.sm90.score import SCORING, make_scorer
+from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.smem_views import input_buffers_in
-from flashdsa.kernels.indexer.tma_maps import make_tensor_maps
-from flashdsa.kernels.indexer.write_scores import WriteContext, fill_beyond, write_scores
-from flashdsa.problem import PAGE_SIZE
+from flashdsa.kernels.indexer.write_scores import WriteContext, consume_pages, rows_to_score
 
 
 @cute.kernel
 def logits_kernel(
     keys_map: GridConstant[tensor_map.TensorMap],
     queries_map: GridConstant[tensor_map.TensorMap],
+    num_pages: Int32,
     weights: cute.Tensor,
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     scores: cute.Tensor,
-    num_pages: Int32,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = thread % WARP_SIZE
+    caller = find_caller(plan)
     arena = allocate(plan)
-    # A row that is longer than the output is scored up to the output's width.
     max_len = scores.shape[1]
-    longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
-    rows = Rows(seq_lens, seq_lens.shape[0], longest)
-    initialise_barriers(arena, thread, INITIALISING_WARPS)
+    rows = rows_to_score(seq_lens, block_table, max_len)
+    initialise_barriers(arena, caller.thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
-    load, role = plan.roles
-    if warp >= plan.consumer_warps:
-        cute.arch.setmaxregister_decrease(load.registers)
+    loads, selects = plan.roles
+    if not caller.consumes:
+        cute.arch.setmaxregister_decrease(loads.registers)
         load_ctx = LoadContext(
             input_buffers_in(arena, plan, arena.producer),
             keys_map.get_ptr(),
@@ -62,52 +49,11 @@ def logits_kernel(
             block_table,
             num_pages,
             rows,
-            warp - plan.consumer_warps,
+            caller.warp - plan.consumer_warps,
         )
-        load_partition(load_ctx, PAGES, lane, cta, num_ctas, plan)
+        load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
     else:
-        cute.arch.setmaxregister_increase(role.registers)
+        cute.arch.setmaxregister_increase(selects.registers)
         inputs = input_buffers_in(arena, plan, arena.consumer)
         ctx = WriteContext(inputs, scores, max_len, rows)
-        # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
-        fill_beyond(
-            ctx,
-            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
-            num_ctas * plan.consumer_warps,
-            lane,
-        )
-        scorer = make_scorer(inputs.pages, inputs.queries, thread, plan)
-        write_scores(ctx, PageSource(scorer, Static(SCORING)), thread, plan)
-
-
-@cute.jit
-def launch_logits(
-    q_index_fp8: cute.Tensor,
-    k_index_cache_fp8: cute.Tensor,
-    weights: cute.Tensor,
-    seq_lens: cute.Tensor,
-    block_table: cute.Tensor,
-    scores: cute.Tensor,
-    num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch on `stream`.
-
-    Args:
-        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
-        weights: (B, H) fp32. seq_lens: (B,) int32. block_table: (B, max_pages) int32.
-        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages.
-        num_ctas: CTAs of the grid, best one an SM.
-    """
-    keys_map, queries_map = make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan)
-    logits_kernel(
-        keys_map,
-        queries_map,
-        weights,
-        seq_lens,
-        block_table,
-        scores,
-        k_index_cache_fp8.shape[0],
-        plan,
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+        consume_pages(ctx, caller, arena, page_source, plan)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.plan import By, Lists, SelectPlan
 from flashdsa.kernels.indexer.regions import (
     scratch_region,
     select_barrier_regions,
@@ -36,7 +36,7 @@ class IndexerPlan(SelectPlan):
         """Check the choices against the instructions and the architecture."""
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
-        if self.pairs and self.splits_to_ctas and self.ring_stages & (self.ring_stages - 1):
+        if self.rows is By.PAIRS and self.ring_stages & (self.ring_stages - 1):
             raise ValueError("stages: of rows in pairs, expected a power of two")
         super().__post_init__()
 
@@ -54,6 +54,10 @@ class IndexerPlan(SelectPlan):
     def pages_per_stage(self) -> int:
         """Pages of a stage of the ring."""
         return 1
+
+    def cache_operand(self, cache: Any) -> Any:
+        """Number of pages: TMA reads all of the cache."""
+        return cache.shape[0]
 
     @property
     def page_box_rows(self) -> int:
@@ -90,16 +94,16 @@ class IndexerPlan(SelectPlan):
     @property
     def regions(self) -> list[SmemRegion]:
         """Shared memory regions, in order."""
-        pages, tiles = self.ring_stages, self.tile_stages
+        pages, tiles = self.ring_stages, self.lists.tile_stages
         return [
             SmemRegion("pages", pages * self.stage_bytes, 1024, "keys and scales, SW128"),
             SmemRegion("queries", tiles * self.query_bytes, 1024, "e4m3, SW128"),
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
-            *([self.halves_region] if self.pairs else []),
+            *([self.halves_region] if self.teams > 1 else []),
             *select_regions(self),
             SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
             SmemRegion("page_valid", pages * 4, 16, "1 where the page id is in the cache"),
-            *([] if self.pairs else [scratch_region()]),
+            *([] if self.teams > 1 else [scratch_region()]),
             SmemRegion("page_full", pages * 8, 8, "mbarriers: TMA -> a warpgroup"),
             SmemRegion("page_empty", pages * 8, 8, "mbarriers: 4 warps -> load"),
             SmemRegion("tile_full", tiles * 8, 8, "mbarriers: load -> consumers"),
@@ -132,7 +136,7 @@ class IndexerPlan(SelectPlan):
         load, select = self.roles
         head = self.query_bytes + self.weight_bytes
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
-        pages, tiles = self.ring_stages, self.tile_stages
+        pages, tiles = self.ring_stages, self.lists.tile_stages
         every = (
             Barrier("page_full", pages, load, one, select, PAGE_BYTES, "the page is there"),
             Barrier("page_empty", pages, select, group, load, 0, "the page has been read"),
@@ -144,17 +148,47 @@ class IndexerPlan(SelectPlan):
         return tuple(barrier for barrier in every if barrier.name in present)
 
 
+PAIR_LISTS = Lists(
+    capacity=5568, refill_pages=8, first_fill_pages=63, fill_step_pages=3, tile_stages=1
+)
+
+
 def pairs_plan(**choices: Any) -> IndexerPlan:
     """The plan of rows that are scored in pairs: shared memory for two lists, so fewer stages."""
-    usual = {
-        "splits": True,
-        "scheduled": True,
-        "pairs": True,
-        "stages": 8,
-        "list_capacity": 5568,
-        "tile_stages": 1,
-        "first_fill_pages": 63,
-        "fill_step_pages": 3,
-        "refill_pages": 8,
-    }
+    usual = {"rows": By.PAIRS, "stages": 8, "lists": PAIR_LISTS}
     return IndexerPlan(**{**usual, **choices})
+
+
+_STREAM = (
+    "pages",
+    "queries",
+    "weights",
+    "work_tiles",
+    "page_valid",
+    "page_full",
+    "page_empty",
+    "tile_full",
+    "tile_empty",
+)
+
+
+@dataclass(frozen=True)
+class LogitsPlan(IndexerPlan):
+    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+
+    stages: int = 16
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"indexer_logits_h{self.num_heads}"
+
+    @property
+    def unscored_length(self) -> int:
+        """Every token of every row is scored."""
+        return 0
+
+    @property
+    def regions(self) -> list[SmemRegion]:
+        """Shared memory regions, in order."""
+        return [region for region in super().regions if region.name in _STREAM]

@@ -20,11 +20,10 @@ from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
 MMA_K = 32
@@ -70,7 +69,7 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
     first.set(warpgroup.Field.ACCUMULATE, False)
     following.set(warpgroup.Field.ACCUMULATE, True)
     slice_ = first.get_slice(thread % WARPGROUP_SIZE)
-    heads = _tile(queries, plan.num_heads, plan.tile_stages, plan.query_bytes)
+    heads = _tile(queries, plan.num_heads, plan.lists.tile_stages, plan.query_bytes)
     keys = cute.make_rmem_tensor(first.partition_shape_A((PAGE_SIZE, INDEX_HEAD_DIM)), Float8E4M3FN)
     # ldmatrix: lanes 0-7 name rows 0-7, 8-15 rows 8-15, both of the first 16 bytes along K, lanes
     # 16-31 those of the second 16 bytes; the swizzle exchanges 16 bytes by the row.
@@ -153,16 +152,10 @@ class Sums(NamedTuple):
 
 @cute.jit
 def score_page(
-    inputs: InputBuffers,
-    scorer: Scorer,
-    weights: cute.Tensor,
-    state: PipelineState,
-    tile_stage: Int32,
-    lane: Int32,
-    token: Int32,
-    plan: cutlass.Constexpr,
+    x: Scoring, weights: cute.Tensor, state: PipelineState, tile_stage: Int32, token: Int32
 ) -> Sums:
     """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads."""
+    inputs, scorer, plan, lane = x.inputs, x.scorer, x.plan, x.thread % WARP_SIZE
     stage = state.stage
     # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says that
     # none came. All may be read until this warp arrives at page_empty[stage].
@@ -223,14 +216,9 @@ class Prepared(NamedTuple):
 
 
 @cute.jit
-def prepare(
-    inputs: InputBuffers,
-    scorer: Scorer,
-    tile_stage: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> Prepared:
+def prepare(x: Scoring, tile_stage: Int32) -> Prepared:
     """Load the tile's weights into registers."""
+    inputs, thread, plan = x.inputs, x.thread, x.plan
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     load_weights(weights, inputs.weights, tile_stage, thread % WARP_SIZE, plan)
     return Prepared(weights, uniform(thread // WARPGROUP_SIZE))
@@ -238,18 +226,11 @@ def prepare(
 
 @cute.jit
 def score_pages(
-    inputs: InputBuffers,
-    scorer: Scorer,
-    prepared: Prepared,
-    pages: PageRange,
-    thread: Int32,
-    store: cutlass.Constexpr,
-    sink: Any,
-    plan: cutlass.Constexpr,
+    x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> None:
     """Score the calling warpgroup's pages: those whose number in the CTA is its own, modulo the
     warpgroups. `store` as in `score_span`."""
-    groups = plan.consumer_warpgroups
+    groups = x.plan.consumer_warpgroups
     first = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
     span = PageSpan(
         count=cutlass.max(pages.end - first + groups - 1, Int32(0)) // groups,
@@ -257,19 +238,12 @@ def score_pages(
         first_position=(pages.first_page + first) * PAGE_SIZE,
         tile_stage=uniform(pages.tile_stage),
     )
-    score_span(inputs, scorer, prepared.weights, span, thread, store, sink, plan)
+    score_span(x, prepared.weights, span, store, sink)
 
 
 @cute.jit
 def score_span(
-    inputs: InputBuffers,
-    scorer: Scorer,
-    weights: cute.Tensor,
-    span: PageSpan,
-    thread: Int32,
-    store: cutlass.Constexpr,
-    sink: Any,
-    plan: cutlass.Constexpr,
+    x: Scoring, weights: cute.Tensor, span: PageSpan, store: cutlass.Constexpr, sink: Any
 ) -> None:
     """Score the pages, two at a time.
 
@@ -278,6 +252,7 @@ def score_span(
             this lane's token, see `token_of_lane`, whether its page id is in the cache, and whether
             the lane has a page.
     """
+    inputs, thread, plan = x.inputs, x.thread, x.plan
     lane = thread % WARP_SIZE
     token = token_of_lane(thread // WARP_SIZE, lane, plan)
     in_page = token % PAGE_SIZE
@@ -288,13 +263,11 @@ def score_span(
     state = ring.state(uniform(span.first_number))
     for done in cutlass.range(0, span.count, 2, unroll=1):
         both = done + 1 < span.count
-        first = score_page(inputs, scorer, weights, state, span.tile_stage, lane, in_page, plan)
+        first = score_page(x, weights, state, span.tile_stage, in_page)
         state = advanced(state, plan.consumer_warpgroups, ring.stages)
         second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
         if both:
-            second = score_page(
-                inputs, scorer, weights, state, span.tile_stage, lane, in_page, plan
-            )
+            second = score_page(x, weights, state, span.tile_stage, in_page)
             state = advanced(state, plan.consumer_warpgroups, ring.stages)
         score, valid = finish_pair(first, second, lane)
         store(sink, score, position, valid, both or lane // 2 % 2 == 0)

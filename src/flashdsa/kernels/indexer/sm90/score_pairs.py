@@ -21,9 +21,8 @@ from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource
-from flashdsa.kernels.indexer.select.list_scores import PageRange
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
+from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import (
     MMA_K,
@@ -54,9 +53,9 @@ def halve_weights(
     time. The caller syncs before and after."""
     if thread < plan.tile_heads:
         # Columns 8 c + 2 q + {0, 1} are those of the lanes with lane % 4 == q.
-        place = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
+        index = thread & -16 | (thread & 6) << 1 | (thread & 8) >> 2 | thread & 1
         weight = inputs.weights[tile_stage * plan.tile_heads + thread]
-        inputs.halves[place] = weight * Float32(0.5)
+        inputs.halves[index] = weight * Float32(0.5)
 
 
 @cute.jit
@@ -112,14 +111,9 @@ class Prepared(NamedTuple):
 
 
 @cute.jit
-def prepare(
-    inputs: InputBuffers,
-    scorer: PairScorer,
-    tile_stage: Int32,
-    thread: Int32,
-    plan: cutlass.Constexpr,
-) -> Prepared:
+def prepare(x: Scoring, tile_stage: Int32) -> Prepared:
     """Load the first row's weights into registers. Starts and ends synced."""
+    inputs, thread, plan = x.inputs, x.thread, x.plan
     halve_weights(inputs, tile_stage, thread, plan)
     # All consumers of the CTA: both rows' halved weights are written.
     consumer_sync(plan)
@@ -130,22 +124,16 @@ def prepare(
 
 @cute.jit
 def score_pages(
-    inputs: InputBuffers,
-    scorer: PairScorer,
-    prepared: Prepared,
-    pages: PageRange,
-    thread: Int32,
-    store: cutlass.Constexpr,
-    sink: Any,
-    plan: cutlass.Constexpr,
+    x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> Int32:
     """Score the calling warpgroup's pages, one at a time; see score_batch.py. A lane's score is of
-    the row of teams.py's `row_of_lane`.
+    the row of score_together.py's `row_of_lane`.
 
     Args:
         store: called for each page as store(sink, slot, score, position, valid); returns the next
             `slot`, which starts as the sink's, and at the end is what this function returns.
     """
+    inputs, scorer, thread, plan = x.inputs, x.scorer, x.thread, x.plan
     groups, ring = plan.consumer_warpgroups, inputs.page_ring
     begin = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
     # Kept in registers, uniform ones if possible: the loop would compute each of them anew.

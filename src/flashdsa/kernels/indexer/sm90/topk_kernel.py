@@ -9,25 +9,145 @@ work tiles | append (key, position), histogram; the row's threshold; positions
 from typing import Any
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.launch import launch_shape
+from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
-from flashdsa.kernels.indexer.schedule.scheduled_tiles import load_scheduled
-from flashdsa.kernels.indexer.schedule.work_tile import Rows
-from flashdsa.kernels.indexer.select.read_scores import read_batch
-from flashdsa.kernels.indexer.select.select_rows import SelectContext, select_rows
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
+from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
+from flashdsa.kernels.indexer.select.keys import bin_of, sortable
+from flashdsa.kernels.indexer.select.lists import Listed, count_in_bin
+from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
 from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COUNT,
+    SelectBuffers,
     cluster_buffers_in,
     select_buffers_in,
     tile_buffers_in,
 )
+from flashdsa.problem import PAGE_SIZE
+
+PREFETCHED = 1 << 16
+"""Scores that are on their way into the second-level cache before they are read."""
+LINE_SCORES = 32
+"""Scores of a cache line."""
+
+
+@cute.jit
+def prefetch_scores(
+    scores: Any, row: Int32, begin: Int32, end: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Start to bring the row's scores from `begin` on into the second-level cache."""
+    line = scores.iterator + Int64(row) * scores.stride[0]
+    step = plan.consumer_threads * LINE_SCORES
+    for at in cutlass.range(begin + thread * LINE_SCORES, end, step, unroll=1):
+        prefetch(line + at)
+
+
+@cute.jit
+def load_block(
+    values: cute.Tensor, line: Any, first: Int32, end: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Load this thread's scores of a block: `first`, and every consumer_threads-th one before
+    `end`."""
+    for i in cutlass.range_constexpr(plan.read_together):
+        position = first + i * plan.consumer_threads
+        values[i] = Float32(0.0)
+        if position < end:
+            values[i] = (line + position).load()
+
+
+@cute.jit
+def read_batch(
+    s: Selecting,
+    scores: Any,
+    tile: WorkTile,
+    stage: Int32,
+    listed: Listed,
+) -> Listed:
+    """Add scores of the tile while the list has room for another block.
+
+    The list has room for a block at the start; see `refill_pages`.
+
+    Args:
+        scores: (B, max_len) fp32 in device memory, any distance between rows; 64 of them count as
+            a page.
+    """
+    select, thread, plan = s.select, s.thread, s.plan
+    block = plan.read_together * plan.consumer_threads
+    entries, floor = listed.entries, listed.floor
+    row = tile.row
+    line = scores.iterator + Int64(row) * scores.stride[0]
+    last = cutlass.min((tile.first_page + tile.num_pages) * PAGE_SIZE, tile.length)
+    begin = (tile.first_page + listed.pages) * PAGE_SIZE
+    if listed.pages == 0:
+        prefetch_scores(scores, row, begin, cutlass.min(begin + PREFETCHED, last), thread, plan)
+    values = cute.make_rmem_tensor(plan.read_together, Float32)
+    keys = cute.make_rmem_tensor(plan.read_together, Uint32)
+    load_block(values, line, begin + thread, last, plan)
+    reads = cutlass.Boolean(True)
+    while reads:
+        for i in cutlass.range_constexpr(plan.read_together):
+            keys[i] = sortable(values[i])
+        # The next block is on its way, into registers that are free now, while this one is added.
+        load_block(values, line, begin + block + thread, last, plan)
+        ahead = begin + PREFETCHED
+        prefetch_scores(scores, row, ahead, cutlass.min(ahead + block, last), thread, plan)
+        append_keys(select, keys, begin + thread, last, floor, plan)
+        begin += block
+        # All consumers: every entry of the block is in the list, and counted.
+        consumer_sync(plan)
+        entries = select.scratch[SCRATCH_COUNT]
+        consumer_sync(plan)  # everyone has read the count, so that it may be written again
+        reads = begin < last and plan.lists.capacity - entries >= block
+    stop = cutlass.min(begin // PAGE_SIZE - tile.first_page, tile.num_pages)
+    return Listed(entries, stop, floor)
+
+
+@cute.jit
+def append_keys(
+    select: SelectBuffers,
+    keys: cute.Tensor,
+    first: Int32,
+    end: Int32,
+    floor: Uint32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Append the keys of positions `first` and every consumer_threads-th one, with one atomic a
+    warp."""
+    masks = cute.make_rmem_tensor(plan.read_together, Int32)
+    total = Int32(0)
+    for i in cutlass.range_constexpr(plan.read_together):
+        wanted = first + i * plan.consumer_threads < end and keys[i] >= floor
+        masks[i] = Int32(cute.arch.vote_ballot_sync(wanted))
+        total += Int32(cute.arch.popc(masks[i]))
+    if total > 0:
+        lane = cute.arch.lane_idx()
+        slot = Int32(0)
+        if lane == 0:
+            slot = cute.arch.atomic_add(
+                select.scratch.iterator + SCRATCH_COUNT, total, sem="relaxed", scope="cta"
+            )
+        slot = cute.arch.shuffle_sync(slot, 0)
+        below = Int32(cute.arch.lanemask_lt())
+        for i in cutlass.range_constexpr(plan.read_together):
+            if (masks[i] >> lane) & 1 == 1:
+                index = slot + Int32(cute.arch.popc(masks[i] & below))
+                select.keys[index] = Int32(keys[i])
+                select.positions[index] = first + i * plan.consumer_threads
+                count_in_bin(select, bin_of(keys[i]))
+            slot += Int32(cute.arch.popc(masks[i]))
 
 
 @cute.kernel
@@ -62,8 +182,8 @@ def topk_kernel(
             plan,
         )
         inputs = tile_buffers_in(arena, plan, arena.consumer)
-        ctx = SelectContext(inputs, select, cluster, coord, output, None)
-        select_rows(ctx, scores, read_batch, thread, plan)
+        s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
+        select_tiles(s, scores, read_batch, select_by_cluster)
     else:
         inputs = tile_buffers_in(arena, plan, arena.producer)
         load_warp = warp - plan.consumer_warps
@@ -90,9 +210,5 @@ def launch_topk(
         num_clusters, cluster_size: as in `launch_indexer`.
     """
     topk_kernel(scores, lengths, positions, plan).launch(
-        grid=[num_clusters * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
+        **launch_shape(num_clusters, cluster_size, plan), stream=stream
     )

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashdsa.kernels.indexer.plan import Lists
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.plan import SmemRegion
 
 _PAGES = ("pages", "queries", "weights", "page_valid", "page_full", "page_empty")
+
+
+GIVEN_SCORES = Lists(refill_pages=64)
 
 
 @dataclass(frozen=True)
@@ -18,20 +22,24 @@ class TopkPlan(IndexerPlan):
         read_together: scores that a thread reads at once; the list has room for as many of all.
     """
 
-    scheduled: bool = True
-    refill_pages: int = 64
+    lists: Lists = GIVEN_SCORES
     read_together: int = 8
 
     def __post_init__(self) -> None:
         """Check the choices against each other, too."""
         super().__post_init__()
         if self.refill_entries < self.read_together * self.consumer_threads:
-            raise ValueError("refill_pages: no room for what all threads read at once")
+            raise ValueError("lists.refill_pages: no room for what all threads read at once")
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
         return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
+
+    @property
+    def scheduled(self) -> bool:
+        """The lengths always decide."""
+        return True
 
     @property
     def load_warps(self) -> int:

@@ -8,7 +8,7 @@ from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.hw import SECTOR_BYTES
+from flashdsa.hw import SECTOR_BYTES, SM100
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm100.bwd.kernel import launch_backward
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
@@ -49,5 +49,5 @@ def compile_backward(plan: BwdPlan) -> Any:
         *further,
         Float32(1.0),
         Int32(1),
-        options="--enable-tvm-ffi --gpu-arch sm_100a",
+        options=f"--enable-tvm-ffi --gpu-arch {SM100.target}",
     )

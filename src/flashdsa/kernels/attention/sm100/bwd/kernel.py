@@ -24,6 +24,7 @@ from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.attention.sm100.bwd.load import (
@@ -45,7 +46,7 @@ from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
 from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
-from flashdsa.kernels.attention.union.launch import Lists, launch_union
+from flashdsa.kernels.attention.union import launch_union
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""

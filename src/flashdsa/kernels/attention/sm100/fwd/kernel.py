@@ -21,6 +21,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
@@ -37,7 +38,7 @@ from flashdsa.kernels.attention.sm100.fwd.softmax import (
     store_query,
     write_rows,
 )
-from flashdsa.kernels.attention.union.launch import Lists, launch_union
+from flashdsa.kernels.attention.union import launch_union
 
 SOFTMAX, LOAD, MMA = range(3)
 """Warpgroups, in the plan's order of roles."""

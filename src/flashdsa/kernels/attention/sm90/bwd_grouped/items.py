@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import matrix_offset
 from flashdsa.kernels.attention.sm90.core.tile import Tile
-from flashdsa.kernels.attention.union.choice import is_taken
 
 
 class Lists(NamedTuple):

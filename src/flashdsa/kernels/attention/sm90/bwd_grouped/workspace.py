@@ -5,18 +5,7 @@ neighbouring rows. A group is ROW_BLOCKS neighbouring row blocks, so `group_quer
 queries; group g has the row blocks from g * ROW_BLOCKS on. Rows past the last query count as zeros
 and are not written.
 
-**Lists.** Each group has one list of kv rows, the union of what its queries name:
-    ids      (groups, capacity) int32; capacity is a multiple of 64. The first counts[g] are the
-             list: 0 <= id < S_kv. The rest, up to the next multiple of 64, are copies of ids of
-             the list, of which every P and dS is 0; ids after it must not be read.
-    members  (groups, capacity) uint8, or uint16 where a group has 16 queries: bit i says that query
-             i of the group names the key. 0 after the list's end.
-    counts   (groups,) int32; with 0 there is no tile: dQ of the group's rows is 0.
-    present  (groups,) int32: bit i says that query i of the group names any key. Q and dO of one
-             that does not, or that is past the last query, may hold anything, NaN too. Products
-             over rows take them for zeros. Bits UNORDERED_SHIFT and up: how many of the list's last
-             ids may be less than or equal to one before, all where it is MOST_UNORDERED. The others
-             ascend.
+**Lists.** Each group has one of `attention/lists.py`, in whole tiles. Here its rows are ids.
 
 **Workspace.** Each row block and tile of 64 keys has a matrix of P and one of dS, in bf16. A matrix
 is [key][row] in 128-byte rows with the 128-byte swizzle, as wgmma reads it, so a plain bulk copy

@@ -1,1 +1,1 @@
-"""dQ and dKV of 64 rows at a time in one kernel, without a spool."""
+"""dQ and dKV of 64 rows at a time in one kernel."""

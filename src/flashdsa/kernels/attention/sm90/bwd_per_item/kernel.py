@@ -17,6 +17,8 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.choice import SECOND, is_taken
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.load import Context, Gatherer, gather_all
@@ -30,8 +32,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import laun
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.attention.union.choice import SECOND, is_taken
-from flashdsa.kernels.attention.union.launch import Lists
 
 
 class Work(NamedTuple):

@@ -15,6 +15,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     HALF_ROWS,
@@ -23,7 +24,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 )
 from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
-from flashdsa.kernels.attention.union.launch import Lists
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE

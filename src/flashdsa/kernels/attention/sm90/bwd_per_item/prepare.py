@@ -14,10 +14,17 @@ from cutlass import Boolean, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.choice import SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import delta_of, launch_delta
-from flashdsa.kernels.attention.union.choice import SECOND, is_taken, launch_choice
-from flashdsa.kernels.attention.union.launch import Lists, launch_union, make_list
-from flashdsa.kernels.attention.union.memory import THREADS, WARPS, Slots, allocate_shared
+from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.union import (
+    THREADS,
+    WARPS,
+    Slots,
+    allocate_shared,
+    launch_union,
+    make_list,
+)
 
 COPY_THREADS = 256
 PIECE_DIMS = 16

@@ -1,1 +1,1 @@
-"""Common parts of the Hopper attention kernels: tiles, products, softmax, copies, consumers."""
+"""Parts of the Hopper attention kernels: tiles, softmax, products, gather, both consumers."""

@@ -20,6 +20,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import allocate, initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -27,7 +28,7 @@ from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import locate
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.union.launch import Lists, launch_union
+from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""

@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.arena import Arena, allocate
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID, LOWEST, MAGNITUDE, key_of
+from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
 
 WORST = 0xFFFFFFFF
 """Bits of an entry without a score: NaN, or none at all."""
@@ -50,10 +50,10 @@ def load_words(
     """
     keys = cute.make_rmem_tensor(plan.each, Int32)
     for i in cutlass.range_constexpr(plan.each):
-        place = lane + WARP_SIZE * i
+        index = lane + WARP_SIZE * i
         word = Int32(INVALID)
-        if place < topk:
-            word = (scores + place).load()
+        if index < topk:
+            word = (scores + index).load()
         keys[i] = key_of(word)
     whole = arena.array("list", Int32, plan.width)
     low, high = Int32(MAGNITUDE), Int32(LOWEST)
@@ -64,13 +64,13 @@ def load_words(
     low = cute.arch.warp_redux_sync(low, "min")
     high = cute.arch.warp_redux_sync(high, "max")
     bits = Int32(32) - Int32(cute.arch.clz(high - low))
-    shift = Uint32(cutlass.max(bits - (32 - plan.place_bits), Int32(0)))
+    shift = Uint32(cutlass.max(bits - (32 - plan.index_bits), Int32(0)))
     words = cute.make_rmem_tensor(plan.each, Uint32)
     for i in cutlass.range_constexpr(plan.each):
-        behind = Uint32(high - keys[i]) >> shift
+        distance = Uint32(high - keys[i]) >> shift
         if keys[i] <= LOWEST:
-            behind = Uint32(WORST)
-        words[i] = behind << Uint32(plan.place_bits) | Uint32(lane + WARP_SIZE * i)
+            distance = Uint32(WORST)
+        words[i] = distance << Uint32(plan.index_bits) | Uint32(lane + WARP_SIZE * i)
     return words
 
 
@@ -128,15 +128,15 @@ def kept(own: Uint32, other: Uint32, first: cutlass.Boolean) -> Uint32:
     return cutlass.min(own, other) if first else cutlass.max(own, other)
 
 
-def store_word(arena: Arena, place: Int32, word: Int32, plan: Any) -> None:
+def store_word(arena: Arena, index: Int32, word: Int32, plan: Any) -> None:
     """Store an entry of the sorted list; those that lanes store together lie in different banks."""
     words = arena.array("words", Int32, plan.width + WARP_SIZE)
-    words[place + place // plan.each] = word
+    words[index + index // plan.each] = word
 
 
-def load_word(arena: Arena, place: Int32, plan: Any) -> Int32:
+def load_word(arena: Arena, index: Int32, plan: Any) -> Int32:
     """An entry of the sorted list."""
-    return Int32(arena.array("words", Int32, plan.width + WARP_SIZE)[place + place // plan.each])
+    return Int32(arena.array("words", Int32, plan.width + WARP_SIZE)[index + index // plan.each])
 
 
 @cute.jit
@@ -159,19 +159,19 @@ def settle_pairs(
 ) -> Int32:
     """Order some of this lane's pairs; return whether any pair was exchanged."""
     keys = arena.array("list", Int32, plan.width)
-    places, ones, twos = [], [], []
+    indices, ones, twos = [], [], []
     for i in cutlass.range_constexpr(TOGETHER):
-        place = 2 * ((turn * TOGETHER + i) * WARP_SIZE + lane) + odd
-        places.append(place)
-        ones.append(load_word(arena, place, plan))
-        twos.append(load_word(arena, cutlass.min(place + 1, plan.width - 1), plan))
+        index = 2 * ((turn * TOGETHER + i) * WARP_SIZE + lane) + odd
+        indices.append(index)
+        ones.append(load_word(arena, index, plan))
+        twos.append(load_word(arena, cutlass.min(index + 1, plan.width - 1), plan))
     mine = Int32(0)
     for i in cutlass.range_constexpr(TOGETHER):
         one, two = ones[i], twos[i]
         if Uint32(one ^ two) < Uint32(plan.width):
             if keys[one & (plan.width - 1)] < keys[two & (plan.width - 1)]:
-                store_word(arena, places[i], two, plan)
-                store_word(arena, places[i] + 1, one, plan)
+                store_word(arena, indices[i], two, plan)
+                store_word(arena, indices[i] + 1, one, plan)
                 mine = Int32(1)
     return mine
 
@@ -185,16 +185,16 @@ def write_rows(arena: Arena, rows: Any, topk: Int32, lane: Int32, plan: cutlass.
     """
     old = arena.array("list", Int32, plan.width)
     for i in cutlass.range_constexpr(plan.each):
-        place = lane + WARP_SIZE * i
+        index = lane + WARP_SIZE * i
         row = Int32(-1)
-        if place < topk:
-            row = (rows + place).load()
-        old[place] = row
+        if index < topk:
+            row = (rows + index).load()
+        old[index] = row
     cute.arch.sync_warp()  # all rows have been read
     for i in cutlass.range_constexpr(plan.each):
-        place = lane + WARP_SIZE * i
-        if place < topk:
-            (rows + place).store(old[load_word(arena, place, plan) & (plan.width - 1)])
+        index = lane + WARP_SIZE * i
+        if index < topk:
+            (rows + index).store(old[load_word(arena, index, plan) & (plan.width - 1)])
 
 
 @cute.jit

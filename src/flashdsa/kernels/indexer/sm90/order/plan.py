@@ -39,7 +39,7 @@ class OrderPlan:
         return self.width // WARP_SIZE
 
     @property
-    def place_bits(self) -> int:
+    def index_bits(self) -> int:
         """Low bits of a word, which give its entry's index in the list. The other bits are of the
         score."""
         return self.width.bit_length() - 1

@@ -12,26 +12,16 @@ from flashdsa.dsl.gmem import load_if, store4, store_if
 from flashdsa.dsl.smem import load4, load_half
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import INVALID
 from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    INVALID,
     WORDS_EACH,
     Entries,
     load_chunk,
     load_words,
 )
-from flashdsa.kernels.indexer.sm90.prefill.places import write_places
-from flashdsa.kernels.indexer.sm90.prefill.plan import (
-    CHUNK,
-    CHUNK_MASKS,
-    PLACE_BYTES,
-    WORD,
-)
-from flashdsa.kernels.indexer.sm90.prefill.team import (
-    Team,
-    address_of,
-    number_of_ones,
-    team_sync,
-)
+from flashdsa.kernels.indexer.sm90.prefill.indices import write_indices
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, INDEX_BYTES, WORD
+from flashdsa.kernels.indexer.sm90.prefill.team import Team, address_of, number_of_ones, team_sync
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
 
 TOGETHER = 8
@@ -50,14 +40,7 @@ class Source(NamedTuple):
 
 @cute.jit
 def write_rows(
-    team: Team,
-    source: Source,
-    stage: Int32,
-    to: Any,
-    scores: Any,
-    best: Int32,
-    topk: Int32,
-    plan: cutlass.Constexpr,
+    team: Team, source: Source, stage: Int32, to: Any, scores: Any, best: Int32, topk: Int32
 ) -> None:
     """Write the rows of all marked entries, `best` of them, then -1 up to topk. Ends not synced.
 
@@ -65,30 +48,32 @@ def write_rows(
         stage: shared memory address of room for MAX_TOPK indices in the segment.
         to: pointer to the query's row of the output. scores: to that of their scores, or None.
     """
+    plan = team.plan
     entries = source.entries
     log_masks, first = entries.logged * CHUNK_MASKS, Int32(0)  # of the segment's
     if entries.logged > 0:
-        begin, end = share_of(team, Int32(0), entries.logged, plan)
+        begin, end = share_of(team, Int32(0), entries.logged)
         at = number_of_ones(team, Int32(0), begin * CHUNK_MASKS)
         write_log(team, source, to, scores, begin, end, at)
         first = number_of_ones(team, Int32(0), log_masks)
-    begin, end = share_of(team, entries.logged, entries.count, plan)
+    begin, end = share_of(team, entries.logged, entries.count)
     at = first + number_of_ones(team, log_masks, begin * CHUNK_MASKS)
     own = (begin - entries.logged) * CHUNK
-    write_places(team, begin, end, at, stage, own, "best", plan)
-    team_sync(team, plan)  # all indices are staged
-    write_staged(team, source, stage, to, first, best, topk, plan)
+    write_indices(team, begin, end, at, stage, own, "best")
+    team_sync(team)  # all indices are staged
+    write_staged(team, source, stage, to, first, best, topk)
     if cutlass.const_expr(scores is not None):
-        team_sync(team, plan)  # warps read what others wrote
-        begin, end = share_of(team, first, best, plan)
+        team_sync(team)  # warps read what others wrote
+        begin, end = share_of(team, first, best)
         copy_scores(team, source, to, scores, begin, end)
         own = team.member * WARP_SIZE + team.lane
         for i in cutlass.range(best + own, topk, plan.team_warps * WARP_SIZE, unroll=1):
             (scores + i).store(Int32(INVALID))
 
 
-def share_of(team: Team, begin: Int32, end: Int32, plan: Any) -> tuple[Int32, Int32]:
+def share_of(team: Team, begin: Int32, end: Int32) -> tuple[Int32, Int32]:
     """(first, one past the last) that this warp takes of `begin` to `end` - 1."""
+    plan = team.plan
     share = (end - begin + plan.team_warps - 1) // plan.team_warps
     first = begin + team.member * share
     return first, cutlass.min(first + share, end)
@@ -138,48 +123,42 @@ def write_log(
 
 @cute.jit
 def write_staged(
-    team: Team,
-    source: Source,
-    stage: Int32,
-    to: Any,
-    begin: Int32,
-    end: Int32,
-    topk: Int32,
-    plan: cutlass.Constexpr,
+    team: Team, source: Source, stage: Int32, to: Any, begin: Int32, end: Int32, topk: Int32
 ) -> None:
     """Write the rows of the staged indices `begin` to `end` - 1, then -1 up to topk, by all warps
     of the team. A lane takes four that fill 16 bytes of the output."""
+    plan = team.plan
     ahead = Int32(to.toint() >> 2) & 3  # words of 16 bytes before the output's first
     own, step = team.member * WARP_SIZE + team.lane, plan.team_warps * WARP_SIZE
     first, last = (begin + ahead) // 4, (topk + ahead + 3) // 4
     whole = (begin + ahead + 3) // 4
-    behind = cutlass.max((end + ahead) // 4, whole)
-    address, row = stage - ahead * PLACE_BYTES, to - ahead
-    for four in cutlass.range(whole + own, behind, STORED * step, unroll=1):
+    whole_end = cutlass.max((end + ahead) // 4, whole)
+    address, row = stage - ahead * INDEX_BYTES, to - ahead
+    for four in cutlass.range(whole + own, whole_end, STORED * step, unroll=1):
         rows = []
         for i in cutlass.range_constexpr(STORED):
-            place = cutlass.min(four + i * step, behind - 1)
-            rows.append(load_places(address + place * (4 * PLACE_BYTES)))
+            index = cutlass.min(four + i * step, whole_end - 1)
+            rows.append(load_indices(address + index * (4 * INDEX_BYTES)))
         for i in cutlass.range_constexpr(STORED):
-            if four + i * step < behind:
+            if four + i * step < whole_end:
                 at = row + (four + i * step) * 4
-                store4(at, [place + source.first_row for place in rows[i]])
-    for edge in cutlass.range(own, whole - first + last - behind, step, unroll=1):
+                store4(at, [index + source.first_row for index in rows[i]])
+    for edge in cutlass.range(own, whole - first + last - whole_end, step, unroll=1):
         four = first + edge
         if four >= whole:
-            four += behind - whole
+            four += whole_end - whole
         for i in cutlass.range_constexpr(4):
-            place = four * 4 + i - ahead
-            if place >= begin and place < topk:
+            index = four * 4 + i - ahead
+            if index >= begin and index < topk:
                 value = Int32(-1)
-                if place < end:
-                    value = load_half(stage + place * PLACE_BYTES) + source.first_row
-                (to + place).store(value)
+                if index < end:
+                    value = load_half(stage + index * INDEX_BYTES) + source.first_row
+                (to + index).store(value)
 
 
-def load_places(address: Int32) -> list[Int32]:
+def load_indices(address: Int32) -> list[Int32]:
     """Load four staged indices."""
-    return [load_half(address + i * PLACE_BYTES) for i in range(4)]
+    return [load_half(address + i * INDEX_BYTES) for i in range(4)]
 
 
 @cute.jit
@@ -191,8 +170,8 @@ def load_marked(team: Team, chunk: Int32, at: Any) -> cute.Tensor:
     for four in cutlass.range_constexpr(CHUNK_MASKS // 4):
         masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
         for i in cutlass.range_constexpr(4):
-            place = 4 * four + i
-            mine[place] = load_if(masks[i] & own, at + WARP_SIZE * place)
+            index = 4 * four + i
+            mine[index] = load_if(masks[i] & own, at + WARP_SIZE * index)
     return mine
 
 
@@ -204,40 +183,41 @@ def store_marked(team: Team, chunk: Int32, to: Any, words: cute.Tensor) -> None:
         masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
         firsts = load4(team.maybes, chunk * (CHUNK_MASKS // 4) + four)
         for i in cutlass.range_constexpr(4):
-            place = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
-            store_if(masks[i] & own, to + place, words[4 * four + i])
+            index = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
+            store_if(masks[i] & own, to + index, words[4 * four + i])
 
 
 @cute.jit
-def append(team: Team, source: Source, logged: Int32, plan: cutlass.Constexpr) -> Int32:
+def append(team: Team, source: Source, logged: Int32) -> Int32:
     """Append the segment's marked entries after the first `logged` of the log, which has room, then
     entries without scores up to a chunk's end; return how many are logged. Ends not synced."""
+    plan = team.plan
     entries = source.entries
-    chunk, end = share_of(team, entries.logged, entries.count, plan)
+    chunk, end = share_of(team, entries.logged, entries.count)
     log_masks = entries.logged * CHUNK_MASKS
     at = logged + number_of_ones(team, log_masks, chunk * CHUNK_MASKS)
     # The maybes are not read any more: each warp keeps indices in its part of them.
-    room = plan.masks * WORD // PLACE_BYTES // plan.team_warps
-    stage = address_of(team.maybes) + team.member * (room * PLACE_BYTES)
+    room = plan.masks * WORD // INDEX_BYTES // plan.team_warps
+    stage = address_of(team.maybes) + team.member * (room * INDEX_BYTES)
     while chunk < end:
-        behind = cutlass.min(chunk + plan.chunks_logged, end)
-        marked = number_of_ones(team, chunk * CHUNK_MASKS, behind * CHUNK_MASKS)
-        while marked > room and behind > chunk + 1:
-            behind = (chunk + behind) // 2
-            marked = number_of_ones(team, chunk * CHUNK_MASKS, behind * CHUNK_MASKS)
+        chunk_end = cutlass.min(chunk + plan.chunks_logged, end)
+        marked = number_of_ones(team, chunk * CHUNK_MASKS, chunk_end * CHUNK_MASKS)
+        while marked > room and chunk_end > chunk + 1:
+            chunk_end = (chunk + chunk_end) // 2
+            marked = number_of_ones(team, chunk * CHUNK_MASKS, chunk_end * CHUNK_MASKS)
         first = (chunk - entries.logged) * CHUNK
         if marked <= room:
-            write_places(team, chunk, behind, Int32(0), stage, first, "kept", plan)
+            write_indices(team, chunk, chunk_end, Int32(0), stage, first, "kept")
             cute.arch.sync_warp()  # lanes read what others wrote
             log_staged(team, source, stage, at, marked)
             cute.arch.sync_warp()  # all have been read
         else:
             row = source.first_row + first
-            write_places(team, chunk, behind, at, source.rows, row, "log", plan)
+            write_indices(team, chunk, chunk_end, at, source.rows, row, "log")
             cute.arch.sync_warp()  # lanes read what others wrote
             copy_scores(team, source, source.rows, entries.words, at, at + marked)
         at += marked
-        chunk = behind
+        chunk = chunk_end
     total = logged + number_of_ones(team, log_masks, entries.count * CHUNK_MASKS)
     if team.member == plan.team_warps - 1:
         padded = (total + CHUNK - 1) // CHUNK * CHUNK
@@ -252,16 +232,16 @@ def log_staged(team: Team, source: Source, stage: Int32, at: Int32, count: Int32
     scores = source.entries.words + at
     segment = source.entries.words + source.entries.segment
     for first in cutlass.range(team.lane, count + team.lane, TOGETHER * WARP_SIZE, unroll=1):
-        places, words = [], []
+        indices, words = [], []
         for i in cutlass.range_constexpr(TOGETHER):
             own = cutlass.min(first + WARP_SIZE * i, count - 1)
-            places.append(load_half(stage + own * PLACE_BYTES))
+            indices.append(load_half(stage + own * INDEX_BYTES))
         for i in cutlass.range_constexpr(TOGETHER):
-            words.append((segment + places[i]).load())
+            words.append((segment + indices[i]).load())
         for i in cutlass.range_constexpr(TOGETHER):
             own = first + WARP_SIZE * i
             taken = Int32(1) if own < count else Int32(0)
-            store_if(taken, source.rows + (at + own), source.first_row + places[i])
+            store_if(taken, source.rows + (at + own), source.first_row + indices[i])
             store_if(taken, scores + own, words[i])
 
 
@@ -271,16 +251,16 @@ def copy_scores(team: Team, source: Source, rows: Any, to: Any, begin: Int32, en
     indices."""
     segment = source.entries.words + source.entries.segment
     for first in cutlass.range(begin + team.lane, end + team.lane, TOGETHER * WARP_SIZE, unroll=1):
-        places, taken, words = [], [], []
+        indices, taken, words = [], [], []
         for i in cutlass.range_constexpr(TOGETHER):
-            place = first + WARP_SIZE * i
-            places.append(place)
-            taken.append(Int32(1) if place < end else Int32(0))
-        chosen = [load_if(taken[i], rows + places[i]) for i in range(TOGETHER)]
+            index = first + WARP_SIZE * i
+            indices.append(index)
+            taken.append(Int32(1) if index < end else Int32(0))
+        chosen = [load_if(taken[i], rows + indices[i]) for i in range(TOGETHER)]
         for i in cutlass.range_constexpr(TOGETHER):
             words.append(load_if(taken[i], segment + (chosen[i] - source.first_row)))
         for i in cutlass.range_constexpr(TOGETHER):
-            store_if(taken[i], to + places[i], words[i])
+            store_if(taken[i], to + indices[i], words[i])
 
 
 @cute.jit
@@ -309,10 +289,10 @@ def keep_chunk(
         masks = load4(team.masks, chunk * (CHUNK_MASKS // 4) + four)
         firsts = load4(team.maybes, chunk * (CHUNK_MASKS // 4) + four)
         for i in cutlass.range_constexpr(4):
-            place = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
+            index = firsts[i] + Int32(cute.arch.popc(masks[i] & below))
             taken = masks[i] & own
-            store_if(taken, source.entries.words + place, words[4 * four + i])
-            store_if(taken, source.rows + place, rows[4 * four + i])
+            store_if(taken, source.entries.words + index, words[4 * four + i])
+            store_if(taken, source.rows + index, rows[4 * four + i])
     return at + numbered.total
 
 

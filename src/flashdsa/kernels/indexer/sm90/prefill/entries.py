@@ -1,8 +1,8 @@
 """A query's scores as words in device memory, and the passes of an exact search over them.
 
 A word is the bits of an fp32 score, of which -0 does not occur; `NAN`, if that is NaN, which ranks
-last; or `INVALID`, of a key that the query does not see, and of no key. `key_of` makes signed
-integers of them, in the order of the scores. The latter two are below nothing if compared as fp32.
+last; or `INVALID`, of a key that the query does not see, and of no key. Keys are signed: see
+`key_of`, select/keys.py. The latter two words are below nothing if compared as fp32.
 """
 
 from typing import Any, NamedTuple
@@ -11,14 +11,9 @@ import cutlass
 from cutlass import Int32, Uint32, cute
 
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import MAGNITUDE, between, key_of
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK
 
-NAN = 0x7FFFFFFF
-"""NaN that every fp32 instruction returns."""
-INVALID = 0x7FFFFFFE
-LOWEST = -(2**31) + 1
-"""The key of `NAN`. That of `INVALID` is below it."""
-MAGNITUDE = 0x7FFFFFFF
 WORDS_EACH = CHUNK // WARP_SIZE
 
 
@@ -41,19 +36,13 @@ class Turns(NamedTuple):
     step: int
 
 
-def key_of(word: Int32) -> Int32:
-    """Signed integer in the order of scores. The addition of 2 turns the greatest, NAN, into
-    `LOWEST`."""
-    return (word ^ ((word >> 31) & MAGNITUDE)) + 2
-
-
 @cute.jit
 def first_word(entries: Entries, chunk: Int32) -> Int32:
     """Offset of a chunk's first word from the log's first."""
-    place = chunk * CHUNK
+    index = chunk * CHUNK
     if chunk >= entries.logged:
-        place += entries.segment - entries.logged * CHUNK
-    return place
+        index += entries.segment - entries.logged * CHUNK
+    return index
 
 
 @cute.jit
@@ -84,11 +73,6 @@ class KeyRange(NamedTuple):
     high: Int32
 
 
-def inside(range_: KeyRange, key: Int32) -> cutlass.Boolean:
-    """Whether a key is in the range: a key below it wraps around to far above it."""
-    return Uint32(key - range_.low) <= Uint32(range_.high - range_.low)
-
-
 @cute.jit
 def count_range(
     entries: Entries, range_: KeyRange, shift: Int32, histogram: Int32, turns: Turns, lane: Int32
@@ -98,11 +82,12 @@ def count_range(
     Args:
         histogram: a shared memory address.
     """
+    width = Uint32(range_.high - range_.low)
     for chunk in cutlass.range(turns.first, entries.count, turns.step, unroll=1):
         mine = load_chunk(entries, chunk, lane)
         for i in cutlass.range_constexpr(WORDS_EACH):
             key = key_of(mine[i])
-            if inside(range_, key):
+            if between(key, range_.low, width):
                 count(histogram + (Int32(Uint32(key - range_.low) >> Uint32(shift)) << 2))
 
 
@@ -110,11 +95,12 @@ def count_range(
 def extremes(entries: Entries, within: KeyRange, turns: Turns, lane: Int32) -> KeyRange:
     """The least and the greatest key of a range among the chunks that this warp takes."""
     low, high = Int32(MAGNITUDE), Int32(-MAGNITUDE - 1)
+    width = Uint32(within.high - within.low)
     for chunk in cutlass.range(turns.first, entries.count, turns.step, unroll=1):
         mine = load_chunk(entries, chunk, lane)
         for i in cutlass.range_constexpr(WORDS_EACH):
             key = key_of(mine[i])
-            if inside(within, key):
+            if between(key, within.low, width):
                 low = cutlass.min(low, key)
                 high = cutlass.max(high, key)
     return KeyRange(cute.arch.warp_redux_sync(low, "min"), cute.arch.warp_redux_sync(high, "max"))

@@ -17,19 +17,22 @@ from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
-from flashdsa.kernels.indexer.sm90.prefill.load import LoadContext, load_all
-from flashdsa.kernels.indexer.sm90.prefill.maps import key_map, query_map, scale_map
-from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.products import (
-    FIRST_TURN,
-    pass_turn,
-    wait_for_turn,
+from flashdsa.kernels.indexer.sm90.prefill.load import (
+    LoadContext,
+    key_map,
+    load_all,
+    query_map,
+    scale_map,
 )
+from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.score import (
+    FIRST_TURN,
     ScoreContext,
+    pass_turn,
     prepare,
     release_queries,
     score_segment,
+    wait_for_turn,
 )
 from flashdsa.kernels.indexer.sm90.prefill.select import (
     SelectContext,
@@ -85,7 +88,7 @@ def prefill_kernel(
                 of_scales = scales_map.get_ptr()
             queries, keys = queries_map.get_ptr(), keys_map.get_ptr()
             load_ctx = LoadContext(arena, ranges, queries, keys, of_scales, weights)
-            load_all(load_ctx, lane, plan)
+            load_all(load_ctx, lane)
     else:
         cute.arch.setmaxregister_increase(score.registers)
         cta, _, _ = cute.arch.block_idx()
@@ -96,14 +99,13 @@ def prefill_kernel(
         group = uniform(thread // WARPGROUP_SIZE)
         score_ctx = ScoreContext(arena, ranges, weights, to, group)
         select_ctx = SelectContext(ranges, to, topk_indices, topk_scores)
-        score_all(score_ctx, select_ctx, thread, plan)
+        score_all(score_ctx, select_ctx, thread)
 
 
 @cute.jit
-def score_all(
-    ctx: ScoreContext, select: SelectContext, thread: Int32, plan: cutlass.Constexpr
-) -> None:
+def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
     """Score every tile of this CTA."""
+    plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if cutlass.const_expr(not plan.scores_only):
         clear_histograms(ctx.arena, thread, plan)
@@ -112,11 +114,11 @@ def score_all(
         if ctx.group == 1:
             pass_turn(Int32(FIRST_TURN))
     for turn in cutlass.range(num_turns(ctx.ranges, plan), unroll=1):
-        place = tile_number(ctx.ranges, turn, plan)
-        if place >= 0:
-            tile = tile_at(ctx.ranges, place, lane, plan)
+        tile_idx = tile_number(ctx.ranges, turn, plan)
+        if tile_idx >= 0:
+            tile = tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
-                score_tile(ctx, select, tile, scored, number, thread, plan)
+                score_tile(ctx, select, tile, scored, number, thread)
                 scored += 1
                 number += tile.key_tiles
             elif cutlass.const_expr(not plan.scores_only):
@@ -135,7 +137,7 @@ def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> No
     barrier of a tile's sample at the earliest."""
     team = team_of(arena, thread, plan)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
-        clear(team, part(arena, "histogram", query, plan.bins), plan.bins, plan)
+        clear(team, part(arena, "histogram", query, plan.bins), plan.bins)
 
 
 @cute.jit
@@ -146,25 +148,25 @@ def score_tile(
     scored: Int32,
     number: Int32,
     thread: Int32,
-    plan: cutlass.Constexpr,
 ) -> None:
     """Score a tile, a segment of its keys at a time."""
+    plan = ctx.plan
     lane = thread % WARP_SIZE
-    prepared = prepare(ctx, tile, scored, lane, plan)
+    prepared = prepare(ctx, tile, scored, lane)
     if cutlass.const_expr(plan.scores_only):
-        score_segment(ctx, prepared, tile, number, Int32(0), tile.key_tiles, thread, plan)
+        score_segment(ctx, prepared, tile, number, Int32(0), tile.key_tiles, thread)
         release_queries(ctx, scored, lane)
     else:
         team = team_of(ctx.arena, thread, plan)
         begin, end = Int32(0), first_segment(tile, plan)
         while begin < tile.key_tiles:
-            score_segment(ctx, prepared, tile, number, begin, end, thread, plan)
+            score_segment(ctx, prepared, tile, number, begin, end, thread)
             if end == tile.key_tiles:
                 release_queries(ctx, scored, lane)
-            seen = prepare_select(select, team, tile, prepared, begin, end, plan)
+            seen = prepare_select(select, team, tile, prepared, begin, end)
             # All that score: the segment's scores are in the workspace.
             score_sync(plan)
-            select_segment(select, team, tile, seen, begin, plan)
+            select_segment(select, team, tile, seen, begin)
             # They have been read, so that the next ones may be written.
             score_sync(plan)
             begin = end

@@ -31,7 +31,7 @@ ROUND_BINS = 2 * CANDIDATES
 """Bins of a team, for an exact search; they overlay the candidates, which were too many."""
 SCRATCH_WORDS = 4
 """Scratch words of a team."""
-PLACE_BYTES = 2
+INDEX_BYTES = 2
 """Bytes of an index in a segment. The indices of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
 """Scores of a query that are kept until they are ranked, by heads of a query."""
@@ -40,7 +40,7 @@ WHOLE = {64: 28_672, 32: 12_288, 16: 12_288}
 LOGS = {64: 6144, 32: 3072, 16: 3072}
 """Scores of earlier segments that may be among the best and have room, by heads of a query. Logs
 and segments fill less than 64 MB for 132 CTAs."""
-BEHIND_NS = 300
+DELAY_NS = 300
 """Delay of the second warpgroup: half of a key tile's time, approximately."""
 DTYPES = ("float8_e4m3fn", "bfloat16")
 WORD = 4
@@ -82,10 +82,10 @@ class PrefillPlan(Sm90Plan):
             raise ValueError(f"dtype: expected one of {DTYPES}; got {self.dtype}")
         if self.segment % CHUNK:
             raise ValueError(f"segment_keys: {self.segment_keys} is no multiple of {CHUNK}")
-        if max(self.segment, self.whole) > 2 ** (8 * PLACE_BYTES):
-            raise ValueError(f"segment_keys: places do not fit in {PLACE_BYTES} bytes")
-        if self.bins * WORD < MAX_TOPK * PLACE_BYTES:
-            raise ValueError("HISTOGRAM_BINS: no room for the places of a query's best")
+        if max(self.segment, self.whole) > 2 ** (8 * INDEX_BYTES):
+            raise ValueError(f"segment_keys: indices do not fit in {INDEX_BYTES} bytes")
+        if self.bins * WORD < MAX_TOPK * INDEX_BYTES:
+            raise ValueError("HISTOGRAM_BINS: no room for the indices of a query's best")
         self.check()
 
     @property
@@ -204,14 +204,14 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def in_turns(self) -> bool:
-        """Whether the warpgroups multiply in turns; see products.py."""
+        """Whether the warpgroups multiply in turns; see `wait_for_turn`, score.py."""
         return not self.is_fp8
 
     @property
-    def behind_ns(self) -> int:
-        """Nanoseconds by which the second warpgroup starts a segment later; see `fall_behind`
-        (score.py)."""
-        return BEHIND_NS if self.is_fp8 and self.columns == max(COLUMNS.values()) else 0
+    def delay_ns(self) -> int:
+        """Nanoseconds by which the second warpgroup starts a segment later; see
+        `delay_second_group` (score.py)."""
+        return DELAY_NS if self.is_fp8 and self.columns == max(COLUMNS.values()) else 0
 
     @property
     def query_stages(self) -> int:
@@ -233,7 +233,7 @@ class PrefillPlan(Sm90Plan):
             SmemRegion("masks", self.teams * self.masks * WORD, 16, "a bit a score: it wins"),
             SmemRegion("maybes", self.teams * self.masks * WORD, 16, "a bit a score: it may"),
             SmemRegion(
-                "candidates", self.teams * ROUND_BINS * WORD, 16, "keys and places, or bins"
+                "candidates", self.teams * ROUND_BINS * WORD, 16, "keys and indices, or bins"
             ),
             SmemRegion("scratch", self.teams * SCRATCH_WORDS * WORD, 16, "counts of the teams"),
             SmemRegion("samples", 2 * self.select_warps * self.tile_queries * WORD, 16, "extremes"),

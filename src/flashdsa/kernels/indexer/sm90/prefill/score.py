@@ -1,11 +1,16 @@
 """Scores of a segment: 64 keys against all heads of a tile's queries, on the tensor cores.
 
 score[t] = scale[t] * sum_h weight[h] * relu(q[h] . k[t]). Keys are the rows of a product. Its
-columns are in such an order (see maps.py) that a lane has all heads of its queries: lane j of a
-quad has query j of each four. So weights stay in registers and no lane needs another one's sums.
+columns are in such an order (see `query_map`, load.py) that a lane has all heads of its queries:
+lane j of a quad has query j of each four. So weights stay in registers and no lane needs another
+one's sums.
 
 relu(x) is (x + |x|) / 2, with the half in the weight, as in the paged indexer; sums are added in
 that one's order, so that both give the same bits.
+
+The warpgroups multiply bf16 keys in turns, so that one adds up while the other multiplies.
+Otherwise both do the same at the same time, and tensor cores wait for sums. Products of e4m3 keys
+take half as long, and turns cost them more than they gain.
 """
 
 from typing import Any, NamedTuple
@@ -17,18 +22,11 @@ from cutlass.cute.nvgpu import warpgroup
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import PipelineState, advanced
 from flashdsa.dsl.warp import kept, uniform
+from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.relu import doubled_relu
-from flashdsa.kernels.indexer.sm90.prefill.entries import INVALID
-from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, TILE_KEYS
-from flashdsa.kernels.indexer.sm90.prefill.products import (
-    FIRST_TURN,
-    low_word,
-    multiply,
-    of_tile,
-    pass_turn,
-    wait_for_turn,
-)
+from flashdsa.kernels.indexer.score_batch import doubled_relu
+from flashdsa.kernels.indexer.select.keys import INVALID
+from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
@@ -43,6 +41,69 @@ from flashdsa.kernels.indexer.sm90.prefill.window import (
     sample_nothing,
     take_sample,
 )
+
+MMA_BYTES = 32
+"""Bytes of a row that one wgmma multiplies."""
+CHUNK_STEPS = SPAN_BYTES // MMA_BYTES
+"""Wgmmas along a span."""
+ATOM_BYTES = 1024
+"""Eight rows of 128 bytes: the stride between swizzle atoms."""
+OPCODES = {
+    "float8_e4m3fn": ("wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3", ()),
+    "bfloat16": ("wgmma.mma_async.sync.aligned.m64n{}k16.f32.bf16.bf16", (0, 0)),
+}
+"""Instruction by dtype, and whether either operand is transposed where that can be said."""
+FIRST_TURN = 6
+"""The named barrier of warpgroup 0's turns; warpgroup 1's is the next one."""
+
+
+def of_tile(plan: Any) -> int:
+    """fp32 of a product in a thread."""
+    return int(plan.columns // 2)
+
+
+def low_word(address: Any) -> Any:
+    """Low word of the descriptor of rows at a shared memory address."""
+    return Int32(matrix_descriptor(address, 16, ATOM_BYTES, "SW128"))
+
+
+def descriptor(low: Any, offset: int) -> Any:
+    """The descriptor `offset` bytes after that of `low`. Only low words differ."""
+    high = (ATOM_BYTES >> 4 | 1 << 30) << 32
+    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
+
+
+def multiply(accumulator: Any, keys: Any, queries: Any, plan: Any) -> None:
+    """Start keys x queries as one group, or in turns as two groups: the second is the last wgmma.
+    `keys`, `queries`: low words of descriptors."""
+    warpgroup.fence()
+    opcode, transposes = OPCODES[plan.dtype]
+    steps = [(chunk, step) for chunk in range(plan.chunks) for step in range(CHUNK_STEPS)]
+    for chunk, step in steps:
+        if plan.in_turns and (chunk, step) == steps[-1]:
+            warpgroup.commit_group()
+        values = mma_async(
+            opcode.format(plan.columns),
+            [accumulator[i] for i in range(of_tile(plan))],
+            descriptor(keys, chunk * plan.key_chunk_bytes + step * MMA_BYTES),
+            descriptor(queries, chunk * plan.query_chunk_bytes + step * MMA_BYTES),
+            accumulate=(chunk, step) != (0, 0),
+            transposes=transposes,
+        )
+        for i in range(of_tile(plan)):
+            accumulator[i] = values[i]
+    warpgroup.commit_group()
+
+
+def wait_for_turn(barrier: Int32) -> None:
+    """Wait until the other warpgroup has passed the turn on. barrier: of the calling one."""
+    cute.arch.barrier(barrier_id=barrier, number_of_threads=2 * WARPGROUP_SIZE)
+
+
+def pass_turn(barrier: Int32) -> None:
+    """Let the other warpgroup multiply. barrier: its own."""
+    cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=2 * WARPGROUP_SIZE)
+
 
 CHAINS = 8
 """Partial sums of a score: of heads with the same remainder, added up at the end."""
@@ -59,6 +120,11 @@ class ScoreContext(NamedTuple):
     scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, S_kv)
     group: Int32  # the calling warpgroup, 0 or 1
 
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.arena.plan
+
 
 class Prepared(NamedTuple):
     """Values of a tile that a thread keeps."""
@@ -71,11 +137,10 @@ class Prepared(NamedTuple):
 
 
 @cute.jit
-def prepare(
-    ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> Prepared:
+def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepared:
     """Wait for the tile's queries; load weights and ranges of this lane's queries into
     registers."""
+    plan = ctx.plan
     weights = cute.make_rmem_tensor(plan.columns // QUERY_GROUP, Float32)
     last = ctx.ranges.num_queries - 1
     starts, lengths = [], []
@@ -118,13 +183,13 @@ def score_segment(
     begin: Int32,
     end: Int32,
     thread: Int32,
-    plan: cutlass.Constexpr,
 ) -> None:
     """Score this warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
 
     Args:
         number: of the tile's first key tile, among the CTA's.
     """
+    plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
     ring = ctx.arena.consumer("key_full", "key_empty")
     first = uniform(begin + ((ctx.group - number - begin) & 1))
@@ -144,9 +209,9 @@ def score_segment(
     bins, lane = kept(bins, lane), kept(lane, lane)
     walk = walk_of(tile, first, plan)
     key = walk.key + (warp * 16 + lane // QUERY_GROUP)  # of the tile: this lane's first one
-    to = target_of(ctx, tile, begin, lane, plan) + Int64(key)
+    to = target_of(ctx, tile, begin, lane) + Int64(key)
     if begin > 0 and first > begin:
-        fall_behind(plan)
+        delay_second_group(plan)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
         # key_full[stage], the round's phase: TMA has brought keys and scales.
@@ -159,7 +224,7 @@ def score_segment(
             prepared.queries,
             plan,
         )
-        scales = load_scales(ctx, stage, key & (TILE_KEYS - 1), plan)
+        scales = load_scales(ctx, stage, key & (TILE_KEYS - 1))
         if cutlass.const_expr(plan.is_fp8):
             cute.arch.fence_proxy("async.shared", space="cta")  # scales are read, see key_empty
         if cutlass.const_expr(plan.in_turns):
@@ -180,7 +245,7 @@ def score_segment(
                 seen = Uint32(tile.first_key + key + apart - prepared.starts[group]) < Uint32(
                     prepared.lengths[group]
                 )
-                at = to + (Int64(group) * group_words(ctx, plan) + apart)
+                at = to + (Int64(group) * group_words(ctx) + apart)
                 words.append(store(at, total, scales[half], seen, plan))
         step = step_from(walk, key)
         key += step
@@ -192,16 +257,16 @@ def score_segment(
                 of_all = thread // WARP_SIZE
                 take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
                 if i == 1:
-                    fall_behind(plan)
+                    delay_second_group(plan)
             count_words(words, prepared.window, bins, plan)
 
 
-def fall_behind(plan: Any) -> None:
+def delay_second_group(plan: Any) -> None:
     """Delay the second of two warpgroups that have just left a barrier together: else both would
     multiply at the same time, and then both add up. A delay only: it orders nothing, and nothing
     relies on it."""
-    if plan.behind_ns:
-        cute.arch.inline_ptx(f"nanosleep.u32 {plan.behind_ns};", read_only_args=[])
+    if plan.delay_ns:
+        cute.arch.inline_ptx(f"nanosleep.u32 {plan.delay_ns};", read_only_args=[])
 
 
 def nothing_when_loaded(scales: list[Float32]) -> Int32:
@@ -216,8 +281,9 @@ def nothing_when_loaded(scales: list[Float32]) -> Int32:
     )
 
 
-def load_scales(ctx: ScoreContext, stage: Int32, row: Int32, plan: Any) -> list[Float32]:
+def load_scales(ctx: ScoreContext, stage: Int32, row: Int32) -> list[Float32]:
     """Load the scales of this lane's two keys; 1 where keys have none."""
+    plan = ctx.plan
     if not plan.is_fp8:
         return [Float32(1.0), Float32(1.0)]
     scales = ctx.arena.array("scales", Float32, plan.stages * TILE_KEYS)
@@ -238,8 +304,9 @@ def sum_heads(accumulator: Any, weights: Any, group: int, half: int, plan: Any) 
     return (pairs[0] + pairs[1]) + (pairs[2] + pairs[3])
 
 
-def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: Any) -> Any:
+def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32) -> Any:
     """Destination of the tile's key 0 for this lane's first query."""
+    plan = ctx.plan
     query = lane % QUERY_GROUP
     if plan.scores_only:
         row = Int64(tile.first_query + query) * ctx.ranges.num_keys
@@ -248,8 +315,9 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32, plan: An
     return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)
 
 
-def group_words(ctx: ScoreContext, plan: Any) -> Any:
+def group_words(ctx: ScoreContext) -> Any:
     """Words from a query to the one four later."""
+    plan = ctx.plan
     return QUERY_GROUP * (Int64(ctx.ranges.num_keys) if plan.scores_only else plan.row_words)
 
 

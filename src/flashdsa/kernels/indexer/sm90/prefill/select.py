@@ -10,14 +10,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.bounds import (
-    collect,
-    load_ahead,
-    load_candidates,
-    mark_candidates,
-    mark_chunks,
-    mark_floor,
-)
+from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
 from flashdsa.kernels.indexer.sm90.prefill.emit import (
     Source,
     append,
@@ -26,15 +19,16 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     share_of,
     write_rows,
 )
-from flashdsa.kernels.indexer.sm90.prefill.entries import (
-    INVALID,
-    LOWEST,
-    MAGNITUDE,
-    Entries,
-    KeyRange,
-    key_of,
+from flashdsa.kernels.indexer.sm90.prefill.entries import Entries, KeyRange
+from flashdsa.kernels.indexer.sm90.prefill.marks import (
+    collect,
+    load_ahead,
+    load_candidates,
+    mark_candidates,
+    mark_chunks,
+    mark_exactly,
+    mark_floor,
 )
-from flashdsa.kernels.indexer.sm90.prefill.exact import mark_exactly
 from flashdsa.kernels.indexer.sm90.prefill.plan import (
     CANDIDATES,
     CHUNK,
@@ -80,20 +74,15 @@ class Seen(NamedTuple):
 
 @cute.jit
 def prepare_select(
-    ctx: SelectContext,
-    team: Team,
-    tile: Tile,
-    prepared: Prepared,
-    begin: Int32,
-    end: Int32,
-    plan: cutlass.Constexpr,
+    ctx: SelectContext, team: Team, tile: Tile, prepared: Prepared, begin: Int32, end: Int32
 ) -> Seen:
     """Prepare, before the barrier after them, what ranking the key tiles `begin` to `end` - 1 reads
     besides their scores: entries without scores from their end to a chunk's end, and counts of 0.
     """
+    plan = team.plan
     query = team.number
     start, length = range_kept(prepared, query, plan)
-    behind = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
+    row_end = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
     written = (end - begin) * TILE_KEYS
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
@@ -108,7 +97,7 @@ def prepare_select(
             team.scratch[SCRATCH_COUNT] = Int32(0)
             team.scratch[SCRATCH_SURE] = Int32(0)
     entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
-    keys = cutlass.max(behind - start, Int32(0))
+    keys = cutlass.max(row_end - start, Int32(0))
     return Seen(query, entries, logged, keys, end == tile.key_tiles)
 
 
@@ -123,20 +112,14 @@ def range_kept(prepared: Prepared, query: Int32, plan: cutlass.Constexpr) -> tup
 
 
 @cute.jit
-def select_segment(
-    ctx: SelectContext,
-    team: Team,
-    tile: Tile,
-    seen: Seen,
-    begin: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
+def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: Int32) -> None:
     """Select the best of the team's query among the key tiles of a segment, of which `begin` is the
     first; those before it were chosen from already. Starts and ends synced."""
+    plan = team.plan
     query = seen.query
     if tile.first_query + query < ctx.ranges.num_queries:
         # They come while the bin is searched.
-        ahead = load_ahead(team, seen.entries, first_chunk(team, seen, plan), plan)
+        ahead = load_ahead(team, seen.entries, first_chunk(team, seen))
         topk = ctx.ranges.topk
         histogram = part(team.arena, "histogram", query, plan.bins)
         cut = find_bin(histogram, plan.bins, topk, team.lane).bin
@@ -145,34 +128,34 @@ def select_segment(
         rows = ctx.workspace + query * plan.row_words
         source = Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
         if seen.is_last:
-            mark_best(team, seen, bounds, ahead, topk, plan)
+            mark_best(team, seen, bounds, ahead, topk)
             to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
             if cutlass.const_expr(plan.with_scores):
                 scores = row_of(ctx.topk_scores, tile.first_query + query, topk)
             # Nothing is counted before the query's bins are cleared, so that indices may lie in
             # them.
             stage, best = address_of(histogram), cutlass.min(seen.keys, topk)
-            write_rows(team, source, stage, to, scores, best, topk, plan)
+            write_rows(team, source, stage, to, scores, best, topk)
         else:
-            keep = mark_kept(team, source, seen, bounds, ahead, topk, plan)
-            total = append(team, source, keep, plan)
+            keep = mark_kept(team, source, seen, bounds, ahead, topk)
+            total = append(team, source, keep)
             logs = part(team.arena, "logged", Int32(0), plan.tile_queries)
             if team.member == 0 and team.lane == 0:
                 logs[query] = total
     if seen.is_last:
         # The next tile's scores are counted after a barrier of all warps that score.
-        team_sync(team, plan)
-        clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins, plan)
+        team_sync(team)
+        clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins)
 
 
 @cute.jit
-def first_chunk(team: Team, seen: Seen, plan: cutlass.Constexpr) -> Int32:
+def first_chunk(team: Team, seen: Seen) -> Int32:
     """First chunk that this warp votes on: of log and segment, or of a segment that goes to the
     log."""
     begin = seen.entries.logged
     if seen.is_last:
         begin = Int32(0)
-    first, _ = share_of(team, begin, seen.entries.count, plan)
+    first, _ = share_of(team, begin, seen.entries.count)
     return first
 
 
@@ -182,28 +165,26 @@ def chunks_of(entries: Int32) -> Int32:
 
 
 @cute.jit
-def mark_best(
-    team: Team, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32, plan: cutlass.Constexpr
-) -> None:
+def mark_best(team: Team, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32) -> None:
     """Mark the best of log and segment. Starts and ends synced."""
     entries = seen.entries
     right, range_, wanted = bounds.known, KeyRange(Int32(LOWEST), Int32(MAGNITUDE)), topk
     if bounds.known:
-        first, end = share_of(team, Int32(0), entries.count, plan)
-        mark_chunks(team, entries, bounds, first, end, ahead, True, plan)
+        first, end = share_of(team, Int32(0), entries.count)
+        mark_chunks(team, entries, bounds, first, end, ahead, True)
         collect(team, first, end)
-        team_sync(team, plan)
+        team_sync(team)
         listed, sure = team.scratch[SCRATCH_COUNT], team.scratch[SCRATCH_SURE]
         wanted = topk - sure
         range_ = keys_between(bounds)
         right = listed <= CANDIDATES
         if right:
-            load_candidates(team, entries, listed, plan)
-            team_sync(team, plan)
-            mark_candidates(team, listed, wanted, plan)
-            team_sync(team, plan)
+            load_candidates(team, entries, listed)
+            team_sync(team)
+            mark_candidates(team, listed, wanted)
+            team_sync(team)
     if not right:
-        mark_exactly(team, entries, range_, wanted, seen.keys > topk, plan)
+        mark_exactly(team, entries, range_, wanted, seen.keys > topk)
 
 
 @cute.jit
@@ -217,29 +198,24 @@ def keys_between(bounds: Bounds) -> KeyRange:
 
 @cute.jit
 def mark_kept(
-    team: Team,
-    source: Source,
-    seen: Seen,
-    bounds: Bounds,
-    ahead: Any,
-    topk: Int32,
-    plan: cutlass.Constexpr,
+    team: Team, source: Source, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32
 ) -> Int32:
     """Mark the segment's entries that go to the log, which has room for them then; return how many
     of the log stay. Starts and ends synced."""
+    plan = team.plan
     entries, logged = source.entries, seen.logged
     keep, fits = logged, cutlass.Boolean(False)
     if bounds.known:
-        first, end = share_of(team, entries.logged, entries.count, plan)
-        mark_floor(team, entries, bounds.maybe, first, end, ahead, plan)
-        team_sync(team, plan)
+        first, end = share_of(team, entries.logged, entries.count)
+        mark_floor(team, entries, bounds.maybe, first, end, ahead)
+        team_sync(team)
         fresh = number_of_ones(team, entries.logged * CHUNK_MASKS, entries.count * CHUNK_MASKS)
         fits = logged + fresh <= plan.log
         if not fits:
-            first, end = share_of(team, Int32(0), entries.logged, plan)
-            of_log = load_ahead(team, entries, first, plan)
-            mark_floor(team, entries, bounds.maybe, first, end, of_log, plan)
-            team_sync(team, plan)
+            first, end = share_of(team, Int32(0), entries.logged)
+            of_log = load_ahead(team, entries, first)
+            mark_floor(team, entries, bounds.maybe, first, end, of_log)
+            team_sync(team)
             left = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
             if left + fresh <= plan.log:
                 fits = cutlass.Boolean(True)
@@ -247,8 +223,8 @@ def mark_kept(
                 keep = left
     if not fits:
         all_keys = KeyRange(Int32(LOWEST), Int32(MAGNITUDE))
-        mark_exactly(team, entries, all_keys, topk, seen.keys > topk, plan)
+        mark_exactly(team, entries, all_keys, topk, seen.keys > topk)
         keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
         compact(team, source)
-    team_sync(team, plan)
+    team_sync(team)
     return keep

@@ -1,6 +1,6 @@
 """The warps that rank a query together, their shared memory, and searches in bins."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, cute
@@ -9,6 +9,7 @@ from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.select.keys import reach
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS, SCRATCH_WORDS
 
 FIRST_TEAM = 2
@@ -29,8 +30,13 @@ class Team(NamedTuple):
     maybes: cute.Tensor  # likewise
     rounds: cute.Tensor  # (ROUND_BINS,) Int32
     keys: cute.Tensor  # (CANDIDATES,) Int32, the first half of the same
-    places: cute.Tensor  # (CANDIDATES,) Int32, the second one
+    indices: cute.Tensor  # (CANDIDATES,) Int32, the second one
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32
+
+    @property
+    def plan(self) -> Any:
+        """The plan."""
+        return self.arena.plan
 
 
 @cute.jit
@@ -59,8 +65,9 @@ def part(arena: Arena, name: str, number: Int32, words: int) -> cute.Tensor:
 
 
 @cute.jit
-def team_sync(team: Team, plan: cutlass.Constexpr) -> None:
+def team_sync(team: Team) -> None:
     """Sync the team's warps; it orders their accesses to memory."""
+    plan = team.plan
     if cutlass.const_expr(plan.team_warps == 1):
         cute.arch.sync_warp()
     else:
@@ -70,10 +77,9 @@ def team_sync(team: Team, plan: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def clear(
-    team: Team, histogram: cute.Tensor, bins: cutlass.Constexpr, plan: cutlass.Constexpr
-) -> None:
+def clear(team: Team, histogram: cute.Tensor, bins: cutlass.Constexpr) -> None:
     """Set all bins to 0, by all warps of the team; the caller syncs before and after."""
+    plan = team.plan
     nothing = cute.make_rmem_tensor(4, Int32)
     nothing.fill(0)
     for i in cutlass.range_constexpr(bins // BINS_READ // plan.team_warps):
@@ -108,14 +114,10 @@ def find_bin(histogram: cute.Tensor, bins: cutlass.Constexpr, k: Int32, lane: In
     through = prefix_sum(mine, lane)
     above += cute.arch.shuffle_sync(through, WARP_SIZE - 1) - through
     crosses = above < k and above + mine >= k
-    place, within = Int32(3), counts[3]
-    for i in cutlass.range_constexpr(3):
-        if above + within < k:
-            above += within
-            place, within = Int32(2 - i), counts[2 - i]
+    index, above, within = reach(counts, above, k)
     source = lowest_bit(Int32(cute.arch.vote_ballot_sync(crosses)))
     return Found(
-        cute.arch.shuffle_sync(row * BINS_READ + 4 * lane + place, source),
+        cute.arch.shuffle_sync(row * BINS_READ + 4 * lane + index, source),
         cute.arch.shuffle_sync(above, source),
         cute.arch.shuffle_sync(within, source),
     )

@@ -90,14 +90,14 @@ def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The key tile that is scored in a turn. Odd turns of the first segment begin with a late tile,
     so that the sample of the first two (window.py) spans scores that rise or fall."""
-    place = turn
+    key_tile = turn
     if cutlass.const_expr(not plan.scores_only):
         tiles = first_segment(tile, plan)
         if turn % 2 == 1 and turn < tiles:
-            place = turn - 1 + late_tile(tiles)
-            if place >= tiles:
-                place -= odd_tiles(tiles)
-    return place
+            key_tile = turn - 1 + late_tile(tiles)
+            if key_tile >= tiles:
+                key_tile -= odd_tiles(tiles)
+    return key_tile
 
 
 def late_tile(tiles: Int32) -> Int32:
@@ -157,10 +157,10 @@ def tile_number(ranges: Ranges, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     turn."""
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    place = cta
+    index = cta
     if turn % 2 == 1:
-        place = num_ctas - 1 - cta
-    return num_tiles(ranges, plan) - 1 - (turn * num_ctas + place)
+        index = num_ctas - 1 - cta
+    return num_tiles(ranges, plan) - 1 - (turn * num_ctas + index)
 
 
 def num_turns(ranges: Ranges, plan: Any) -> Int32:

@@ -11,7 +11,8 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.sm90.prefill.entries import MAGNITUDE, count
+from flashdsa.kernels.indexer.select.keys import MAGNITUDE
+from flashdsa.kernels.indexer.sm90.prefill.entries import count
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
 
 SCORE_BARRIER = 1

@@ -16,10 +16,9 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.union.choice import FIRST, SECOND, is_taken, launch_choice
-from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, Lists
+from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
-from flashdsa.kernels.indexer_training.sm90.bwd.load import Loader, load_all
+from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, Lists, Loader, load_all
 from flashdsa.kernels.indexer_training.sm90.bwd.mend import Backward, launch_mend
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES

@@ -1,31 +1,94 @@
-"""Role load: Q of each item, and its tiles: keys, their numbers, gradients of their scores."""
+"""Context of all roles, and role load: Q of each item, keys, their numbers and gradients."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
+from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, tile_behind, tiles_of
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,
-    CHUNK,
-    CHUNK_BYTES,
     CHUNKS,
     FP32,
     ROWS,
     TILE_KEYS,
+    BwdPlan,
 )
+from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES
 from flashdsa.problem import INDEX_HEAD_DIM
 
-UNITS = CHUNK * BF16 // COPY_BYTES
-"""Copies of a row of a chunk, each by a lane."""
-ROWS_AT_ONCE = WARPGROUP_SIZE // UNITS
-"""Rows of which the role copies a chunk by one instruction."""
-TURNS = TILE_KEYS // ROWS_AT_ONCE
+
+class Lists(NamedTuple):
+    """Keys that have a gradient, for each group of neighbouring queries; see `lists.py`.
+
+    capacity is a multiple of TILE_KEYS and at least queries * topk. Rows are -1 and gradients 0
+    from counts[g] to the next multiple of TILE_KEYS; those after it must not be read.
+    """
+
+    rows: cute.Tensor  # (groups, capacity) int32
+    gradients: cute.Tensor  # (groups * queries, capacity) fp32: 0 where a query has none
+    counts: cute.Tensor  # (groups,) int32
+    present: cute.Tensor  # (groups,) int32: bit i: query i of the group has a gradient
+
+
+class Context(NamedTuple):
+    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
+
+    Item i is group i. A CTA goes round the tiles of an item's list; its first tile is `spread`
+    tiles after that of the previous CTA.
+    """
+
+    arena: Arena
+    lists: Lists
+    cta: Int32
+    num_ctas: Int32
+    num_items: Int32
+    spread: Int32
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> BwdPlan:
+        """The compile-time plan."""
+        return self.arena.plan
+
+    def barriers(self, name: str) -> Barriers:
+        """A barrier of the plan."""
+        return self.arena.barriers(name)
+
+    def rows_of(self, item: Int32) -> Any:
+        """Pointer to the first number of the item's list."""
+        return self.lists.rows.iterator + Int64(item) * self.lists.rows.shape[1]
+
+
+class Tiles(NamedTuple):
+    """Tiles of an item, and the one with which the CTA begins."""
+
+    count: Int32
+    first: Int32
+
+
+@cute.jit
+def tiles_of(ctx: Context, item: Int32) -> Tiles:
+    """The item's tiles."""
+    count = (ctx.lists.counts[item] + (TILE_KEYS - 1)) // TILE_KEYS
+    return Tiles(count, ctx.cta * ctx.spread % cutlass.max(count, Int32(1)))
+
+
+@cute.jit
+def tile_after(tile: Int32, count: Int32) -> Int32:
+    """The tile after `tile`, going round."""
+    tile += 1
+    if tile >= count:
+        tile = Int32(0)
+    return tile
+
+
 ROW_UNITS = TILE_KEYS * FP32 // COPY_BYTES
 """Copies of a tile's numbers, or of the gradients of a query."""
 
@@ -51,10 +114,10 @@ def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> Non
         for turn in cutlass.range_constexpr(TURNS):
             row = block * ROWS + turn * ROWS_AT_ONCE
             none = ((present >> (row // plan.num_heads)) & 1) - 1
-            at = block * BLOCK_BYTES + turn * ROWS_AT_ONCE * CHUNK * BF16
+            at = block * BLOCK_BYTES + turn * ROWS_AT_ONCE * ROW_BYTES
             of_row = row * INDEX_HEAD_DIM * BF16
             places = [
-                (at + chunk * CHUNK_BYTES, of_row + chunk * CHUNK * BF16) for chunk in range(CHUNKS)
+                (at + chunk * CHUNK_BYTES, of_row + chunk * ROW_BYTES) for chunk in range(CHUNKS)
             ]
             copy_units(to, source, none, places)
     arrive_when_copied(ctx.barriers("q_full").at())
@@ -101,8 +164,8 @@ def copy_tile(
         source = role.k.iterator + (
             Int64(rows[turn]) * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16)
         )
-        at = turn * ROWS_AT_ONCE * CHUNK * BF16
-        places = [(at + chunk * CHUNK_BYTES, chunk * CHUNK * BF16) for chunk in range(CHUNKS)]
+        at = turn * ROWS_AT_ONCE * ROW_BYTES
+        places = [(at + chunk * CHUNK_BYTES, chunk * ROW_BYTES) for chunk in range(CHUNKS)]
         copy_units(keys, source, rows[turn], places)
     copy_places(ctx, item, tile, state.stage)
     arrive_when_copied(ring.full.at(state.stage))
@@ -134,7 +197,7 @@ def load_all(role: Loader) -> None:
         rows = read_rows(line, tile)
         for _ in cutlass.range(tiles.count, unroll=1):
             # The next tile's numbers come while this tile's stage becomes free.
-            ahead_tile = tile_behind(tile, tiles.count)
+            ahead_tile = tile_after(tile, tiles.count)
             ahead = read_rows(line, ahead_tile)
             copy_tile(role, rows, item, tile, number, ctx.arena.address("k") + place, unit)
             rows = ahead

@@ -1,8 +1,14 @@
 """Role multiply: q k, its gradient A, dQ, dK and dW, two warpgroups over each tile.
 
 Each has a half of the group's blocks of 64 rows, whose dQ it keeps in registers, and a half of the
-dims of dK, for which it needs the images of A of all blocks. The products of dQ run while a tile's
-dK is added, and while A of the next tile is computed.
+dims of dK, for which it needs the matrices A of all blocks. A = g w where q k is positive, and 0
+elsewhere. The products of dQ run while a tile's dK is added, and while A of the next tile is
+computed. All operands are tiles of 128-byte lines, swizzled.
+
+64 dims of a tile's dK are added at a time. Lane j of a row's four has columns 2 j and 2 j + 1 of
+each eight in an accumulator. Two neighbouring lanes exchange, so that each has four neighbouring
+dims; then the lanes of two neighbouring rows, so that all eight have 128 bytes of one row, and then
+of the other.
 """
 
 from typing import Any, NamedTuple
@@ -10,35 +16,209 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.fragments import MMA_K, MMA_ROWS, THREAD_ROWS
+from flashdsa.dsl.gmem import add4_if, store4_if
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl.smem import shared_pointer
+from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16
+from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.add import add_dims
-from flashdsa.kernels.indexer_training.sm90.bwd.context import Context, tile_behind, tiles_of
-from flashdsa.kernels.indexer_training.sm90.bwd.gate import MMA_ROWS, THREAD_ROWS, clear, gate
+from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, tile_after, tiles_of
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
+    BF16,
     BLOCK_BYTES,
-    CHUNK,
-    CHUNK_BYTES,
+    CHUNKS,
     FP32,
-    IMAGE_BUFFERS,
-    IMAGE_BYTES,
+    MATRIX_BUFFERS,
+    MATRIX_BYTES,
     MULTIPLIERS,
     ROWS,
     TILE_KEYS,
 )
-from flashdsa.kernels.indexer_training.sm90.bwd.products import (
-    OF_DQ,
-    OF_SCORES,
-    issue_dk,
-    issue_dq,
-    issue_scores,
-)
+from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES
+from flashdsa.plan.row_tiles import CHUNK_COLUMNS as CHUNK
 from flashdsa.problem import INDEX_HEAD_DIM
 
-IMAGES_READY = 1
+PAIR = 2
+"""Neighbouring keys of a thread in each eight."""
+PIECE_KEYS = 16
+
+
+@cute.jit
+def gate(
+    acc: cute.Tensor,
+    weights: list[Float32],
+    sums: cute.Tensor,
+    matrix: Int32,
+    gradients: Int32,
+    thread: Int32,
+    block: cutlass.Constexpr,
+) -> None:
+    """Write A of a block to its matrix, and add sum g relu(q k) to this thread's sums.
+
+    Args:
+        acc: q k of the block's rows and the tile's keys.
+        weights, sums: of this thread's rows of each own block. matrix: address.
+        gradients: address of those of this warp's query. block: which of the own ones it is.
+    """
+    lane = thread % WARP_SIZE
+    row = thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
+    mine = gradients + lane % 4 * (PAIR * FP32)
+    for piece in cutlass.range_constexpr(TILE_KEYS // PIECE_KEYS):
+        words = []
+        for eight in cutlass.range_constexpr(2 * piece, 2 * piece + 2):
+            g = prims.load_ext(shared_pointer(mine + eight * 8 * FP32), dtype=Float32, count=PAIR)
+            for h in cutlass.range_constexpr(THREAD_ROWS):
+                of_row = THREAD_ROWS * block + h
+                values = []
+                for i in cutlass.range_constexpr(PAIR):
+                    product = acc[4 * eight + 2 * h + i]
+                    # The gate is shut at 0, and for NaN.
+                    open_gate = g[i] if product > 0.0 else Float32(0.0)
+                    sums[of_row] = sums[of_row] + open_gate * product
+                    values.append(open_gate * weights[of_row])
+                words.append(pack_bf16(*values))
+        unit = 2 * piece + lane // MMA_ROWS
+        cute.arch.inline_ptx(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+            read_only_args=[matrix + swizzled_128(row, unit), *words],
+        )
+
+
+def clear(acc: Any, count: int) -> None:
+    """Zeros."""
+    for i in range(count):
+        acc[i] = Float32(0.0)
+
+
+STEP_LINES = MMA_K * ROW_BYTES
+"""Bytes from 16 lines to the next ones, where K of a product is along the lines."""
+STEP_COLUMNS = MMA_K * BF16
+OF_SCORES = TILE_KEYS // 2
+"""fp32 of q k, or of 64 dims of dK, in a thread."""
+OF_DQ = INDEX_HEAD_DIM // 2
+
+
+def _multiply(acc: Any, columns: int, a: Any, b: Any, accumulate: bool, transposes: Any) -> None:
+    values = mma_async(
+        f"wgmma.mma_async.sync.aligned.m64n{columns}k{MMA_K}.f32.bf16.bf16",
+        [acc[i] for i in range(columns // 2)],
+        a,
+        b,
+        accumulate=accumulate,
+        transposes=transposes,
+    )
+    for i in range(columns // 2):
+        acc[i] = values[i]
+
+
+def issue_scores(acc: Any, q: Any, k: Any) -> None:
+    """Issue acc = Q K^T of 64 rows and 64 keys, as one group; q, k: addresses."""
+    warpgroup.fence()
+    a, b = opaque(along_k(q)), opaque(along_k(k))
+    for chunk in range(CHUNKS):
+        for step in range(CHUNK // MMA_K):
+            offset = chunk * CHUNK_BYTES + step * STEP_COLUMNS
+            first, second = descriptor_behind(a, offset), descriptor_behind(b, offset)
+            _multiply(acc, TILE_KEYS, first, second, (chunk, step) != (0, 0), (0, 0))
+    warpgroup.commit_group()
+
+
+def issue_dq(acc: Any, matrix: Any, k: Any) -> None:
+    """Issue acc += A K of 64 rows, as one group; matrix, k: addresses."""
+    warpgroup.fence()
+    a, b = opaque(along_k(matrix)), opaque(along_n(k))
+    for step in range(TILE_KEYS // MMA_K):
+        first = descriptor_behind(a, step * STEP_COLUMNS)
+        second = descriptor_behind(b, step * STEP_LINES)
+        _multiply(acc, INDEX_HEAD_DIM, first, second, True, (0, 1))
+    warpgroup.commit_group()
+
+
+def issue_dk(acc: Any, matrices: Any, q: Any, blocks: int) -> None:
+    """Issue acc = A^T Q of 64 keys and 64 dims, as one group.
+
+    Args:
+        matrices: address of the group's matrices. q: of the chunk of those dims in the first block.
+    """
+    warpgroup.fence()
+    a, b = opaque(along_n(matrices)), opaque(along_n(q))
+    for block in range(blocks):
+        for step in range(ROWS // MMA_K):
+            first = descriptor_behind(a, block * MATRIX_BYTES + step * STEP_LINES)
+            second = descriptor_behind(b, block * BLOCK_BYTES + step * STEP_LINES)
+            _multiply(acc, CHUNK, first, second, (block, step) != (0, 0), (1, 1))
+    warpgroup.commit_group()
+
+
+LINE_DIMS = 32
+"""128 bytes of dK."""
+NEIGHBOUR, NEXT_ROW = 1, 4
+"""Distances of lanes."""
+
+
+@cute.jit
+def four_neighbours(acc: cute.Tensor, pair: cutlass.Constexpr, h: cutlass.Constexpr) -> list[Any]:
+    """The lane's 4 of 16 columns; even lanes own the first 8."""
+    odd = cute.arch.lane_idx() % 2 == 1
+    first, second = 8 * pair + 2 * h, 8 * pair + 4 + 2 * h
+    got, kept = [], []
+    for i in cutlass.range_constexpr(2):
+        sent = acc[first + i] if odd else acc[second + i]
+        got.append(cute.arch.shuffle_sync_bfly(sent, NEIGHBOUR))
+        kept.append(acc[second + i] if odd else acc[first + i])
+    left = [got[i] if odd else kept[i] for i in range(2)]
+    right = [kept[i] if odd else got[i] for i in range(2)]
+    return left + right
+
+
+@cute.jit
+def add_dims(
+    to: cute.Pointer,
+    acc: cute.Tensor,
+    keys: Int32,
+    thread: Int32,
+    ordered: cutlass.Constexpr,
+) -> None:
+    """Add the accumulators to rows of dK; a negative key has no row.
+
+    Args:
+        to: first of the 64 dims in row 0 of dK; ordered: in the row of the tile's first key.
+        keys: address of the tile's numbers.
+        ordered: the list's own rows are written, and nothing is added.
+    """
+    lane = thread % WARP_SIZE
+    is_next = lane // NEXT_ROW % 2 == 1
+    dim = lane // NEXT_ROW % 2 * (LINE_DIMS // 2) + lane % 2 * 8 + lane % 4 // 2 * 4
+    # The pair of rows that this lane shares: first the even one, then the odd one.
+    even = thread // WARP_SIZE * MMA_ROWS + lane // (2 * NEXT_ROW) * 2
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        place = even + 8 * h
+        of_pair = prims.load_ext(shared_pointer(keys + place * FP32), dtype=Int32, count=2)
+        for line in cutlass.range_constexpr(CHUNK // LINE_DIMS):
+            left = four_neighbours(acc, 2 * line, h)
+            right = four_neighbours(acc, 2 * line + 1, h)
+            got = [
+                cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], NEXT_ROW)
+                for i in range(4)
+            ]
+            of_even = [got[i] if is_next else left[i] for i in range(4)]
+            of_odd = [right[i] if is_next else got[i] for i in range(4)]
+            for values, other in ((of_even, 0), (of_odd, 1)):
+                key = of_pair[other]
+                at = to + (line * LINE_DIMS + dim)
+                if cutlass.const_expr(ordered):
+                    store4_if(key, at + Int64(place + other) * INDEX_HEAD_DIM, values)
+                else:
+                    add4_if(key, at + Int64(key) * INDEX_HEAD_DIM, values)
+
+
+MATRICES_READY = 1
 """Named barrier of the role."""
 
 
@@ -72,7 +252,7 @@ class Place(NamedTuple):
     k: Int32
     gradients: Int32
     rows: Int32
-    images: Int32
+    matrices: Int32
 
 
 @cute.jit
@@ -83,7 +263,7 @@ def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
         arena.address("k") + stage * BLOCK_BYTES,
         arena.address("gradients") + stage * plan.gradient_bytes,
         arena.address("rows") + stage * (TILE_KEYS * FP32),
-        arena.address("a") + number % IMAGE_BUFFERS * (plan.blocks * IMAGE_BYTES),
+        arena.address("a") + number % MATRIX_BUFFERS * (plan.blocks * MATRIX_BYTES),
     )
 
 
@@ -132,15 +312,15 @@ def gate_block(
     ctx = role.ctx
     row = (role.first_block + block) * ROWS + ctx.thread // WARP_SIZE * MMA_ROWS
     gradients = place.gradients + row // ctx.plan.num_heads * (TILE_KEYS * FP32)
-    image = place.images + (role.first_block + block) * IMAGE_BYTES
-    gate(acc, own.weights, own.sums, image, gradients, ctx.thread, block)
+    matrix = place.matrices + (role.first_block + block) * MATRIX_BYTES
+    gate(acc, own.weights, own.sums, matrix, gradients, ctx.thread, block)
 
 
 @cute.jit
 def publish(ctx: Context) -> None:
-    """Publish both warpgroups' images: written by threads, shown to wgmma by the fence."""
+    """Publish both warpgroups' matrices: written by threads, shown to wgmma by the fence."""
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.barrier(barrier_id=IMAGES_READY, number_of_threads=MULTIPLIERS * WARPGROUP_SIZE)
+    cute.arch.barrier(barrier_id=MATRICES_READY, number_of_threads=MULTIPLIERS * WARPGROUP_SIZE)
 
 
 @cute.jit
@@ -182,20 +362,20 @@ def multiply_tile(
     place = place_of(ctx, state.stage, number)
     q = ctx.arena.address("q")
     own_q = q + role.first_block * BLOCK_BYTES
-    image = place.images + role.first_block * IMAGE_BYTES
+    matrix = place.matrices + role.first_block * MATRIX_BYTES
     scores, dk = accs
-    issue_dk(dk, place.images, q + role.half * CHUNK_BYTES, plan.blocks)
+    issue_dk(dk, place.matrices, q + role.half * CHUNK_BYTES, plan.blocks)
     ahead = place
     if cutlass.const_expr(not last):
         ahead = place_of(ctx, wait_for_tile(ctx, number + 1), number + 1)
         issue_scores(scores, own_q, ahead.k)
-    issue_dq(own.dq[0], image, place.k)
+    issue_dq(own.dq[0], matrix, place.k)
     warpgroup.wait_group(1 if last else 2)
     add_dims(to, dk, place.rows, ctx.thread, plan.ordered)
     if cutlass.const_expr(plan.own_blocks > 1):
         if cutlass.const_expr(not last):
             issue_scores(dk, own_q + BLOCK_BYTES, ahead.k)
-        issue_dq(own.dq[1], image + IMAGE_BYTES, place.k)
+        issue_dq(own.dq[1], matrix + MATRIX_BYTES, place.k)
     if cutlass.const_expr(not last):
         # Scores and dQ of each own block are in flight.
         warpgroup.wait_group(2 * plan.own_blocks - 1)
@@ -263,7 +443,7 @@ def multiply_all(role: Multiplier) -> None:
             tile = tiles.first
             for _ in cutlass.range(tiles.count - 1, unroll=1):
                 multiply_tile(role, own, accs, place_of_dk(role, item, tile), number, False)
-                tile = tile_behind(tile, tiles.count)
+                tile = tile_after(tile, tiles.count)
                 number += 1
             multiply_tile(role, own, accs, place_of_dk(role, item, tile), number, True)
             number += 1

@@ -8,21 +8,17 @@ from typing import Any
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
+from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, TILE_ROWS
 from flashdsa.problem import INDEX_HEAD_DIM
 
-ROWS = 64
-"""(query, head) rows of a block: the M of a wgmma."""
-TILE_KEYS = 64
-BF16 = 2
-FP32 = 4
-CHUNK = 64
-"""bf16 in a span of the 128-byte swizzle: columns of a chunk."""
-CHUNK_BYTES = 64 * CHUNK * BF16
-CHUNKS = INDEX_HEAD_DIM // CHUNK
+ROWS = TILE_KEYS = TILE_ROWS
+"""(query, head) rows of a block, the M of a wgmma, and keys of a tile."""
+BF16, FP32 = 2, 4
+CHUNKS = INDEX_HEAD_DIM // CHUNK_COLUMNS
 BLOCK_BYTES = CHUNKS * CHUNK_BYTES
 """Bytes of 64 rows of Q, or of a tile of keys: one chunk after the other."""
-IMAGE_BYTES = ROWS * TILE_KEYS * BF16
-IMAGE_BUFFERS = 2
+MATRIX_BYTES = ROWS * TILE_KEYS * BF16
+MATRIX_BUFFERS = 2
 NUM_HEADS = (64, 32, 16)
 BLOCKS = (4, 2)
 """Blocks of a group: each of two warpgroups has a half of them."""
@@ -139,7 +135,7 @@ class BwdPlan(Sm90Plan):
         groups = -(-num_queries // self.queries)
         return CHOICE_WORDS + 2 * MOST_SAMPLES + groups * self.list_bytes(topk) // FP32
 
-    def places_in(self, scratch: Any, groups: int, topk: int) -> tuple[Any, Any]:
+    def lists_in(self, scratch: Any, groups: int, topk: int) -> tuple[Any, Any]:
         """Views of a launch's scratch, a torch tensor: the lists' keys (groups, capacity) and the
         number of keys in each list (groups,)."""
         capacity, first = self.capacity(topk), CHOICE_WORDS + 2 * MOST_SAMPLES
@@ -155,11 +151,11 @@ class BwdPlan(Sm90Plan):
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        images = IMAGE_BUFFERS * self.blocks * IMAGE_BYTES
+        matrices = MATRIX_BUFFERS * self.blocks * MATRIX_BYTES
         return [
             SmemRegion("q", self.blocks * BLOCK_BYTES, 1024, "Q of a group, 64 x 64 SW128"),
             SmemRegion("k", self.stages * BLOCK_BYTES, 1024, "keys of tiles, 64 x 64 SW128"),
-            SmemRegion("a", images, 1024, "gradients of q k, row by key, SW128, of two tiles"),
+            SmemRegion("a", matrices, 1024, "gradients of q k, row by key, SW128, of two tiles"),
             SmemRegion(
                 "gradients", self.stages * self.gradient_bytes, 16, "of the scores, query by key"
             ),

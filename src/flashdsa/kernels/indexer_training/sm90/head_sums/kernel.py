@@ -5,20 +5,244 @@ gather                | consumer 0                  | consumer 1
 a tile's rows, piece  | K Q^T of tile 0             |
 by piece; with a      | exponentials, sums          | K Q^T of tile 1
 query's first, its Q  | K Q^T of tile 2             | exponentials, sums
+
+Role add multiplies a tile with every head, and sums over heads for each of its keys. Keys are rows
+of the products and heads are columns: a thread has two keys, and adds a quarter of the heads up in
+its own registers. The warpgroups take tiles in turn, so that one's exponentials run during the
+other's products.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, GridConstant, Int32, cute
+from cutlass import Float32, GridConstant, Int32, Int64, cute
+from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.head_sums.add import Adder, add_all
-from flashdsa.kernels.indexer_training.sm90.head_sums.context import Context
-from flashdsa.kernels.indexer_training.sm90.head_sums.gather import LOG2_E, Gatherer, gather_all
-from flashdsa.plan.row_tiles import CHUNK_COLUMNS
+from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
+    LOG2_E,
+    Context,
+    Gatherer,
+    Item,
+    gather_all,
+    item_at,
+    read_row,
+    tiles_on,
+)
+from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
+
+MMA_BYTES = 32
+"""Bytes of a row that one wgmma multiplies: 16 columns."""
+
+
+def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> None:
+    """Issue acc += K Q^T over the 64 columns of a chunk; with `clear` acc = K Q^T.
+
+    Args:
+        acc: num_heads / 2 fp32 in a thread. k, q: low words of the chunks' descriptors.
+    """
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{num_heads}k16.f32.bf16.bf16"
+    for step in range(ROW_BYTES // MMA_BYTES):
+        values = mma_async(
+            opcode,
+            [acc[i] for i in range(num_heads // 2)],
+            descriptor_behind(k, step * MMA_BYTES),
+            descriptor_behind(q, step * MMA_BYTES),
+            accumulate=not clear or step > 0,
+            transposes=(0, 0),
+        )
+        for i in range(num_heads // 2):
+            acc[i] = values[i]
+
+
+WARP_KEYS = 16
+"""Keys of a warp among a wgmma's 64 rows."""
+QUAD = 4
+"""Lanes that share a key."""
+
+
+class Adder(NamedTuple):
+    """Reads q, heads and k; writes the sums. Signals q_free and k_free."""
+
+    ctx: Context
+    out: cute.Tensor  # (S, topk) fp32, written
+    scale: Float32  # of products, in log2
+    number: Int32  # of this warpgroup among the consumers
+
+
+class Place(NamedTuple):
+    """Position of a tile in the rings, and whether it is this warpgroup's last of its item."""
+
+    k: PipelineState
+    q: PipelineState
+    is_last: Any
+
+
+@cute.jit
+def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
+    """Arrive: this warp has read a piece of the keys, and with the last tile maybe one of Q."""
+    plan = ctx.plan
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0:
+        ctx.arena.barriers("k_free").arrive(advanced(place.k, piece, plan.key_slots).stage)
+        done = (piece + 1) * plan.key_piece
+        if cutlass.const_expr(done % plan.query_piece == 0):
+            if place.is_last:
+                of_query = done // plan.query_piece - 1
+                stage = advanced(place.q, of_query, plan.query_slots).stage
+                ctx.arena.barriers("q_free").arrive(stage)
+
+
+@cute.jit
+def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
+    """Compute the products of a tile, a group of wgmmas a piece; a piece is freed during the next
+    one's."""
+    plan = ctx.plan
+    keys, queries = ctx.arena.consumer("k_full", "k_free"), ctx.arena.consumer("q_full", "q_free")
+    k_first, q_first = ctx.arena.address("k"), ctx.arena.address("q")
+    for piece in cutlass.range_constexpr(plan.key_pieces):
+        chunks = range(piece * plan.key_piece, (piece + 1) * plan.key_piece)
+        of_query, in_query = divmod(chunks.start, plan.query_piece)
+        k_at = advanced(place.k, piece, plan.key_slots)
+        q_at = advanced(place.q, of_query, plan.query_slots)
+        if cutlass.const_expr(in_query == 0):
+            queries.wait(q_at)
+        # k_full: the piece has been copied by threads; the fence shows it to wgmma.
+        keys.wait(k_at)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        warpgroup.fence()
+        for i, chunk in enumerate(chunks):
+            k = along_k(k_first + k_at.stage * plan.key_piece_bytes + i * CHUNK_BYTES)
+            q = along_k(
+                q_first
+                + q_at.stage * plan.query_piece_bytes
+                + (in_query + i) * plan.query_chunk_bytes
+            )
+            multiply_chunk(acc, k, q, plan.num_heads, chunk == 0)
+        warpgroup.commit_group()
+        if cutlass.const_expr(piece > 0):
+            warpgroup.wait_group(1)
+            release_piece(ctx, place, piece - 1)
+    warpgroup.wait_group(0)
+    release_piece(ctx, place, plan.key_pieces - 1)
+
+
+@cute.jit
+def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
+    """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
+    plan = ctx.plan
+    shared = ctx.arena.array("heads", Float32, plan.queries * plan.num_heads)
+    first = q_at.stage // plan.query_pieces * plan.num_heads + ctx.thread % QUAD * 2
+    for i in cutlass.range_constexpr(plan.num_heads // QUAD):
+        heads[i] = shared[first + i // 2 * 8 + i % 2]
+
+
+@cute.jit
+def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32]:
+    """Sum over every head, for this thread's two keys; in all lanes of the quad."""
+    plan = role.ctx.plan
+    # Each key has two sums: each waits for the one before for half as long.
+    sums = [[Float32(0.0), Float32(0.0)] for _ in range(2)]
+    for i in cutlass.range_constexpr(plan.num_heads // QUAD):
+        for half in cutlass.range_constexpr(2):
+            product = acc[i // 2 * 4 + 2 * half + i % 2]
+            exponent = product * role.scale - heads[i]
+            sums[half][i % 2] = sums[half][i % 2] + cute.math.exp2(exponent, fastmath=True)
+    return [neighbours_sum(one[0] + one[1], QUAD) for one in sums]
+
+
+@cute.jit
+def add_tile(
+    role: Adder,
+    acc: cute.Tensor,
+    heads: cute.Tensor,
+    place: Place,
+    item: Item,
+    tile: Int32,
+) -> None:
+    """Compute and write a tile's sums."""
+    ctx = role.ctx
+    lane = ctx.thread % WARP_SIZE
+    half = lane % 2
+    slot = (
+        item.begin
+        + tile * TILE_ROWS
+        + ctx.thread // WARP_SIZE * WARP_KEYS
+        + lane // QUAD
+        + 8 * half
+    )
+    row = read_row(ctx, item.query, slot, item.end)
+    multiply_tile(ctx, acc, place)
+    sums = sum_heads(role, acc, heads)
+    if lane % QUAD < 2 and slot < ctx.topk:
+        total = sums[1] if half == 1 else sums[0]
+        # A selection: values that are not valid may be NaN.
+        total = total if row >= 0 else Float32(0.0)
+        (role.out.iterator + (Int64(item.query) * ctx.topk + slot)).store(total)
+
+
+@cute.jit
+def free_query(ctx: Context, q_at: PipelineState) -> None:
+    """Free Q of an item with no tile for this warpgroup: it has read every piece of Q."""
+    for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
+        at = advanced(q_at, piece, ctx.plan.query_slots)
+        # Wait until Q has come: the arrival is for that phase.
+        ctx.arena.barriers("q_full").wait(at.phase, at.stage)
+        if ctx.thread % WARP_SIZE == 0:
+            ctx.arena.barriers("q_free").arrive(at.stage)
+
+
+@cute.jit
+def fill_rest(role: Adder, item: Item) -> None:
+    """Fill the slots after the item's last tile, if it is the query's last one."""
+    ctx = role.ctx
+    own = role.number * WARPGROUP_SIZE + ctx.thread
+    line = role.out.iterator + Int64(item.query) * ctx.topk
+    if item.is_last:
+        for slot in cutlass.range(
+            item.begin + item.tiles * TILE_ROWS + own,
+            ctx.topk,
+            ctx.plan.consumers * WARPGROUP_SIZE,
+            unroll=1,
+        ):
+            (line + slot).store(Float32(0.0))
+
+
+@cute.jit
+def add_all(role: Adder) -> None:
+    """All four warps of a warpgroup: add its tiles of every item of the CTA."""
+    ctx, plan = role.ctx, role.ctx.plan
+    acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
+    heads = cute.make_rmem_tensor(plan.num_heads // QUAD, Float32)
+    k_at, q_at = PipelineState(Int32(0), Int32(0)), PipelineState(Int32(0), Int32(0))
+    for before in cutlass.range_constexpr(plan.consumers - 1):
+        if role.number > before:
+            k_at = tiles_on(k_at, 1, plan)
+    first, turn = role.number, Int32(0)
+    item = item_at(ctx, turn)
+    while item.query < ctx.num_queries:
+        turn += 1
+        behind = item_at(ctx, turn)
+        ctx.arena.barriers("q_full").wait(q_at.phase, q_at.stage)
+        read_heads(ctx, heads, q_at)
+        if first >= item.tiles:
+            free_query(ctx, q_at)
+        for tile in cutlass.range(first, item.tiles, plan.consumers, unroll=1):
+            place = Place(k_at, q_at, tile + plan.consumers >= item.tiles)
+            add_tile(role, acc, heads, place, item, tile)
+            k_at = tiles_on(k_at, plan.consumers, plan)
+        fill_rest(role, item)
+        # The turns continue across items.
+        first = first - item.tiles % plan.consumers
+        if first < 0:
+            first += plan.consumers
+        q_at = advanced(q_at, plan.query_pieces, plan.query_slots)
+        item = behind
 
 
 @cute.kernel

@@ -24,11 +24,11 @@ from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.gmem import add4_if, add_release, load_acquire, store_release
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import Context
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WARPGROUPS, WORDS
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, four_dims
-from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 
 KEYS = 2
 """Rows of the tile in a thread, 8 apart."""

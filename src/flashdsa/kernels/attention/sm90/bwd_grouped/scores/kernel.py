@@ -31,7 +31,9 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
     BATCH_CHUNKS,
     ITEM_BLOCKS,
@@ -41,8 +43,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES, P_MATRIX, matrix_offset
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
-from flashdsa.kernels.attention.union.choice import FIRST, is_taken
-from flashdsa.kernels.attention.union.launch import Lists, launch_union
+from flashdsa.kernels.attention.union import launch_union
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 STEPS = CHUNK // MMA_K

@@ -16,15 +16,14 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.choice import SECOND, is_taken
+from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     MOST_PART_GROUPS,
     PAIR,
     WORD_BITS,
 )
-from flashdsa.kernels.attention.union.choice import SECOND, is_taken
-from flashdsa.kernels.attention.union.launch import Lists
-from flashdsa.kernels.attention.union.memory import MOST_UNORDERED, UNORDERED_SHIFT
 
 THREADS = 256
 SPLIT_THREADS = 1024

@@ -1,0 +1,214 @@
+"""Launches of Hopper's backward of 64 rows of Q at a time, over one list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.catalog import MLA_BWD_FUSED
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
+
+MOST_LIST_BYTES = 1 << 28
+"""Most bytes of the lists of both kinds of groups; queries that need more are launched in parts."""
+LISTS, SLOT_BYTES = 2, 5
+"""Lists that hold a query's slot, one of each kind of group; bytes of a slot in a list: a row and
+its members."""
+SPREAD = 5
+"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
+rows."""
+NEAR_ROWS = 12_288
+"""Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
+
+Outputs = tuple[Tensor, Tensor, Tensor]
+"""delta (S, H) fp32 and dq, written, and dkv fp32, added to; of several dKVs the first one."""
+Launch = Callable[["MlaBwdOperands", Outputs], None]
+LaunchLarge = Callable[["MlaBwdOperands", Outputs, float, Lists, Tensor], None]
+"""(operands, outputs, sm_scale, lists, choice)"""
+
+
+class LaunchSmall(Protocol):
+    """Launch on operands without gaps; topk_length (0,) says that every slot counts, lse has the
+    sinks.
+
+    It writes delta of all queries, and their lists, dQ and dKV. It makes the lists and the choice
+    of `large` in any case, and the rest only if these groups are not taken.
+    """
+
+    def __call__(
+        self, operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None
+    ) -> None: ...
+
+
+class Groups(Protocol):
+    """Groups of the grouped backward."""
+
+    @property
+    def queries(self) -> int:
+        """Queries of a group."""
+
+    @property
+    def capacity(self) -> int:
+        """Capacity of a group's list."""
+
+    @property
+    def limits(self) -> tuple[float, int]:
+        """Longest lists with which they are taken, in lists of a query; most keys of a list."""
+
+
+class Large(NamedTuple):
+    """Groups that are taken instead if their queries have much in common.
+
+    Attributes:
+        lists: of them, written. choice: (1,) int32, written. limits: see `Groups`.
+    """
+
+    lists: Lists
+    choice: Tensor
+    limits: tuple[float, int]
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """The last ones of `launch_backward`."""
+        return (*self.lists, self.choice, *self.limits)
+
+
+class Call(NamedTuple):
+    """The sizes of a call, or of a part of its queries.
+
+    Attributes:
+        large: groups that the device may choose instead; None: no choice.
+    """
+
+    runner: Runner
+    num_queries: int
+    num_heads: int
+    num_keys: int
+    topk: int
+    sm_scale: float
+    large: Groups | None
+
+    @property
+    def group_queries(self) -> int:
+        """Queries of a group: of 64 rows, or of a query of 128 heads."""
+        return max(1, ROWS // self.num_heads)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of `group_queries` queries."""
+        return -(-self.num_queries // self.group_queries)
+
+    @property
+    def capacity(self) -> int:
+        """Capacity of a group's list."""
+        return capacity_of(self.group_queries, self.topk)
+
+    @property
+    def num_ctas(self) -> int:
+        """CTAs: at most one for each 64 rows of Q."""
+        row_blocks = -(-self.num_queries * self.num_heads // ROWS)
+        return min(row_blocks, self.runner.num_sms)
+
+    def plan(self, *, slots: bool = False) -> PerItemPlan:
+        """Plan of the kernel."""
+        return plan_of(self.num_heads, 0 if self.large is None else self.large.queries, slots)
+
+
+@lru_cache
+def plan_of(num_heads: int, more: int, slots: bool) -> PerItemPlan:
+    """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
+    takes longer than a launch."""
+    return PerItemPlan(max(1, ROWS // num_heads), more, slots)
+
+
+def bind_per_item(call: Call) -> LaunchSmall:
+    """Bind the launches of calls of these sizes."""
+    function = call.runner.function(MLA_BWD_FUSED, call.plan())
+    spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
+    first_arguments = bind_arguments(call)
+    scalars = spread, call.num_ctas
+
+    def launch(operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None) -> None:
+        first = first_arguments(operands, outputs)
+        choice = () if large is None else large.arguments
+        with call.runner.launching():
+            function(*first, *scalars, *choice)
+
+    return launch
+
+
+def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any, ...]]:
+    """The arguments of every launch, see `Operands` in its kernel.py."""
+    runner, num_groups, num_heads = call.runner, call.num_groups, call.num_heads
+    queries, capacity, sm_scale = call.group_queries, call.capacity, call.sm_scale
+
+    def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:
+        q, kv, dO, lse, O, indices, lengths, _ = operands
+        delta, dq, dkv = outputs
+        copy = runner.empty(*kv.shape, dtype=kv.dtype)
+        lists = allocate_lists(runner, num_groups, queries, capacity)
+        read = q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)
+        written = delta.flatten(), *lists, dq.flatten(0, 1), dkv[0] if dkv.ndim > kv.ndim else dkv
+        return (*read, indices, lengths, *written, num_heads, sm_scale)
+
+    return arguments_of
+
+
+def bind_either(
+    call: Call, launch_large: LaunchLarge, bind_small: Callable[[Call], LaunchSmall]
+) -> Launch:
+    """Bind large groups where they have much in common, else 64 rows at a time.
+
+    The device chooses for each part of the queries whose lists have room.
+
+    Args:
+        launch_large: of kernels that have work where a choice takes the large groups.
+        bind_small: of what makes delta, the large groups' lists and the choice, and has work where
+            it takes the others.
+    """
+    groups, num_queries = call.large, call.num_queries
+    assert groups is not None
+    groups_at_a_time = max(1, MOST_LIST_BYTES // (LISTS * SLOT_BYTES * groups.capacity))
+    at_a_time = groups_at_a_time * groups.queries
+    if num_queries <= at_a_time:
+        return bind_choice(call, groups, launch_large, bind_small(call))
+    launches: list[tuple[slice, Launch]] = []
+    for first in range(0, num_queries, at_a_time):
+        some = slice(first, min(first + at_a_time, num_queries))
+        part = call._replace(num_queries=some.stop - some.start)
+        launches.append((some, bind_choice(part, groups, launch_large, bind_small(part))))
+
+    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
+        q, kv, *of_queries = operands[:7]
+        delta, dq, dkv = outputs
+        for some, launch_part in launches:
+            dO, lse, O, indices, lengths = (x[some] for x in of_queries if x is not None)
+            part = type(operands)(q[some], kv, dO, lse, O, indices, lengths)
+            launch_part(part, (delta[some], dq[some], dkv))
+
+    return launch
+
+
+def bind_choice(
+    call: Call, groups: Groups, launch_large: LaunchLarge, launch_small: LaunchSmall
+) -> Launch:
+    """Bind a launch on queries whose lists have room together; arguments as for `bind_either`."""
+    runner, sm_scale, limits = call.runner, call.sm_scale, groups.limits
+    sizes = -(-call.num_queries // groups.queries), groups.queries, groups.capacity
+
+    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
+        lists = allocate_lists(runner, *sizes)
+        choice = runner.empty(1, dtype=torch.int32)
+        launch_small(operands, outputs, Large(lists, choice, limits))
+        launch_large(operands, outputs, sm_scale, lists, choice)
+
+    return launch

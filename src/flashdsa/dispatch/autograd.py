@@ -1,0 +1,144 @@
+"""Gradients: backwards of the operations that have one, and errors where there is none.
+
+An operation's Autograd kernel is written here instead of by `torch.library.register_autograd`: that
+one gives torch.func.grad an error about its own insides, and forward-mode AD tangents of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+from torch.nn import Parameter
+
+from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.call_cache import BACKWARD
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import DoubleBackwardError, UnsupportedError
+
+
+def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
+    """The operation with its backward, or an error in its place.
+
+    It is a function of one level of torch.func's transforms: the dispatcher has taken the outer
+    ones apart when it calls the Autograd kernel.
+    """
+
+    def forward(*arguments: Any) -> Any:
+        # Recording switches gradients off, of this level by torch.func; an outer one may want them.
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.enable_grad(),
+            forward_ad._set_fwd_grad_enabled(True),
+        ):
+            return op(*arguments)
+
+    gradient = spec.gradient
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if gradient is not None:
+            operands, ctx.parameters, _backend = spec.unpack(inputs)
+            outputs = (output,) if isinstance(output, Tensor) else output
+            named = {row.name: x for row, x in zip(spec.outputs, outputs, strict=True)}
+            ctx.save_for_backward(*operands, *(named[name] for name in gradient.keeps))
+            ctx.mark_non_differentiable(*outputs[1:])
+
+    def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            _no_gradient(spec)
+        count = len(spec.operands)
+        operands, kept = spec.kind(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        arguments = gradient.arguments(operands, kept, d_first.contiguous(), ctx.parameters)
+        op = getattr(torch.ops.flashdsa, gradient.by).default
+        results = op(*arguments, ctx.parameters["backward_backend"])
+        results = (results,) if isinstance(results, Tensor) else results
+        found = dict(zip(gradient.of, results, strict=True))
+        of_operands = [
+            None if x is None else found.get(row.name)
+            for row, x in zip(spec.operands, operands, strict=True)
+        ]
+        return (*of_operands, *[None for _ in (*spec.parameters, "backend")])
+
+    members = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backward),
+    }
+    return type(f"{spec.operation}_function", (_SingleLevelFunction,), members)
+
+
+def _no_gradient(spec: OpSpec) -> NoReturn:
+    if not spec.backward_of:
+        raise UnsupportedError(f"{spec.operation}: no gradient is available")
+    raise DoubleBackwardError(
+        f"{spec.operation}: no gradient of a gradient is available; the backward of "
+        f"{spec.backward_of} cannot be differentiated (create_graph=True)"
+    )
+
+
+def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
+    """Raise UnsupportedError where no implementation would serve the call's backward: the forward
+    says so, before anything is computed."""
+    count = len(spec.operands)
+    given, values, backend = arguments[:count], arguments[count:-1], arguments[-1]
+    if spec.cache.find(given, values, backend, BACKWARD) is not None:
+        return
+    operands, parameters, _ = spec.unpack(arguments)
+    if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
+        return  # sizes are symbols, or not those of the call
+    problem = spec.problem(operands, parameters, spec.check(operands, parameters))
+    of_backward = replace(problem, operation=by)
+    try:
+        registry.select(replace(of_backward, max_logits=False), parameters["backward_backend"])
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            f"{spec.operation}: a gradient is asked for that no implementation computes; without "
+            f"one call it under torch.no_grad(). {error}"
+        ) from None
+    spec.cache.keep(given, values, backend, _nothing, BACKWARD)
+
+
+def _nothing(_: object) -> None:
+    """Stand for a backward that is served."""
+
+
+def has_tangent(value: object) -> bool:
+    """Whether forward-mode AD wants a derivative along `value`."""
+    return (
+        isinstance(value, Tensor)
+        and forward_ad._current_level >= 0
+        and forward_ad.unpack_dual(value, level=0).tangent is not None
+    )
+
+
+def refuse_tangents(name: str, values: Iterable[object]) -> None:
+    """Raise UnsupportedError where forward-mode AD wants a derivative of `name` along a value."""
+    if forward_ad._current_level >= 0 and any(has_tangent(value) for value in values):
+        raise UnsupportedError(
+            f"{name}: forward-mode AD (torch.func.jvp, jacfwd, torch.autograd.forward_ad) is not "
+            "available; reverse mode is, where an operation has a gradient"
+        )
+
+
+def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """Return the function that the dispatcher calls if gradients are recorded and there are
+    outputs."""
+    function = _function(spec, op)
+
+    def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
+        refuse_tangents(spec.operation, arguments)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+            if spec.gradient is not None:
+                _require_backward(spec, spec.gradient.by, arguments)
+            with enable_single_level_autograd_function():
+                return function.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
+
+    return run

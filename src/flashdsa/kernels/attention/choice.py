@@ -1,0 +1,99 @@
+"""## flashdsa.kernels.attention.choice
+Choice between two groupings of a launch: from its lists, on the device.
+
+Both groupings are launched, and the kernels of the one that is not taken have no work. The lists of
+the first are made in any case. It is taken if its queries have so much in common that its lists are
+short: `ratio` times what their queries name, divided by the queries of a group, at most."""
+
+from typing import Any
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+
+from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.lists import UNORDERED_SHIFT
+
+THREADS = 1024
+FIRST, SECOND = 0, 1
+UNORDERED_GROUPS = 256
+
+
+@cute.jit
+def is_taken(choice: cute.Tensor, number: Int32) -> Boolean:
+    """Whether a grouping has work.
+
+    Args:
+        choice: (1,) int32, FIRST or SECOND; or (0,): only one grouping.
+        number: the grouping's, FIRST or SECOND.
+    """
+    taken = Boolean(True)
+    if choice.shape[0] > 0:
+        taken = choice[0] == number
+    return taken
+
+
+@cute.kernel
+def choice_kernel(
+    counts: cute.Tensor,
+    named: cute.Tensor,
+    choice: cute.Tensor,
+    ratio: Float32,
+    queries: cutlass.Constexpr,
+    present: Any,
+    most_keys: Any,
+):
+    """One CTA; arguments as in `launch_choice`."""
+    thread, _, _ = cute.arch.thread_idx()
+    judged = cutlass.const_expr(most_keys is not None)
+    number = 3 if judged else 2
+    sums = cutlass.memory.SmemAllocator().allocate_array(Float32, number * THREADS // WARP_SIZE)
+    keys, slots, unfit = Float32(0), Float32(0), Float32(0)
+    for group in cutlass.range(thread, counts.shape[0], THREADS, unroll=4):
+        keys += Float32(counts[group])
+        slots += Float32(named[group])
+        if cutlass.const_expr(most_keys is not None):
+            unfit += Float32(counts.shape[0]) if counts[group] > most_keys else Float32(0.0)
+        if cutlass.const_expr(present is not None):
+            unfit += Float32(1.0) if present[group] >> UNORDERED_SHIFT != 0 else Float32(0.0)
+    for i, own in enumerate((keys, slots, unfit)[:number]):
+        total = neighbours_sum(own, WARP_SIZE)
+        if thread % WARP_SIZE == 0:
+            (sums + (thread // WARP_SIZE * number + i)).store(total)
+    cute.arch.sync_threads()
+    if thread < WARP_SIZE:
+        totals = [
+            neighbours_sum((sums + (number * thread + i)).load(), WARP_SIZE) for i in range(number)
+        ]
+        if thread == 0:
+            taken = totals[0] * queries <= ratio * totals[1]
+            if cutlass.const_expr(judged):
+                taken = taken and totals[2] * UNORDERED_GROUPS <= Float32(counts.shape[0])
+            choice[0] = Int32(FIRST) if taken else Int32(SECOND)
+
+
+@cute.jit
+def launch_choice(
+    counts: cute.Tensor,
+    named: cute.Tensor,
+    choice: cute.Tensor,
+    ratio: Float32,
+    queries: cutlass.Constexpr,
+    stream: Any,
+    most_keys: Any = None,
+    present: Any = None,
+):
+    """Launch on `stream`.
+
+    Args:
+        counts, named: of the first grouping's lists, (groups,) int32: keys, and what the queries of
+            a group name, one by one. choice: (1,) int32, written.
+        ratio: of a list's length to that of one query's, up to which the first grouping is taken.
+        queries: of a group of the first grouping.
+        most_keys: of a list: it is not taken if one has more; None: then too.
+        present: of its lists, (groups,) int32: it is not taken if more than one list in
+            UNORDERED_GROUPS has keys out of order; None: then too. Requires most_keys.
+    """
+    choice_kernel(counts, named, choice, ratio, queries, present, most_keys).launch(
+        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )

@@ -1,0 +1,154 @@
+"""Launches of the kernels that every architecture has: the fused indexer and the scores alone.
+
+`kernel` is the architecture's. It takes the tensor maps, what it needs of the cache (see the plan's
+`cache_operand`), the other operands and the plan.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint8, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.kernels.indexer.select.published import Published
+from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, PAGE_ROWS
+from flashdsa.problem import INDEX_HEAD_DIM
+
+
+@cute.jit
+def launch_indexer(
+    kernel: cutlass.Constexpr,
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: a row is one cluster's.
+
+    Args:
+        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
+        weights: (B, H) fp32. seq_lens: (B,) int32.
+        block_table: (B / next_n, max_pages) int32, any distance between rows.
+        topk_indices: (B, topk) int32, written.
+        num_clusters: best the number that runs at once. cluster_size: CTAs of each, 1 to 16.
+    """
+    kernel(
+        *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
+        plan.cache_operand(k_index_cache_fp8),
+        weights,
+        seq_lens,
+        block_table,
+        topk_indices,
+        None,
+        None,
+        plan,
+    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+
+
+@cute.jit
+def launch_splits(
+    kernel: cutlass.Constexpr,
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    topk_indices: cute.Tensor,
+    arrivals: cute.Tensor,
+    slots: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+    num_splits: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`: long rows may be shared. Other arguments as in `launch_indexer`.
+
+    Args:
+        arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel
+            (CTAs * ROW_COUNTERS,). slots: (CTAs, slot_words) int32.
+        num_splits: clusters of each long row, num_clusters // B; a scheduled kernel looks at the
+            lengths instead.
+    """
+    kernel(
+        *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
+        plan.cache_operand(k_index_cache_fp8),
+        weights,
+        seq_lens,
+        block_table,
+        topk_indices,
+        Published(arrivals, slots),
+        num_splits,
+        plan,
+    ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
+
+
+@cute.jit
+def launch_logits(
+    kernel: cutlass.Constexpr,
+    q_index_fp8: cute.Tensor,
+    k_index_cache_fp8: cute.Tensor,
+    weights: cute.Tensor,
+    seq_lens: cute.Tensor,
+    block_table: cute.Tensor,
+    scores: cute.Tensor,
+    num_ctas: Int32,
+    plan: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch the scores-only kernel on `stream`. Other arguments as in `launch_indexer`.
+
+    Args:
+        block_table: (B, max_pages) int32.
+        scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages.
+        num_ctas: CTAs of the grid, best one an SM.
+    """
+    kernel(
+        *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
+        plan.cache_operand(k_index_cache_fp8),
+        weights,
+        seq_lens,
+        block_table,
+        scores,
+        plan,
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+
+
+def launch_shape(num_clusters: Int32, cluster_size: Int32, plan: Any) -> dict[str, Any]:
+    """Grid, CTA and cluster of a launch."""
+    return {
+        "grid": [num_clusters * cluster_size, 1, 1],
+        "block": [plan.threads, 1, 1],
+        "cluster": [cluster_size, 1, 1],
+        "min_blocks_per_mp": 1,
+    }
+
+
+def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
+    """(cache as rows of 128 bytes, box of a page's `page_box_rows`; queries likewise, of a row)."""
+    num_pages = cache.shape[0]
+    cache_rows = cute.make_tensor(
+        cache.iterator,
+        cute.make_layout((num_pages * PAGE_ROWS, CACHE_ROW_BYTES), stride=(CACHE_ROW_BYTES, 1)),
+    )
+    query_rows = cute.make_tensor(
+        cute.recast_ptr(queries.iterator, dtype=Uint8),
+        cute.make_layout(
+            (queries.shape[0] * plan.num_heads, INDEX_HEAD_DIM), stride=(INDEX_HEAD_DIM, 1)
+        ),
+    )
+    swizzle = tensor_map.TensorMapSwizzle.s128b
+    return (
+        tensor_map.create_tensor_map_tiled_from_view(
+            cache_rows, box_dims=(plan.page_box_rows, CACHE_ROW_BYTES), swizzle=swizzle
+        ),
+        tensor_map.create_tensor_map_tiled_from_view(
+            query_rows, box_dims=(plan.tile_heads, INDEX_HEAD_DIM), swizzle=swizzle
+        ),
+    )

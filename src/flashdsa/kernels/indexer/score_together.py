@@ -1,0 +1,224 @@
+"""Pages scored into the lists of two rows, whose pages are the same: see select/by_pairs.py."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.opaque import opaque
+from flashdsa.dsl.static import Static
+from flashdsa.dsl.warp import kept
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, word_in
+from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring
+from flashdsa.kernels.indexer.select.keys import NO_POSITION, bin_of, sortable
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
+    PageRange,
+    count_in_bin,
+    first_room,
+    put,
+)
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_FULLEST,
+    SCRATCH_LIST_FLOOR,
+    SCRATCH_SEGMENTS,
+    SelectBuffers,
+    select_buffers_in,
+)
+from flashdsa.problem import PAGE_SIZE
+
+SECOND_ROW = 2
+"""Bit of a lane's number that names the row of its scores."""
+FIRST_ROWS_LANES = 0x33333333
+"""Bits of the lanes whose SECOND_ROW bit is 0."""
+ROW_LANES = WARP_SIZE // 2
+"""Lanes of a warp that have scores of the same row."""
+LOWEST_KEY = 1
+"""Lowest key of all tokens: see `sortable`."""
+WARP_TOKENS = ROW_LANES
+"""Tokens of a page that a warp has: one for each of those lanes."""
+
+
+class TogetherSource(NamedTuple):
+    """Source of the scores in `score_together`."""
+
+    pages: PageSource
+    arena: Arena  # of the CTA
+    thread: Int32  # of the CTA
+    static: Static  # the plan of the CTA
+
+    @property
+    def scoring(self) -> PageScoring:
+        """The architecture's functions."""
+        return self.pages.scoring
+
+
+def arena_of(arena: Arena, team: Int32) -> Arena:
+    """The arena in which a team's regions have the addresses of the first team's in `arena`."""
+    smem = arena.plan.smem
+    apart = smem.offset("other_team") - smem.offset("keys")
+    return Arena((arena.base + team * apart).align(64), arena.static)
+
+
+def row_of_lane(lane: Int32) -> Int32:
+    """Row, of the two, that a lane's scores belong to."""
+    return lane // SECOND_ROW % 2
+
+
+def lane_of_row(lane: Int32) -> Int32:
+    """The lane's number among those that have scores of the same row."""
+    return lane // 4 * 2 + lane % 2
+
+
+def select_buffers_of(arena: Arena, team: Int32, plan: Any) -> SelectBuffers:
+    """Return the buffers that a team selects in; the schedule's buffers are no team's."""
+    select = select_buffers_in(arena_of(arena, team), plan)
+    return select._replace(own_rows=None, lengths=None)
+
+
+class PairSink(NamedTuple):
+    """Destination of a lane's scores: as `ListSink`, but each warp has its own segment of a list
+    that is not in order (see select/by_pairs.py), so that nobody waits for a counter."""
+
+    select: SelectBuffers  # of the lane's row
+    first_position: Int32  # of the part
+    length: Int32  # tokens of the row
+    floor: Uint32  # keys below it cannot win any more
+    ordered: cutlass.Boolean  # an entry's index is that of its position in the part
+    slot: Int32  # the first free index of the warp's segment
+    row_lanes: Int32  # bits of the warp's lanes whose scores are of the same row
+    lanes_before: Int32  # those of them before the caller
+
+
+@cute.jit
+def score_together(
+    s: Selecting,
+    source: TogetherSource,
+    tile: WorkTile,
+    stage: Int32,
+    listed: Listed,
+) -> Listed:
+    """Same as `score_batch`, for both teams, whose rows' pages are the same.
+
+    It goes on after the first compaction until a segment of either list is full. The fullest
+    segment gives the number of pages that are scored in between, as if all their tokens would win.
+    """
+    scoring, whole, floor = source.scoring, source.static.value, listed.floor
+    thread, plan = s.thread, s.plan
+    mine, lane = s.select.scratch, source.thread % WARP_SIZE
+    # Those of the lane's row of scores; kept, as every iteration of the loop needs them.
+    lists = select_buffers_of(source.arena, kept(row_of_lane(lane), lane), whole)
+    row_lanes = kept(Int32(FIRST_ROWS_LANES) << (lane & SECOND_ROW), lane)
+    lanes_before = kept(row_lanes & Int32(cute.arch.lanemask_lt()), lane)
+    if thread == 0:
+        mine[SCRATCH_LIST_FLOOR] = Int32(floor)
+    # All consumers of the CTA: both lists may be added to, and both floors are written.
+    consumer_sync(whole)
+    # A row without room in the list is listed by segments from the start.
+    ordered = floor == 0 and tile.num_pages <= plan.lists.capacity // PAGE_SIZE
+    lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
+    slot, free = own_segment(lists, listed.pages > 0, source.thread, whole)
+    # It syncs all consumers of the CTA: everyone has read all of both lists.
+    x = Scoring(s.inputs, source.pages.scorer, source.thread, source.static)
+    prepared = scoring.prepare(x, stage)
+    room = free // WARP_TOKENS * whole.consumer_warpgroups
+    if ordered:
+        room = Int32(plan.lists.capacity // PAGE_SIZE)
+    elif floor == 0:
+        room = cutlass.min(room, first_room(room, cutlass.Boolean(True), tile, s.coord, plan))
+    first_number = word_in(s.inputs.tiles, stage, "first_number")
+    length = row_length(s.output.rows, (tile.row & -2) + row_of_lane(lane))
+    first_position = tile.first_page * PAGE_SIZE
+    stop, more, score_pages = listed.pages, cutlass.Boolean(True), scoring.score_pages
+    while more:
+        begin = stop
+        stop = opaque(cutlass.min(tile.num_pages, begin + room))
+        pages = PageRange(stage, tile.first_page, first_number, begin, stop)
+        sink = PairSink(
+            lists, first_position, length, lane_floor, ordered, slot, row_lanes, lanes_before
+        )
+        slot = score_pages(x, prepared, pages, list_pair, sink)
+        if not ordered and (lane == 0 or lane == SECOND_ROW):
+            warp = source.thread // WARP_SIZE
+            lists.scratch[SCRATCH_SEGMENTS + warp] = slot - warp * whole.segment_entries
+        more = floor != 0 and stop < tile.num_pages
+        if more:
+            # All consumers of the CTA: each segment's number of entries is written.
+            consumer_sync(whole)
+            _, free = own_segment(lists, cutlass.Boolean(True), source.thread, whole)
+            room = free // WARP_TOKENS * whole.consumer_warpgroups
+            more = free * whole.consumer_warps >= plan.refill_entries
+            # All consumers of the CTA: everyone has read it, so that it may be written again.
+            consumer_sync(whole)
+    # Orders the reads of the tile's weights before the copy that may overwrite them later.
+    cute.arch.fence_proxy("async.shared", space="cta")
+    # All consumers of the CTA: both lists are complete up to `stop`, and nobody reads the tile's
+    # stage any more.
+    consumer_sync(whole)
+    entries = fullest = stop * PAGE_SIZE
+    if not ordered:
+        _, free = own_segment(lists, cutlass.Boolean(True), source.thread, whole)
+        entries = Int32(plan.lists.capacity)
+        fullest = plan.lists.capacity - free * whole.consumer_warps
+        is_full = plan.lists.capacity - fullest < plan.refill_entries
+        if stop == tile.num_pages or is_full or floor == 0:
+            clear_rest(lists, slot, source.thread, whole)
+    if thread == 0:
+        mine[SCRATCH_FULLEST] = fullest
+    # All consumers of the CTA: both lists may be read, and the words with their lengths are
+    # written.
+    consumer_sync(whole)
+    return Listed(entries, stop, floor)
+
+
+@cute.jit
+def own_segment(
+    lists: SelectBuffers, used: cutlass.Boolean, thread: Int32, plan: cutlass.Constexpr
+) -> tuple[Int32, Int32]:
+    """(the first free index of the calling warp's segment, room in the fullest segment of both
+    lists). Not `used`: all segments are empty. All lanes call, which see both lists."""
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    slot, free = warp * plan.segment_entries, Int32(plan.segment_entries)
+    if used:
+        slot += lists.scratch[SCRATCH_SEGMENTS + warp]
+        free -= lists.scratch[SCRATCH_SEGMENTS + lane_of_row(lane)]
+    return slot, cute.arch.warp_redux_sync(free, "min")
+
+
+@cute.jit
+def clear_rest(lists: SelectBuffers, slot: Int32, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """Fill the free entries of the calling warp's segments with entries that never win."""
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    end = (warp + 1) * plan.segment_entries
+    for i in cutlass.range(slot + lane_of_row(lane), end, ROW_LANES, unroll=1):
+        lists.keys[i] = Int32(0)
+        lists.positions[i] = Int32(NO_POSITION)
+
+
+@cute.jit
+def list_pair(
+    sink: PairSink,
+    slot: Int32,
+    score: cutlass.Float32,
+    position: Int32,
+    valid: cutlass.Boolean,
+) -> Int32:
+    """List two rows' scores as `list_score` does, each into its own row's list; return the first
+    free index after them."""
+    key = sortable(score)
+    valid = valid and position < sink.length
+    if sink.ordered:
+        put(sink.select, position - sink.first_position, key, position, valid)
+    else:
+        wanted = valid and key >= sink.floor
+        mask = Int32(cute.arch.vote_ballot_sync(wanted))
+        index = slot + Int32(cute.arch.popc(mask & sink.lanes_before))
+        slot += Int32(cute.arch.popc(mask & sink.row_lanes))
+        if wanted:
+            sink.select.keys[index] = Int32(key)
+            sink.select.positions[index] = position
+            count_in_bin(sink.select, bin_of(key))
+    return slot

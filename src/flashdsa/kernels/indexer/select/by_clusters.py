@@ -1,0 +1,228 @@
+"""Long rows of small batches are split: several clusters share a row.
+
+One cluster has at most 16 CTAs, of some 132 that a device runs. Each cluster of a split row selects
+in its part as it does in a whole row, but stops at a bin: entries in better bins or in the bin of
+the k-th best are *published*, each CTA into its own slot in device memory. The last cluster selects
+from the published entries, again as in a whole row: each of its CTAs takes neighbouring slots, one
+for each cluster of the row. No cluster waits for another.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint32, cute
+
+from flashdsa.dsl.cluster import send
+from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.warp import alloc_slot, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.emit.by_position import (
+    WarpSpan,
+    emit_by_position,
+    emit_in_order,
+    own_span,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import clear_histogram, key_at, position_at, put
+from flashdsa.kernels.indexer.select.published import load_entry, slot_of
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.select.tiles import (
+    compacted,
+    is_full,
+    nothing_listed,
+    part_of,
+    release_tile,
+    tile_stage,
+)
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COUNT,
+    SCRATCH_PART,
+)
+
+SLOTS_TOGETHER = 8
+"""Slots of which a thread loads an entry each before it uses the first."""
+
+
+@cute.jit
+def select_by_clusters(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in a tile; the last cluster of a split row also among all that they published. See
+    tiles.py."""
+    listed, selected = nothing_listed(), cutlass.Boolean(False)
+    merges = cutlass.Boolean(False)  # the list has published entries
+    while not selected:
+        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        if not merges:
+            listed = fill(s, source, tile, tile_stage(s, phases), listed)
+            part = part_of(tile, listed.entries)
+        else:
+            part, last = merged_part(s, listed.entries), listed.pages
+        scored = listed.pages == last
+        if scored and not merges:
+            release_tile(s, phases)
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or in_order or is_full(s, listed.entries):
+            publishes = scored and tile.num_splits > 1 and not merges
+            in_order = scored and in_order and tile.num_splits == 1
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if in_order:
+                span = own_span(s, tile.row, part)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                s, scored and s.coord.num_parts > 1, publishes or not scored, part, phases
+            )
+            if not scored:
+                listed = compacted(s, listed, threshold)
+            elif publishes:
+                merges, entries = publish_part(s, tile.row, part, threshold)
+                listed = listed._replace(entries=entries)
+                selected = not merges
+            else:
+                if in_order:
+                    emit_in_order(s, tile.row, part, span, threshold)
+                else:
+                    emit_by_position(s, tile.row, part, threshold)
+                selected = cutlass.Boolean(True)
+    return phases
+
+
+@cute.jit
+def publish_part(
+    s: Selecting, row: Int32, part: Part, threshold: Threshold
+) -> tuple[cutlass.Boolean, Int32]:
+    """Publish the part's best. The list in the row's last cluster becomes what the caller selects
+    from all clusters' best. Return (whether this is the last, entries of the list)."""
+    entries = Int32(0)
+    cta, _, _ = cute.arch.block_idx()
+    publish(s, cta, part, threshold)
+    is_last = announce_published(s, row)
+    if is_last:
+        entries = list_published(s, cta)
+    return is_last, entries
+
+
+@cute.jit
+def publish(s: Selecting, cta: Int32, part: Part, threshold: Threshold) -> None:
+    """Write the part's entries as good as the threshold into the caller's slot. Ends synced."""
+    select, thread, plan = s.select, s.thread, s.plan
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+    consumer_sync(plan)
+    slot = slot_of(s, cta)
+    for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
+        i = first + thread
+        key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
+        if i < part.entries:
+            key, position = key_at(select, i), position_at(select, i)
+            wins = accepts(key, position, threshold.key, threshold.position)
+        index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wins)
+        if wins:
+            at = slot + (SLOT_HEADER_WORDS + 2 * index)
+            store2(at, Int32(key), Int32(position))
+    consumer_sync(plan)
+    if thread == 0:
+        store2(slot, select.scratch[SCRATCH_COUNT], part.first)
+        store2(slot + 2, part.end, Int32(0))
+    consumer_sync(plan)
+
+
+@cute.jit
+def announce_published(s: Selecting, row: Int32) -> cutlass.Boolean:
+    """Whether the caller's cluster is the row's last to publish: the same in all its CTAs.
+
+    Each CTA draws a ticket from the row's counter and shows it to its cluster; the last ticket is
+    in the last cluster. The last cluster sees all that clusters published: it is released and
+    acquired with the tickets, first at the device's scope, then at the cluster's, where messages
+    bring the numbers and arrivals the order. A CTA gets all of both before it can end.
+    """
+    cluster, coord, published, thread = s.cluster, s.coord, s.published, s.thread
+    lane = thread % WARP_SIZE
+    if thread < WARP_SIZE:
+        ticket = Int32(0)
+        if lane == 0:
+            # The consumer sync before has ordered all consumers' stores before this release.
+            ticket = cute.arch.atomic_add(
+                published.arrivals.iterator + row, Int32(1), sem="acq_rel", scope="gpu"
+            )
+            cluster.tickets_full.expect_tx(coord.num_parts * 4)
+        ticket = cute.arch.shuffle_sync(ticket, 0)
+        if lane < coord.num_parts:
+            dst = cluster.tickets.iterator + coord.part
+            send(dst, [ticket], cluster.tickets_full.at(), lane)
+            cluster.tickets_full.arrive_at_peer(lane)
+        elif lane < MAX_CLUSTER:  # for the CTAs that the cluster does not have
+            cluster.tickets_full.arrive()
+    # tickets_full, the first phase, as a cluster has one split row: all its CTAs' tickets have
+    # come. An acquire at cluster scope: what they and their predecessors published may be read.
+    cluster.tickets_full.wait(0)
+    latest = Int32(0)
+    if lane < coord.num_parts:
+        latest = cluster.tickets[lane]
+    latest = cute.arch.warp_redux_sync(latest, "max")
+    is_last = latest == coord.num_splits * coord.num_parts - 1
+    if is_last and coord.part == 0 and thread == 0:
+        (published.arrivals.iterator + row).store(Int32(0))
+    return is_last
+
+
+@cute.jit
+def list_published(s: Selecting, cta: Int32) -> Int32:
+    """Fill the list with the entries of the caller's slots, one slot for each cluster of the row,
+    in the order of their parts; return the number of entries. Their part of the row is in scratch.
+    Synced."""
+    select, coord, thread, plan = s.select, s.coord, s.thread, s.plan
+    clear_histogram(s)
+    lane = thread % WARP_SIZE
+    split = coord.group % coord.num_splits
+    first_slot = cta - coord.part - split * coord.num_parts + coord.part * coord.num_splits
+    count, first, end = Int32(0), Int32(0), Int32(0)
+    if lane < coord.num_splits:
+        slot = slot_of(s, first_slot + lane)
+        count, first = load2(slot)
+        end, _ = load2(slot + 2)
+    inclusive = prefix_sum(count, lane)
+    # All consumers: the histogram is clear, and nobody reads the old list any more.
+    consumer_sync(plan)
+    for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
+        # All loads are under way before the first one is waited for.
+        keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+        positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+            keys[i], positions[i] = Int32(0), Int32(0)
+            if thread < cute.arch.shuffle_sync(count, block + i):
+                keys[i], positions[i] = load_entry(s, first_slot + block + i, thread)
+        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+            entries = cute.arch.shuffle_sync(count, block + i)
+            before = cute.arch.shuffle_sync(inclusive, block + i) - entries
+            if thread < entries:
+                index = before + thread
+                put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
+    # The rest of slots with more entries than the consumers' number, which are rare. The loop is
+    # the same for all lanes: ptxas would keep no uniform registers with one of each lane's own.
+    most = cute.arch.warp_redux_sync(count, "max")
+    for begin in cutlass.range(plan.consumer_threads, most, plan.consumer_threads, unroll=1):
+        for slot in cutlass.range(coord.num_splits, unroll=1):
+            entries = cute.arch.shuffle_sync(count, slot)
+            before = cute.arch.shuffle_sync(inclusive, slot) - entries
+            at = begin + thread
+            if at < entries:
+                key, position = load_entry(s, first_slot + slot, at)
+                put(select, before + at, Uint32(key), position, cutlass.Boolean(True))
+    last = coord.num_splits - 1
+    start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)
+    if thread == 0:
+        select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1] = start, stop
+    consumer_sync(plan)
+    return cute.arch.shuffle_sync(inclusive, last)
+
+
+@cute.jit
+def merged_part(s: Selecting, entries: Int32) -> Part:
+    """The part that `list_published` left in scratch, which costs no registers meanwhile."""
+    select = s.select
+    return Part(select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1], entries)

@@ -1,0 +1,328 @@
+"""Long rows among others are split: several CTAs share a row, and each selects alone.
+
+The CTAs count the entries of their parts in device memory, by groups of bins, whenever a list is
+full and at the end. These counts say which entries cannot win: those below `topk` better ones. A
+CTA *publishes* the others, at most `topk` + max_candidates of them, into its own slot in device
+memory. The one that comes last selects from what was published, slot after slot in the order of the
+parts. No CTA has to wait for another. If many CTAs share a row and have long parts, each gives the
+others a few microseconds at the end to count theirs, so that all know which entries can win, and
+goes on without those that have not come. The timing changes how much is published, but not the
+result.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint32, const_expr, cute
+
+from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.warp import alloc_slots, prefix_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
+from flashdsa.kernels.indexer.emit.by_position import (
+    WarpSpan,
+    emit_by_position,
+    emit_in_order,
+    own_span,
+)
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
+from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
+    append_all,
+    compact,
+    key_at,
+    position_at,
+    reset,
+)
+from flashdsa.kernels.indexer.select.published import (
+    contribute,
+    counters_of,
+    counts_settle,
+    floor_group,
+    keep_contributed,
+    load_entry,
+    sharers,
+    slot_of,
+)
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.select.tiles import (
+    is_full,
+    nothing_listed,
+    part_of,
+    release_tile,
+    tile_stage,
+)
+from flashdsa.kernels.indexer.sizes import (
+    LAST_POSITION,
+    LISTED_SLOTS,
+    ROW_COUNTERS,
+    SLOT_HEADER_WORDS,
+)
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_CHUNKS,
+    SCRATCH_COUNT,
+    SCRATCH_FLOOR,
+    SCRATCH_FOUND,
+    SCRATCH_TICKET,
+    SCRATCH_TOP,
+)
+
+SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
+"""Slots whose headers a lane reads at once."""
+CHUNK_ENDS, CHUNK_OFFSETS = LISTED_SLOTS, 2 * LISTED_SLOTS
+"""Offsets in the candidates' memory, after the slots' entries: of the chunks up to the end of each
+slot, and of each chunk's offset."""
+SLOT_BITS = LISTED_SLOTS.bit_length()
+SLOT_MASK = (1 << SLOT_BITS) - 1
+CHUNKS_TOGETHER = 8
+"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
+PUBLISHED_TOGETHER = 4
+"""Entries of a thread that it publishes with one atomic of its warp."""
+SIGN = -(2**31)
+"""Flips the order of unsigned words into that of signed ones."""
+
+
+@cute.jit
+def select_by_ctas(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in a tile; the last CTA of a split row also among all that they published. See
+    tiles.py."""
+    listed, selected = nothing_listed(), cutlass.Boolean(False)
+    merges = cutlass.Boolean(False)  # the list is filled with published entries
+    while not selected:
+        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        if not merges:
+            listed = fill(s, source, tile, tile_stage(s, phases), listed)
+            part = part_of(tile, listed.entries)
+        else:
+            listed = list_slots(s, listed)
+            part = Part(Int32(0), tile.length, listed.entries)
+            last = tile.num_splits
+        scored = listed.pages == last
+        if scored and not merges:
+            release_tile(s, phases)
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or merges or in_order or is_full(s, listed.entries):
+            here = unpacked(s)
+            counts = tile.num_splits > 1 and not merges
+            settles = scored and counts_settle(s, tile)
+            in_order = scored and in_order and tile.num_splits == 1
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if in_order:
+                span = own_span(s, tile.row, part)
+            if counts:
+                contribute(s, listed.floor, settles)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
+            )
+            # An equal key further on has a larger position.
+            floor = threshold.key + 1
+            if counts:
+                threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
+            if not scored:
+                entries = compact(s, listed.entries, threshold.key, threshold.position)
+                listed = Listed(entries, listed.pages, floor)
+                if counts:
+                    keep_contributed(s)
+            elif counts:
+                merges = publish_alone(s, part, threshold)
+                listed = nothing_listed()
+                selected = not merges
+            else:
+                if in_order:
+                    emit_in_order(here, tile.row, part, span, threshold)
+                else:
+                    emit_by_position(here, tile.row, part, threshold)
+                selected = cutlass.Boolean(True)
+    return phases
+
+
+@cute.jit
+def raise_threshold(
+    s: Selecting, threshold: Threshold, floor: Uint32, settles: cutlass.Boolean
+) -> tuple[Threshold, Uint32]:
+    """Return the threshold of the caller's part, raised as far as the row's counts allow, and the
+    list's next floor. Ends synced.
+
+    Args:
+        settles: `contribute` has found what the counts allow.
+    """
+    select, thread, plan = s.select, s.thread, s.plan
+    if not settles:
+        if thread < WARP_SIZE:
+            _, _, _, least = floor_group(s, counters_of(s), thread)
+            if thread == 0:
+                select.scratch[SCRATCH_FLOOR] = Int32(least)
+        # All consumers: the row's floor is written.
+        consumer_sync(plan)
+    least = Uint32(select.scratch[SCRATCH_FLOOR])
+    key, position, next_floor = threshold.key, threshold.position, threshold.key + 1
+    if least > key:
+        key, position, next_floor = least, Uint32(LAST_POSITION), least
+    next_floor = cutlass.max(next_floor, floor)
+    # All consumers: the floor has been read, so that it may be written again.
+    consumer_sync(plan)
+    return threshold._replace(key=key, position=position), next_floor
+
+
+@cute.jit
+def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boolean:
+    """Publish the part's entries that can win; return whether the caller is the row's last CTA to
+    do so. Then the list is empty, and the row's counters are 0 again. Ends synced."""
+    select, thread, plan = s.select, s.thread, s.plan
+    cta, _, _ = cute.arch.block_idx()
+    counters = counters_of(s)
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+        select.scratch[SCRATCH_TOP] = Int32(SIGN)
+    # All consumers: the counts begin at 0.
+    consumer_sync(plan)
+    slot = slot_of(s, cta)
+    top = Int32(SIGN)
+    block = PUBLISHED_TOGETHER * plan.consumer_threads
+    for first in cutlass.range(0, part.entries, block, unroll=1):
+        keys, positions, wins, indices = (
+            cute.make_rmem_tensor(PUBLISHED_TOGETHER, Int32) for _ in range(4)
+        )
+        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
+            index = first + thread + i * plan.consumer_threads
+            keys[i], positions[i], wins[i] = Int32(0), Int32(0), Int32(0)
+            if index < part.entries:
+                key, position = key_at(select, index), position_at(select, index)
+                keys[i], positions[i] = Int32(key), Int32(position)
+                wins[i] = Int32(accepts(key, position, threshold.key, threshold.position))
+        alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wins, indices, PUBLISHED_TOGETHER)
+        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
+            if wins[i] != 0:
+                store2(slot + (SLOT_HEADER_WORDS + 2 * indices[i]), keys[i], positions[i])
+                top = cutlass.max(top, signed(Uint32(keys[i])))
+    top = cute.arch.warp_redux_sync(top, "max")
+    if thread % WARP_SIZE == 0:
+        cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
+    # All consumers: the slot's entries are written, and counted.
+    consumer_sync(plan)
+    if thread == 0:
+        store2(slot, select.scratch[SCRATCH_COUNT], select.scratch[SCRATCH_TOP])
+        # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
+        # with smaller tickets wrote: the consumers may read all of it after the next sync.
+        select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
+            counters, Int32(1), sem="acq_rel", scope="gpu"
+        )
+    consumer_sync(plan)
+    is_last = select.scratch[SCRATCH_TICKET] == sharers(select).count - 1
+    if is_last:
+        # Every CTA of the row has read the counts, before its ticket.
+        if thread < ROW_COUNTERS:
+            (counters + thread).store(Int32(0))
+        reset(s)
+    return is_last
+
+
+def signed(key: Uint32) -> Int32:
+    """The key as a signed word in the same order."""
+    return Int32(key) ^ Int32(SIGN)
+
+
+@cute.jit
+def list_slots(s: Selecting, listed: Listed) -> Listed:
+    """List what the row's CTAs published, from the first one on that is not listed, as long as the
+    list has room. Ends synced."""
+    select, thread, plan = s.select, s.thread, s.plan
+    first_cta = sharers(select).first + listed.pages
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    if thread < WARP_SIZE:
+        read_headers(s, listed, lane)
+    # All consumers: how many slots fit, how many entries each has, and their chunks.
+    consumer_sync(plan)
+    fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
+    find_chunks(s, chunks)
+    # All consumers: every chunk's offset is known.
+    consumer_sync(plan)
+    warps = plan.consumer_warps
+    for first in cutlass.range(warp, chunks, CHUNKS_TOGETHER * warps, unroll=1):
+        keys = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
+        positions = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
+        # All loads are under way before the first one is waited for.
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            keys[i], positions[i] = Int32(0), Int32(0)
+            chunk = first + i * warps
+            if chunk < chunks:
+                offset = select.candidates[CHUNK_OFFSETS + chunk]
+                slot, at = offset & SLOT_MASK, (offset >> SLOT_BITS) * WARP_SIZE + lane
+                if at < select.candidates[slot]:
+                    keys[i], positions[i] = load_entry(s, first_cta + slot, at)
+        wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            # Entries that can win have no key 0.
+            wanted[i] = Int32(keys[i] != 0 and Uint32(keys[i]) >= listed.floor)
+        append_all(select, keys, positions, wanted, CHUNKS_TOGETHER)
+    # All consumers: the list is complete.
+    consumer_sync(plan)
+    entries = select.scratch[SCRATCH_COUNT]
+    consumer_sync(plan)  # everyone has read the count, so that it may be written again
+    return Listed(entries, listed.pages + fitting, listed.floor)
+
+
+@cute.jit
+def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
+    """One warp: write to scratch how many of the next slots fit the list, and how many chunks they
+    have; write to the candidates' memory the entries of each, and the chunks up to its end."""
+    select, plan, done = s.select, s.plan, listed.pages
+    first_cta = sharers(select).first + done
+    num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
+    counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        counts[i] = Int32(0)
+        if SLOTS_A_LANE * lane + i < num_slots:
+            count, top = load2(slot_of(s, first_cta + SLOTS_A_LANE * lane + i))
+            # A slot of which nothing can win any more is passed over.
+            counts[i] = count if top >= signed(listed.floor) else Int32(0)
+        total += counts[i]
+    end = listed.entries + prefix_sum(total, lane) - total
+    fitting, chunks = Int32(0), Int32(0)
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        end += counts[i]
+        if SLOTS_A_LANE * lane + i < num_slots and end <= plan.lists.capacity:
+            fitting += 1
+            chunks += chunks_of(counts[i])
+        else:
+            counts[i] = Int32(0)
+        select.candidates[SLOTS_A_LANE * lane + i] = counts[i]
+    chunk_end = prefix_sum(chunks, lane) - chunks
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        chunk_end += chunks_of(counts[i])
+        select.candidates[CHUNK_ENDS + SLOTS_A_LANE * lane + i] = chunk_end
+    fitting = cute.arch.warp_redux_sync(fitting, "add")
+    if lane == WARP_SIZE - 1:
+        select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, chunk_end
+
+
+def chunks_of(entries: Int32) -> Int32:
+    """Loads of a warp for `entries` entries."""
+    return (entries + WARP_SIZE - 1) // WARP_SIZE
+
+
+@cute.jit
+def find_chunks(s: Selecting, chunks: Int32) -> None:
+    """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
+    thread searches for one or two, among the chunks up to the end of each slot."""
+    select, thread, plan = s.select, s.thread, s.plan
+    most = plan.lists.capacity // WARP_SIZE + LISTED_SLOTS
+    assert const_expr(CHUNK_OFFSETS + most <= plan.candidate_words)
+    for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
+        chunk = thread + first
+        if chunk < chunks:
+            slot = Int32(0)  # number of slots that end before the chunk
+            for bit in cutlass.range_constexpr(SLOT_BITS - 1, -1, -1):
+                other = slot + (1 << bit)
+                if other <= LISTED_SLOTS:
+                    if select.candidates[CHUNK_ENDS + other - 1] <= chunk:
+                        slot = other
+            start = Int32(0)
+            if slot > 0:
+                start = select.candidates[CHUNK_ENDS + slot - 1]
+            select.candidates[CHUNK_OFFSETS + chunk] = slot | (chunk - start) << SLOT_BITS

@@ -1,0 +1,266 @@
+"""Rows of a request, two at a time: each half of the consumers, a *team*, selects in one of them as
+by_ctas.py does.
+
+All consumers score pages, and put each score into the list of its row (score_together.py). A team
+is alone with its row between two batches of pages: its list, histogram and candidates, and a named
+barrier. Lists are compacted at the same time in both teams, whichever is full, so that both list
+the same pages.
+
+A list that is not in the order of positions has a segment for each warp that lists scores, filled
+from its front. Nothing follows a segment's last entry, or, if the list is full or complete, entries
+that never win. The row's scratch has the number of entries of each segment.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, Uint32, cute
+
+from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.pipeline import PackedPhases
+from flashdsa.dsl.smem import VECTOR, store4
+from flashdsa.dsl.static import Static
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
+from flashdsa.kernels.indexer.emit.by_position import (
+    WarpSpan,
+    emit_in_order,
+    emit_pair_row,
+    own_span,
+)
+from flashdsa.kernels.indexer.plan import TeamPlan
+from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length
+from flashdsa.kernels.indexer.score_batch import PageSource
+from flashdsa.kernels.indexer.score_together import (
+    TogetherSource,
+    arena_of,
+    score_together,
+    select_buffers_of,
+)
+from flashdsa.kernels.indexer.select.by_ctas import list_slots, publish_alone, raise_threshold
+from flashdsa.kernels.indexer.select.keys import Part, accepts, bin_of
+from flashdsa.kernels.indexer.select.lists import (
+    Listed,
+    clear_histogram,
+    compact,
+    count_in_bin,
+    key_at,
+    position_at,
+)
+from flashdsa.kernels.indexer.select.published import (
+    Published,
+    contribute,
+    counts_settle,
+    keep_contributed,
+)
+from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
+from flashdsa.kernels.indexer.select.tiles import (
+    is_full,
+    nothing_listed,
+    part_of,
+    release_tile,
+    select_tiles,
+    tile_stage,
+)
+from flashdsa.kernels.indexer.sizes import NUM_BINS, ROW_COUNTERS
+from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COORD,
+    SCRATCH_FULLEST,
+    SCRATCH_SEGMENTS,
+    ClusterBuffers,
+    cluster_buffers_in,
+    select_buffers_in,
+)
+
+READ_TOGETHER = 4
+"""Entries of a lane in registers while a segment is rewritten."""
+
+
+@cute.jit
+def select_by_team(
+    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
+) -> PackedPhases:
+    """Select in the team's row of a tile as `select_by_ctas` does. Both teams compact their lists
+    after the same pages."""
+    row = 2 * tile.row + s.team
+    tile = tile._replace(row=row, length=row_length(s.output.rows, row))
+    listed, selected = nothing_listed(), cutlass.Boolean(False)
+    merges = cutlass.Boolean(False)  # the list is filled with published entries
+    while not selected:
+        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        if not merges:
+            listed = fill(s, source, tile, tile_stage(s, phases), listed)
+            part = part_of(tile, listed.entries)
+            part = part._replace(end=cutlass.max(part.first, part.end))  # the row may be shorter
+        else:
+            listed = list_slots(s, listed)
+            part = Part(Int32(0), tile.length, listed.entries)
+            last = tile.num_splits
+        scored = listed.pages == last
+        if scored and not merges:
+            release_tile(s, phases)
+        full = merges or is_full(s, s.select.scratch[SCRATCH_FULLEST])
+        in_order = listed.floor == 0  # a compaction ends that
+        if scored or full or in_order:
+            here = unpacked(s)
+            counts = tile.num_splits > 1 and not merges
+            settles = scored and counts_settle(s, tile)
+            in_order = scored and in_order and tile.num_splits == 1
+            span = WarpSpan(Int32(0), Int32(0), Int32(0))
+            if in_order:
+                span = own_span(s, tile.row, part)
+            if counts:
+                contribute(s, listed.floor, settles)
+            # A list that is compacted keeps at least topk entries; those of the last bin, too.
+            threshold, phases = find_threshold(
+                here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
+            )
+            # An equal key further on has a larger position.
+            floor, entries = threshold.key + 1, listed.entries
+            if counts:
+                threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
+            if not scored:
+                if merges:
+                    entries = compact(s, entries, threshold.key, threshold.position)
+                else:
+                    compact_segments(s, threshold)
+                listed = Listed(entries, listed.pages, floor)
+                if counts:
+                    keep_contributed(s)
+            elif counts:
+                merges = publish_alone(s, part, threshold)
+                listed = nothing_listed()
+                selected = not merges
+            else:
+                # A row that needed no scores has its ids: see `emit_unscored_rows`.
+                if tile.length > s.plan.unscored_length:
+                    if in_order:
+                        emit_in_order(here, tile.row, part, span, threshold)
+                    else:
+                        emit_pair_row(here, tile.row, part, threshold)
+                selected = cutlass.Boolean(True)
+    return phases
+
+
+@cute.jit
+def compact_segments(s: Selecting, threshold: Threshold) -> None:
+    """Keep only the accepted entries, each segment in its order. Starts and ends synced.
+
+    Unless the search has recounted, the histogram has all entries, and the threshold is a bin's
+    lowest key: the bins that stay are right.
+    """
+    select, thread, plan = s.select, s.thread, s.plan
+    if not threshold.recounted:
+        clear_bins_below(s, bin_of(threshold.key))
+    else:
+        clear_histogram(s)
+        # All consumers: the histogram is empty.
+        consumer_sync(plan)
+    lane = thread % WARP_SIZE
+    segments = plan.lists.capacity // plan.segment_entries
+    for segment in cutlass.range(thread // WARP_SIZE, segments, plan.consumer_warps, unroll=1):
+        begin = segment * plan.segment_entries
+        end = begin + select.scratch[SCRATCH_SEGMENTS + segment]
+        kept = begin
+        for first in cutlass.range(begin, end, READ_TOGETHER * WARP_SIZE, unroll=1):
+            keys = cute.make_rmem_tensor(READ_TOGETHER, Uint32)
+            positions = cute.make_rmem_tensor(READ_TOGETHER, Uint32)
+            for i in cutlass.range_constexpr(READ_TOGETHER):
+                index = first + i * WARP_SIZE + lane
+                keys[i], positions[i] = Uint32(0), Uint32(0)
+                if index < end:
+                    keys[i], positions[i] = key_at(select, index), position_at(select, index)
+            # All lanes have read their entries, over which others are written.
+            cute.arch.sync_warp()
+            for i in cutlass.range_constexpr(READ_TOGETHER):
+                keeps = first + i * WARP_SIZE + lane < end and accepts(
+                    keys[i], positions[i], threshold.key, threshold.position
+                )
+                mask = Int32(cute.arch.vote_ballot_sync(keeps))
+                slot = kept + Int32(cute.arch.popc(mask & Int32(cute.arch.lanemask_lt())))
+                kept += Int32(cute.arch.popc(mask))
+                if keeps:
+                    select.keys[slot] = Int32(keys[i])
+                    select.positions[slot] = Int32(positions[i])
+                    if threshold.recounted:
+                        count_in_bin(select, bin_of(keys[i]))
+        if lane == 0:
+            select.scratch[SCRATCH_SEGMENTS + segment] = kept - begin
+    # All consumers: the list is as it is to be.
+    consumer_sync(plan)
+
+
+@cute.jit
+def clear_bins_below(s: Selecting, first: Int32) -> None:
+    """Set the bins before `first` to 0. The caller syncs before anyone counts."""
+    select, thread, plan = s.select, s.thread, s.plan
+    nothing = cute.make_rmem_tensor(VECTOR, Int32)
+    nothing.fill(0)
+    for i in cutlass.range_constexpr(NUM_BINS // plan.consumer_threads // VECTOR):
+        vector = thread + i * plan.consumer_threads
+        if VECTOR * (vector + 1) <= first:
+            store4(select.histogram, vector, nothing.load())
+    last = first // VECTOR * VECTOR + thread
+    if thread < VECTOR and last < first:
+        select.histogram[last] = Int32(0)
+
+
+@cute.jit
+def select_in_teams(
+    s: Selecting, arena: Arena, pages: PageSource, num_ctas: Int32, given_out: cutlass.Boolean
+) -> None:
+    """Role select for rows in pairs: select in each team's, in its own memory.
+
+    Args:
+        s: of the whole CTA. given_out: rows, by their lengths.
+    """
+    thread, plan = s.thread, s.plan
+    one = TeamPlan(plan)
+    team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
+    mine = thread % one.consumer_threads
+    share_schedule(arena, team, mine, given_out, plan)
+    source = TogetherSource(pages, arena, thread, Static(plan))
+    team_s = s._replace(
+        select=select_buffers_of(arena, team, plan),
+        cluster=cluster_buffers_of(arena, team, plan),
+        published=published_of(s.published, team, num_ctas, plan),
+        thread=mine,
+        static=Static(one),
+        team=team,
+    )
+    select_tiles(team_s, source, score_together, select_by_team)
+
+
+@cute.jit
+def share_schedule(
+    arena: Arena,
+    team: Int32,
+    thread: Int32,
+    given_out: cutlass.Boolean,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Copy what the schedule gave the CTA, if anything, for the second team; the team syncs before
+    it looks."""
+    given = select_buffers_in(arena, plan).scratch
+    mine = select_buffers_of(arena, team, plan).scratch
+    if given_out and team == 1 and thread < COORD_WORDS:
+        mine[SCRATCH_COORD + thread] = given[SCRATCH_COORD + thread]
+
+
+def published_of(published: Published, team: Int32, num_ctas: Int32, plan: Any) -> Published:
+    """Device memory of a team's rows: counters and slots of the first team come first."""
+    arrivals = published.arrivals.iterator + team * num_ctas * ROW_COUNTERS
+    slots = published.slots.iterator + Int64(team * num_ctas) * plan.slot_words
+    return Published(
+        cute.make_tensor(arrivals, published.arrivals.layout),
+        cute.make_tensor(slots, published.slots.layout),
+    )
+
+
+def cluster_buffers_of(arena: Arena, team: Int32, plan: Any) -> ClusterBuffers:
+    """Return the buffers to which the same teams of other CTAs write."""
+    events = ("coarse_full", "fine_full", "received_full")
+    return cluster_buffers_in(arena_of(arena, team), plan)._replace(
+        **{event: arena.barriers(event).behind(team) for event in events}
+    )

@@ -1,0 +1,321 @@
+"""Sparse MLA: the forward, its form with buffers, and its differentiable form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.dispatch.buffers import call_into
+from flashdsa.dispatch.checks import (
+    int32_slots,
+    kv_rows,
+    require_bool,
+    require_shape,
+    scale_or_default,
+    wants_gradient,
+)
+from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, same_dtype, sum_dtype
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import (
+    Gradient,
+    Operand,
+    Output,
+    Parameter,
+    Parameters,
+    Sizes,
+    fold_batch,
+)
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
+
+__all__ = ["sparse_mla", "sparse_mla_fwd"]
+
+PACKED = (torch.uint8, torch.int8)
+"""dtypes of packed kv rows."""
+VALID_INDICES = "valid indices of sequence b; invalid ones stay -1"
+
+
+def refuse_packed(kv: Tensor, operation: str = "mla_bwd") -> None:
+    """Raise UnsupportedError where a gradient is asked for and kv has packed rows."""
+    if kv.dtype in PACKED:
+        raise UnsupportedError(
+            f"{operation}: packed rows of kv have no gradient; `read_kv_cache` gives bf16 rows, "
+            "which have one"
+        )
+
+
+def rows_and_slots(operands: Any) -> Any:
+    """Return operands with kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple if it
+    has them.
+
+    MLA in MQA form has one kv head, and ids count the rows of all pages through.
+
+    Raises:
+        UnsupportedError: kv has packed rows, and a gradient is asked for.
+    """
+    if wants_gradient(operands):
+        refuse_packed(operands.kv, "sparse_mla_fwd")
+    slots = int32_slots(operands)
+    if slots.kv.dim() == 2:
+        return slots
+    return slots._replace(kv=kv_rows("kv", operands.kv))
+
+
+def _kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """q's, or bytes: packed rows."""
+    return (dtype, *PACKED)
+
+
+def _require_kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
+    """Require as many columns as q has, or a packed row's 656 bytes instead of 576 columns."""
+    rows, d_qk = sizes["S_kv"], sizes["d_qk"]
+    if kv.dtype not in PACKED:
+        require_shape(name, kv, (rows, d_qk), "[S_kv, d_qk] or [S_kv, 1, d_qk]")
+        return
+    require_shape(name, kv, (rows, KV_ROW_BYTES), f"[S_kv, {KV_ROW_BYTES}] of packed rows")
+    if d_qk != D_QK:
+        raise ArgumentValueError(
+            f"{name}: packed rows are of {D_QK} columns; expected as many of q, got {d_qk}"
+        )
+
+
+def _sink_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """Those of attn_sink, for q of `dtype`."""
+    wide = dtype == torch.float64
+    return (torch.float32, torch.float64) if wide else (torch.float32,)
+
+
+def _require_d_v_at_most_d_qk(name: str, d_v: int, operands: SparseMlaOperands) -> None:
+    """V is the first columns of kv."""
+    d_qk = operands.q.shape[2]
+    if d_v > d_qk:
+        raise ArgumentValueError(
+            f"{name}: expected at most q's last dimension, {d_qk}, since V is the first d_v "
+            f"columns of kv; got {d_v}"
+        )
+
+
+def _require_writable(name: str, tensor: Tensor, sizes: Sizes) -> None:
+    """A result is written whole; V's columns are of those that kv has."""
+    if not tensor.is_contiguous():
+        raise ArgumentValueError(
+            f"{name}: expected a contiguous tensor to write to; got strides {list(tensor.stride())}"
+        )
+    if not 1 <= sizes.get("d_v", 1) <= sizes["d_qk"]:
+        raise ArgumentValueError(
+            f"{name}: expected a last dimension d_v in [1, {sizes['d_qk']}] (q's last dimension); "
+            f"got {sizes['d_v']}"
+        )
+
+
+Q = Annotated[
+    Tensor,
+    Operand(
+        "S H d_qk",
+        ATTENTION_DTYPES,
+        batched=fold_batch("q", "kv", VALID_INDICES),
+        nonempty="expected shape [S, H, d_qk] with H >= 1 and d_qk >= 1; got {shape}",
+    ),
+]
+Kv = Annotated[Tensor, Operand("S_kv d_qk", same_dtype, note=" or [S_kv, 1, d_qk]")]
+KvOrPacked = Annotated[Tensor, Operand("S_kv width", _kv_dtypes, rule=_require_kv_columns)]
+Indices = Annotated[Tensor, Operand("S topk", INT32, nonempty="expected topk >= 1 columns; got 0")]
+TopkLength = Annotated[Tensor | None, Operand("S", INT32)]
+AttnSink = Annotated[Tensor | None, Operand("H", _sink_dtypes)]
+SCALE = Parameter("sm_scale", "float")
+DETERMINISTIC = Parameter("deterministic", "bool")
+OF_BACKWARD = (
+    Parameter("deterministic", "bool", passed=False),
+    Parameter("backward_backend", "str", passed=False),
+)
+"""Choices of the backward that autograd runs."""
+
+
+class SparseMlaOperands(NamedTuple):
+    """Operands of `sparse_mla_fwd`: kv has rows of q's dtype, or packed rows of bytes."""
+
+    q: Q
+    kv: KvOrPacked
+    indices: Indices
+    topk_length: TopkLength = None
+    attn_sink: AttnSink = None
+
+    @property
+    def into(self) -> type[SparseMlaOutOperands]:
+        """The tuple of the form with buffers."""
+        return SparseMlaOutOperands
+
+
+class SparseMlaOutOperands(NamedTuple):
+    """Operands of `sparse_mla_fwd_out`: the forward's, and its outputs."""
+
+    q: Tensor
+    kv: Tensor
+    indices: Tensor
+    out: Tensor
+    lse: Tensor
+    max_logits: Tensor | None = None
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+
+    @property
+    def inputs(self) -> SparseMlaOperands:
+        """The operands without the outputs."""
+        return SparseMlaOperands(self.q, self.kv, self.indices, self.topk_length, self.attn_sink)
+
+    @property
+    def outputs(self) -> tuple[Tensor, ...]:
+        """out, lse and, if asked for, max_logits."""
+        return tuple(x for x in (self.out, self.lse, self.max_logits) if x is not None)
+
+
+def _arguments_of_backward(
+    x: SparseMlaOperands, kept: Sequence[Tensor], dO: Tensor, parameters: Parameters
+) -> tuple[Any, ...]:
+    """`mla_bwd`'s; gradients come in the inputs' dtypes."""
+    refuse_packed(x.kv)
+    out, lse = kept
+    operands = x.q, x.kv, dO, lse, out, x.indices, x.topk_length, x.attn_sink
+    return *operands, parameters["sm_scale"], parameters["deterministic"], x.kv.dtype
+
+
+SPARSE_MLA_FWD = register(
+    OpSpec(
+        "sparse_mla_fwd",
+        SparseMlaOperands,
+        parameters=(
+            Parameter("d_v", "int", rule=_require_d_v_at_most_d_qk),
+            SCALE,
+            *OF_BACKWARD,
+            Parameter("max_logits", "bool"),
+        ),
+        outputs=(
+            Output("out", "S H d_v", ("q",)),
+            Output("lse", "S H", (sum_dtype,)),
+            Output("max_logits", "S H", (sum_dtype,), when="max_logits"),
+        ),
+        autocast=("q", "kv"),
+        normalise=rows_and_slots,
+        gradient=Gradient(
+            by="mla_bwd",
+            of=("q", "kv", "attn_sink"),
+            arguments=_arguments_of_backward,
+            keeps=("out", "lse"),
+        ),
+    )
+)
+SPARSE_MLA_FWD_OUT = register(
+    SPARSE_MLA_FWD.with_buffers("sparse_mla_fwd_out", SparseMlaOutOperands, _require_writable)
+)
+
+
+def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = D_V,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    return_max_logits: bool = False,
+    backend: str = "auto",
+) -> tuple[Tensor, ...]:
+    """Attention of every query over the kv rows that `indices` names for it.
+
+    A slot is valid when ``0 <= indices[s, i] < S_kv`` and ``i < topk_length[s]``. Invalid slots
+    contribute nothing; duplicates count as often as they occur; a query without a valid slot gets
+    ``O = 0`` and ``lse = +inf``.
+
+    Args:
+        q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too; d_qk = 576 in DeepSeek's MLA.
+        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), or pages (num_pages, 64, d_qk) or (num_pages,
+            page_size, 1, d_qk), q's dtype; V is its first `d_v` columns. Or uint8 or int8 with
+            656 instead of d_qk = 576: packed rows, see `quantize_kv`.
+        indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values. A
+            paged kv takes ``page * page_size + offset``.
+        d_v: columns of V, at most d_qk.
+        sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
+        topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
+        attn_sink: (H,) fp32, a logit that takes weight and gives no value: O is scaled by
+            ``exp(lse) / (exp(lse) + exp(sink))``; lse is returned without it.
+        out, lse: buffers without gaps for the results, which they become. They share no memory
+            with the inputs; with them there is no gradient. One of them may be missing.
+        return_max_logits: whether the largest logits are returned, too.
+        backend: "auto" or the name of one (`flashdsa info` lists them).
+
+    Returns:
+        O (S, H, d_v) in q's dtype, and lse (S, H) in fp32 (fp64 for fp64 inputs), the natural
+        logarithm ``log sum_i exp(sm_scale * q . kv_i)``. O is differentiable, lse is not.
+        `return_max_logits` adds max_logits (S, H) like lse, ``max_i sm_scale * q . kv_i``, -inf
+        for a query without a valid slot; not differentiable.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
+        NotImplementedError: no implementation serves the call, or a gradient is asked for where
+            buffers are given or kv has packed rows.
+    """
+    require_bool("return_max_logits", return_max_logits)
+    operands = q, kv, indices, topk_length, attn_sink
+    values = d_v, scale_or_default(sm_scale, q), False, backend, return_max_logits
+    if out is not None or lse is not None:
+        buffers = {"out": out, "lse": lse}
+        return call_into(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT, operands, values, buffers, backend)
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, backend)
+    return results if return_max_logits else results[:2]
+
+
+def sparse_mla(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = D_V,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    deterministic: bool = False,
+    backend: str | tuple[str, str] = "auto",
+) -> Tensor:
+    """`sparse_mla_fwd`'s O, differentiable in `q`, `kv` and `attn_sink` (not in `indices`).
+
+    Args:
+        q: (S, H, d_qk) bf16, fp16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
+        kv: as for `sparse_mla_fwd`; packed rows have no gradient, and none may be asked for.
+        indices: (S, topk) or (S, 1, topk) int32 or int64, any values; see `sparse_mla_fwd`.
+        d_v: columns of V, at most d_qk.
+        sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
+        topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
+        attn_sink: (H,) fp32, a logit that takes weight and gives no value.
+        deterministic: gradients are bit-identical from run to run; otherwise the last bits of
+            kv's gradient may differ (order of fp32 additions).
+        backend: the name of one or "auto", of both directions or, as a pair, of the forward and
+            the backward: ``("cpu", "emulate-sm100")``.
+
+    Returns:
+        O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
+        is an error.
+    """
+    operands = q, kv, indices, topk_length, attn_sink
+    forward, backward = _pair(backend)
+    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False
+    results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
+    return results[0]
+
+
+def _pair(backend: str | tuple[str, str]) -> tuple[str, str]:
+    """The backends of the forward and of the backward."""
+    if isinstance(backend, str):
+        return backend, backend
+    if not isinstance(backend, tuple) or [type(one) for one in backend] != [str, str]:
+        raise ArgumentTypeError(
+            "backend: expected the name of a backend, or the names of two, "
+            f"(forward, backward); got {backend!r}"
+        )
+    return backend

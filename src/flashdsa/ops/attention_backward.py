@@ -1,0 +1,142 @@
+"""Backward of sparse MLA: autograd runs it, and it may be called alone."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.dispatch.checks import scale_or_default
+from flashdsa.dispatch.dtypes import require_sums_or_same, same_dtype, sum_dtype, sum_dtypes
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentValueError
+from flashdsa.ops.attention import (
+    DETERMINISTIC,
+    SCALE,
+    AttnSink,
+    Indices,
+    Kv,
+    Q,
+    TopkLength,
+    refuse_packed,
+    rows_and_slots,
+)
+
+__all__ = ["mla_bwd"]
+
+
+def _rows_with_gradient(operands: Any) -> Any:
+    """`rows_and_slots`, of rows that are not packed."""
+    normalised = rows_and_slots(operands)
+    refuse_packed(normalised.kv)
+    return normalised
+
+
+def _require_columns_of_v(name: str, tensor: Tensor, sizes: Sizes) -> None:
+    """dO has d_v columns, of the d_qk that kv has."""
+    if not 1 <= sizes["d_v"] <= sizes["d_qk"]:
+        raise ArgumentValueError(
+            f"{name}: expected a last dimension d_v in [1, {sizes['d_qk']}] (q's last dimension); "
+            f"got {tensor.shape[2]}"
+        )
+
+
+def _require_dkv_dtype(name: str, value: torch.dtype | None, operands: MlaBwdOperands) -> None:
+    """dKV in the precision of its sums; of bf16 inputs in bf16 too."""
+    require_sums_or_same(name, value, operands.q.dtype)
+
+
+Lse = Annotated[Tensor, Operand("S H", sum_dtypes)]
+_DO = Operand("S H d_v", same_dtype, rule=_require_columns_of_v)
+_O = Operand("S H d_v", same_dtype, why=" (d_v is dO's; one of the two is wrong)")
+
+
+class MlaBwdOperands(NamedTuple):
+    """Operands of `mla_bwd`: the forward's, the gradient of its O, its lse and O."""
+
+    q: Q
+    kv: Kv
+    dO: Annotated[Tensor, _DO]
+    lse: Lse
+    O: Annotated[Tensor, _O]
+    indices: Indices
+    topk_length: TopkLength = None
+    attn_sink: AttnSink = None
+
+
+MLA_BWD = register(
+    OpSpec(
+        "mla_bwd",
+        MlaBwdOperands,
+        parameters=(
+            SCALE,
+            DETERMINISTIC,
+            Parameter(
+                "dkv_dtype",
+                "ScalarType?",
+                default=lambda q: sum_dtype(q.dtype),
+                rule=_require_dkv_dtype,
+            ),
+        ),
+        outputs=(
+            Output("dQ", "S H d_qk", ("q",)),
+            Output("dKV", "S_kv d_qk", ("dkv_dtype", sum_dtype)),
+            Output("d_sink", "H", ("attn_sink", sum_dtype), when="attn_sink"),
+        ),
+        normalise=_rows_with_gradient,
+        backward_of="sparse_mla",
+    )
+)
+
+
+def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
+    q: Tensor,
+    kv: Tensor,
+    dO: Tensor,
+    lse: Tensor,
+    O: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    deterministic: bool = False,
+    dkv_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+    """Gradients of sparse MLA from the forward's results.
+
+    ``P = exp(s - lse')``, ``lse' = logaddexp(lse, attn_sink)``, ``delta = sum_d O dO``,
+    ``dS = P (dP - delta) sm_scale``, ``dQ = dS K``, ``dKV = dS^T Q + [P^T dO, 0]``,
+    ``d_sink = -sum_s exp(sink - lse') delta``.
+
+    Args:
+        q, kv, indices, sm_scale, topk_length, attn_sink, backend: as for `sparse_mla_fwd`; kv in
+            q's dtype.
+        dO: (S, H, d_v) in q's dtype, the gradient of O.
+        lse: (S, H) fp32 (fp64 for fp64 inputs), as the forward returned it (natural logarithm).
+        O: (S, H, d_v) in q's dtype, as the forward returned it (scaled by the sink, if any).
+        deterministic: dKV is bit-identical from run to run. On Hopper it costs 6 to 10 % more time
+            with 64 heads and more where queries have much in common, else 12 to 24 %, hardly any
+            beyond 65,536 rows of kv, and with fewer heads up to 33 %; with topk of 512 and less
+            up to twice the time; 2 GiB of workspace at most in
+            place of 1, and up to three fp32 dKVs in place of one, of 1 GiB together. On Blackwell
+            it costs some 40 % (predicted) and a workspace: 2304 bytes for each slot of as many
+            queries as fit 1 GiB, and of one query at least.
+        dkv_dtype: dtype of dKV: None or fp32, or q's; fp64 for fp64 inputs.
+
+    Returns:
+        dQ (S, H, d_qk) in q's dtype, dKV in kv's shape, and where there is a sink d_sink (H,).
+        Rows of dKV that no valid slot names are exactly 0.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
+    """
+    operands = q, kv, dO, lse, O, indices, topk_length, attn_sink
+    values = scale_or_default(sm_scale, q), deterministic, dkv_dtype
+    dq, dkv, d_sink = call(MLA_BWD, operands, values, backend)
+    dkv = dkv.view(kv.shape)
+    return (dq, dkv) if attn_sink is None else (dq, dkv, d_sink)

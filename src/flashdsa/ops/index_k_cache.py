@@ -1,0 +1,221 @@
+"""Index-K cache: quantised indexer keys and queries, and the packed pages of keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.e4m3_scales import scale_of
+from flashdsa.backends.packed_rows import next_power_of_two
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import require_dtype, require_tensor
+from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Operand, Output, Sizes
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
+
+__all__ = [
+    "fake_quantize_index",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "write_index_k_cache",
+]
+
+MAX_PAGES = 2**31 // PAGE_SIZE
+"""Token ids are int32."""
+
+
+def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
+    """Each page's 8,448 bytes are contiguous, its scales aligned, its ids within int32."""
+    if cache.stride(3) != 1 or cache.stride(1) != INDEX_TOKEN_BYTES:
+        raise ArgumentValueError(
+            f"{name}: expected each page's bytes to be contiguous; got strides "
+            f"{list(cache.stride())}"
+        )
+    if cache.stride(0) % SCALE_BYTES or cache.storage_offset() % SCALE_BYTES:
+        raise ArgumentValueError(
+            f"{name}: expected pages aligned to {SCALE_BYTES} bytes for their fp32 scales; "
+            f"got page stride {cache.stride(0)} and offset {cache.storage_offset()}"
+        )
+    if sizes["num_pages"] > MAX_PAGES:
+        raise ArgumentValueError(
+            f"{name}: expected at most {MAX_PAGES} pages (int32 token ids); "
+            f"got {sizes['num_pages']}"
+        )
+
+
+_K = Operand(f"T {INDEX_HEAD_DIM}", (torch.bfloat16, torch.float32))
+_SLOTS = Operand("T", (torch.int32, torch.int64), strided=True)
+CACHE = Operand(
+    f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}",
+    (torch.uint8, torch.int8),
+    rule=_require_packed_pages,
+    begins_at=SCALE_BYTES,
+)
+_KEYS_AND_SCALES = (Output("fp8", f"T {INDEX_HEAD_DIM}", E4M3), Output("scale", "T", FP32))
+
+
+class IndexKOperands(NamedTuple):
+    """Operand of `quantize_index_k`."""
+
+    k: Annotated[Tensor, _K]
+
+
+class IndexQOperands(NamedTuple):
+    """Operands of `quantize_index_q`."""
+
+    q: Annotated[Tensor, replace(_K, shape=f"B H {INDEX_HEAD_DIM}")]
+    weights: Annotated[Tensor, Operand("B H", FP32, strided=True)]
+
+
+class CacheWriteOperands(NamedTuple):
+    """Operands of `write_index_k_cache`; the cache is written."""
+
+    k: Annotated[Tensor, _K]
+    slots: Annotated[Tensor, replace(_SLOTS, note=", one a key")]
+    cache: Annotated[Tensor, replace(CACHE, written=True)]
+
+
+class CacheReadOperands(NamedTuple):
+    """Operands of `read_index_k_cache`."""
+
+    cache: Annotated[Tensor, CACHE]
+    slots: Annotated[Tensor, _SLOTS]
+
+
+QUANTIZE_INDEX_K = register(
+    OpSpec(
+        "quantize_index_k",
+        IndexKOperands,
+        outputs=_KEYS_AND_SCALES,
+        facts={"d_qk": INDEX_HEAD_DIM},
+    )
+)
+QUANTIZE_INDEX_Q = register(
+    OpSpec(
+        "quantize_index_q",
+        IndexQOperands,
+        outputs=(
+            Output("fp8", f"B H {INDEX_HEAD_DIM}", E4M3),
+            Output("folded_weights", "B H", FP32),
+        ),
+        facts={"d_qk": INDEX_HEAD_DIM},
+    )
+)
+WRITE_INDEX_K_CACHE = register(
+    OpSpec("write_index_k_cache", CacheWriteOperands, facts={"d_qk": INDEX_HEAD_DIM})
+)
+READ_INDEX_K_CACHE = register(
+    OpSpec("read_index_k_cache", CacheReadOperands, outputs=_KEYS_AND_SCALES)
+)
+
+
+def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Indexer keys as e4m3 with a scale each: ``scale = max(amax|k|, 1e-4) / 448``.
+
+    Args:
+        k: (T, 128) bf16 or fp32.
+        backend: "auto" or the name of one.
+
+    Returns:
+        fp8 (T, 128) float8_e4m3fn = round(k / scale), to nearest even, and scale (T,) fp32.
+    """
+    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), (), backend)
+    return fp8_and_scale
+
+
+def quantize_index_q(q: Tensor, weights: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+    """Indexer queries as e4m3, each head's scale (see `quantize_index_k`) folded into its weight.
+
+    Args:
+        q: (B, H, 128) bf16 or fp32.
+        weights: (B, H) fp32.
+        backend: "auto" or the name of one.
+
+    Returns:
+        fp8 (B, H, 128) float8_e4m3fn and folded weights (B, H) fp32.
+    """
+    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), (), backend)
+    return fp8_and_folded
+
+
+def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
+    """`x` as the fp8 indexer sees it: rounded to e4m3 with a scale a vector, and back.
+
+    The gradient passes straight through. "ue8m0" makes the result exact in bf16 (4 significant
+    bits times a power of two), so that `indexer_scores` learns on the numbers that are ranked.
+
+    Args:
+        x: (..., 128) bf16, fp16, fp32 or fp64: index queries or keys.
+        scale: "ue8m0", ``max(amax|x|, 1e-4) / 448`` rounded up to a power of two, or "fp32", as it
+            is (what `quantize_index_k` does).
+
+    Returns:
+        x's shape and dtype; NaN throughout a vector that holds NaN or infinity.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+    """
+    require_tensor("x", x)
+    require_dtype("x", x, *ATTENTION_DTYPES)
+    if x.dim() < 1 or x.shape[-1] != INDEX_HEAD_DIM:
+        raise ArgumentValueError(
+            f"x: expected a last dimension of {INDEX_HEAD_DIM}; got shape {list(x.shape)}"
+        )
+    if scale not in ("ue8m0", "fp32"):
+        error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
+        raise error(f'scale: expected "ue8m0" or "fp32"; got {scale!r}')
+    refuse_tangents("fake_quantize_index", (x,))
+    rounded: Tensor = _FakeQuantize.apply(x, scale == "ue8m0")  # type: ignore[no-untyped-call]
+    return rounded
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """Rounds forward; backward the gradient as it comes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, power_of_two: bool) -> Tensor:
+        wide = x.float()
+        factor = scale_of(wide)[..., None]
+        if power_of_two:
+            factor = next_power_of_two(factor)
+        return ((wide / factor).to(torch.float8_e4m3fn).float() * factor).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str = "auto") -> None:
+    """Quantise `k` and write it into the packed pages.
+
+    Args:
+        k: (T, 128) bf16 or fp32.
+        slots: (T,) int32 or int64, distinct: ``page * 64 + offset``. -1 skips the key (padding).
+        cache: (num_pages, 64, 1, 132) uint8 or int8, changed in place.
+        backend: "auto" or the name of one.
+    """
+    call(WRITE_INDEX_K_CACHE, (k, slots, cache), (), backend)
+
+
+def read_index_k_cache(
+    cache: Tensor, slots: Tensor, *, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The quantised keys of `slots`, as `quantize_index_k` returned them.
+
+    Args:
+        cache: (num_pages, 64, 1, 132) uint8 or int8.
+        slots: (T,) int32 or int64 in [0, num_pages * 64).
+        backend: "auto" or the name of one.
+
+    Returns:
+        fp8 (T, 128) float8_e4m3fn and scale (T,) fp32; the key is ``fp8 * scale``.
+    """
+    fp8_and_scale: tuple[Tensor, Tensor] = call(READ_INDEX_K_CACHE, (cache, slots), (), backend)
+    return fp8_and_scale

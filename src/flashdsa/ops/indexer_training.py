@@ -1,0 +1,272 @@
+"""Training the indexer: the attention's target, and scores that are differentiable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.dispatch.checks import (
+    int32_slots,
+    require_dtype,
+    require_shape,
+    require_tensor,
+    scale_or_default,
+)
+from flashdsa.dispatch.dtypes import (
+    ATTENTION_DTYPES,
+    require_sums_or_same,
+    same_dtype,
+    sum_dtype,
+    sum_dtypes,
+    sums_or_same,
+)
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters, fold_batch
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.ops.attention import (
+    DETERMINISTIC,
+    OF_BACKWARD,
+    SCALE,
+    VALID_INDICES,
+    AttnSink,
+    Indices,
+    Kv,
+    Q,
+    TopkLength,
+    rows_and_slots,
+)
+from flashdsa.ops.attention_backward import Lse
+from flashdsa.problem import INDEX_HEAD_DIM
+
+__all__ = ["attention_target", "indexer_bwd", "indexer_scores"]
+
+
+def _require_dk_dtype(name: str, value: torch.dtype | None, operands: IndexerBwdOperands) -> None:
+    """dk_index in the precision of its sums, or in k_index's dtype."""
+    require_sums_or_same(name, value, operands.k_index.dtype)
+
+
+QIndex = Annotated[
+    Tensor,
+    Operand(
+        f"S H {INDEX_HEAD_DIM}",
+        ATTENTION_DTYPES,
+        batched=fold_batch("q_index", "k_index", VALID_INDICES),
+        nonempty="expected shape [S, H, 128] with H >= 1; got H = 0",
+    ),
+]
+KIndex = Annotated[Tensor, Operand(f"S_kv {INDEX_HEAD_DIM}", same_dtype)]
+Weights = Annotated[Tensor, Operand("S H", sums_or_same)]
+
+
+class AttentionTargetOperands(NamedTuple):
+    """Operands of `attention_target`: those of `sparse_mla_fwd`, and its lse."""
+
+    q: Q
+    kv: Kv
+    lse: Lse
+    indices: Indices
+    topk_length: TopkLength = None
+    attn_sink: AttnSink = None
+
+
+class IndexerScoresOperands(NamedTuple):
+    """Operands of `indexer_scores`."""
+
+    q_index: QIndex
+    k_index: KIndex
+    weights: Weights
+    indices: Indices
+    topk_length: TopkLength = None
+
+
+class IndexerBwdOperands(NamedTuple):
+    """Operands of `indexer_bwd`: those of `indexer_scores`, and the gradient of the scores."""
+
+    q_index: QIndex
+    k_index: KIndex
+    weights: Weights
+    indices: Indices
+    grad_scores: Annotated[Tensor, Operand("S topk", sum_dtypes)]
+    topk_length: TopkLength = None
+
+
+def _arguments_of_backward(
+    x: IndexerScoresOperands, _: Sequence[Tensor], d_scores: Tensor, parameters: Parameters
+) -> tuple[Any, ...]:
+    """`indexer_bwd`'s; gradients come in the inputs' dtypes."""
+    operands = x.q_index, x.k_index, x.weights, x.indices, d_scores, x.topk_length
+    return *operands, parameters["deterministic"], x.k_index.dtype
+
+
+ATTENTION_TARGET = register(
+    OpSpec(
+        "attention_target",
+        AttentionTargetOperands,
+        parameters=(SCALE,),
+        outputs=(Output("target", "S topk", (sum_dtype,)),),
+        autocast=("q", "kv"),
+        normalise=rows_and_slots,
+        detached=True,
+    )
+)
+INDEXER_SCORES = register(
+    OpSpec(
+        "indexer_scores",
+        IndexerScoresOperands,
+        parameters=OF_BACKWARD,
+        outputs=(Output("scores", "S topk", (sum_dtype,)),),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        autocast=("q_index", "k_index"),
+        normalise=int32_slots,
+        gradient=Gradient(
+            by="indexer_bwd",
+            of=("q_index", "k_index", "weights"),
+            arguments=_arguments_of_backward,
+        ),
+    )
+)
+INDEXER_BWD = register(
+    OpSpec(
+        "indexer_bwd",
+        IndexerBwdOperands,
+        parameters=(
+            DETERMINISTIC,
+            Parameter(
+                "dk_dtype",
+                "ScalarType?",
+                default=lambda q_index: sum_dtype(q_index.dtype),
+                rule=_require_dk_dtype,
+            ),
+        ),
+        outputs=(
+            Output("dq_index", f"S H {INDEX_HEAD_DIM}", ("q_index",)),
+            Output("dk_index", f"S_kv {INDEX_HEAD_DIM}", ("dk_dtype", sum_dtype)),
+            Output("d_weights", "S H", ("weights",)),
+        ),
+        facts={"d_qk": INDEX_HEAD_DIM},
+        normalise=int32_slots,
+        backward_of="indexer_scores",
+    )
+)
+
+
+def attention_target(
+    q: Tensor,
+    kv: Tensor,
+    lse: Tensor,
+    indices: Tensor,
+    *,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+    accumulate_into: Tensor | None = None,
+    backend: str = "auto",
+) -> Tensor:
+    """Return the attention's weights: ``P[s, i] = sum_h exp(sm_scale * q . kv_i - lse')``.
+
+    ``lse' = logaddexp(lse, attn_sink)``, so heads that look elsewhere weigh less. It is not
+    normalised: sums over the ranks of tensor parallelism and over layers that share an indexer are
+    sums of these. No gradient flows through it.
+
+    Args:
+        q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too.
+        kv: (S_kv, d_qk) or (S_kv, 1, d_qk), q's dtype.
+        lse: (S, H) fp32 (fp64 for fp64 inputs), natural logarithm without the sink, as
+            `sparse_mla_fwd` returns it. A head with lse = +inf adds 0.
+        indices: (S, topk) or (S, 1, topk) int32 or int64, any values; see `sparse_mla_fwd`.
+        sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
+        topk_length: (S,) int32 or int64, slots in use of each query.
+        attn_sink: (H,) fp32.
+        accumulate_into: (S, topk), the result's dtype: P is added to it, and it is returned.
+        backend: "auto" or the name of one.
+
+    Returns:
+        P (S, topk) fp32 (fp64 for fp64 inputs), 0 where a slot is invalid.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
+    """
+    operands = q, kv, lse, indices, topk_length, attn_sink
+    scale = scale_or_default(sm_scale, q)
+    target: Tensor = call(ATTENTION_TARGET, operands, (scale,), backend)
+    if accumulate_into is None:
+        return target
+    require_tensor("accumulate_into", accumulate_into)
+    require_dtype("accumulate_into", accumulate_into, target.dtype)
+    require_shape("accumulate_into", accumulate_into, target.shape, "[S, topk]")
+    with torch.no_grad():
+        return accumulate_into.add_(target)
+
+
+def indexer_scores(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    indices: Tensor,
+    *,
+    topk_length: Tensor | None = None,
+    deterministic: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """The indexer's scores at given slots: ``I[s, i] = sum_h weights[s, h] relu(q_index . k_i)``.
+
+    Differentiable in `q_index`, `k_index` and `weights`; the relu has gradient 0 at 0.
+
+    Args:
+        q_index: (S, H, 128) bf16, fp32 or fp64, on the CPU fp16 too; any H on the CPU.
+        k_index: (S_kv, 128), q_index's dtype.
+        weights: (S, H) fp32 or q_index's dtype (fp64 for fp64 inputs); may be negative.
+        indices: (S, topk) or (S, 1, topk) int32 or int64, any values; see `sparse_mla_fwd`.
+        topk_length: (S,) int32 or int64, slots in use of each query.
+        deterministic: the gradient of k_index is bit-identical from run to run.
+        backend: "auto" or the name of one, of both directions.
+
+    Returns:
+        I (S, topk) fp32 (fp64 for fp64 inputs), -inf where a slot is invalid.
+
+    Raises:
+        TypeError, ValueError: an argument has the wrong dtype, rank, shape, device or layout.
+        NotImplementedError: no implementation serves the call.
+    """
+    operands = q_index, k_index, weights, indices, topk_length
+    scores: Tensor = call(INDEXER_SCORES, operands, (deterministic, backend), backend)
+    return scores
+
+
+def indexer_bwd(
+    q_index: Tensor,
+    k_index: Tensor,
+    weights: Tensor,
+    indices: Tensor,
+    grad_scores: Tensor,
+    *,
+    topk_length: Tensor | None = None,
+    deterministic: bool = False,
+    dk_dtype: torch.dtype | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `indexer_scores` from any gradient of the scores.
+
+    ``z = q_index . k_index``, ``A = grad_scores weights [z > 0]``, ``dq_index = A K``,
+    ``dk_index = A^T Q`` over every slot that names the key, ``d_weights = sum_i grad_scores
+    relu(z)``.
+
+    Args:
+        q_index, k_index, weights, indices, topk_length, backend: as for `indexer_scores`.
+        grad_scores: (S, topk) fp32 (fp64 for fp64 inputs); what invalid slots hold is not used.
+        deterministic: dk_index is bit-identical from run to run.
+        dk_dtype: of dk_index: None or fp32, or k_index's; fp64 for fp64 inputs.
+
+    Returns:
+        dq_index (S, H, 128) in q_index's dtype, dk_index (S_kv, 128), and d_weights (S, H) in
+        weights' dtype, summed in fp32.
+    """
+    operands = q_index, k_index, weights, indices, grad_scores, topk_length
+    gradients: tuple[Tensor, Tensor, Tensor] = call(
+        INDEXER_BWD, operands, (deterministic, dk_dtype), backend
+    )
+    return gradients

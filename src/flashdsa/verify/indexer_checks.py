@@ -1,0 +1,146 @@
+"""Checks of the indexer: over pages, over shared keys, and its single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from flashdsa.verify import calls, judge_indexer, judge_prefill
+from flashdsa.verify import check_cases as cases
+from flashdsa.verify.check_list import Check
+from flashdsa.verify.compare import Comparison
+from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
+
+
+def checks(seed: int, backend: str, device: str) -> list[Check]:
+    """Those of each list of cases; single steps have plain random inputs."""
+    return [
+        *_paged(seed, backend, device),
+        *_over_shared_keys(seed, backend, device),
+        *_single_steps(seed, backend, device),
+    ]
+
+
+def _paged(seed: int, backend: str, device: str) -> list[Check]:
+    make = cache(partial(make_indexer_inputs, seed=seed, device=device))
+
+    def scores_of(case: IndexerCase) -> list[Comparison]:
+        return judge_indexer.check_scores(make(case), backend)[1]
+
+    def selection_of(case: IndexerCase) -> list[Comparison]:
+        inputs = make(case)
+        scores = calls.indexer_logits(inputs, backend)
+        return judge_indexer.check_selection(inputs, scores, backend)
+
+    def call_of(operation: Any, case: IndexerCase) -> object:
+        return operation(make(case), backend)
+
+    def bound_of(case: IndexerCase) -> list[Comparison]:
+        return judge_indexer.check_bound(make(case), backend)
+
+    bound = IndexerCase("3 rows, bound", (600, 100, 0), 512, num_heads=16)
+    runs: tuple[tuple[str, Any, Any, list[IndexerCase]], ...] = (
+        ("indexer_logits", calls.indexer_logits, scores_of, cases.INDEXER),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, selection_of, cases.INDEXER),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, bound_of, [bound]),
+    )
+    return [
+        Check(
+            name, case.name, partial(call_of, call, case), partial(check, case), sum(case.seq_lens)
+        )
+        for name, call, check, of_run in runs
+        for case in of_run
+    ]
+
+
+def _over_shared_keys(seed: int, backend: str, device: str) -> list[Check]:
+    make = cache(partial(make_prefill_inputs, seed=seed, device=device))
+
+    def scores_of(case: PrefillCase) -> list[Comparison]:
+        return judge_prefill.check_prefill_scores(make(case), backend)[1]
+
+    def selection_of(case: PrefillCase) -> list[Comparison]:
+        inputs = make(case)
+        scores = calls.prefill_logits(inputs, backend)
+        return judge_prefill.check_prefill_selection(inputs, scores, backend)
+
+    def call_of(operation: Any, case: PrefillCase) -> object:
+        return operation(make(case), backend)
+
+    runs = (
+        ("prefill_logits", calls.prefill_logits, scores_of),
+        ("dsa_topk_prefill", calls.dsa_topk_prefill, selection_of),
+    )
+    return [
+        Check(
+            name,
+            case.name,
+            partial(call_of, call, case),
+            partial(check, case),
+            sum(end - start for start, end in case.ranges),
+        )
+        for name, call, check in runs
+        for case in cases.PREFILL
+    ]
+
+
+def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
+    """topk_indices, and quantization and the cache: exact operations on plain random data."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(4, 6000, generator=generator)
+    coarse = (scores * 2).round() / 2
+    coarse[:, ::5] = torch.nan
+    lengths = torch.tensor([6000, 0, 2048, 3001], dtype=torch.int32).to(device)
+    wide_k = torch.randn(1000, 128, generator=generator).to(device)
+    wide_q = torch.randn(8, 64, 128, generator=generator).to(device)
+    k, q = wide_k.to(torch.bfloat16), wide_q.to(torch.bfloat16)
+    weights = torch.randn(8, 64, generator=generator).to(device)
+    slots = torch.randperm(20 * 64, generator=generator)[:1000]
+    padded = torch.where(torch.arange(1000) % 9 == 4, -1, slots).to(device)
+    cache = torch.randint(256, (20, 64, 1, 132), generator=generator).to(torch.uint8).to(device)
+
+    rows: list[tuple[str, str, Callable[[], list[Comparison]]]] = []
+    for name, values, topk, by_score in (
+        ("2048 of 6000", scores, 2048, False),
+        ("512 of 6000", scores, 512, False),
+        ("1000 of 6000", scores, 1000, False),
+        ("ties and NaN", coarse, 2048, False),
+        ("ties and NaN, 1024", coarse, 1024, False),
+        ("ties and NaN, sorted", coarse, 2048, True),
+    ):
+        check = partial(
+            judge_indexer.check_topk,
+            values.to(device),
+            lengths,
+            topk,
+            backend,
+            sorted=by_score,
+        )
+        rows.append(("topk_indices", name, check))
+    for dtype, some_k, some_q in (("", k, q), (", fp32", wide_k, wide_q)):
+        write_slots = padded.int() if dtype else padded
+        rows += [
+            (
+                "quantize_index_k",
+                f"1000 keys{dtype}",
+                partial(judge_indexer.check_quantize_k, some_k, backend),
+            ),
+            (
+                "quantize_index_q",
+                f"8 x 64 heads{dtype}",
+                partial(judge_indexer.check_quantize_q, some_q, weights, backend),
+            ),
+            (
+                "write_index_k_cache",
+                f"1000 slots, some padding{dtype}",
+                partial(judge_indexer.check_cache_write, some_k, write_slots, cache, backend),
+            ),
+        ]
+    read = partial(judge_indexer.check_cache_read, cache, slots.to(device), backend)
+    rows.append(("read_index_k_cache", "1000 slots", read))
+    # What these call is so little that the judge serves as the call.
+    return [Check(name, case, check, check) for name, case, check in rows]

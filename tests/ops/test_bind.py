@@ -1,0 +1,233 @@
+"""Bound operations give what calls give, whatever the values and the free sizes; and warm-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.ops import OPERATIONS
+from tests.ops import inputs
+from tests.ops.public_calls import public_calls
+
+X = inputs.attention(torch.float32)
+OUT = torch.zeros(*X.q.shape[:2], X.d_v)
+LSE = torch.zeros(X.q.shape[:2])
+INDEX = inputs.indexer()
+IDS = torch.zeros(2, 16, dtype=torch.int32)
+PARAMETERS: dict[str, Any] = {"d_v": X.d_v, "sm_scale": 0.3, "max_len": 140, "topk": 5}
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def operands_of() -> dict[str, tuple[Tensor | None, ...]]:
+    """Operands by the name of an operation; of others, those of `public_calls`."""
+    forward = X.q, X.kv, X.indices
+    learned = normal(3, 4, 128), normal(X.kv.shape[0], 128), normal(3, 4), X.indices
+    scores, target = normal(3, 6), normal(3, 6).abs()
+    ends = torch.tensor([3, 0, 7], dtype=torch.int32)
+    cache, slots = INDEX.k_index_cache_fp8.clone(), torch.tensor([3, 64], dtype=torch.int32)
+    none = (None, None)
+    return {
+        "sparse_mla_fwd": (*forward, *none),
+        "sparse_mla_fwd_out": (*forward, OUT.clone(), LSE.clone(), None, *none),
+        "mla_bwd": (X.q, X.kv, OUT + 1, LSE, OUT, X.indices, *none),
+        "dsa_topk_indexer": (*INDEX, IDS.clone()),
+        "indexer_logits": tuple(INDEX),
+        "topk_indices": (scores, torch.tensor([6, 2, 0], dtype=torch.int32)),
+        "dsa_topk_prefill": (*learned[:3], ends, IDS[:1].expand(3, -1).clone(), *none),
+        "prefill_logits": (*learned[:3], ends, *none),
+        "quantize_index_k": (normal(4, 128),),
+        "quantize_index_q": (normal(3, 4, 128), normal(3, 4)),
+        "write_index_k_cache": (normal(2, 128), slots, cache),
+        "read_index_k_cache": (cache, slots),
+        "attention_target": (X.q, X.kv, LSE, X.indices, *none),
+        "indexer_scores": (*learned, None),
+        "indexer_bwd": (*learned, scores, None),
+        "indexer_kl": (scores, target),
+        "indexer_kl_bwd": (scores, target, normal(3)),
+    }
+
+
+def changed(spec: OpSpec, operands: tuple[Tensor | None, ...], seed: int) -> list[Tensor | None]:
+    """Other values of the float operands; the same ids and lengths, outputs of -9."""
+    generator = torch.Generator().manual_seed(seed)
+    made: list[Tensor | None] = []
+    for row, x in zip(spec.operands, operands, strict=True):
+        if x is not None and row.written and x.dtype is not torch.uint8:
+            x = torch.full_like(x, -9)
+        elif x is not None and x.dtype is torch.float32:
+            x = torch.rand(x.shape, generator=generator)
+        made.append(None if x is None else x.clone())
+    return made
+
+
+def called(spec: OpSpec, operands: list[Tensor | None], given: dict[str, Any]) -> list[Tensor]:
+    """Results of a call through torch's dispatcher, and what it wrote."""
+    usual = {"bool": False, "ScalarType?": None, "str": "auto"}
+    values = [given[x.name] if x.name in given else usual[x.kind] for x in spec.parameters]
+    return tensors(spec, custom_op(spec)(*operands, *values, "cpu"), operands)
+
+
+def tensors(spec: OpSpec, results: Any, operands: list[Tensor | None]) -> list[Tensor]:
+    """Results, and the operands that were written."""
+    found = [results] if isinstance(results, Tensor) else list(results or ())
+    return [*found, *(x for n in spec.written if (x := operands[n]) is not None)]
+
+
+@pytest.mark.parametrize("spec", OPERATIONS.values(), ids=lambda spec: spec.operation)
+def test_bound_calls_give_what_unbound_ones_do(spec: OpSpec, new_calls: Callable[[], None]) -> None:
+    bound_to, chosen = operands_of().get(spec.operation), PARAMETERS
+    if bound_to is None:
+        chosen = dict(public_calls("cpu")[spec.operation].arguments)
+        bound_to = tuple(chosen.get(row.name) for row in spec.operands)
+    names = [x.name for x in spec.parameters if x.passed]
+    given = {name: chosen[name] for name in names if name in chosen}
+    serve = flashdsa.bind(spec.operation, bound_to, backend="cpu", **given)
+    for seed in range(2):
+        operands, copies = changed(spec, bound_to, seed), changed(spec, bound_to, seed)
+        got, expected = serve(operands), called(spec, copies, given)
+        got = tensors(spec, got, operands)
+        assert len(got) == len(expected) > 0
+        assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+        new_calls()
+
+
+def test_the_numbers_of_pages_and_of_the_tables_columns_are_free() -> None:
+    """Bound at one size, called at another."""
+    q, cache, weights, _, _ = INDEX
+    lengths = torch.tensor([60, 64], dtype=torch.int32)
+
+    def operands(pages: int, width: int) -> tuple[Tensor, ...]:
+        table = (torch.arange(2 * width, dtype=torch.int32) % pages).view(2, width)
+        kept = torch.cat([cache] * 9)[:pages].contiguous()
+        return q, kept, weights, lengths, table, torch.full_like(IDS, -9)
+
+    for bound_to in ((1, 1), (11, 7)):
+        serve = flashdsa.bind("dsa_topk_indexer", operands(*bound_to))
+        for sizes in ((1, 1), (2, 3), (11, 1), (1, 40)):
+            given, expected = operands(*sizes), operands(*sizes)
+            serve(given)
+            flashdsa.dsa_topk_indexer(*expected)
+            assert torch.equal(given[-1], expected[-1]) and (given[-1] >= 0).any()
+
+
+def test_what_is_missing_at_the_end_may_be_left_out() -> None:
+    operands = X.q, X.kv, X.indices
+    serve = flashdsa.bind("sparse_mla_fwd", operands, d_v=X.d_v)
+    expected = flashdsa.sparse_mla_fwd(*operands, d_v=X.d_v)
+    assert all(torch.equal(x, y) for x, y in zip(serve(operands), expected, strict=False))
+
+
+def test_autograd_is_told_what_a_bound_function_writes() -> None:
+    operands = (*INDEX, IDS.clone())
+    serve = flashdsa.bind("dsa_topk_indexer", operands)
+    before = operands[-1]._version
+    serve(operands)
+    assert operands[-1]._version > before
+
+
+class Mine(Tensor):
+    """A subclass."""
+
+
+WRONG: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
+    "operation": ("sparse_mla", (), {}, ValueError, "operation: expected one of sparse_mla_fwd, "),
+    "no name": (3, (), {}, TypeError, "operation: expected one of .*; got 3"),
+    "operands": ("indexer_kl", (LSE,) * 3, {}, TypeError, "operands: expected scores, target; got"),
+    "none": ("indexer_kl", (LSE,), {}, TypeError, "target: expected a torch.Tensor; got None"),
+    "no tensor": ("indexer_kl", (LSE, 3), {}, TypeError, "target: expected a torch.Tensor; got"),
+    "meta": ("indexer_kl", (LSE.to("meta"), LSE), {}, TypeError, "scores: .* on the device meta"),
+    "subclass": ("indexer_kl", (LSE.as_subclass(Mine), LSE), {}, TypeError, "scores: .* a Mine"),
+    "dtype": ("indexer_kl", (LSE, LSE.double()), {}, TypeError, "target: expected dtype float32"),
+    "shape": ("indexer_kl", (LSE, LSE[:1]), {}, ValueError, r"target: expected shape \[S, topk\]"),
+    "unknown": ("indexer_kl", (LSE, LSE), {"topk": 3}, TypeError, "indexer_kl: .*; got topk"),
+    "unused": (
+        "sparse_mla_fwd",
+        (X.q, X.kv, X.indices),
+        {"d_v": X.d_v, "deterministic": True},
+        TypeError,
+        "sparse_mla_fwd: expected d_v, sm_scale, max_logits; got deterministic",
+    ),
+    "missing": (
+        "sparse_mla_fwd",
+        (X.q, X.kv, X.indices),
+        {},
+        TypeError,
+        "d_v: expected an integer; got NoneType",
+    ),
+    "backend": ("indexer_kl", (LSE, LSE), {"backend": "tpu"}, ValueError, "backend: expected one"),
+    "gpu": ("indexer_kl", (LSE, LSE), {"backend": "sm90"}, NotImplementedError, "device: takes"),
+    "gradient": (
+        "indexer_kl",
+        (LSE.clone().requires_grad_(), LSE),
+        {},
+        NotImplementedError,
+        "indexer_kl: a bound function records no gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_binding_is_an_error(wrong: str) -> None:
+    operation, operands, options, error, message = WRONG[wrong]
+    with pytest.raises(error, match=message):
+        flashdsa.bind(operation, operands, **options)
+
+
+@pytest.mark.parametrize("spec", OPERATIONS.values(), ids=lambda spec: spec.operation)
+def test_every_operation_is_warmed_up(spec: OpSpec) -> None:
+    """On the CPU nothing is computed: no call has to wait."""
+    optional = {"k_scale": True} if "k_scale" in [x.name for x in spec.operands] else {}
+    flashdsa.warm_up(spec.operation, backend="cpu", **optional)
+
+
+def test_a_warm_up_tries_every_combination(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = []
+    select = registry.select
+
+    def noted(problem: Any, backend: str) -> Any:
+        problems.append(problem)
+        return select(problem, backend)
+
+    monkeypatch.setattr(registry, "select", noted)
+    flashdsa.warm_up("sparse_mla_fwd", S=2, H=(3, 5), d_v=8, topk=4, max_logits=(False, True))
+    assert {(x.num_heads, x.max_logits) for x in problems} == {
+        (heads, asked) for heads in (3, 5) for asked in (False, True)
+    }
+    packed = {"kv_dtype": torch.int8, "topk_length": True}
+    flashdsa.warm_up("sparse_mla_fwd", S=1, d_v=8, topk=4, **packed)
+    assert problems[-1].packed_kv and problems[-1].topk_length
+
+
+WRONG_WARM_UPS: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
+    "operation": ("indexer", {}, ValueError, "operation: expected one of .*; got 'indexer'"),
+    "name": ("dsa_topk_indexer", {"heads": 3}, TypeError, "has B, H, num_pages, .*; got heads"),
+    "size": ("dsa_topk_indexer", {"H": 0}, ValueError, "H: expected at least 1; got 0"),
+    "number": ("dsa_topk_indexer", {"topk": 1.5}, TypeError, "topk: expected an integer; got"),
+    "bool": ("dsa_topk_indexer", {"sorted": 1}, TypeError, "sorted: expected a bool; got int"),
+    "dtype": ("indexer_kl", {"scores_dtype": 3}, TypeError, "scores_dtype: expected a torch.dtype"),
+    "other dtype": (
+        "indexer_kl",
+        {"scores_dtype": torch.int32},
+        TypeError,
+        "scores: expected dtype float32 or float64; got int32",
+    ),
+    "backend": ("indexer_kl", {"backend": "sm100"}, NotImplementedError, "backend 'sm100'"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_WARM_UPS)
+def test_a_wrong_warm_up_is_an_error(wrong: str) -> None:
+    operation, choices, error, message = WRONG_WARM_UPS[wrong]
+    with pytest.raises(error, match=message):
+        flashdsa.warm_up(operation, **choices)
