@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
@@ -68,16 +69,18 @@ _VARIABLES = tuple(
     name if _environment is os.environ else os.environ.encodekey(name)
     for name in ("FLASHDSA_BACKEND", "FLASHDSA_CHECK", "FLASHDSA_MAX_CLUSTER")
 )
-_BACKEND, _CHECK, _ = _VARIABLES
+raw_setting: Callable[[Any], Any] = _environment.get
+"""A variable as it is now, None where not set, by one of `RAW_NAMES`.
+
+NOTE: `os.environ` decodes what it holds, which takes 0.5 us a look; this takes 0.04."""
+RAW_NAMES = _VARIABLES[:2]
 
 
 def raw_settings() -> tuple[Any, Any]:
     """FLASHDSA_BACKEND and FLASHDSA_CHECK as they are now, None where not set: what follows from
-    them may be kept as long as they are equal.
-
-    NOTE: in 0.1 us, from the dictionary that `os.environ` decodes at 0.5 us a look.
-    """
-    return _environment.get(_BACKEND), _environment.get(_CHECK)
+    them may be kept as long as they are equal."""
+    backend, check = RAW_NAMES
+    return raw_setting(backend), raw_setting(check)
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""Every implementation, bound to one call and given another, launches what that one would."""
+"""Every implementation, bound to one call and given another, launches what the other bind does."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, profiler
 
 from flashdsa.dispatch.overlap import num_bytes, share_memory
-from flashdsa.settings import raw_settings
+from flashdsa.settings import RAW_NAMES, raw_setting, raw_settings
 
 if TYPE_CHECKING:
     from flashdsa.dispatch.rows import Parameter
@@ -41,15 +41,19 @@ class CallCache:
         """Remember nothing yet."""
         self._spec = spec
         self._calls: dict[tuple[Any, ...], list[tuple[Matches, Serve]]] = {}
-        self._last = max(n for n, operand in enumerate(spec.operands) if not operand.optional)
+        rows = enumerate(spec.operands)
+        self._keyed = max(n for n, x in rows if not (x.optional or x.written or x.free))
         self.find = self._finder(spec.parameters)
 
     def _finder(self, parameters: Sequence[Parameter]) -> Callable[..., Serve | None]:
-        get, last_required, settings = self._calls.get, self._last, raw_settings
+        get, keyed = self._calls.get, self._keyed
+        setting, (backend_name, check_name) = raw_setting, RAW_NAMES
         has_modes = torch._C._len_torch_function_stack
         # 1, 1.0 and True are equal keys.
         kinds = {"int": int, "bool": bool}
-        typed = [(n, kinds[x.kind]) for n, x in enumerate(parameters) if x.kind in kinds]
+        typed = [
+            (n, kinds[x.kind]) for n, x in enumerate(parameters) if x.kind in kinds and x.given
+        ]
 
         def find(operands: Any, values: Any, backend: Any, way: int = OUTSIDE) -> Serve | None:
             """Return the function that serves such a call, if one was kept; arguments of any kind.
@@ -63,8 +67,9 @@ class CallCache:
             ):
                 return None
             try:
-                first, last = operands[0].numel(), operands[last_required].numel()
-                alike = get((first, last, values, backend, way, settings()))
+                elements = operands[keyed].numel()
+                settings = setting(backend_name), setting(check_name)
+                alike = get((elements, values, backend, way, settings))
                 if alike is not None:
                     for number, kind in typed:
                         if type(values[number]) is not kind:
@@ -94,15 +99,15 @@ class CallCache:
         matches = self._matcher(operands)
         if not matches(*operands):  # one of them is there twice
             return
-        first, last = tensors[0], operands[self._last]
-        assert last is not None
-        key = (first.numel(), last.numel(), values, backend, way, raw_settings())
+        keyed = operands[self._keyed]
+        assert keyed is not None
+        key = (keyed.numel(), values, backend, way, raw_settings())
         if key not in self._calls and len(self._calls) >= MOST_KEYS:
             self._calls.clear()
         alike = self._calls.setdefault(key, [])
         if len(alike) >= MOST_ALIKE:
             alike.clear()
-        alike.append((matches, serve))
+        alike.insert(0, (matches, serve))
 
     def clear(self) -> None:
         """Every call is new again."""

@@ -54,21 +54,20 @@ def _call(spec: OpSpec, given: Sequence[Any], values: tuple[Any, ...], backend: 
         # NOTE: torch's dispatcher takes a third of the host's time of a call.
         if is_dynamo_compiling() or not is_plain_call(operands):
             return custom_op(spec)(*operands, *accepted, backend)
-        serve = alike = _find_bound(spec, operands, accepted, backend)
+        serve = spec.cache.find(operands, accepted, backend, INSIDE)
+        serve = alike = serve or _bind_and_keep(spec, operands, accepted, backend)
         if operands is not in_a_row:
             alike = _normalising(serve, spec, in_a_row, operands)
         spec.cache.keep(in_a_row, values, backend, alike)
         return serve(operands)
 
 
-def _find_bound(
+def _bind_and_keep(
     spec: OpSpec, operands: Sequence[Any], values: Sequence[Any], backend: str
 ) -> Serve:
-    """Return the function that serves a call; the call is checked unless one like it was."""
-    serve = spec.cache.find(operands, values, backend, INSIDE)
-    if serve is None:
-        serve = bind(spec, spec.kind(*operands), values, backend)
-        spec.cache.keep(operands, values, backend, serve, INSIDE)
+    """Check a call that is new to the cache, and bind it."""
+    serve = bind(spec, spec.kind(*operands), values, backend)
+    spec.cache.keep(operands, values, backend, serve, INSIDE)
     return serve
 
 
@@ -151,14 +150,14 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
 def _implementation(spec: OpSpec) -> Callable[..., Any]:
     """Return the function that the dispatcher calls with tensors of any device, under autocast
     too."""
-    count = len(spec.operands)
+    count, find = len(spec.operands), spec.cache.find
 
     def run(*arguments: Any) -> Any:
-        return without_autocast(serve, arguments)
-
-    def serve(arguments: Sequence[Any]) -> Any:
         operands, values, backend = arguments[:count], arguments[count:-1], arguments[-1]
-        return _find_bound(spec, operands, values, backend)(operands)
+        serve = find(operands, values, backend, INSIDE)
+        if serve is None:
+            serve = without_autocast(_bind_and_keep, spec, operands, values, backend)
+        return without_autocast(serve, operands)
 
     return run
 

@@ -181,6 +181,7 @@ class Parameter:
         default: gives the value that None stands for from the first operand.
         rule: raises for a wrong value; takes the name, the value and the operands.
         passed: whether the backend's function gets it; otherwise it only tells backends apart.
+        given: whether a caller gives it; otherwise the public function does.
     """
 
     name: str
@@ -188,6 +189,7 @@ class Parameter:
     default: Callable[[Tensor], Any] | None = None
     rule: Callable[[str, Any, Any], None] | None = None
     passed: bool = True
+    given: bool = True
 
     def accept(self, value: Any) -> Any:
         """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""

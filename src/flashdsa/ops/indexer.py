@@ -172,7 +172,11 @@ DSA_TOPK_INDEXER = register(
     OpSpec(
         "dsa_topk_indexer",
         TopkIndexerOperands,
-        parameters=(_SORTED, Parameter("positions", "bool"), Parameter("check", "bool")),
+        parameters=(
+            _SORTED,
+            Parameter("positions", "bool", given=False),
+            Parameter("check", "bool", given=False),
+        ),
         facts={"d_qk": INDEX_HEAD_DIM},
         normalise=_rows_of_requests,
     )
@@ -239,7 +243,7 @@ def dsa_topk_indexer(
             outside the cache. Nothing is written then.
         NotImplementedError: no implementation serves the call.
     """
-    positions = wants_positions(ids)
+    positions = ids != "slot" and wants_positions(ids)
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
     call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
 
