@@ -1,4 +1,4 @@
-"""Every implementation, bound to one call and given another, launches what the other bind does."""
+"""Every implementation, bound to one call and given another, launches what that one would."""
 
 from __future__ import annotations
 
