@@ -1,4 +1,4 @@
-"""Every implementation, bound to one call and given another, launches what the other's bind does."""
+"""An implementation bound to one call launches for another what a binding to that one would."""
 
 from __future__ import annotations
 
