@@ -150,11 +150,11 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
 def _implementation(spec: OpSpec) -> Callable[..., Any]:
     """Return the function that the dispatcher calls with tensors of any device, under autocast
     too."""
-    count, find = len(spec.operands), spec.cache.find
+    count = len(spec.operands)
 
     def run(*arguments: Any) -> Any:
         operands, values, backend = arguments[:count], arguments[count:-1], arguments[-1]
-        serve = find(operands, values, backend, INSIDE)
+        serve = spec.cache.find(operands, values, backend, INSIDE)
         if serve is None:
             serve = without_autocast(_bind_and_keep, spec, operands, values, backend)
         return without_autocast(serve, operands)
