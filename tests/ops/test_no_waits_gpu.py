@@ -37,7 +37,7 @@ def test_waiting_is_seen() -> None:
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_a_backward_waits_for_nothing(name: str) -> None:
-    function, arguments = public_calls("cuda")[name]
+    function, arguments, _ = public_calls("cuda")[name]
     for argument in ("q", "kv") if name == "sparse_mla" else ("q_index", "k_index", "weights"):
         arguments[argument].requires_grad_()
     function(**arguments).sum().backward()
