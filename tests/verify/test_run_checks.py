@@ -34,10 +34,11 @@ def test_every_public_function_is_called_and_within_the_contract(quick, monkeypa
 
         return call
 
-    for name in flashdsa.__all__:
+    computing = set(flashdsa.__all__) - {"warm_up"}
+    for name in computing:
         monkeypatch.setattr(flashdsa, name, counted(name), raising=False)
     rows = run_checks("cpu", seed=seed, quick=quick)
-    assert called == set(flashdsa.__all__)
+    assert called == computing
     assert {row.operation for row in rows} == set(OPERATIONS)
     assert [row.message for row in rows if not row.passed] == []
 

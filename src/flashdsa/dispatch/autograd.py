@@ -53,7 +53,8 @@ def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
         if gradient is None:
             _no_gradient(spec)
         count = len(spec.operands)
-        operands, kept = spec.kind(*ctx.saved_tensors[:count]), ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # a look unpacks: checkpointing allows one
+        operands, kept = spec.kind(*saved[:count]), saved[count:]
         arguments = gradient.arguments(operands, kept, d_first.contiguous(), ctx.parameters)
         op = getattr(torch.ops.flashdsa, gradient.by).default
         results = op(*arguments, ctx.parameters["backward_backend"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -113,7 +113,7 @@ def grouping_for(
         num_heads: one of HEADS.
     """
     queries = group_queries(num_heads)
-    if num_heads not in RATIO or -(-num_queries // queries) * DkvPlan().slices < num_sms:
+    if num_heads not in RATIO or -(-num_queries // queries) * slices_of()[1] < num_sms:
         return None
     if deterministic:
         return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_LENGTH)
@@ -131,6 +131,13 @@ def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, Dkv
     """Plans of groups of `queries` queries: P and dS, dQ, dKV."""
     scores = ScoresPlan(queries, optional=True)
     return scores, DqPlan(), DkvPlan(ordered=deterministic)
+
+
+@cache
+def slices_of() -> tuple[int, int]:
+    """Slices of a group's dQ and dKV, each a work item. Plans check themselves when they are made,
+    which takes longer than a launch."""
+    return DqPlan().slices, DkvPlan().slices
 
 
 def bind_large(
@@ -171,7 +178,7 @@ def bind_large(
         workspace = runner.empty(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
         words = None
         if deterministic:
-            words = runner.empty(at_a_time, DkvPlan().slices * WORDS, dtype=torch.int32)
+            words = runner.empty(at_a_time, slices_of()[1] * WORDS, dtype=torch.int32)
         with runner.launching():
             for first in range(0, groups, at_a_time):
                 part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
@@ -222,10 +229,11 @@ def launch_part(
     scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice
     compute_scores(q, kv, dO, lse, part.delta, *part.lists, workspace, *scalars)
     taken = 0, groups, choice, FIRST
-    num_ctas = min(groups * DqPlan().slices, num_sms)
+    dq_slices, dkv_slices = slices_of()
+    num_ctas = min(groups * dq_slices, num_sms)
     of_queries = q, kv, dO, lse, indices, lengths, part.delta, part.dq, part.heads, sm_scale
     compute_dq(workspace, rows, counts, *of_queries, *taken, num_ctas)
-    num_ctas = min(groups * DkvPlan().slices, num_sms)
+    num_ctas = min(groups * dkv_slices, num_sms)
     in_order = () if words is None else (words[:groups].zero_(), part.first)
     of_rows = counts, present, q, dO, part.dkv, part.heads
     compute_dkv(workspace, rows, *of_rows, *taken, num_ctas, *in_order)

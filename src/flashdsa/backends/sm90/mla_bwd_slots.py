@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -59,6 +59,13 @@ def is_far(num_heads: int, num_keys: int) -> bool:
     return num_heads >= ROWS and num_keys > FAR_ROWS
 
 
+@cache
+def slot_words() -> int:
+    """Words of a slot, a row of dKV. A plan checks itself when it is made, which takes longer than
+    a launch."""
+    return PerItemPlan().slot_words
+
+
 @lru_cache
 def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
     """Sizes for `groups` groups, whose lists have room for `capacity` keys.
@@ -66,7 +73,7 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
     Args:
         blocks: row blocks of a group, each of which has a row for each key.
     """
-    of_key = blocks * PerItemPlan().slot_words * 4
+    of_key = blocks * slot_words() * 4
     room = max(capacity, min(MOST_SLOT_BYTES // of_key, groups * capacity))
     # Most keys that a group counts for: see `offsets.split_kernel`.
     most = max(capacity, -(-room // MOST_PART_GROUPS))
@@ -107,7 +114,7 @@ def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tens
     count = num_keys * sizes.words * PAIR
     zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=device)
     return (
-        runner.empty(sizes.room * blocks, PerItemPlan().slot_words, dtype=torch.int32),
+        runner.empty(sizes.room * blocks, slot_words(), dtype=torch.int32),
         zeros[:count].view(num_keys, sizes.words, PAIR),
         zeros[count:].view(sizes.parts, CURSORS),
         runner.empty(sizes.parts + 1, dtype=torch.int32),
