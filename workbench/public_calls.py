@@ -129,7 +129,7 @@ def _function(name: str, arguments: Arguments) -> Callable[..., Any]:
 def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str, Arguments]:
     q, kv, indices = (attention[name] for name in ("q", "kv", "indices"))
     rows = {"q": q, "kv": kv, "indices": indices}
-    backward = {**attention, "dO": out, "lse": lse, "O": out}
+    backward = {**attention, "dO": out.clone(), "lse": lse, "O": out}
     buffers = {"out": torch.empty_like(out), "lse": torch.empty_like(lse)}
     optional = {name: attention[name] for name in ("topk_length", "attn_sink")}
     return {
