@@ -10,6 +10,7 @@ Nothing here has a state that changes: a role keeps a running number, or the `Pi
 stands for, and rebinds it. A function that advances one returns it.
 """
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -23,10 +24,75 @@ from flashdsa.plan import Arrives, Barrier
 
 
 class PipelineState(NamedTuple):
-    """A running number's stage and phase in a ring."""
+    """A use's stage and phase in a ring. `Ring` makes it of a running number."""
 
     stage: Int32
     phase: Int32  # parity bit of the barriers' phases that this use completes
+    ring: Static = Static(None)  # the `Ring`; None: a state that is not advanced
+
+    def advanced(self, uses: int = 1) -> "PipelineState":
+        """The state `uses` further on, at most the ring's stages: a step of one of several
+        consumers that take turns. Cheaper than a new division by the number of stages."""
+        return _advance(self, uses, self.ring.value.stages)
+
+    def in_turn(self, use: int, turn: int) -> "PipelineState":
+        """The state `use` further on, with no more than an addition at run time.
+
+        The state is of a number that is a multiple of `turn`; `use` is below `turn`. One of `turn`
+        and the ring's stages divides the other.
+        """
+        stages = self.ring.value.stages
+        if stages % turn == 0:
+            return self._replace(stage=self.stage + use)
+        return self._replace(stage=Int32(use % stages), phase=self.phase ^ (use // stages & 1))
+
+
+@cute.jit
+def _advance(
+    state: PipelineState, uses: cutlass.Constexpr, stages: cutlass.Constexpr
+) -> PipelineState:
+    stage, phase = state.stage + uses, state.phase
+    if stage >= stages:
+        stage -= stages
+        phase = phase ^ 1
+    return PipelineState(stage, phase, state.ring)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The stages of a ring of buffers, each with the phase of its barriers.
+
+    Attributes:
+        stages: how many. first: the stage of use 0; the last use of a round has the one before.
+        by_masks: `stages` is a power of two, and numbers are taken apart by shifts and masks, which
+            stay in uniform registers.
+    """
+
+    stages: int
+    first: int = 0
+    by_masks: bool = False
+
+    def start(self) -> PipelineState:
+        """The state of use 0 of a ring whose first stage is 0."""
+        return PipelineState(Int32(0), Int32(0), Static(self))
+
+    def state(self, number: Any) -> PipelineState:
+        """The stage of use `number`, not negative, and the phase that it completes."""
+        stages = self.stages
+        if self.by_masks:
+            # Opaque, or each multiple of the stage would be shifted and masked for itself.
+            stage = opaque(number & (stages - 1))
+            return PipelineState(stage, number >> (stages.bit_length() - 1) & 1, Static(self))
+        if stages == 1:
+            return PipelineState(Int32(0), number & 1, Static(self))
+        stage = (number + self.first if self.first else number) % stages
+        return PipelineState(stage, (number // stages) & 1, Static(self))
+
+    def state_of_part(self, part: Any, number: Any) -> PipelineState:
+        """The state of use `number` of ring number `part` of several like this one, which lie in
+        one barrier's stages one after the other."""
+        stage = part * self.stages + number % self.stages
+        return PipelineState(stage, (Int32(number) // self.stages) & 1, Static(self))
 
 
 class Barriers(NamedTuple):
@@ -56,9 +122,7 @@ class Barriers(NamedTuple):
 
     def state(self, number: Any) -> PipelineState:
         """The stage of use `number` and the phase that it completes."""
-        if self.stages == 1:
-            return PipelineState(Int32(0), number & 1)
-        return PipelineState(number % self.stages, (number // self.stages) & 1)
+        return Ring(self.stages).state(number)
 
     def initialise(self) -> None:
         """One thread: initialise every stage, with the arrivals that the plan derives from who
@@ -113,8 +177,8 @@ class Barriers(NamedTuple):
 
     def wait_for(self, number: Any) -> None:
         """Wait until use `number` is complete."""
-        stage, phase = self.state(number)
-        self.wait(phase, 0 if self.stages == 1 else stage)
+        at = self.state(number)
+        self.wait(at.phase, 0 if self.stages == 1 else at.stage)
 
 
 def arrive_at_peer(barrier: Any, peer: Any) -> None:
@@ -247,53 +311,6 @@ def next_stage(stage: Int32, stages: cutlass.Constexpr) -> Int32:
     if stage == stages:
         stage = Int32(0)
     return stage
-
-
-@cute.jit
-def advanced(
-    state: PipelineState, numbers: cutlass.Constexpr, stages: cutlass.Constexpr
-) -> PipelineState:
-    """The state `numbers` uses further on, at most `stages`: a step of one of several consumers
-    that take turns. Cheaper than a new division by the number of stages."""
-    stage, phase = state.stage + numbers, state.phase
-    if stage >= stages:
-        stage -= stages
-        phase = phase ^ 1
-    return PipelineState(stage, phase)
-
-
-def masked_state(number: Any, stages: int) -> PipelineState:
-    """State of use `number`, not negative, in a ring with a power of two of stages: by shifts and
-    masks, which stay in uniform registers."""
-    # Opaque, or each multiple of the stage would be shifted and masked for itself.
-    return PipelineState(opaque(number & (stages - 1)), number >> (stages.bit_length() - 1) & 1)
-
-
-def rotated_state(number: Any, first: int, stages: int) -> PipelineState:
-    """State of use `number` in a ring whose use 0 has stage `first`; the last use of each round has
-    the stage before it."""
-    return PipelineState((number + first) % stages, (number // stages) & 1)
-
-
-def state_of_part(number: Any, part: Any, stages: int) -> PipelineState:
-    """State of use `number` in a ring that is one of several equal parts of a barrier's stages.
-
-    Args:
-        part: number of the ring. stages: of each.
-    """
-    return PipelineState(part * stages + number % stages, (Int32(number) // stages) & 1)
-
-
-def state_in_turn(state: PipelineState, place: int, turn: int, stages: int) -> PipelineState:
-    """The state `place` uses after `state`, with no more than an addition at run time.
-
-    Args:
-        state: of a number that is a multiple of `turn`. place: below `turn`.
-        turn, stages: one of them divides the other.
-    """
-    if stages % turn == 0:
-        return PipelineState(state.stage + place, state.phase)
-    return PipelineState(Int32(place % stages), state.phase ^ (place // stages & 1))
 
 
 class PackedPhases(NamedTuple):

@@ -11,7 +11,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.pipeline import PipelineState, RingProducer, advanced
+from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.plan.row_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS
 
@@ -56,4 +56,4 @@ def copy_piece(
         ]
         copy_units(to + at.stage * (len(chunks) * CHUNK_BYTES), sources[turn], rows[turn], places)
     arrive_when_copied(ring.full.at(at.stage))
-    return advanced(at, 1, ring.stages)
+    return at.advanced()

@@ -16,7 +16,7 @@ from cutlass import Float8E4M3FN, Float32, Int32, const_expr, cute
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.pipeline import PipelineState
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -264,11 +264,11 @@ def score_span(
     for done in cutlass.range(0, span.count, 2, unroll=1):
         both = done + 1 < span.count
         first = score_page(x, weights, state, span.tile_stage, in_page)
-        state = advanced(state, plan.consumer_warpgroups, ring.stages)
+        state = state.advanced(plan.consumer_warpgroups)
         second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
         if both:
             second = score_page(x, weights, state, span.tile_stage, in_page)
-            state = advanced(state, plan.consumer_warpgroups, ring.stages)
+            state = state.advanced(plan.consumer_warpgroups)
         score, valid = finish_pair(first, second, lane)
         store(sink, score, position, valid, both or lane // 2 % 2 == 0)
         position += 2 * next_page_tokens(plan)

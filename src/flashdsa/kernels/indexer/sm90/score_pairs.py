@@ -14,7 +14,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import masked_state
+from flashdsa.dsl.pipeline import Ring
 from flashdsa.dsl.smem import load4, load_float
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept, uniform
@@ -151,7 +151,7 @@ def score_pages(
     weights = cute.make_rmem_tensor(plan.num_heads // 4, Float32)
     slot = sink.slot
     for number in cutlass.range(first_number, end_number, groups, unroll=1):
-        state = masked_state(number, ring.stages)
+        state = Ring(ring.stages, by_masks=True).state(number)
         stage = state.stage
         # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says
         # that none came. All may be read until this warp arrives at page_empty[stage].

@@ -7,7 +7,7 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.gather4 import gather4
-from flashdsa.dsl.pipeline import Barriers, PipelineState, RingProducer, rotated_state
+from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm100.core.slots import read_row
@@ -41,7 +41,7 @@ class Context(NamedTuple):
     def keys_at(self, tile: Any) -> PipelineState:
         """State of a tile of keys in its ring. The first tiles leave out the stages that hold Q,
         which are the last of each round."""
-        return rotated_state(tile, self.plan.q_stages, self.plan.kv_stages)
+        return Ring(self.plan.kv_stages, first=self.plan.q_stages).state(tile)
 
 
 ROWS_A_GATHER = 4

@@ -20,7 +20,7 @@ from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.pipeline import PipelineState
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -236,7 +236,7 @@ def score_segment(
         cute.arch.sync_warp()
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scales))
-        state = advanced(state, 2, ring.stages)
+        state = state.advanced(2)
         words = []
         for group in cutlass.range_constexpr(plan.groups):
             for half in cutlass.range_constexpr(2):

@@ -10,7 +10,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.pipeline import PipelineState, Ring
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
@@ -100,7 +100,7 @@ def tiles_of(num_slots: Int32) -> Int32:
 def tiles_on(at: PipelineState, tiles: cutlass.Constexpr, plan: cutlass.Constexpr) -> PipelineState:
     """The position in the ring of keys that many tiles further on."""
     for _ in cutlass.range_constexpr(tiles):
-        at = advanced(at, plan.key_pieces, plan.key_slots)
+        at = at.advanced(plan.key_pieces)
     return at
 
 
@@ -221,7 +221,7 @@ def load_query_piece(
             )
     else:
         ring.commit(at.stage)
-    return advanced(at, 1, plan.query_slots)
+    return at.advanced()
 
 
 @cute.jit
@@ -265,8 +265,7 @@ def gather_all(role: Gatherer) -> None:
     """All four warps: copy every step of the CTA."""
     ctx = role.ctx
     to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
-    start = PipelineState(Int32(0), Int32(0))
-    rings = Rings(start, start)
+    rings = Rings(Ring(ctx.plan.key_slots).start(), Ring(ctx.plan.query_slots).start())
     first = item_at(ctx, Int32(0))
     at = Cursor(first, first.begin, item_at(ctx, Int32(1)), Int32(1))
     own = read_rows(ctx, at)

@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
-from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.pipeline import PipelineState, Ring
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -89,12 +89,12 @@ def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
     plan = ctx.plan
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
-        ctx.arena.barriers("k_free").arrive(advanced(place.k, piece, plan.key_slots).stage)
+        ctx.arena.barriers("k_free").arrive(place.k.advanced(piece).stage)
         done = (piece + 1) * plan.key_piece
         if cutlass.const_expr(done % plan.query_piece == 0):
             if place.is_last:
                 of_query = done // plan.query_piece - 1
-                stage = advanced(place.q, of_query, plan.query_slots).stage
+                stage = place.q.advanced(of_query).stage
                 ctx.arena.barriers("q_free").arrive(stage)
 
 
@@ -108,8 +108,8 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
     for piece in cutlass.range_constexpr(plan.key_pieces):
         chunks = range(piece * plan.key_piece, (piece + 1) * plan.key_piece)
         of_query, in_query = divmod(chunks.start, plan.query_piece)
-        k_at = advanced(place.k, piece, plan.key_slots)
-        q_at = advanced(place.q, of_query, plan.query_slots)
+        k_at = place.k.advanced(piece)
+        q_at = place.q.advanced(of_query)
         if cutlass.const_expr(in_query == 0):
             queries.wait(q_at)
         # k_full: the piece has been copied by threads; the fence shows it to wgmma.
@@ -190,7 +190,7 @@ def add_tile(
 def free_query(ctx: Context, q_at: PipelineState) -> None:
     """Free Q of an item with no tile for this warpgroup: it has read every piece of Q."""
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
-        at = advanced(q_at, piece, ctx.plan.query_slots)
+        at = q_at.advanced(piece)
         # Wait until Q has come: the arrival is for that phase.
         ctx.arena.barriers("q_full").wait(at.phase, at.stage)
         if ctx.thread % WARP_SIZE == 0:
@@ -219,7 +219,7 @@ def add_all(role: Adder) -> None:
     ctx, plan = role.ctx, role.ctx.plan
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
     heads = cute.make_rmem_tensor(plan.num_heads // QUAD, Float32)
-    k_at, q_at = PipelineState(Int32(0), Int32(0)), PipelineState(Int32(0), Int32(0))
+    k_at, q_at = Ring(plan.key_slots).start(), Ring(plan.query_slots).start()
     for before in cutlass.range_constexpr(plan.consumers - 1):
         if role.number > before:
             k_at = tiles_on(k_at, 1, plan)
@@ -241,7 +241,7 @@ def add_all(role: Adder) -> None:
         first = first - item.tiles % plan.consumers
         if first < 0:
             first += plan.consumers
-        q_at = advanced(q_at, plan.query_pieces, plan.query_slots)
+        q_at = q_at.advanced(plan.query_pieces)
         item = behind
 
 

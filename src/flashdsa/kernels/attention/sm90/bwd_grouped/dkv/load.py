@@ -11,14 +11,12 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
-from flashdsa.dsl.pipeline import Barriers, RingProducer, state_in_turn
+from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
-    FULL_BARRIERS,
     PARTS,
-    SLOTS,
     DkvPlan,
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item, Lists, Work, item_at, matrix_at
@@ -101,8 +99,8 @@ def load_matrices(role: Matrices) -> None:
         for _ in cutlass.range(item.tiles, unroll=1):
             slot, announced = free.state(number), full.state(number)
             for part in cutlass.range_constexpr(PARTS):
-                at = state_in_turn(slot, part, PARTS, SLOTS)
-                stage = state_in_turn(announced, part, PARTS, FULL_BARRIERS).stage
+                at = slot.in_turn(part, PARTS)
+                stage = announced.in_turn(part, PARTS).stage
                 matrix = P_MATRIX if part % MATRICES else DS_MATRIX
                 source = sources[part // MATRICES] + matrix * keys.p_bytes
                 # matrix_free: the matrix that lay in the slot has been read.

@@ -25,7 +25,7 @@ from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.pipeline import PipelineState, advanced
+from flashdsa.dsl.pipeline import PipelineState, Ring
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
@@ -114,7 +114,7 @@ def copy_tile(
             place = turn * ROWS_AT_ONCE * ROW_BYTES, chunk * ROW_BYTES
             copy_units(to + at.stage * tile.chunk_bytes, sources[turn], rows[turn], [place])
         arrive_when_copied(ring.full.at(at.stage))
-        at = advanced(at, 1, role.ctx.plan.slots)
+        at = at.advanced()
     return at
 
 
@@ -131,7 +131,7 @@ def gather_all(role: Gatherer) -> None:
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.arena.address("k") + swizzled_128(own, unit)
-    at = PipelineState(Int32(0), Int32(0))
+    at = Ring(ctx.plan.slots).start()
     for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
         group = ctx.group_of(item)
         tiles = tiles_of(ctx, group)
@@ -290,7 +290,7 @@ def issue_products(
     keys = ctx.arena.address("k")
     for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // BATCH_CHUNKS):
         chunks = range(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS)
-        places = [advanced(at, chunk, ctx.plan.slots) for chunk in chunks]
+        places = [at.advanced(chunk) for chunk in chunks]
         for place in places:
             # k_full: the chunk has been copied by threads; the fence shows it to wgmma.
             ring.wait(place)
@@ -310,7 +310,7 @@ def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> 
     """Arrive: this warp has read a batch's chunks."""
     cute.arch.sync_warp()
     for chunk in cutlass.range_constexpr(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS):
-        release(ctx, "k_free", advanced(at, chunk, ctx.plan.slots).stage)
+        release(ctx, "k_free", at.advanced(chunk).stage)
 
 
 def let_second_start(role: Scorer, number: Int32) -> None:
@@ -359,7 +359,7 @@ def score_all(role: Scorer) -> None:
     s = cute.make_rmem_tensor(of_keys.keys // 2, Float32)
     dp = cute.make_rmem_tensor(of_keys.keys // 2, Float32)
     do = cute.make_rmem_tensor(of_keys.value_chunks * STEPS * A_WORDS, Int32)
-    at = PipelineState(Int32(0), Int32(0))
+    at = Ring(ctx.plan.slots).start()
     number = Int32(0)
     for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
         rows = start_item(role, item, do)
@@ -374,7 +374,7 @@ def score_all(role: Scorer) -> None:
             warpgroup.wait_group(0)
             release_batch(ctx, at, of_keys.chunks // BATCH_CHUNKS - 1)
             write_tile(role, rows, s, dp, named, tile)
-            at = advanced(at, of_keys.chunks, ctx.plan.slots)
+            at = at.advanced(of_keys.chunks)
             number += 1
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.pipeline import PipelineState, RingProducer, state_of_part
+from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARP_SIZE
@@ -41,7 +41,7 @@ def tiles_of_consumer(num_tiles: Any, consumer: Any) -> Any:
 
 def state_of_piece(plan: FewHeadsPlan, consumer: Any, number: Any) -> PipelineState:
     """Stage, among those of both rings, and phase of a consumer's piece of that number."""
-    return state_of_part(number, consumer, plan.stages // CONSUMERS)
+    return Ring(plan.stages // CONSUMERS).state_of_part(consumer, number)
 
 
 @cute.jit
