@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import ARCHITECTURES
 from ptxemu import Policy
@@ -171,7 +172,7 @@ def compile_to(path: Path, arch: str, plans: Sequence[MajornessPlan]) -> None:
             )
             for tensor in empty_arguments(plan)
         ]
-        options = f"--enable-tvm-ffi --gpu-arch {ARCHITECTURES[arch].target}"
+        options = options_for(ARCHITECTURES[arch])
         found[exported_name(plan)] = cute.compile(launch_of(arch), *fakes, plan, options=options)
     build_shared_object(path, found, "")
 

@@ -21,6 +21,7 @@ import torch
 from cutlass import cute
 from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.hw import SM90
 from flashdsa.jit.shared_object import build_shared_object
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -123,7 +124,7 @@ def compile_logits(kernel: Any, num_heads: int) -> Any:
         None,
         make_fake_compact_tensor(cutlass.Int32, (batch,), stride_order=(0,)),
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
+        options=options_for(SM90),
     )
 
 

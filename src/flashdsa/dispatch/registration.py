@@ -15,6 +15,7 @@ from flashdsa.dispatch.autograd import autograd_kernel
 from flashdsa.dispatch.call_cache import INSIDE, Serve
 from flashdsa.dispatch.checks import require_backend
 from flashdsa.dispatch.eager import is_plain_call
+from flashdsa.dispatch.rows import Parameters
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.dispatch.transforms import AUTOCAST_DEVICES, autocast, one_by_one, without_autocast
 from flashdsa.errors import UnsupportedError
@@ -78,15 +79,14 @@ def bind(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Se
         operands: in the table's form.
     """
     parameters = spec.named(values)
-    chosen = choose(spec, operands, values, backend)
+    chosen = choose(spec, operands, parameters, backend)
     serve = chosen.load()(operands, **spec.passed(operands, parameters))
     written = [number for number in spec.written if operands[number] is not None]
     return _telling(serve, written) if written else serve
 
 
-def choose(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Implementation:
+def choose(spec: OpSpec, operands: Any, parameters: Parameters, backend: str) -> Implementation:
     """Return the implementation that serves a call, which is checked by the operation's schema."""
-    parameters = spec.named(values)
     sizes = spec.check(operands, parameters)
     return registry.select(spec.problem(operands, parameters, sizes), backend)
 
@@ -139,9 +139,8 @@ def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> b
     Raises:
         ArgumentTypeError, ArgumentValueError: they are not right.
     """
-    sizes = spec.check(operands, parameters)
     try:
-        registry.select(spec.problem(operands, parameters, sizes), backend)
+        choose(spec, operands, parameters, backend)
     except UnsupportedError:
         return False
     return True

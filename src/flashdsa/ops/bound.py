@@ -140,7 +140,7 @@ def warm_up(operation: str, *, backend: str = "auto", **choices: Any) -> None:
         operands = spec.kind(*_zeros(spec, chosen, device))
         given = {x.name: chosen[x.name] for x in spec.parameters if chosen.get(x.name) is not None}
         values = _values(spec, operands, given)
-        found = choose(spec, operands, values, backend)
+        found = choose(spec, operands, spec.named(values), backend)
         if found.runner and not found.binds_each_call:
             bind_call(spec, operands, values, backend)(operands)
 

@@ -12,6 +12,7 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
@@ -116,7 +117,9 @@ def test_lists_with_rows_out_of_order(
 )
 def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) -> None:
     """In as many parts as are launched, whatever the lengths of the lists; as the device splits."""
-    room, unit_groups, parts, words = mla_bwd_slots.sizes_of(groups, capacity, blocks)
+    room, unit_groups, parts, words = mla_bwd_slots.sizes_of(
+        groups, capacity, blocks, PerItemPlan(slots=True).slot_words
+    )
     assert room * blocks * 864 <= max(1 << 31, capacity * blocks * 864)
     least = -(-room // 1024)
     units = [min(unit_groups, groups - first) for first in range(0, groups, unit_groups)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -113,7 +113,10 @@ def grouping_for(
         num_heads: one of HEADS.
     """
     queries = group_queries(num_heads)
-    if num_heads not in RATIO or -(-num_queries // queries) * slices_of()[1] < num_sms:
+    if (
+        num_heads not in RATIO
+        or -(-num_queries // queries) * plans_of(queries, deterministic)[2].slices < num_sms
+    ):
         return None
     if deterministic:
         return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_LENGTH)
@@ -128,16 +131,10 @@ def buffers_for(num_keys: int) -> int:
 
 @lru_cache
 def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
-    """Plans of groups of `queries` queries: P and dS, dQ, dKV."""
+    """Plans of groups of `queries` queries: P and dS, dQ, dKV. A plan checks itself when it is
+    made, which takes longer than a launch."""
     scores = ScoresPlan(queries, optional=True)
     return scores, DqPlan(), DkvPlan(ordered=deterministic)
-
-
-@cache
-def slices_of() -> tuple[int, int]:
-    """Slices of a group's dQ and dKV, each a work item. Plans check themselves when they are made,
-    which takes longer than a launch."""
-    return DqPlan().slices, DkvPlan().slices
 
 
 def bind_large(
@@ -158,6 +155,7 @@ def bind_large(
         runner.function(MLA_BWD_DQ, dq),
         runner.function(MLA_BWD_DKV, dkv),
     )
+    slices = dq.slices, dkv.slices
     num_sms, bytes_of_group = runner.num_sms, grouping.bytes_of_group
     group_bytes = block_bytes(Tile(), grouping.most_keys)
 
@@ -178,11 +176,12 @@ def bind_large(
         workspace = runner.empty(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
         words = None
         if deterministic:
-            words = runner.empty(at_a_time, slices_of()[1] * WORDS, dtype=torch.int32)
+            words = runner.empty(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
         with runner.launching():
             for first in range(0, groups, at_a_time):
                 part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
-                launch_part(functions, part, (workspace, choice, words), sm_scale, num_sms)
+                scratch = workspace, choice, words
+                launch_part(functions, slices, part, scratch, sm_scale, num_sms)
 
     return launch
 
@@ -210,6 +209,7 @@ def part_of(
 
 def launch_part(
     functions: tuple[Any, Any, Any],
+    slices: tuple[int, int],
     part: Part,
     scratch: tuple[Tensor, Tensor, Tensor | None],
     sm_scale: float,
@@ -218,8 +218,9 @@ def launch_part(
     """Launch P and dS, dQ and dKV of a part.
 
     Args:
-        functions: of these three. scratch: the workspace, the choice, and of the deterministic
-            backward (groups, words) int32: see `kernels.attention.sm90.bwd_grouped.dkv.add`.
+        functions: of these three. slices: of a group's dQ and dKV. scratch: the workspace, the
+            choice, and of the deterministic backward (groups, words) int32: see
+            `kernels.attention.sm90.bwd_grouped.dkv.add`.
     """
     compute_scores, compute_dq, compute_dkv = functions
     workspace, choice, words = scratch
@@ -229,7 +230,7 @@ def launch_part(
     scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice
     compute_scores(q, kv, dO, lse, part.delta, *part.lists, workspace, *scalars)
     taken = 0, groups, choice, FIRST
-    dq_slices, dkv_slices = slices_of()
+    dq_slices, dkv_slices = slices
     num_ctas = min(groups * dq_slices, num_sms)
     of_queries = q, kv, dO, lse, indices, lengths, part.delta, part.dq, part.heads, sm_scale
     compute_dq(workspace, rows, counts, *of_queries, *taken, num_ctas)

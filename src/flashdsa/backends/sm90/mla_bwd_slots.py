@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -21,7 +21,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     MOST_PART_GROUPS,
     PAIR,
     WORD_BITS,
-    PerItemPlan,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
@@ -59,21 +58,14 @@ def is_far(num_heads: int, num_keys: int) -> bool:
     return num_heads >= ROWS and num_keys > FAR_ROWS
 
 
-@cache
-def slot_words() -> int:
-    """Words of a slot, a row of dKV. A plan checks itself when it is made, which takes longer than
-    a launch."""
-    return PerItemPlan().slot_words
-
-
 @lru_cache
-def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
+def sizes_of(groups: int, capacity: int, blocks: int, slot_words: int) -> Sizes:
     """Sizes for `groups` groups, whose lists have room for `capacity` keys.
 
     Args:
-        blocks: row blocks of a group, each of which has a row for each key.
+        blocks: row blocks of a group, each of which has a row of `slot_words` for each key.
     """
-    of_key = blocks * slot_words() * 4
+    of_key = blocks * slot_words * 4
     room = max(capacity, min(MOST_SLOT_BYTES // of_key, groups * capacity))
     # Most keys that a group counts for: see `offsets.split_kernel`.
     most = max(capacity, -(-room // MOST_PART_GROUPS))
@@ -91,9 +83,10 @@ def sizes_of(groups: int, capacity: int, blocks: int) -> Sizes:
 def bind_slots(call: Call) -> LaunchSmall:
     """Same as `bind_per_item`."""
     runner = call.runner
-    function = runner.function(MLA_BWD_FUSED, call.plan(slots=True))
+    plan = call.plan(slots=True)
+    function = runner.function(MLA_BWD_FUSED, plan)
     blocks = max(1, call.num_heads // ROWS)
-    sizes = sizes_of(call.num_groups, call.capacity, blocks)
+    sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)
     first_arguments = bind_arguments(call)
     scalars = call.num_ctas, runner.num_sms
 
@@ -114,7 +107,7 @@ def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tens
     count = num_keys * sizes.words * PAIR
     zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=device)
     return (
-        runner.empty(sizes.room * blocks, slot_words(), dtype=torch.int32),
+        runner.empty(sizes.room * blocks, call.plan(slots=True).slot_words, dtype=torch.int32),
         zeros[:count].view(num_keys, sizes.words, PAIR),
         zeros[count:].view(sizes.parts, CURSORS),
         runner.empty(sizes.parts + 1, dtype=torch.int32),

@@ -10,6 +10,7 @@ from typing import Any
 from cutlass import Float8E4M3FN, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.kernels.indexer.launch import launch_indexer, launch_logits, launch_splits
 from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
@@ -44,7 +45,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         *(Int32(1) for _ in range(3 if plan.splits else 2)),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {plan.arch.target}",
+        options=options_for(plan.arch),
     )
 
 
@@ -63,5 +64,5 @@ def compile_logits(kernel: Any, plan: Any) -> Any:
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {plan.arch.target}",
+        options=options_for(plan.arch),
     )

@@ -7,6 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.indexer import build
@@ -43,7 +44,7 @@ def compile_topk(plan: TopkPlan) -> Any:
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
+        options=options_for(SM90),
     )
 
 
@@ -75,5 +76,5 @@ def compile_quantize(plan: QuantizePlan) -> Any:
         *others,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
+        options=options_for(SM90),
     )

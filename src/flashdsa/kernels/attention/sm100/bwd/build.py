@@ -7,6 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SECTOR_BYTES, SM100
 from flashdsa.kernels.attention.fake_operands import fake_lists
@@ -49,5 +50,5 @@ def compile_backward(plan: BwdPlan) -> Any:
         *further,
         Float32(1.0),
         Int32(1),
-        options=f"--enable-tvm-ffi --gpu-arch {SM100.target}",
+        options=options_for(SM100),
     )

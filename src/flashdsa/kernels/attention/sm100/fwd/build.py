@@ -7,6 +7,7 @@ from typing import Any
 from cutlass import cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.hw import SM100
 from flashdsa.kernels.attention.fake_operands import (
     fake_lists,
@@ -27,5 +28,5 @@ def compile_forward(plan: FwdPlan) -> Any:
         *fake_operands(plan.group_heads),
         fake_max_logits(),
         *(fake_lists(plan.group)[:3] if plan.group > 1 else ()),
-        options=f"--enable-tvm-ffi --gpu-arch {SM100.target}",
+        options=options_for(SM100),
     )

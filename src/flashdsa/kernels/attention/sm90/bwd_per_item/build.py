@@ -7,7 +7,9 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.kernel import launch_backward
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR, PerItemPlan
@@ -51,7 +53,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
         Int32(1),
         *slots,
         *more,
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )
 
 

@@ -7,6 +7,8 @@ from typing import Any
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
+from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import (
     fake_lists,
     fake_max_logits,
@@ -30,5 +32,5 @@ def compile_forward(plan: FwdPlan) -> Any:
         fake_max_logits(),
         Int32(1),
         *(fake_lists(plan.group)[:3] if grouped else ()),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )

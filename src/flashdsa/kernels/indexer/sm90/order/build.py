@@ -8,6 +8,7 @@ from typing import Any
 from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.sm90.order.kernel import launch_order
@@ -23,5 +24,5 @@ def compile_order(plan: OrderPlan) -> Any:
         lists,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
+        options=options_for(SM90),
     )

@@ -7,6 +7,7 @@ from typing import Any
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.sm90.prefill.kernel import launch_prefill
@@ -42,5 +43,5 @@ def compile_prefill(plan: PrefillPlan) -> Any:
         fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
         *outputs,
         Int32(1),
-        options=f"--enable-tvm-ffi --gpu-arch {SM90.name}",
+        options=options_for(SM90),
     )

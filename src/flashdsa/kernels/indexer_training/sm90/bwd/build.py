@@ -8,7 +8,9 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.indexer_training.sm90.bwd.kernel import launch_backward, launch_chosen
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import BwdPlan, SumPlan
@@ -40,7 +42,7 @@ def compile_backward(plan: BwdPlan) -> Any:
         *([Float32(1.0)] if plan.chosen else []),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )
 
 
@@ -55,5 +57,5 @@ def compile_sum(plan: SumPlan) -> Any:
         fake_tensor(Int32, (starts,), 4),
         fake_tensor(Float32, (keys, INDEX_HEAD_DIM)),
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )

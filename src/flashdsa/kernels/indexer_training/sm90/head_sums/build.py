@@ -7,7 +7,9 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.indexer_training.sm90.head_sums.kernel import launch_head_sums
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 
@@ -32,5 +34,5 @@ def compile_head_sums(plan: TargetPlan) -> Any:
         Int32(1),
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )

@@ -7,7 +7,9 @@ from typing import Any
 from cutlass import Float32, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.indexer_training.sm90.kl.kernel import launch_kl, launch_kl_bwd
 from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 
@@ -26,5 +28,5 @@ def compile_kl(plan: KlPlan) -> Any:
         *others,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )

@@ -7,7 +7,9 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.kernel import Operands, launch_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups
@@ -45,5 +47,5 @@ def compile_dq(plan: DqPlan) -> Any:
         *operands,
         *Groups(Int32(0), Int32(1), choice, Int32(0)),
         Int32(1),
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )

@@ -8,7 +8,9 @@ from typing import Any
 from cutlass import BFloat16, Float32, Int32, Uint8, cute
 from cutlass.cute.runtime import make_fake_stream
 
+from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.kernel import launch_scores
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
@@ -49,5 +51,5 @@ def compile_scores(plan: ScoresPlan) -> Any:
         Float32(1.0),
         Int32(1),
         *choice,
-        options="--enable-tvm-ffi --gpu-arch sm_90a",
+        options=options_for(SM90),
     )
