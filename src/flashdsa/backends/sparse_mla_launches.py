@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,8 @@ MOST_UNION_BYTES = 256 << 20
 """Most bytes of the lists of one launch; queries that need more are launched in parts."""
 OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 """Fields of `Operands` with a row for each query."""
+COUNTER_KEY = 0
+"""Key of the workspace from which items are drawn; those of other launches are sizes."""
 
 Results = tuple[Tensor, Tensor, Tensor]
 """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element if it
@@ -129,12 +132,14 @@ class Launches:
         sm_scale: float,
         group: int = 1,
         last: Callable[[int], tuple[Any, ...]] = lambda _: (),
+        drawn: bool = False,
     ) -> None:
         """Choose the number of launches.
 
         Args:
             group: queries of a group; without lists for 1.
             last: a kernel's arguments after max_logits, by the number of queries.
+            drawn: items are drawn, so that the last arguments are an order, a counter, a choice.
         """
         self._function, self._group, self._last = function, group, last
         self._inputs = Inputs(runner, operands, sm_scale)
@@ -146,21 +151,33 @@ class Launches:
         self._at_a_time = num_queries if group == 1 else group * groups
         self._last_at_once = last(num_queries)
         self._lists: tuple[Callable[[], Tensor], ...] = ()
+        self._counter = partial(runner.workspace, COUNTER_KEY, lambda _: (), 1) if drawn else None
+        self._every = runner.empty(0, dtype=torch.int32)
         if group > 1:
             self._lists = (
                 runner.allocator(groups, most, dtype=torch.int32),
                 runner.allocator(groups, most, dtype=torch.uint8),
                 runner.allocator(groups, dtype=torch.int32),
             )
+        if drawn:
+            lists = num_queries if group == 1 else groups
+            self._lists += (runner.allocator(lists, 2, dtype=torch.int32),)
 
-    def __call__(self, operands: SparseMlaOutOperands) -> None:
-        """Write the results."""
+    def __call__(self, operands: SparseMlaOutOperands, choice: Tensor | None = None) -> None:
+        """Write the results.
+
+        Args:
+            choice: of launches whose items are drawn: whether they have work; None: they have.
+        """
         x, max_logits = self._inputs(operands), operands.max_logits
         largest = self._no_logits if max_logits is None else max_logits
         lists = [allocate() for allocate in self._lists]
+        draws: tuple[Any, ...] = ()
+        if self._counter is not None:
+            draws = (*self._counter(), self._every if choice is None else choice)
         num_queries = x.q.shape[0]
         if num_queries <= self._at_a_time:
-            self._function(*x, largest.view(-1), *self._last_at_once, *lists)
+            self._function(*x, largest.view(-1), *self._last_at_once, *lists, *draws)
             return
         for first in range(0, num_queries, self._at_a_time):
             part = slice(first, first + self._at_a_time)
@@ -168,4 +185,4 @@ class Launches:
             queries = of_part["q"].shape[0]
             of_groups = [each[: -(-queries // self._group)] for each in lists]
             inputs, parts = x._replace(**of_part), largest[part].view(-1)
-            self._function(*inputs, parts, *self._last(queries), *of_groups)
+            self._function(*inputs, parts, *self._last(queries), *of_groups, *draws)

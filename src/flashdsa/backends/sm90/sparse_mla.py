@@ -22,7 +22,8 @@ def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_log
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
-    plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits)
+    varied = operands.topk_length is not None
+    plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits, varied=varied)
     return bind_plan(runner, plan, operands, sm_scale)
 
 
@@ -30,22 +31,38 @@ bind = partial(sparse_mla_launches.bind, choose)
 bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
-def plan_for(num_queries: int, num_heads: int, num_sms: int, max_logits: bool = False) -> FwdPlan:
+def plan_for(
+    num_queries: int,
+    num_heads: int,
+    num_sms: int,
+    max_logits: bool = False,
+    *,
+    varied: bool = False,
+) -> FwdPlan:
     """Choose groups of queries if few heads would leave rows of the MMAs empty.
 
     A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
     that many queries groups are never slower, whatever they have in common.
+
+    Args:
+        varied: lengths of lists vary: items are drawn, if the SMs do not have one each.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
-    if group in GROUPS and num_queries > (group - 1) * num_sms:
-        return _plan(group, max_logits)
-    return _plan(1, max_logits)
+    if group not in GROUPS or num_queries <= (group - 1) * num_sms:
+        group = 1
+    return _plan(group, max_logits, varied and num_items(group, num_queries, num_heads) > num_sms)
+
+
+def num_items(group: int, num_queries: int, num_heads: int) -> int:
+    """Work items of a launch."""
+    groups = -(-num_queries // group)
+    return groups * -(-num_heads // ROWS) if group == 1 else groups
 
 
 @cache
-def _plan(group: int, max_logits: bool) -> FwdPlan:
+def _plan(group: int, max_logits: bool, drawn: bool) -> FwdPlan:
     """A plan checks its barriers, which takes longer than a launch."""
-    return FwdPlan(group, max_logits)
+    return FwdPlan(group, max_logits, drawn)
 
 
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
@@ -54,9 +71,7 @@ def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_sca
 
     def num_ctas(queries: int) -> tuple[int]:
         """CTAs of a launch: one for each item, at most one an SM."""
-        groups = -(-queries // plan.group)
-        items = groups * -(-num_heads // ROWS) if plan.group == 1 else groups
-        return (min(items, num_sms),)
+        return (min(num_items(plan.group, queries, num_heads), num_sms),)
 
     function = runner.function(SPARSE_MLA_FWD, plan)
-    return Launches(runner, function, operands, sm_scale, plan.group, num_ctas)
+    return Launches(runner, function, operands, sm_scale, plan.group, num_ctas, plan.drawn)
