@@ -1,8 +1,8 @@
-"""Items that the role gather draws from a counter: one is asked for in the step before the last
-step of the item before it, so that a CTA commits itself late and never waits.
+"""Items that the role gather draws from a counter, late: each in the step before the last one of
+the item before it, so that nobody waits for the answer.
 
 One thread draws a place, reads which item has it, and stores the item's number and slots for its
-role; the consumers get the number with the flags of the item's last step.
+role. The consumers get the number with the flags of the item's last step.
 """
 
 from typing import Any, NamedTuple
@@ -60,16 +60,15 @@ def item_at(ctx: Context, draws: Draws, place: Int32) -> Drawn:
 
 def drawn_words(ctx: Context) -> Any:
     """The items that were drawn, by turns."""
-    return ctx.arena.array("drawn", Int32, DRAWN_WORDS)
+    return ctx.memory.drawn.array(Int32, DRAWN_WORDS)
 
 
 @cute.jit
 def publish(ctx: Context, number: Int32, drawn: Drawn) -> None:
-    """All threads of the role, of which thread 0 has the CTA's item of this number: store it, and
-    meet.
+    """Store the CTA's item of this number, which thread 0 has; all threads of the role meet.
 
-    Whoever is past the meeting may read it until the next but one is stored: that thread has met
-    all others for the next one, which they draw after they have read this one.
+    DRAWN_FULL: the item is stored. It lies in the place of the item two before, which everybody has
+    read: they read it before they came to the meeting for the item between.
     """
     if ctx.thread == 0:
         words = drawn_words(ctx)

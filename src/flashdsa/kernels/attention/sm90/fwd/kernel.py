@@ -18,7 +18,7 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
@@ -28,7 +28,7 @@ from flashdsa.kernels.attention.order import launch_order
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
-from flashdsa.kernels.attention.sm90.fwd.context import locate
+from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
@@ -63,8 +63,8 @@ def forward_kernel(
         draws: of items that are drawn `Draws`; else None.
     """
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = FwdMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     if cutlass.const_expr(plan.drawn):
         # The kernel that makes the order, which this one follows early, has ended.
@@ -73,9 +73,9 @@ def forward_kernel(
     results = Results(out, lse, max_logits)
     if cutlass.const_expr(plan.drawn):
         if is_taken(draws.choice, Int32(grouping_of(plan))):
-            run_roles(arena, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), draws)
+            run_roles(memory, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), draws)
     else:
-        run_roles(arena, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), None)
+        run_roles(memory, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), None)
 
 
 class Inputs(NamedTuple):
@@ -102,28 +102,33 @@ def grouping_of(plan: FwdPlan) -> int:
 
 @cute.jit
 def run_roles(
-    arena: Arena, q_map: Any, inputs: Inputs, results: Results, rest: tuple[Any, Any], draws: Any
+    memory: FwdMemory,
+    q_map: Any,
+    inputs: Inputs,
+    results: Results,
+    rest: tuple[Any, Any],
+    draws: Any,
 ) -> None:
     """Each warpgroup takes its role.
 
     Args:
         rest: attn_sink, sm_scale.
     """
-    plan, (attn_sink, sm_scale) = arena.plan, rest
+    plan, (attn_sink, sm_scale) = memory.plan, rest
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(results.lse, arena)
+        ctx = locate(results.lse, memory)
         gather_all(Gatherer(ctx, q_map, *inputs, draws))
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        ctx = locate(results.lse, arena)
+        ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume0(Consumer(ctx, *results, attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        ctx = locate(results.lse, arena)
+        ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume1(Consumer(ctx, *results, attn_sink, scale))
 
