@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Launches, Write
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.backends.sparse_mla_launches import Form, Launches, Write
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
+
+ITEM_US, STEP_US = 3.85, 3.67
+"""Measured times of an item, and of each of its steps, on an H200."""
+LEAST_SAMPLED_US = 400
+"""Estimated time of a call from which on groups are sampled; that costs 10."""
 
 
 def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:
@@ -24,6 +29,8 @@ def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_log
     num_queries, num_heads, _ = operands.q.shape
     varied = operands.topk_length is not None
     plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits, varied=varied)
+    if plan.group > 1 and is_long(num_queries, operands.indices.shape[1], runner.num_sms):
+        return bind_either(runner, plan, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
 
@@ -65,13 +72,32 @@ def _plan(group: int, max_logits: bool, drawn: bool) -> FwdPlan:
     return FwdPlan(group, max_logits, drawn)
 
 
+def is_long(num_queries: int, topk: int, num_sms: int) -> bool:
+    """Whether queries of an item each take so long that a sample of the groups costs little."""
+    steps = -(-topk // Tile().step_keys)
+    return -(-num_queries // num_sms) * (ITEM_US + STEP_US * steps) > LEAST_SAMPLED_US
+
+
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
     """Bind the launches of a plan's kernel."""
+    return Launches(runner, operands, sm_scale, form_of(runner, plan, operands))
+
+
+def bind_either(
+    runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
+) -> Write:
+    """Bind the launches of groups and of queries one by one, of which a sample chooses."""
+    plans = (_plan(group, plan.max_logits, True) for group in (plan.group, 1))
+    forms = (form_of(runner, plan, operands) for plan in plans)
+    return Launches(runner, operands, sm_scale, *forms)
+
+
+def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
+    """A plan's kernel for operands of these heads."""
     num_heads, num_sms = operands.q.shape[1], runner.num_sms
 
     def num_ctas(queries: int) -> tuple[int]:
         """CTAs of a launch: one for each item, at most one an SM."""
         return (min(num_items(plan.group, queries, num_heads), num_sms),)
 
-    function = runner.function(SPARSE_MLA_FWD, plan)
-    return Launches(runner, function, operands, sm_scale, plan.group, num_ctas, plan.drawn)
+    return Form(runner.function(SPARSE_MLA_FWD, plan), plan.group, num_ctas, plan.drawn)

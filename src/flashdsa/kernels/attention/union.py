@@ -407,7 +407,7 @@ def union_kernel(
     group: cutlass.Constexpr,
     tile: cutlass.Constexpr,
     choice: Any,
-    grouping: cutlass.Constexpr,
+    grouping: cutlass.Constexpr = SECOND,
 ):
     """One group; arguments as in `launch_union`."""
     number, _, _ = cute.arch.block_idx()

@@ -20,7 +20,7 @@ from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 
 
 def fake_draws() -> list[Any]:
-    """Order, counter and choice of items that are drawn."""
+    """Order, counters and choice of items that are drawn."""
     numbers = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
     return [fake_tensor(Int32, (cute.sym_int32(), 2), 8), *numbers]
 
@@ -28,7 +28,7 @@ def fake_draws() -> list[Any]:
 def compile_forward(plan: FwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
     `Operands`, max_logits, num_ctas, of a group rows, members and counts, and where items are
-    drawn order, counter and choice; see `launch_forward`."""
+    drawn order, counters and choice; see `launch_forward`."""
     grouped = plan.group > 1
     heads = plan.group_heads if grouped else None
     return cute.compile(

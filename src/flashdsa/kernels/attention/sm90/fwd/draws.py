@@ -16,13 +16,15 @@ from flashdsa.kernels.attention.sm90.fwd.plan import DRAWN_WORDS
 
 DRAWN_FULL = 3
 """Named barrier of the role gather; 1 and 2 are the consumers'."""
+COUNTS = 2
+"""First counter of a sample, see `launch_sample`."""
 
 
 class Draws(NamedTuple):
     """Order of the lists, which are the queries' or the groups'."""
 
     order: cute.Tensor  # (lists, 2) int32: number and slots; see `launch_order`
-    counter: cute.Tensor  # (1,) int32, 0 before the launch and after it
+    counters: cute.Tensor  # (4,) int32, 0 before the launch and after it: draws, none, counts (2,)
     choice: cute.Tensor  # (1,) int32 says whether the launch has work, or (0,): it has
 
 
@@ -43,7 +45,7 @@ def draw_place(ctx: Context, draws: Draws, is_due: Boolean) -> Int32:
     """
     place = ctx.num_items
     if is_due & (ctx.thread == 0):
-        place = ctx.num_ctas + draw(draws.counter.iterator, ctx.num_items)
+        place = ctx.num_ctas + draw(draws.counters.iterator, ctx.num_items)
     return place
 
 

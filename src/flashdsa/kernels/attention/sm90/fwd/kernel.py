@@ -25,17 +25,20 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.order import launch_order
+from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
-from flashdsa.kernels.attention.sm90.fwd.draws import Draws
+from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
+RATIOS = {2: 1.7, 4: 3.3, 8: 6.0}
+"""Longest union of a group, as a multiple of a query's list, with which groups are taken."""
 SORTED_TURNS = 4
 """Items that are drawn longest first, as a multiple of CTAs."""
 
@@ -148,16 +151,23 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             counts: (groups,) int32, written.
         and where items are drawn those of `Draws`
             order: (groups or S, 2) int32, written.
-            counter, choice.
+            counters: see `Draws`.
+            choice: (1,) int32, of a group written from a sample: whether the groups are taken; or
+            (0,): they are, or there are none.
     """
     x, (max_logits, num_ctas, *rest) = split(arguments)
     make, wide = tensor_map.create_tensor_map_tiled_from_view, tensor_map.TensorMapSwizzle.s128b
     draws: Any = Draws(*rest[-len(Draws._fields) :]) if cutlass.const_expr(plan.drawn) else None
-    choice = draws.choice if cutlass.const_expr(plan.drawn) else None
+    choice: Any = draws.choice if cutlass.const_expr(plan.drawn) else None
     blocks = Int32(1)
     if cutlass.const_expr(plan.group > 1):
         lists = Lists(*rest[:3])
         num_keys = Int32(x.kv.shape[0])
+        if cutlass.const_expr(plan.drawn):
+            if choice.shape[0] > 0:
+                counts, ratio = draws.counters.iterator + COUNTS, Float32(RATIOS[plan.group])
+                of_queries = x.indices, x.topk_length
+                launch_sample(*of_queries, num_keys, counts, choice, ratio, plan.group, stream)
         grouping = FIRST if plan.drawn else SECOND
         launch_union(
             x.indices, x.topk_length, lists, num_keys, plan.group, stream, 0, choice, grouping
