@@ -6,7 +6,7 @@ Frontend, FlashInfer or torch, as one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -66,8 +66,13 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
 def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
     """The call. Option: sorted, which no peer's exact top-k offers."""
     x = make_inputs(case, device, seed)
-    ids = torch.full((case.s, case.topk), -99, dtype=torch.int32, device=device)
-    by_score = bool(case.options.get("sorted"))
+    return task_of(x, case.topk, bool(case.options.get("sorted")), backend)
+
+
+def task_of(x: Inputs, topk: int, by_score: bool, backend: str) -> Task:
+    """The call on some inputs, and how it is judged."""
+    (queries, heads, _), device = x["q_index"].shape, x["q_index"].device
+    ids = torch.full((queries, topk), -99, dtype=torch.int32, device=device)
 
     def call() -> Tensor:
         flashdsa.dsa_topk_prefill(**x, topk_indices=ids, sorted=by_score, backend=backend)
@@ -75,28 +80,31 @@ def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
 
     begins = x["starts"] if x["starts"] is not None else 0
     seen = float((x["ends"].double() - begins).sum())
-    work = 2.0 * seen * case.h * INDEX_HEAD_DIM
+    work = 2.0 * seen * heads * INDEX_HEAD_DIM
     judge = partial(judge_rows, x, SCORE_TOLERANCES[backend])
-    return Task(call, judge, work, products_ceiling(device), x, exact=True)
+    return Task(call, judge, work, products_ceiling(device.type), x, exact=True)
 
 
-def judge_rows(x: Inputs, tolerance: float, ids: Tensor, offset: int = 0) -> Verdict:
-    """Rows of key that some queries chose, against scores in float64."""
+def judge_rows(
+    x: Inputs, tolerance: float, ids: Tensor, *, queries: Sequence[int] | None = None
+) -> Verdict:
+    """Rows of key that some queries chose, by default JUDGED, against scores in float64."""
     findings = []
-    for query in range(0, len(ids), max(1, len(ids) // JUDGED)):
+    for query in queries or range(0, len(ids), max(1, len(ids) // JUDGED)):
         start = 0 if x["starts"] is None else int(x["starts"][query])
         length = int(x["ends"][query]) - start
-        chosen = ids[query][: min(ids.shape[1], length)].long() + offset - start
+        chosen = ids[query][: min(ids.shape[1], length)].long() - start
         if bool(((chosen < 0) | (chosen >= length)).any()) or len(chosen.unique()) < len(chosen):
             findings.append(f"query {query}: a row outside its range, or twice")
         elif len(chosen) < length:
-            scores, sizes = _float64_scores(x, query, start, start + length)
+            scores, sizes = float64_scores(x, query, start, start + length)
             finding = judge_choice(scores, sizes, chosen, tolerance)
             findings += [f"query {query}: {finding}"] if finding else []
     return Verdict({}, findings)
 
 
-def _float64_scores(x: Inputs, query: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+def float64_scores(x: Inputs, query: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """Scores of a query's keys, and the same of |weights|."""
     dots = (x["k_index"][start:end].double() @ x["q_index"][query].double().T).relu()
     scale = 1.0 if x["k_scale"] is None else x["k_scale"][start:end].double()
     weights = x["weights"][query].double()

@@ -239,7 +239,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("kind", charts.KINDS)
+@pytest.mark.parametrize("kind", sorted(charts.KINDS.keys() - {"draws"}))  # test_draws.py draws it
 def test_every_chart_can_be_drawn_from_what_is_kept(kind: str, tmp_path: Path) -> None:
     folder = ROOT / "workbench" / "results"
     documents = [json.loads((folder / name).read_text()) for name in KEPT[kind]]
