@@ -62,7 +62,8 @@ def _renewed(queries: int, k: int, keys: int, share: float, g: torch.Generator) 
         anew = query * (_uniform((queries, k), g) < share)
         fresh = fresh.gather(0, anew.cummax(0).values)
     order = torch.randperm(keys, generator=g, device=g.device, dtype=torch.int32)
-    return order.take(fresh)
+    ids: Tensor = order.take(fresh)
+    return ids
 
 
 def _uniform(shape: tuple[int, ...], g: torch.Generator) -> Tensor:

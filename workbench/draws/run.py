@@ -95,10 +95,13 @@ def measure_draw(
     draw: Draw, options: DrawOptions, bench: BenchOptions, protocol: Protocol
 ) -> Iterator[Row]:
     """Rows of a draw, one a part. An error is a finding: a draw that fails is a wrong one."""
+    charges: dict[str, float] = {}
     parts = PARTS.get(draw.operation, ("",))
     conditions = ("hot", "cold") if parts == ("",) or protocol.parts_cold else ("hot",)
     peers = {
-        name: peer for name, peer in peers_of(draw, bench.backend).items() if options.wanted(name)
+        name: peer
+        for name, peer in peers_of(draw, bench.backend, charges).items()
+        if options.wanted(name)
     }
     for part in parts:
         case, name = case_of(draw, part), label(draw, part)
@@ -115,6 +118,9 @@ def measure_draw(
         except Exception as error:
             row = Row(name, case.label, bench.backend, case.problem, 0.0, "", "", 0.0, {})
             row.findings[OURS] = [in_a_line(error)]
+        for times in row.times.values():
+            for peer in times.keys() & charges.keys():
+                times[peer] = replace(times[peer], median=times[peer].median + charges[peer])
         yield row
     if bench.device == "cuda":
         torch.cuda.empty_cache()

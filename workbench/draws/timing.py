@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from flashdsa.bench.result import OURS
-from flashdsa.bench.timer import Call, CudaTimer, Times, replay_of
+from flashdsa.bench.timer import Call, CudaTimer, Times, WallTimer, replay_of
 
 SLOW = 1.3
 """A peer of this much of the fastest one's rough time, or more, keeps its rough time."""
@@ -49,6 +51,12 @@ FULL = Protocol("full", 0.25, 0.25, 1, 9, 0.12, True)
 SHORT = Protocol("short", 0.03, 0.05, 2, 3, 0.12, False)
 SHORT_SECONDS = 4.0
 """Seconds a draw below which a budget asks for the short protocol."""
+
+
+def microseconds(call: Call) -> float:
+    """Roughly, back to back."""
+    timer = DrawTimer(SHORT, 0, False) if torch.cuda.is_available() else WallTimer()
+    return timer.in_turns({OURS: call}, "hot", 1)[OURS].median
 
 
 class DrawTimer(CudaTimer):

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from flashdsa.bench.result import OURS, Row
+from flashdsa.bench.runner import BenchOptions
 from flashdsa.bench.timer import Times
 from workbench.__main__ import cli
 from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, PAGE, Draw, draw, page
@@ -20,6 +21,9 @@ from workbench.draws.ids import draw_ids, positions
 from workbench.draws.inputs import PARTS, decode_inputs, make_task
 from workbench.draws.peers import DETERMINISTIC
 from workbench.draws.report import Figures, changes, markdown, reports
+from workbench.draws.run import DrawOptions, measure_draw
+from workbench.draws.timing import SHORT
+from workbench.tests.false_peers import install
 
 
 def many(operation: str, count: int = 300) -> list[Draw]:
@@ -116,6 +120,39 @@ def test_draws_are_legal_and_judged(operation: str) -> None:
             for result in found if isinstance(found, tuple) else (found,):
                 result[-1:] = 7
             assert task.judge(found).findings or max(one.lengths or (9,)) < 8, one.line
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_every_peer_is_right_on_what_it_serves(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch)
+    kinds: dict[Any, Draw] = {}
+    for one in many(operation, 60):
+        v = one.values
+        key = [v.get(name) for name in ("next_n", "kind", "rows", "dtype", "index_heads")]
+        kinds.setdefault(str([x[0] if isinstance(x, tuple) else x for x in key]), one.small())
+    served = set()
+    bench = BenchOptions([], brief=True)
+    for one in list(kinds.values())[:8]:
+        for found in measure_draw(one, DrawOptions([one], "cpu"), bench, SHORT):
+            assert not found.findings, found
+            assert {why.partition(":")[0] for why in found.missing.values()} <= {
+                "NotImplementedError"
+            }, found.missing
+            served |= found.times["hot"].keys() - {OURS}
+            assert found.ratio("hot") is not None
+    assert (
+        served
+        >= {
+            "forward": {"FlashMLA"},
+            "decode": {"FlashMLA", "FlashMLA, lengths"},
+            "backward": {"cuDNN Frontend", DETERMINISTIC},
+            "indexer": {"DeepGEMM + FlashInfer CUB", "DeepGEMM + cuDNN Frontend"},
+            "prefill": {"DeepGEMM + FlashInfer CUB", "cuDNN Frontend + cuDNN Frontend"},
+            "training": {"cuDNN Frontend"},
+        }[operation]
+    )
 
 
 def row(line: str, hot: float, peer: float | None = None, **more: float) -> Row:

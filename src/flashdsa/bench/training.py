@@ -150,7 +150,7 @@ def _judge_backward(
     index = few.q_index, few.k_index, few.weights, few.indices, few.scores
     expected, (dq, dk, dw) = reference.indexer_bwd(*index), found
     named = [row for row in few.indices[:, 0].tolist() if row >= 0]
-    of_rows = [0.0, *(norm_error(dk[row], _dk_row(x, row)) for row in named)]
+    of_rows = [0.0, *(norm_error(dk[row], dk_row(x, row)) for row in named)]
     return judge_errors(
         {
             "dQ": (norm_error(dq[some], expected.dq_index), 5e-3),
@@ -160,7 +160,7 @@ def _judge_backward(
     )
 
 
-def _dk_row(x: TrainingInputs, row: int) -> Tensor:
+def dk_row(x: TrainingInputs, row: int) -> Tensor:
     """A row of dK in float64, from the gradient `x.scores`; slots that name it twice add up."""
     named = x.indices == row
     naming = named.any(1).nonzero()[:, 0]
