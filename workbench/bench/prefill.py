@@ -123,11 +123,11 @@ def logits_call(x: Inputs) -> Callable[[], Tensor]:
     longest = keys if starts is None else int((ends - starts).max())
     if scale is None:
         module = import_module("cudnn_kernels")
-        k = pad(k, (0, 0, 0, -keys % 4))
+        k = pad(k, (0, 0, 0, -keys % 8))
         if starts is None:
             return partial(module.logits_behind, q, k, weights, keys)
         bounds = torch.cat([starts.unique(), torch.full_like(ends[:1], keys)])
-        return partial(module.packed_logits, q, k, weights, bounds, longest + -longest % 4)
+        return partial(module.packed_logits, q, k, weights, bounds, longest + -longest % 8)
     heads, more = max(0, DEEP_GEMM_HEADS - q.shape[1]), -keys % padded(1)
     q = pad(q.view(torch.uint8), (0, 0, 0, heads)).view(q.dtype)
     k = pad(k.view(torch.uint8), (0, 0, 0, more)).view(k.dtype)

@@ -71,7 +71,7 @@ def _uniform(shape: tuple[int, ...], g: torch.Generator) -> Tensor:
 
 
 def _prefix(kind: Kind, queries: int, k: int, g: torch.Generator) -> Tensor:
-    return (torch.arange(queries, device=g.device) + kind[1]).clamp(max=k)
+    return (torch.arange(queries, device=g.device) + int(kind[1])).clamp(max=k)
 
 
 def draw_lengths(kind: Kind | None, queries: int, k: int, g: torch.Generator) -> Tensor | None:

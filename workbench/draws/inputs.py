@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 
@@ -55,6 +56,11 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
     if draw.operation == "prefill":
         return exact_prefill(prefill_inputs(draw, device), draw.values["topk"], backend)
     return training.training_task(training_inputs(draw, device), part, backend)
+
+
+def _rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows of a tensor of any dtype, e4m3 included."""
+    return x.view(torch.uint8)[rows].view(x.dtype)
 
 
 def _generator(draw: Draw, device: str) -> torch.Generator:
@@ -119,7 +125,7 @@ def exact_indexer(x: indexer.IndexerInputs, backend: str) -> Task:
     def judge(ids: Tensor) -> Verdict:
         findings = indexer.judge_ids(x, ids, rows).findings
         scores = flashdsa.indexer_logits(
-            x.q[rows],
+            _rows(x.q, rows),
             x.cache,
             x.weights[rows],
             x.seq_lens[rows],
@@ -181,7 +187,7 @@ def exact_prefill(x: prefill.Inputs, topk: int, backend: str) -> Task:
     def judge(ids: Tensor) -> Verdict:
         starts = None if x["starts"] is None else x["starts"][some]
         scores = flashdsa.prefill_logits(
-            x["q_index"][some], x["k_index"], x["weights"][some], starts, x["ends"][some],
+            _rows(x["q_index"], some), x["k_index"], x["weights"][some], starts, x["ends"][some],
             k_scale=x["k_scale"], backend=backend,
         )  # fmt: skip
         findings = prefill.judge_rows(x, SCORE_TOLERANCES[backend], ids, queries=some).findings

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from flashdsa.backends.gpu import workspaces
 from flashdsa.bench.cases import Operation
 from flashdsa.bench.machine import clocks
 from flashdsa.bench.result import OURS, SCHEMA, Row, parse_result
@@ -25,6 +26,9 @@ from workbench.draws.timing import FULL, SHORT, SHORT_SECONDS, DrawTimer, Protoc
 
 DRAWS_SCHEMA = "flashdsa-draws/1"
 RESTING = ("forward", "backward", "training")
+MANY_GRAPHS = 8192
+"""A process that serves captures few graphs; this one captures some for every draw, and none may
+clear its counters in each call because of that."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ def run_draws(options: DrawOptions, on_progress: OnProgress = lambda *_: None) -
     """The document of a run. A hang or an error of CUDA ends it and keeps what it had."""
     seeds = {draw.seed for draw in options.draws}
     bench = BenchOptions([], backend=options.backend, seed=min(seeds), brief=True)
+    workspaces.GRAPHS = MANY_GRAPHS
     protocol, before, begin = options.protocol, clocks(), time.monotonic()
     result = new_result(bench, str(protocol) if bench.device == "cuda" else WallTimer.protocol)
     done, longest, stopped = 0, 0.0, None

@@ -76,6 +76,7 @@ class DrawTimer(CudaTimer):
             self._spin = REST_SPIN_CYCLES
         self.rests = rests
         self._rough: dict[str, float] = {}
+        self._made: dict[Call, tuple[Call, int]] = {}
 
     def in_turns(self, calls: Mapping[str, Call], condition: str, repeats: int) -> dict[str, Times]:
         """Times of the calls, hot or cold; of slow peers the rough ones."""
@@ -91,6 +92,12 @@ class DrawTimer(CudaTimer):
         if not self.rests:
             timed = {name: replay_of(call, 1) or call for name, call in timed.items()}
         return self._cold(timed, about, repeats) | slow
+
+    def _ready(self, call: Call, about: float) -> tuple[Call, int]:
+        """A graph is made once."""
+        if call not in self._made:
+            self._made[call] = super()._ready(call, about)
+        return self._made[call]
 
     def _roughly(self, name: str, call: Call) -> float:
         """Microseconds of a call, without the host's part of a short one."""

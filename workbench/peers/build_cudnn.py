@@ -106,7 +106,7 @@ def logits(unpacked: Path) -> Compiled:
     kernel = import_kernel(unpacked, f"{DSA}.indexer_forward.indexer_fwd_sm90")
     for heads in (16, 32, 64):
         for packed in (False, True):
-            (queries, batch), (keys,) = sizes(2), sizes(1, 4)
+            (queries, batch), (keys,) = sizes(2), sizes(1, 8)
             one = () if packed else (1,)
             forward = kernel.IndexerForwardSm90(
                 BF16, F32, head_dim=INDEX_HEAD_DIM, qhead_per_kvhead=heads, ratio=1,
@@ -115,7 +115,7 @@ def logits(unpacked: Path) -> Compiled:
             )  # fmt: skip
             ends = [compact(I32, batch, align=4) if packed else None for _ in range(2)]
             offsets = None if packed else compact(I32, 1, align=4)
-            width = cute.sym_int(divisibility=4)
+            width = cute.sym_int(divisibility=8)
             yield (
                 f"logits_h{heads}_{'thd' if packed else 'bf16'}",
                 compiled(

@@ -41,7 +41,7 @@ def indexer_top_k_wrapper(
 
 
 def logits(q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-    """Causal scores (S, T) fp32 of bf16 q (S, H, 128) and k (T, 128), T a multiple of 4 with keys
+    """Causal scores (S, T) fp32 of bf16 q (S, H, 128) and k (T, 128), T a multiple of 8 with keys
     after the last one that is seen; unseen ones are not written."""
     return logits_behind(q, k, weights, len(k))
 
@@ -61,7 +61,7 @@ def packed_logits(q: Tensor, k: Tensor, weights: Tensor, ends: Tensor, longest: 
     """Causal scores (S, longest) fp32 of packed sequences, the first key of its own sequence first.
 
     Args:
-        ends: (B + 1,) int32, 0 and the end of each sequence. longest: a multiple of 4.
+        ends: (B + 1,) int32, 0 and the end of each sequence. longest: a multiple of 8.
     """
     queries, heads, _ = q.shape
     scores = torch.empty(queries, longest, device=q.device)

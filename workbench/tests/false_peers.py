@@ -100,12 +100,12 @@ class FalseCudnn:
     filled_up = staticmethod(filled_up)
 
     def logits_behind(self, q: Tensor, k: Tensor, weights: Tensor, keys: int) -> Tensor:
-        assert len(k) % 4 == 0
+        assert len(k) % 8 == 0
         ends = torch.arange(keys - len(q), keys) + 1
         return ranked(q, k, weights, torch.zeros_like(ends), ends, 1.0, None)
 
     def packed_logits(self, q: Tensor, k: Tensor, weights: Tensor, ends: Any, width: int) -> Tensor:
-        assert width % 4 == 0 and ends[0] == 0 and ends[-1] == len(q)
+        assert width % 8 == 0 and ends[0] == 0 and ends[-1] == len(q)
         starts, behind = flashdsa.causal_ranges(ends)
         return ranked(q, k, weights, starts, behind, 1.0, width)
 
