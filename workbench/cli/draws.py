@@ -138,10 +138,12 @@ def _measure(
         named = any(part in name.lower() for part in parts)
         return peers == "all" or name.startswith(OURS) or (peers != "none" and named)
 
+    def keep(document: dict[str, Any]) -> None:
+        if out is not None:
+            out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
     with progress_bar() as on_progress:
-        document = run_draws(DrawOptions(wanted, backend, budget, is_wanted), on_progress)
-    if out is not None:
-        out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        document = run_draws(DrawOptions(wanted, backend, budget, is_wanted), on_progress, keep)
     rows = rows_of(document)
     if as_json:
         print_json(document)

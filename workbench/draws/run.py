@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from workbench.draws.peers import peers_of
 from workbench.draws.timing import FULL, SHORT, SHORT_SECONDS, DrawTimer, Protocol
 
 DRAWS_SCHEMA = "flashdsa-draws/1"
+Document = dict[str, Any]
+KEEP_SECONDS = 20.0
 RESTING = ("forward", "backward", "training")
 MANY_GRAPHS = 8192
 """A process that serves captures few graphs; this one captures some for every draw, and none may
@@ -60,40 +63,57 @@ def label(draw: Draw, part: str = "") -> str:
     return f"{draw.operation} {word}".strip()
 
 
-def run_draws(options: DrawOptions, on_progress: OnProgress = lambda *_: None) -> dict[str, Any]:
-    """The document of a run. A hang or an error of CUDA ends it and keeps what it had."""
+def run_draws(
+    options: DrawOptions,
+    on_progress: OnProgress = lambda *_: None,
+    keep: Callable[[Document], None] = lambda _: None,
+) -> Document:
+    """The document of a run. A hang or an error of CUDA ends it and keeps what it had.
+
+    Args:
+        keep: gets the document as it is, now and then: a machine may be taken away.
+    """
+    workspaces.GRAPHS = MANY_GRAPHS
     seeds = {draw.seed for draw in options.draws}
     bench = BenchOptions([], backend=options.backend, seed=min(seeds), brief=True)
-    workspaces.GRAPHS = MANY_GRAPHS
     protocol, before, begin = options.protocol, clocks(), time.monotonic()
     result = new_result(bench, str(protocol) if bench.device == "cuda" else WallTimer.protocol)
-    done, longest, stopped = 0, 0.0, None
+    done, longest, kept, stopped = 0, 0.0, begin, None
+
+    def document() -> Document:
+        seen = {"before": before, "after": clocks()} if before else {}
+        return asdict(replace(result, clocks=seen, stopped=stopped)) | {
+            "schema": DRAWS_SCHEMA,
+            "asked": len(options.draws),
+            "done": done,
+            "budget_s": options.budget,
+            "wall_s": round(time.monotonic() - begin, 1),
+        }
+
     for draw in options.draws:
         start = time.monotonic()
         if options.budget is not None and start - begin + longest > options.budget:
             break
+        if start - kept > KEEP_SECONDS:
+            keep(document())
+            kept = start
         on_progress(done, len(options.draws), draw.line)
         try:
             result.rows.extend(measure_draw(draw, options, bench, protocol))
         except GpuHangError as error:
             stopped = f"{draw.line}: {error}"
             break
-        found = [line for lines in result.rows[-1].findings.values() for line in lines]
-        if any("CUDA error" in line for line in found):
-            stopped = f"{draw.line}: {found[0]}"
+        last = result.rows[-1]
+        found = [*last.missing.values(), *chain.from_iterable(last.findings.values())]
+        if fatal := [line for line in found if "CUDA error" in line]:
+            stopped = f"{draw.line}: {fatal[0]}"
             break
         done += 1
         # The first draws load libraries: the longest of the last few says what the next may take.
         longest = max(0.7 * longest, time.monotonic() - start)
     on_progress(len(options.draws), len(options.draws), "done")
-    seen = {"before": before, "after": clocks()} if before else {}
-    return asdict(replace(result, clocks=seen, stopped=stopped)) | {
-        "schema": DRAWS_SCHEMA,
-        "asked": len(options.draws),
-        "done": done,
-        "budget_s": options.budget,
-        "wall_s": round(time.monotonic() - begin, 1),
-    }
+    keep(document())
+    return document()
 
 
 def measure_draw(

@@ -135,5 +135,5 @@ def indexer_backward(
     d_weights = torch.empty_like(weights)
     operands = q, weights, k, dq, d_weights, dk, grad, slots
     kernel = _library("index_backward")(f"index_backward_{slots.shape[1]}")
-    kernel(*(one[None] for one in operands), 1.0, None, None, len(q), len(k))
+    kernel(*(one[None] for one in operands), 1.0, None, None, len(q), len(k), None)
     return dq, dk, d_weights
