@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -119,36 +120,39 @@ def run_draws(
 def measure_draw(
     draw: Draw, options: DrawOptions, bench: BenchOptions, protocol: Protocol
 ) -> Iterator[Row]:
-    """Rows of a draw, one a part. An error is a finding: a draw that fails is a wrong one."""
+    """Rows of a draw, one a part, with nothing left on the device."""
     charges: dict[str, float] = {}
+    peers = peers_of(draw, bench.backend, charges)
+    peers = {name: peer for name, peer in peers.items() if options.wanted(name)}
     parts = PARTS.get(draw.operation, ("",))
     conditions = ("hot", "cold") if parts == ("",) or protocol.parts_cold else ("hot",)
-    peers = {
-        name: peer
-        for name, peer in peers_of(draw, bench.backend, charges).items()
-        if options.wanted(name)
-    }
+    chosen = replace(bench, peers=peers, conditions=conditions, repeats=protocol.cold)
     for part in parts:
-        case, name = case_of(draw, part), label(draw, part)
-        make = partial(_make, draw, part)
-        timer: Timer = WallTimer(draw.values["tensors"])
-        if bench.device == "cuda":
-            timer = DrawTimer(protocol, draw.values["tensors"], draw.operation in RESTING)
-        chosen = replace(bench, peers=peers, conditions=conditions, repeats=protocol.cold)
-        operation = Operation(name, make, {})
-        try:
-            row = measure_case(operation, case, chosen, timer)
-        except GpuHangError:
-            raise
-        except Exception as error:
-            row = Row(name, case.label, bench.backend, case.problem, 0.0, "", "", 0.0, {})
-            row.findings[OURS] = [in_a_line(error)]
+        row = _measure_part(draw, part, chosen, protocol)
         for times in row.times.values():
             for peer in times.keys() & charges.keys():
                 times[peer] = replace(times[peer], median=times[peer].median + charges[peer])
         yield row
+    if "flashinfer_topk" in sys.modules:
+        sys.modules["flashinfer_topk"].forget()
     if bench.device == "cuda":
         torch.cuda.empty_cache()
+
+
+def _measure_part(draw: Draw, part: str, bench: BenchOptions, protocol: Protocol) -> Row:
+    """A row. An error is a finding: a draw that fails is a wrong one."""
+    case, name = case_of(draw, part), label(draw, part)
+    timer: Timer = WallTimer(draw.values["tensors"])
+    if bench.device == "cuda":
+        timer = DrawTimer(protocol, draw.values["tensors"], draw.operation in RESTING)
+    try:
+        return measure_case(Operation(name, partial(_make, draw, part), {}), case, bench, timer)
+    except GpuHangError:
+        raise
+    except Exception as error:
+        row = Row(name, case.label, bench.backend, case.problem, 0.0, "", "", 0.0, {})
+        row.findings[OURS] = [in_a_line(error)]
+        return row
 
 
 def _make(draw: Draw, part: str, case: Any, device: str, seed: int, backend: str) -> Any:

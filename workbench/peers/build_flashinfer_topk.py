@@ -180,6 +180,11 @@ def cub(scores, lengths, k):
     return positions
 
 
+def forget():
+    """Give back the memory of the last scores' shape."""
+    _memory.cache_clear()
+
+
 TOP_KS = {"clusters": clusters, "radix": radix, "filtered": filtered, "CUB": cub}
 '''
 

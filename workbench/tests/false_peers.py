@@ -133,6 +133,6 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "deep_gemm": FalseDeepGemm(),
         "flash_mla": FalseFlashMla(),
         "cudnn_kernels": FalseCudnn(),
-        "flashinfer_topk": SimpleNamespace(TOP_KS=top_ks),
+        "flashinfer_topk": SimpleNamespace(TOP_KS=top_ks, forget=lambda: None),
     }.items():
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
