@@ -13,8 +13,8 @@ from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
@@ -25,6 +25,7 @@ from flashdsa.kernels.indexer.sm90.prefill.load import (
     query_map,
     scale_map,
 )
+from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.score import (
     FIRST_TURN,
@@ -43,7 +44,6 @@ from flashdsa.kernels.indexer.sm90.prefill.select import (
 from flashdsa.kernels.indexer.sm90.prefill.team import (
     SCRATCH_PHASES,
     clear,
-    part,
     team_of,
 )
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
@@ -75,11 +75,11 @@ def prefill_kernel(
 ):
     """One CTA; arguments as in `launch_prefill`. scores: the workspace, or (S, S_kv)."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
+    memory = PrefillMemory.allocate(plan)
     if cutlass.const_expr(plan.shared):
-        enter_cluster(arena, thread)
+        enter_cluster(memory, thread)
     else:
-        initialise_barriers(arena, thread)
+        initialise_barriers(memory, thread)
         cute.arch.sync_threads()
     score, load = plan.roles
     topk = Int32(0)
@@ -100,7 +100,7 @@ def prefill_kernel(
             if cutlass.const_expr(plan.is_fp8):
                 of_scales = scales_map.get_ptr()
             queries, keys = queries_map.get_ptr(), keys_map.get_ptr()
-            load_ctx = LoadContext(arena, ranges, queries, keys, of_scales, weights)
+            load_ctx = LoadContext(memory, ranges, queries, keys, of_scales, weights)
             load_all(load_ctx, lane)
     else:
         cute.arch.setmaxregister_increase(score.registers)
@@ -110,7 +110,7 @@ def prefill_kernel(
             to = to + Int64(cta) * plan.workspace_words
         # Uniform, and so are stages and descriptors of products, which follow from it.
         group = uniform(thread // WARPGROUP_SIZE)
-        score_ctx = ScoreContext(arena, ranges, weights, to, group)
+        score_ctx = ScoreContext(memory, ranges, weights, to, group)
         select_ctx = SelectContext(ranges, to, topk_indices, topk_scores)
         score_all(score_ctx, select_ctx, thread)
 
@@ -121,7 +121,7 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if cutlass.const_expr(not plan.scores_only):
-        clear_histograms(ctx.arena, thread, plan)
+        clear_histograms(ctx.memory, thread, plan)
     if cutlass.const_expr(plan.shared):
         # The cluster's barrier: every CTA of it has initialised its mbarriers, so that messages may
         # be sent to them.
@@ -151,15 +151,15 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
 
 
 @cute.jit
-def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> None:
+def clear_histograms(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Clear the histograms of all queries of a tile, and the phases of messages, by all warps that
     score. These count after the barrier of a tile's sample at the earliest."""
-    team = team_of(arena, thread, plan)
+    team = team_of(memory, thread, plan)
     if cutlass.const_expr(plan.shared):
         if team.member == 0 and team.lane == 0:
             team.scratch[SCRATCH_PHASES] = Int32(0)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
-        clear(team, part(arena, "histogram", query, plan.bins), plan.bins)
+        clear(team, memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
 
 @cute.jit
@@ -179,7 +179,7 @@ def score_tile(
         score_segment(ctx, prepared, tile, number, Int32(0), tile.key_tiles, thread)
         release_queries(ctx, scored, lane)
     else:
-        team = team_of(ctx.arena, thread, plan)
+        team = team_of(ctx.memory, thread, plan)
         begin, end = Int32(0), first_segment(tile, plan)
         more = begin < tile.key_tiles
         if cutlass.const_expr(plan.shared):

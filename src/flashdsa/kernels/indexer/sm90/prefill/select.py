@@ -46,7 +46,6 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     clear,
     find_bin,
     number_of_ones,
-    part,
     team_sync,
 )
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, scores_at
@@ -95,7 +94,7 @@ def prepare_select(
         written = cutlass.max(written, Int32(1))  # a chunk at least
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
-        logged = part(team.arena, "logged", Int32(0), plan.tile_queries)[query]
+        logged = team.memory.logged.array(Int32, plan.tile_queries)[query]
     log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
     words, segment = ctx.workspace + (query * plan.row_words + plan.log), scores_at(tile, plan)
     if team.member == 0:
@@ -132,7 +131,7 @@ def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin
         # They come while the bin is searched.
         ahead = load_ahead(team, seen.entries, first_chunk(team, seen))
         topk = ctx.ranges.topk
-        histogram = part(team.arena, "histogram", query, plan.bins)
+        histogram = team.memory.histogram.array(Int32, plan.bins, query)
         bounds = own_bounds(team, seen, histogram, topk)
         source = source_of(ctx, team, tile, seen, begin)
         if seen.is_last:
@@ -155,7 +154,7 @@ def own_bounds(team: Team, seen: Seen, histogram: cute.Tensor, topk: Int32) -> B
     """Bounds of the `topk`-th best among what this CTA has counted."""
     plan = team.plan
     cut = find_bin(histogram, plan.bins, topk, team.lane).bin
-    bounds = bounds_of(team.arena, seen.query, cut, plan)
+    bounds = bounds_of(team.memory, seen.query, cut, plan)
     return Bounds(bounds.maybe, bounds.sure, bounds.known and seen.keys > topk)
 
 
@@ -173,7 +172,7 @@ def log_best(
     then. Starts synced."""
     keep = mark_kept(team, source, seen, bounds, ahead, topk)
     total = append(team, source, keep)
-    logs = part(team.arena, "logged", Int32(0), team.plan.tile_queries)
+    logs = team.memory.logged.array(Int32, team.plan.tile_queries)
     if team.member == 0 and team.lane == 0:
         logs[seen.query] = total
     return total
@@ -185,7 +184,7 @@ def clear_counts(team: Team, query: Int32) -> None:
     after a barrier of all warps that score."""
     plan = team.plan
     team_sync(team)
-    clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins)
+    clear(team, team.memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
 
 @cute.jit

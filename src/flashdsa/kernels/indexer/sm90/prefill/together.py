@@ -78,7 +78,6 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     address_of,
     clear,
     number_of_ones,
-    part,
     team_sync,
 )
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Tile
@@ -162,21 +161,21 @@ class Sharer(NamedTuple):
 
 def sharer_of(team: Team) -> Sharer:
     """The calling thread."""
-    arena, plan, number = team.arena, team.plan, team.number
+    memory, plan, number = team.memory, team.plan, team.number
     parts = plan.most_parts
     return Sharer(
         team,
-        Counted(part(arena, "histogram", number, plan.bins), team.scratch),
+        Counted(memory.histogram.array(Int32, plan.bins, number), team.scratch),
         Messages(
-            coarse=part(arena, "coarse", number, parts * plan.bin_groups),
-            own_coarse=part(arena, "own_coarse", number, plan.bin_groups),
-            fine=part(arena, "fine", number, parts * BIN_GROUP),
-            above=part(arena, "above", number, parts),
-            keys=part(arena, "received", 2 * number, CANDIDATES),
-            indices=part(arena, "received", 2 * number + 1, CANDIDATES),
-            coarse_full=arena.barriers("coarse_full").behind(number),
-            fine_full=arena.barriers("fine_full").behind(number),
-            received_full=arena.barriers("received_full").behind(number),
+            coarse=memory.coarse.array(Int32, parts * plan.bin_groups, number),
+            own_coarse=memory.own_coarse.array(Int32, plan.bin_groups, number),
+            fine=memory.fine.array(Int32, parts * BIN_GROUP, number),
+            above=memory.above.array(Int32, parts, number),
+            keys=memory.received.array(Int32, CANDIDATES, 2 * number),
+            indices=memory.received.array(Int32, CANDIDATES, 2 * number + 1),
+            coarse_full=memory.coarse_full.behind(number),
+            fine_full=memory.fine_full.behind(number),
+            received_full=memory.received_full.behind(number),
         ),
         Parts(cute.arch.block_idx_in_cluster(), cute.arch.cluster_size(), Int32(0)),
         team.member * WARP_SIZE + team.lane,
@@ -196,7 +195,7 @@ def select_share(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: 
         if seen.is_last:
             write_share(ctx, team, tile, source, seen, ahead)
         else:
-            histogram = part(team.arena, "histogram", seen.query, team.plan.bins)
+            histogram = team.memory.histogram.array(Int32, team.plan.bins, seen.query)
             bounds = own_bounds(team, seen, histogram, topk)
             logged = log_best(team, source, seen, bounds, ahead, topk)
             team_sync(team)
@@ -211,8 +210,8 @@ def count_log(team: Team, query: Int32, entries: Entries, logged: Int32) -> None
     entries agree. Starts synced; the next segment's scores are counted after a barrier of all warps
     that score."""
     plan = team.plan
-    histogram = part(team.arena, "histogram", query, plan.bins)
-    windows = team.arena.array("windows", Float32, 2 * plan.tile_queries)
+    histogram = team.memory.histogram.array(Int32, plan.bins, query)
+    windows = team.memory.windows.array(Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     clear(team, histogram, plan.bins)
     team_sync(team)
@@ -340,7 +339,7 @@ def find_cut(
         first, last = step_at(low, high, shift, found.bin)
         keys, usable = KeyRange(Int32(first), Int32(last)), cutlass.Boolean(True)
         if in_window:
-            keys, usable = keys_of_bin(team.arena, number, found.bin, lane, plan)
+            keys, usable = keys_of_bin(team.memory, number, found.bin, lane, plan)
         if usable:
             cut = Cut(
                 keys,
