@@ -26,7 +26,7 @@ def pieces(
 @pytest.mark.parametrize(
     ("queries", "keys", "heads", "sizes"),
     [
-        (16, 64 * K, 64, [16]),
+        (16, 64 * K, 64, [13]),
         (64, 20 * K, 64, [6]),
         (128, 20 * K, 64, [3]),
         (128, 128 * K, 64, [6, 8]),
@@ -36,7 +36,7 @@ def pieces(
         (128, 32 * K, 16, [6]),
         (300, 9000, 64, [3]),
         (512, 64 * K, 64, [1]),
-        (529, 64 * K, 64, [1, 16]),
+        (529, 64 * K, 64, [1, 13]),
         (700, 32 * K, 64, [1, 5]),
         (1100, 32 * K, 64, [1, 8]),
         (8192, 8192, 64, [1]),
@@ -69,7 +69,7 @@ def test_every_query_has_one_launch_and_every_launch_fits(
 
 
 def test_ranges_that_only_the_device_knows_take_clusters_if_all_tiles_have_one() -> None:
-    assert pieces(16, 64 * K, ragged=True) == (Piece(0, 16, 64, 16),)
+    assert pieces(16, 64 * K, ragged=True) == (Piece(0, 16, 52, 13),)
     assert pieces(300, 64 * K, ragged=True) == (Piece(0, 300, 132, 1),)
     assert pieces(529, 64 * K, ragged=True) == (Piece(0, 529, 132, 1),)
     assert pieces(16, 2048, ragged=True) == (Piece(0, 16, 132, 1),)
@@ -87,5 +87,6 @@ def test_devices_and_settings_limit_clusters(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", "1")
     assert pieces(16, 64 * K) == (Piece(0, 16, 132, 1),)
     monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", "16")
+    assert pieces(16, 64 * K) == (Piece(0, 16, 64, 16),)
     (one,) = pieces(16, 64 * K, 32, dtype=BF16)
     assert one.cluster_size == 8

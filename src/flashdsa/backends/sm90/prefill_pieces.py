@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashdsa.backends.cluster_limit import allowed_clusters
+from flashdsa.backends.indexer.clusters import USUAL_CLUSTER
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
 
@@ -58,7 +59,7 @@ def pieces_of(
             Otherwise the last query sees all keys, and each one before it a key less: a guess.
     """
     capacity = runner.cluster_capacity(shared.threads, shared.smem_bytes)
-    allowed = allowed_clusters(capacity, shared.most_parts)
+    allowed = allowed_clusters(capacity, USUAL_CLUSTER)
     at_once = tuple(
         (size, min(number, runner.num_sms // size))
         for size, number in sorted({**allowed, 1: runner.num_sms}.items())
