@@ -250,7 +250,7 @@ TABLE: dict[str, Row] = {
                     max_logits=True) for group in (2, 4, 8)),
     ), mutated=1),
     "mla-fwd-drawn-sm_90a": Row("mla_fwd", (
-        attention("lists of any length, one CTA", 5, KEYS, 64, 300, topk_length=True),
+        attention("lists of any length, one CTA", 5, KEYS, 64, 200, topk_length=True),
         attention("lists of any length, two CTAs", 7, KEYS, 70, 300, sms=2, topk_length=True),
         attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
     ), mutated=1),
