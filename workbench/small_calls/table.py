@@ -249,6 +249,11 @@ TABLE: dict[str, Row] = {
         *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
                     max_logits=True) for group in (2, 4, 8)),
     ), mutated=1),
+    "mla-fwd-drawn-sm_90a": Row("mla_fwd", (
+        attention("lists of any length, one CTA", 5, KEYS, 64, 200, topk_length=True),
+        attention("lists of any length, two CTAs", 7, KEYS, 70, 300, sms=2, topk_length=True),
+        attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
+    ), mutated=1),
     # Seven tiles: every ring goes round.
     "mla-fwd-sm_100a": Row("mla_fwd", (growing(128, 448, backend=BLACKWELL, sms=2),)),
     "mla-fwd-groups-sm_100a": Row(

@@ -199,7 +199,10 @@ SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
+    plans=tuple(
+        FwdPlan(group, largest, drawn)
+        for drawn, largest, group in product((False, True), (False, True), GROUPS)
+    ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={"gather": ("gather_all",), **_CONSUMERS},
