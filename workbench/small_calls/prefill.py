@@ -53,7 +53,7 @@ def in_clusters(
 
 def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
     """The plan that a user's call has, but for segments and log."""
-    how = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
+    how: dict[str, Any] = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
     return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores, **how)
 
 
