@@ -53,20 +53,8 @@ def in_clusters(
 
 def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
     """The plan that a user's call has, but for segments and log."""
-    how = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
+    how: dict[str, Any] = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
     return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores, **how)
-
-
-def prefill_in_clusters(heads: int) -> tuple[SmallCall, ...]:
-    """Calls whose tiles are shared by the CTAs of clusters."""
-    return (
-        prefill("tiles in turns", 17, 700, 100, heads, cluster=3),
-        prefill("segments, a full log", 9, 5000, 300, heads, cluster=2),
-        prefill("plateaus", 9, 3000, 100, heads, cluster=2, plateaus=True),
-        prefill("no keys for a CTA", 17, 60, 20, heads, cluster=3),
-        prefill("more candidates than fit", 9, 1500, 300, heads, wide=4096, cluster=3),
-        prefill("two clusters", 25, 700, 100, heads, sms=4, cluster=2),
-    )
 
 
 def prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
@@ -82,3 +70,14 @@ def prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
         prefill("700 keys", 20, 700, 300, dtype=dtype, short=False),
         prefill("700 keys, plateaus", 20, 700, 300, dtype=dtype, short=False, plateaus=True),
     )
+
+
+PREFILL_IN_CLUSTERS = (
+    prefill("no keys for a CTA", 17, 60, 20, cluster=3),
+    prefill("tiles in turns", 17, 700, 100, cluster=3),
+    prefill("two clusters", 25, 700, 100, sms=4, cluster=2),
+    prefill("plateaus", 9, 3000, 100, cluster=2, plateaus=True),
+    prefill("more candidates than fit", 9, 1500, 300, wide=4096, cluster=3),
+    prefill("segments, a full log", 9, 5000, 300, cluster=2),
+)
+"""Calls whose tiles are shared by the CTAs of clusters."""

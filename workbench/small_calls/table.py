@@ -25,7 +25,7 @@ from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
 from workbench.small_calls.direct import Order, Ranked
-from workbench.small_calls.prefill import prefill, prefill_in_clusters, prefill_of_64
+from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 KEYS = 90
 
@@ -313,9 +313,8 @@ TABLE: dict[str, Row] = {
         prefill("segments", 20, 12400, 300, 16, short=False, sms=3),
     ), mutated=6),
     "prefill-shared-sm_90a": Row("prefill", (
-        *prefill_in_clusters(64), prefill("a cluster of three", 4, 1600, 100, short=False, sms=3)
+        *PREFILL_IN_CLUSTERS, prefill("a cluster of three", 4, 1600, 100, short=False, sms=3)
     ), mutated=6),
-    "prefill-shared-heads16-sm_90a": Row("prefill", prefill_in_clusters(16), mutated=6),
     "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),
     ), mutated=2, lanes_apart=True),

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ITEM_US, STEP_US = 3.85, 3.67
 """Measured times of an item, and of each of its steps, on an H200."""
+UNION_BIT_US = 2.8e-5
+"""Time of a group's union for each bit, a row and query: 13 to 50 ps were measured."""
 LEAST_SAMPLED_US = 400
 """Estimated time of a call from which on groups are sampled; that costs 10."""
 
@@ -27,9 +29,10 @@ def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_log
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
-    varied = operands.topk_length is not None
-    plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits, varied=varied)
-    if plan.group > 1 and is_long(num_queries, operands.indices.shape[1], runner.num_sms):
+    varied, topk = operands.topk_length is not None, operands.indices.shape[1]
+    group = group_for(num_queries, num_heads, topk, operands.kv.shape[0], runner.num_sms)
+    plan = plan_for(group, num_queries, num_heads, runner.num_sms, max_logits, varied=varied)
+    if group > 1 and is_long(num_queries, topk, runner.num_sms):
         return bind_either(runner, plan, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
@@ -38,7 +41,23 @@ bind = partial(sparse_mla_launches.bind, choose)
 bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
+def group_for(num_queries: int, num_heads: int, topk: int, num_keys: int, num_sms: int) -> int:
+    """Choose groups of queries if few heads would leave rows of the MMAs empty.
+
+    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
+    that many queries groups are never slower, whatever they have in common, but for the unions. A
+    union passes over bits of all rows: it may take half of what groups can save.
+    """
+    group = ROWS // num_heads if ROWS % num_heads == 0 else 1
+    if group not in GROUPS or num_queries <= (group - 1) * num_sms:
+        return 1
+    saved = time_of_items(num_queries - num_queries / group, topk)
+    unions = num_queries * num_keys * UNION_BIT_US
+    return group if unions < saved / 2 else 1
+
+
 def plan_for(
+    group: int,
     num_queries: int,
     num_heads: int,
     num_sms: int,
@@ -46,17 +65,11 @@ def plan_for(
     *,
     varied: bool = False,
 ) -> FwdPlan:
-    """Choose groups of queries if few heads would leave rows of the MMAs empty.
-
-    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
-    that many queries groups are never slower, whatever they have in common.
+    """The plan of groups of `group` queries.
 
     Args:
         varied: lengths of lists vary: items are drawn, if the SMs do not have one each.
     """
-    group = ROWS // num_heads if ROWS % num_heads == 0 else 1
-    if group not in GROUPS or num_queries <= (group - 1) * num_sms:
-        group = 1
     return _plan(group, max_logits, varied and num_items(group, num_queries, num_heads) > num_sms)
 
 
@@ -74,8 +87,12 @@ def _plan(group: int, max_logits: bool, drawn: bool) -> FwdPlan:
 
 def is_long(num_queries: int, topk: int, num_sms: int) -> bool:
     """Whether queries of an item each take so long that a sample of the groups costs little."""
-    steps = -(-topk // Tile().step_keys)
-    return -(-num_queries // num_sms) * (ITEM_US + STEP_US * steps) > LEAST_SAMPLED_US
+    return time_of_items(-(-num_queries // num_sms), topk) > LEAST_SAMPLED_US
+
+
+def time_of_items(items: float, topk: int) -> float:
+    """Microseconds of a CTA for so many items of one query."""
+    return items * (ITEM_US + STEP_US * -(-topk // Tile().step_keys))
 
 
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
