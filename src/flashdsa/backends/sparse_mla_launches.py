@@ -134,7 +134,7 @@ class Form(NamedTuple):
     drawn: bool = False
 
     def lists(self, runner: Runner, num_queries: int, topk: int) -> list[Callable[[], Tensor]]:
-        """Allocate lists of so many queries, and their order."""
+        """Functions that allocate the lists of so many queries, and their order."""
         groups, most = -(-num_queries // self.group), self.group * topk
         of_groups = [
             runner.allocator(groups, most, dtype=torch.int32),

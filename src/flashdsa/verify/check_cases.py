@@ -51,6 +51,9 @@ FORWARD = [
     # More work items than a GPU has SMs, whose few slots keep them small: not the decode's.
     SparseMlaCase("133 queries, lengths", 133, 100, 64, 24, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
+    SparseMlaCase("133 queries", 133, 100, 64, 24, invalid=True, poison=True, attn_sink="finite"),
+    SparseMlaCase("265 queries in groups of 2, lengths", 265, 100, 32, 24, invalid=True,
+                  topk_length=True, poison=True, attn_sink="finite"),
     SparseMlaCase("135 queries in groups of 2", 135, 100, 32, 24, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
     SparseMlaCase("a NaN row that one of 135 queries names", 135, 100, 32, 24, nan_row=True),

@@ -188,7 +188,9 @@ def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int
 
 
 @pytest.mark.parametrize(
-    "case", [*GROUPED, SparseMlaCase("tails", 5, 70, 100, 131, invalid=True)], ids=lambda c: c.name
+    "case",
+    [*GROUPED, *VARIED, SparseMlaCase("tails", 5, 70, 100, 131, invalid=True)],
+    ids=lambda c: c.name,
 )
 def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase) -> None:
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
@@ -208,7 +210,7 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
     )
     queries, heads, _ = inputs.q.shape
     group = group_for(queries, heads, case.topk, case.num_keys, runner.num_sms)
-    plan = plan_for(group, queries, heads, runner.num_sms, max_logits=True)
+    plan = plan_for(group, queries, heads, runner.num_sms, True, varied=lengths is not None)
     with runner.launching():
         bind_plan(runner, plan, operands.inputs, case.d_qk**-0.5)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
