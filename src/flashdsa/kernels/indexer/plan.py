@@ -149,6 +149,9 @@ class SelectPlan:
         if not self.topk <= first <= most <= capacity:
             raise ValueError("lists: a first fill has topk tokens and fits the capacity")
         assert self.smem.total <= self.arch.smem_bytes
+        if self.keys_alone:
+            between = self.smem.offset("positions") - self.smem.offset("keys")
+            assert between == self.smem.size("keys"), "the positions follow the keys"
 
     @property
     def name(self) -> str:
@@ -210,6 +213,17 @@ class SelectPlan:
         """Entries of a segment. A list of rows in pairs that is not in order has a segment for each
         of the CTA's warps, in the order of the warps."""
         return self.lists.capacity // self.consumer_warps
+
+    @property
+    def keys_alone(self) -> bool:
+        """A list in the order of positions has keys only, in the memory of the positions too: an
+        entry's place in it says the position."""
+        return self.rows is By.PAIRS
+
+    @property
+    def ordered_entries(self) -> int:
+        """Most entries of a list in the order of positions."""
+        return 2 * self.lists.capacity if self.keys_alone else self.lists.capacity
 
     @property
     def candidate_words(self) -> int:

@@ -26,7 +26,7 @@ class SelectBuffers(NamedTuple):
     that the producer reads `own_rows`, `lengths` and the scratch words of the schedule after a
     CTA-wide barrier."""
 
-    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
+    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32; see the plan's `keys_alone`
     positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     histogram: cute.Tensor  # (NUM_BINS,) Int32
     candidates: cute.Tensor  # (candidate_words,) Int32: keys and positions

@@ -33,7 +33,7 @@ from flashdsa.kernels.indexer.select.lists import (
     append_all,
     compact,
     key_at,
-    position_at,
+    position_of,
     reset,
 )
 from flashdsa.kernels.indexer.select.published import (
@@ -192,7 +192,8 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
             index = first + thread + i * plan.consumer_threads
             keys[i], positions[i], wins[i] = Int32(0), Int32(0), Int32(0)
             if index < part.entries:
-                key, position = key_at(select, index), position_at(select, index)
+                key = key_at(select, index)
+                position = position_of(select, part, index, key)
                 keys[i], positions[i] = Int32(key), Int32(position)
                 wins[i] = Int32(accepts(key, position, threshold.key, threshold.position))
         alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wins, indices, PUBLISHED_TOGETHER)

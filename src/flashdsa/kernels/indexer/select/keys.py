@@ -126,6 +126,7 @@ class Part(NamedTuple):
     first: Int32
     end: Int32
     entries: Int32
+    keys_alone: Any = None  # Boolean: entry i is the part's i-th token; None: all have positions
 
 
 class Range(NamedTuple):

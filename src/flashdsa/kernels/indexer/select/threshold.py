@@ -39,7 +39,7 @@ from flashdsa.kernels.indexer.select.keys import (
     narrowed,
     steps_of,
 )
-from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_of
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
@@ -126,7 +126,7 @@ def gather(
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
             if between(key, range_.low, width) and 4 * i + k < part.entries:
-                position = position_at(select, 4 * i + k)
+                position = position_of(select, part, 4 * i + k, key)
                 if ~position >= range_.inv_low and ~position <= range_.inv_high:
                     add_entry(select, select.candidates, key, position)
     # All consumers: the caller's candidates are complete.
@@ -243,15 +243,16 @@ def count_entry(
 
 
 @cute.jit
-def recount(s: Selecting, range_: Range, steps: Steps, listed: Int32, candidate: Candidate) -> None:
-    """Count the range's entries into the histogram: of the first `listed` of the list, and of the
-    candidates in registers. Synced."""
+def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Candidate) -> None:
+    """Count the range's entries into the histogram: of the part's list, and of the candidates in
+    registers. Synced."""
     select, thread, plan = s.select, s.thread, s.plan
     consumer_sync(plan)  # everyone has read what the round before counted
     clear_histogram(s)
     consumer_sync(plan)
-    for i in cutlass.range(thread, listed, plan.consumer_threads, unroll=1):
-        count_entry(select, range_, steps, key_at(select, i), position_at(select, i))
+    for i in cutlass.range(thread, part.entries, plan.consumer_threads, unroll=1):
+        key = key_at(select, i)
+        count_entry(select, range_, steps, key, position_of(select, part, i, key))
     if thread < candidate.count:
         count_entry(select, range_, steps, candidate.key, candidate.position)
     consumer_sync(plan)
@@ -286,7 +287,7 @@ def find_threshold(
         steps = steps_of(range_)
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)
-            recount(s, range_, steps, listed, candidate)
+            recount(s, range_, steps, part._replace(entries=listed), candidate)
             recounted = cutlass.Boolean(True)
         found = find_kth(s, shared, left, phases.phase(COUNTED))
         if shared:
