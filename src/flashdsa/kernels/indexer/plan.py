@@ -144,6 +144,8 @@ class SelectPlan:
             raise ValueError("lists.capacity: no room for a batch of pages beside the best tokens")
         if self.selects_alone and capacity < 2 * self.most_kept:
             raise ValueError("lists.capacity: no room for what a CTA publishes beside the best")
+        if self.rows is By.CLUSTERS and min(self.most_at_bin) < self.most_kept:
+            raise ValueError("lists.capacity: no room for what three clusters publish")
         first = lists.first_fill_pages * PAGE_SIZE
         most = first + (FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
         if not self.topk <= first <= most <= capacity:
@@ -243,6 +245,18 @@ class SelectPlan:
         return self.topk + self.max_candidates
 
     @property
+    def most_at_bin(self) -> tuple[int, int]:
+        """Entries that are left after a cluster cuts its part at a bin, if several share a row. A
+        CTA of the last cluster lists what CTAs of two neighbouring ones published, or, where a row
+        has more clusters than they have CTAs and one, of three."""
+        return self.lists.capacity // 2, self.lists.capacity // 3
+
+    @property
+    def most_published(self) -> int:
+        """Entries that a CTA publishes, at most."""
+        return self.most_at_bin[0] if self.rows is By.CLUSTERS else self.most_kept
+
+    @property
     def unscored_length(self) -> int:
         """Tokens up to which a row needs no scores: all of them are among the best."""
         return 0 if self.sorted else self.topk
@@ -335,7 +349,7 @@ class SelectPlan:
     @property
     def slot_words(self) -> int:
         """Most 32-bit words that a CTA publishes: see select/by_clusters.py."""
-        return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
+        return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_published
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
         """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it

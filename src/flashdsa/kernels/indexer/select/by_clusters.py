@@ -188,31 +188,25 @@ def list_published(s: Selecting, cta: Int32) -> Int32:
     inclusive = prefix_sum(count, lane)
     # All consumers: the histogram is clear, and nobody reads the old list any more.
     consumer_sync(plan)
-    for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
-        # All loads are under way before the first one is waited for.
-        keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
-        positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
-        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
-            keys[i], positions[i] = Int32(0), Int32(0)
-            if thread < cute.arch.shuffle_sync(count, block + i):
-                keys[i], positions[i] = load_entry(s, first_slot + block + i, thread)
-        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
-            entries = cute.arch.shuffle_sync(count, block + i)
-            before = cute.arch.shuffle_sync(inclusive, block + i) - entries
-            if thread < entries:
-                index = before + thread
-                put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
-    # The rest of slots with more entries than the consumers' number, which are rare. The loop is
-    # the same for all lanes: ptxas would keep no uniform registers with one of each lane's own.
+    # The loops are the same for all lanes: ptxas would keep no uniform registers with one of each
+    # lane's own.
     most = cute.arch.warp_redux_sync(count, "max")
-    for begin in cutlass.range(plan.consumer_threads, most, plan.consumer_threads, unroll=1):
-        for slot in cutlass.range(coord.num_splits, unroll=1):
-            entries = cute.arch.shuffle_sync(count, slot)
-            before = cute.arch.shuffle_sync(inclusive, slot) - entries
-            at = begin + thread
-            if at < entries:
-                key, position = load_entry(s, first_slot + slot, at)
-                put(select, before + at, Uint32(key), position, cutlass.Boolean(True))
+    for begin in cutlass.range(0, most, plan.consumer_threads, unroll=1):
+        at = begin + thread
+        for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
+            # All loads are under way before the first one is waited for.
+            keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+            positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+            for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+                keys[i], positions[i] = Int32(0), Int32(0)
+                if at < cute.arch.shuffle_sync(count, block + i):
+                    keys[i], positions[i] = load_entry(s, first_slot + block + i, at)
+            for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+                entries = cute.arch.shuffle_sync(count, block + i)
+                before = cute.arch.shuffle_sync(inclusive, block + i) - entries
+                if at < entries:
+                    index = before + at
+                    put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
     last = coord.num_splits - 1
     start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)
     if thread == 0:

@@ -10,7 +10,7 @@ is left that many entries have: smaller parts of the row have the smaller positi
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.cluster import send
 from flashdsa.dsl.pipeline import PackedPhases
@@ -18,6 +18,7 @@ from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
     GATHERED,
@@ -259,6 +260,14 @@ def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Ca
 
 
 @cute.jit
+def few_at_bin(s: Selecting, kept: Int32) -> cutlass.Boolean:
+    """Whether a cluster may cut its part at a bin with so many entries in it and above."""
+    coord = s.coord
+    few, fewer = s.plan.most_at_bin
+    return kept <= (Int32(few) if coord.num_splits <= coord.num_parts + 1 else Int32(fewer))
+
+
+@cute.jit
 def find_threshold(
     s: Selecting, shared: cutlass.Boolean, to_bin: cutlass.Boolean, part: Part, phases: PackedPhases
 ) -> tuple[Threshold, PackedPhases]:
@@ -267,7 +276,8 @@ def find_threshold(
 
     All entries are accepted if they are `topk` or fewer. The histogram holds the bins of the list's
     entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
-    entries are accepted then, and `first_out_index` means nothing. Returns the events' phases, too.
+    entries are accepted then, or of clusters that share rows what the plan's `most_at_bin` says,
+    and `first_out_index` means nothing. Returns the events' phases, too.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
@@ -311,7 +321,10 @@ def find_threshold(
             range_ = narrowed(range_, steps, found.bin)
         counted = cutlass.Boolean(False)
         gathers = state == LISTED and found.within <= plan.max_candidates
-        if to_bin and gathers and not steps.by_position:
+        cuts = gathers
+        if const_expr(plan.rows is By.CLUSTERS):
+            cuts = state == LISTED and few_at_bin(s, plan.topk - left + found.within)
+        if to_bin and cuts and not steps.by_position:
             at_key = range_.low
             state = Int32(FOUND)
             gathers = cutlass.Boolean(False)
