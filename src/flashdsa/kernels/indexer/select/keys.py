@@ -29,6 +29,8 @@ MIDDLE = 1 << (31 - KEY_SHIFT)
 WINDOW_START = 112 * 64
 """Shifted magnitude of 2**-15, where the window begins."""
 BIN_BITS = 12
+SIGN = -(2**31)
+"""Flips the order of unsigned words into that of signed ones."""
 NO_POSITION = -(2**31)
 """The position of no token; as an unsigned number it is above all positions."""
 
@@ -76,6 +78,16 @@ def lowest_key(bin_index: Int32) -> Uint32:
 def highest_key(bin_index: Int32) -> Uint32:
     """The largest key of a bin."""
     return lowest_key(bin_index + 1) - 1
+
+
+def signed(key: Uint32) -> Int32:
+    """The key as a signed word in the same order."""
+    return Int32(key) ^ Int32(SIGN)
+
+
+def unsigned(word: Int32) -> Uint32:
+    """The key of which `signed` gives the word."""
+    return Uint32(word ^ Int32(SIGN))
 
 
 @cute.jit

@@ -7,7 +7,7 @@ each compares them itself. The CTAs' counts say how many of its own each accepts
 is left that many entries have: smaller parts of the row have the smaller positions.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
@@ -45,6 +45,7 @@ from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
+    SCRATCH_RANGE,
     SCRATCH_THRESHOLD,
     SelectBuffers,
 )
@@ -259,6 +260,13 @@ def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Ca
     consumer_sync(plan)
 
 
+def published_range(select: SelectBuffers, range_: Range) -> Range:
+    """The range of the entries, of all that clusters published, that may win, at least two keys; of
+    all entries until they have; see by_clusters.py."""
+    low, high = Uint32(select.scratch[SCRATCH_RANGE]), Uint32(select.scratch[SCRATCH_RANGE + 1])
+    return range_._replace(low=low, high=high)
+
+
 @cute.jit
 def few_at_bin(s: Selecting, kept: Int32) -> cutlass.Boolean:
     """Whether a cluster may cut its part at a bin with so many entries in it and above."""
@@ -269,7 +277,12 @@ def few_at_bin(s: Selecting, kept: Int32) -> cutlass.Boolean:
 
 @cute.jit
 def find_threshold(
-    s: Selecting, shared: cutlass.Boolean, to_bin: cutlass.Boolean, part: Part, phases: PackedPhases
+    s: Selecting,
+    shared: cutlass.Boolean,
+    to_bin: cutlass.Boolean,
+    part: Part,
+    phases: PackedPhases,
+    merges: Any = None,
 ) -> tuple[Threshold, PackedPhases]:
     """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
@@ -278,6 +291,10 @@ def find_threshold(
     entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
     entries are accepted then, or of clusters that share rows what the plan's `most_at_bin` says,
     and `first_out_index` means nothing. Returns the events' phases, too.
+
+    Args:
+        merges: the lists have what clusters published, and the histogram the steps of
+            `published_range`; None: never.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
@@ -290,6 +307,9 @@ def find_threshold(
     # `above` is the second warp's: the caller's entries above the range.
     above, state = Int32(0), Int32(LISTED)
     at_key, at_position = Uint32(0), Uint32(LAST_POSITION)
+    if const_expr(merges is not None):
+        range_ = published_range(select, range_)
+        at_key = range_.low
     if thread == 0:
         select.scratch[SCRATCH_BEFORE] = Int32(0)
         select.scratch[SCRATCH_CANDIDATES] = Int32(0)
@@ -312,7 +332,11 @@ def find_threshold(
         was_shared = shared
         if counted:
             total = found.total
-            range_ = range_._replace(low=lowest_key(found.bin), high=highest_key(found.bin))
+            of_bin = range_._replace(low=lowest_key(found.bin), high=highest_key(found.bin))
+            if const_expr(merges is not None):
+                if merges:
+                    of_bin = narrowed(range_, steps, found.bin)
+            range_ = of_bin
             if total <= plan.topk:
                 state = Int32(FOUND)
                 first_out_index += bin_.before
