@@ -136,8 +136,10 @@ PREFILL = KernelSpec(
     arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=tuple(
-        PrefillPlan(num_heads, dtype, with_scores=with_scores)
-        for with_scores, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
+        PrefillPlan(num_heads, dtype, with_scores=with_scores, shared=shared)
+        for shared, with_scores, dtype, num_heads in product(
+            (False, True), (False, True), DTYPES, reversed(NUM_HEADS)
+        )
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",

@@ -41,6 +41,13 @@ def key_of(word: Int32) -> Int32:
     return (word ^ ((word >> 31) & MAGNITUDE)) + 2
 
 
+def word_of(key: Int32) -> Int32:
+    """The word of a key: the inverse of `key_of`. Keys of no score give words that no score is at
+    least, if compared as fp32."""
+    word = key - 2
+    return word ^ ((word >> 31) & MAGNITUDE)
+
+
 def sortable(score: Float32) -> Uint32:
     """The score as an unsigned integer in the same order; -0 counts as +0, NaN gets the smallest
     key of a token, 1. Key 0 is that of no token: a list that was compacted before it had topk
