@@ -423,6 +423,8 @@ TABLE: dict[str, Row] = {
         _blackwell("fills the list again", (4000,), (1, 1, 1)),
         _blackwell("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
     )),
+    "indexer-unscored-sm_90a": Row("indexer_unscored", checked(
+        "dsa_topk_indexer", "all of at most 450 tokens"), mutated=0),
     "indexer-logits-sm_90a": Row(
         "indexer_logits", checked("indexer_logits", "page edges"), mutated=0),
     "topk-indices-sm_90a": Row("topk_indices", checked(

@@ -24,6 +24,7 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_pl
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -53,6 +54,14 @@ INDEXER = KernelSpec(
         "load": ("load", "PAGES"),
         "select": ("consume", "page_source", "pair_source"),
     },
+)
+INDEXER_UNSCORED = KernelSpec(
+    name="indexer_unscored",
+    arch=SM90.name,
+    operations=("dsa_topk_indexer",),
+    plans=tuple(map(UnscoredPlan, (False, True))),
+    build="flashdsa.kernels.indexer.sm90.unscored.build:compile_unscored",
+    entry="unscored_kernel",
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
@@ -346,6 +355,7 @@ INDEXER_KL = KernelSpec(
 
 KERNELS = (
     INDEXER,
+    INDEXER_UNSCORED,
     INDEXER_LOGITS,
     INDEXER_SM100,
     INDEXER_LOGITS_SM100,

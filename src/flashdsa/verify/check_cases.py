@@ -124,6 +124,7 @@ INDEXER = [
     IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
                 next_n=2),
     IndexerCase("65,700 tokens", (65_700,), 512, num_heads=16),
+    IndexerCase("all of at most 450 tokens", (450, 449, 0, 1, 64, 65, 300, 127), 650, next_n=2),
 ]
 PREFILL = [
     PrefillCase("16 heads, 512 of 600 keys", causal(8, 600), 512, num_heads=16),

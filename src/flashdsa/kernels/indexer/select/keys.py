@@ -29,6 +29,8 @@ MIDDLE = 1 << (31 - KEY_SHIFT)
 WINDOW_START = 112 * 64
 """Shifted magnitude of 2**-15, where the window begins."""
 BIN_BITS = 12
+SIGN = -(2**31)
+"""Flips the order of unsigned words into that of signed ones."""
 NO_POSITION = -(2**31)
 """The position of no token; as an unsigned number it is above all positions."""
 
@@ -85,6 +87,16 @@ def highest_key(bin_index: Int32) -> Uint32:
     return lowest_key(bin_index + 1) - 1
 
 
+def signed(key: Uint32) -> Int32:
+    """The key as a signed word in the same order."""
+    return Int32(key) ^ Int32(SIGN)
+
+
+def unsigned(word: Int32) -> Uint32:
+    """The key of which `signed` gives the word."""
+    return Uint32(word ^ Int32(SIGN))
+
+
 @cute.jit
 def reach(counts: Any, above: Int32, k: Int32) -> tuple[Int32, Int32, Int32]:
     """Find the `k`-th best entry in four counts, the last one the best: return (index of its count,
@@ -133,6 +145,7 @@ class Part(NamedTuple):
     first: Int32
     end: Int32
     entries: Int32
+    keys_alone: Any = None  # Boolean: entry i is the part's i-th token; None: all have positions
 
 
 class Range(NamedTuple):
