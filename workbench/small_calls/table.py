@@ -175,15 +175,15 @@ _LARGE = (
     backward("three tiles, two CTAs", 128, 6, 200, alike, sms=2),
 )
 """A CTA with a group of two tiles and one of one, and two with three of three tiles."""
-_SMALL = (
-    backward("a CTA", 128, 2, 100, topk_length=True),
-    backward("three CTAs", 128, 2, 170, sms=3, topk_length=True),
-    backward("16 heads", 16, 9, 100, sms=2, topk_length=True),
-    backward("8 heads", 8, 17, 70, sms=2, topk_length=True),
-)
+_SIZES = (
+    ("a CTA", 128, 2, 100, 1), ("three CTAs", 128, 2, 170, 3),
+    ("16 heads", 16, 9, 100, 2), ("8 heads", 8, 17, 70, 2),
+)  # fmt: skip
+_TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
+_TICKETS = tuple(backward(x, H, S, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
-    "flashdsa.backends.sm90.mla_bwd_grouped:MOST_BUFFERS": 1,
+    "flashdsa.backends.sm90.mla_bwd:buffers_for": lambda *sizes: 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
     "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
 }
@@ -277,14 +277,15 @@ TABLE: dict[str, Row] = {
         _chain("a gap", 128, 6, 200, alike, gap, sms=6),
         _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
     ), mutated=6, ignored=("stale-read",)),
-    "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _SMALL, mutated=2),
+    "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _TURNS, mutated=2),
+    "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", _TICKETS, mutated=2),
     "mla-bwd-slots-sm_90a": Row("mla_bwd_fused", (
         _slots("a CTA", 128, 2, 100),
         _slots("three CTAs", 128, 2, 170, sms=3),
         _slots("16 heads", 16, 41, 20, sms=2),
         _slots("five queries", 128, 5, 100, sms=2),
     ), mutated=2),
-    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_SMALL[:2], *_LARGE), "union_kernel"),
+    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
         _decode("a CTA", 1, heads=20, topk=330),
         _decode("two tiles of heads", 1, heads=70, topk=200, sms=2),

@@ -268,10 +268,11 @@ MLA_BWD_FUSED = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=(
-        *(per_item.PerItemPlan(queries) for queries in per_item.QUERIES),
-        *(per_item.PerItemPlan(more=queries) for queries in (2, 4)),
-        *(per_item.PerItemPlan(queries, slots=True) for queries in per_item.QUERIES),
-        *(per_item.PerItemPlan(more=queries, slots=True) for queries in (2, 4)),
+        *(
+            per_item.PerItemPlan(queries, more, slots, tickets)
+            for slots, tickets in ((False, False), (True, False), (False, True))
+            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+        ),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",
