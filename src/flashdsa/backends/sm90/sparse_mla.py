@@ -10,6 +10,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sparse_mla_launches import Launches, Write
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 
@@ -23,6 +24,11 @@ def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_log
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
     plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits)
+    topk = operands.indices.shape[1]
+    if plan == _plan(1) and sparse_mla_decode.beats_the_forward(
+        runner, num_queries, num_heads, topk
+    ):
+        return sparse_mla_decode.bind_plan(runner, DealtPlan(), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
 
@@ -43,7 +49,7 @@ def plan_for(num_queries: int, num_heads: int, num_sms: int, max_logits: bool = 
 
 
 @cache
-def _plan(group: int, max_logits: bool) -> FwdPlan:
+def _plan(group: int, max_logits: bool = False) -> FwdPlan:
     """A plan checks its barriers, which takes longer than a launch."""
     return FwdPlan(group, max_logits)
 

@@ -119,11 +119,14 @@ def wait_for_extent(ctx: Context) -> Int32:
     return ctx.arena.array("extent", Int32, 1)[0]
 
 
-def meet_consumers(ctx: Context, name: str) -> None:
+def meet_consumers(ctx: Context, name: str, number: Any = 0) -> None:
     """Sync both consumers, each thread: each sees what all of them did before.
 
     The barrier is an mbarrier, as synccheck takes a named barrier at two points of the code for
     divergence.
+
+    Args:
+        number: of the barrier's phase, the first being 0.
     """
     ctx.barriers(name).arrive()
-    ctx.barriers(name).wait(0)
+    ctx.barriers(name).wait_for(number)
