@@ -232,15 +232,6 @@ def _of_few_heads(heads: int) -> tuple[SmallCall, ...]:
     )
 
 
-def _dealt(heads: int, topk: int, packed: str = "") -> tuple[SmallCall, ...]:
-    """Decodes of an item more than SMs: parts of two and of four CTAs, a CTA's two parts."""
-    return (
-        _decode("two CTAs", 3, heads=heads, topk=topk, packed=packed, sms=2),
-        _decode("four CTAs", 5, heads=heads, topk=topk, packed=packed, sms=4),
-        _decode("lengths", 5, heads=heads, topk=topk, packed=packed, sms=4, topk_length=True),
-    )
-
-
 def _prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
     return (
         prefill("one segment", 5, 400, 100, dtype=dtype),
@@ -345,8 +336,13 @@ TABLE: dict[str, Row] = {
         _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
         growing(40, 256, "ue8m0"),
     )),
-    "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", _dealt(20, 1000)),
-    "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", _dealt(40, 450, "ue8m0")),
+    "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (
+        _decode("two CTAs", 3, heads=20, topk=1500, sms=2),
+    )),
+    "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
+        _decode("two CTAs", 3, heads=40, topk=450, packed="ue8m0", sms=2),
+        _decode("lengths", 5, heads=40, topk=700, packed="fp32", sms=4, topk_length=True),
+    )),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
     "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
     "prefill-sm_90a": Row("prefill", _prefill_of_64("float8_e4m3fn"), mutated=7),
