@@ -15,7 +15,7 @@ from flashdsa.dispatch.registration import custom_op
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.ops import OPERATIONS
 from tests.ops import inputs
-from tests.ops.public_calls import public_calls
+from workbench.public_calls import public_calls
 
 X = inputs.attention(torch.float32)
 OUT = torch.zeros(*X.q.shape[:2], X.d_v)

@@ -15,7 +15,7 @@ from flashdsa.plan import BudgetError, check_arrivals
 
 PLAN = BwdPlan()
 ALIGNMENT = 1024
-"""Of the arena, whose first byte is not the first of the window of shared memory."""
+"""Alignment of the plan's byte 0, which is not the first of the window of shared memory."""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ class Watcher:
         return Observing()
 
     @property
-    def arena(self) -> int:
+    def base(self) -> int:
         """Where the plan's byte 0 lies in the window of shared memory."""
         start = min(self.barriers[0]) - PLAN.smem.offset("barriers")
         assert 0 <= start <= ALIGNMENT and start % ALIGNMENT == 0
@@ -159,11 +159,11 @@ def test_the_planned_columns_are_allocated(watched: Watcher) -> None:
 def test_barriers_lie_where_planned_with_the_counts_that_follow_from_the_roles(
     watched: Watcher,
 ) -> None:
-    from flashdsa.dsl.arena import barrier_offset
+    from flashdsa.dsl.memory import barrier_offset
 
     assert len(watched.barriers) == 2
     for found in watched.barriers:
-        by_offset = {at - watched.arena: arrivals for at, arrivals in found.items()}
+        by_offset = {at - watched.base: arrivals for at, arrivals in found.items()}
         counts = {
             barrier.name: [
                 by_offset.pop(barrier_offset(PLAN, barrier) + 8 * stage)
@@ -187,7 +187,7 @@ def test_the_run_writes_and_reads_every_region_and_nothing_else(
 ) -> None:
     """Whole regions, but for rows: two blocks do not go round its stages."""
     if memory == "smem":
-        touched = {kind: pieces[watched.arena :] for kind, pieces in watched.smem.items()}
+        touched = {kind: pieces[watched.base :] for kind, pieces in watched.smem.items()}
         places = {r.name: (PLAN.smem.offset(r.name), r.bytes) for r in PLAN.smem.regions}
     else:
         touched = watched.tmem

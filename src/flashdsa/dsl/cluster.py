@@ -6,7 +6,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena, initialise_barriers
+from flashdsa.dsl.memory import Memory, initialise_barriers
 
 
 def peer_address(address: Any, peer: Any) -> Any:
@@ -69,13 +69,13 @@ def send(address: Any, words: Sequence[Any], barrier: Any, peer: Any) -> None:
 
 
 @cute.jit
-def enter_cluster(arena: Arena, thread: Int32, warps: cutlass.Constexpr = 1) -> None:
+def enter_cluster(memory: Memory, thread: Int32, warps: cutlass.Constexpr = 1) -> None:
     """All threads of a CTA: initialise its barriers, and tell the other CTAs that they are ready.
 
     The other CTAs need not be ready yet: `cute.arch.cluster_wait` comes before the first message to
     them.
     """
-    initialise_barriers(arena, thread, warps)
+    initialise_barriers(memory, thread, warps)
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
 

@@ -6,32 +6,37 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.cluster import leave_cluster
+from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+
+
+class PairMemory(Memory):
+    """The region that an `Sm100Plan` adds to a kernel's own."""
+
+    tmem_start: Region
 
 
 @cute.jit
 def enter_pair(
-    plan: cutlass.Constexpr, thread: Int32, warp: Int32, cta_group: cutlass.Constexpr[int]
-) -> tuple[Arena, Any]:
-    """Return shared memory with its barriers, and the holder of this CTA's tensor memory address.
+    memory: PairMemory, thread: Int32, warp: Int32, cta_group: cutlass.Constexpr[int]
+) -> Any:
+    """Initialise the barriers; return the holder of this CTA's tensor memory address.
 
     Both CTAs have initialised their barriers when it returns, so that either may arrive at the
     other's, and every thread sees the address of the allocation.
 
     Args:
-        plan: an `Sm100Plan`. warp: of the CTA, uniform. cta_group: of all tcgen05 instructions.
+        warp: of the CTA, uniform. cta_group: of all tcgen05 instructions.
     """
-    arena = allocate(plan)
-    hold = arena.pointer("tmem_start", Int32)
+    hold = memory.tmem_start.pointer(Int32)
     if warp == 0:
-        tmem.allocate(hold, plan.tmem.allocated, cta_group)
-    initialise_barriers(arena, thread)
+        tmem.allocate(hold, memory.plan.tmem.allocated, cta_group)
+    initialise_barriers(memory, thread)
     tmem.before_sync()
     cute.arch.cluster_arrive()
     cute.arch.cluster_wait()
     tmem.after_sync()
-    return arena, hold
+    return hold
 
 
 @cute.jit
@@ -46,7 +51,8 @@ def leave_pair(
     other's memory. Then give tensor memory back.
 
     Args:
-        plan, warp, cta_group: as of `enter_pair`. hold: its result. relaxed: as of `leave_cluster`.
+        plan: an `Sm100Plan`. warp, cta_group: as of `enter_pair`. hold: its result.
+        relaxed: as of `leave_cluster`.
     """
     tmem.before_sync()
     leave_cluster(relaxed)

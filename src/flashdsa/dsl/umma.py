@@ -71,7 +71,7 @@ class SharedTile:
     """A matrix in shared memory.
 
     Attributes:
-        at: byte offset in the kernel's arena, a multiple of 1024.
+        at: byte offset in the kernel's shared memory, a multiple of 1024.
         swizzle: 32, 64 or 128 bytes.
     """
 
@@ -115,12 +115,12 @@ class SharedTile:
         return self.rows * self.columns * self.element.bytes
 
     def offset(self, row: int, column: int) -> int:
-        """Byte offset in the arena before swizzling."""
+        """Byte offset before swizzling."""
         box, inside = divmod(column, self.width)
         return self.at + box * self.box_bytes + row * self.swizzle + inside * self.element.bytes
 
     def address(self, row: int, column: int) -> int:
-        """Byte offset in the arena of an element: bits 4 to 6 changed by bits 7 to 9."""
+        """Byte offset of an element: bits 4 to 6 changed by bits 7 to 9."""
         offset = self.offset(row, column)
         return offset ^ (offset >> 3 & (self.swizzle - 16))
 
@@ -171,7 +171,7 @@ class SharedOperand:
         raise IndexError(f"k is beyond the operand's {self.k}")
 
     def descriptors(self) -> tuple[int, ...]:
-        """Descriptors, one for each K step; the arena's address has to be added to their start
+        """Descriptors, one for each K step; the address of byte 0 has to be added to their start
         address."""
         found = []
         for first in range(0, self.k, self.element.step_k):

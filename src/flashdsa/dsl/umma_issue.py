@@ -22,7 +22,7 @@ BOTH_CTAS = 0b11
 @cute.jit
 def issue(
     product: cutlass.Constexpr[UmmaProduct],
-    arena: cute.Pointer,
+    memory: cute.Pointer,
     tmem: Int32,
     clear: Any,
     a_offset: Any,
@@ -31,13 +31,13 @@ def issue(
     """Issue the instructions of a product, by one thread; nothing is committed.
 
     Args:
-        arena: base of the product's tiles in shared memory.
+        memory: base of the product's tiles in shared memory.
         tmem: base of its columns, a TMEM address.
         clear: whether the first instruction overwrites the accumulator.
         a_offset, b_offset: bytes from where the product has A and B in shared memory.
     """
     # The CTAs of a cluster have their rank above the 18 bits of an address that descriptors take.
-    base = opaque((Int32(arena.toint()) & ADDRESS_BITS) >> 4)
+    base = opaque((Int32(memory.toint()) & ADDRESS_BITS) >> 4)
     a_base, b_base = base + (Int32(a_offset) >> 4), base + (Int32(b_offset) >> 4)
     d = prims.make_tmem_ptr(tmem + product.column, Float32)
     kind = product.element.kind

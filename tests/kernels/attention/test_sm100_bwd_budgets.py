@@ -36,10 +36,10 @@ def test_arrivals_follow_from_the_roles() -> None:
 
 
 def test_barriers_lie_in_their_region_one_behind_the_other() -> None:
-    arena = pytest.importorskip("flashdsa.dsl.arena", reason="needs CuTe DSL")
+    memory = pytest.importorskip("flashdsa.dsl.memory", reason="needs CuTe DSL")
     start = PLAN.smem.offset("barriers")
     offsets = [
-        arena.barrier_offset(PLAN, barrier) + 8 * stage
+        memory.barrier_offset(PLAN, barrier) + 8 * stage
         for barrier in PLAN.barriers
         for stage in range(barrier.stages)
     ]

@@ -7,9 +7,9 @@ from cutlass import Int32, Int64, const_expr, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import Arena, allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting
@@ -28,6 +28,7 @@ from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.smem_views import (
     ClusterBuffers,
+    IndexerMemory,
     SelectBuffers,
     cluster_buffers_in,
     input_buffers_in,
@@ -65,7 +66,7 @@ class Cta(NamedTuple):
     """A thread's view of its CTA after the set-up."""
 
     caller: Caller
-    arena: Arena
+    memory: IndexerMemory
     select: SelectBuffers
     cluster: ClusterBuffers
     coord: Coord
@@ -127,12 +128,12 @@ def set_up(
     """Initialise the CTA, by all of its threads; find its rows.
 
     Args:
-        allocate_tmem: (arena, warp, plan) of an architecture with tensor memory; or None.
+        allocate_tmem: (memory, warp, plan) of an architecture with tensor memory; or None.
     """
     caller = find_caller(plan)
     prefetch_maps(caller, keys_map, queries_map, plan)
-    arena = allocate(plan)
-    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
+    memory = IndexerMemory.allocate(plan)
+    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = scheduled = rows_of(operands.seq_lens, operands.block_table)
     if const_expr(plan.rows is By.PAIRS):
         scheduled = pairs_of(rows)
@@ -141,13 +142,13 @@ def set_up(
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, scheduled, coord, caller.thread, caller.consumes, plan)
     if const_expr(allocate_tmem is not None):
-        allocate_tmem(arena, caller.warp, plan)
-    enter_cluster(arena, caller.thread, INITIALISING_WARPS)
+        allocate_tmem(memory, caller.warp, plan)
+    enter_cluster(memory, caller.thread, INITIALISING_WARPS)
     if const_expr(allocate_tmem is not None):
         tmem.after_sync()
     prefetch_meanwhile(caller, operands, plan)
     coord = schedule_rows(select, scheduled, coord, lengths, caller.thread, caller.consumes, plan)
-    return Cta(caller, arena, select, cluster, coord, lengths, operands, rows, scheduled)
+    return Cta(caller, memory, select, cluster, coord, lengths, operands, rows, scheduled)
 
 
 @cute.jit
@@ -177,9 +178,9 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
     """Role select: rows that need no scores, then the CTA's tiles.
 
     Args:
-        page_source: (arena, thread, plan) gives the PageSource of the calling thread.
+        page_source: (memory, thread, plan) gives the PageSource of the calling thread.
     """
-    caller, arena, coord, operands = x.caller, x.arena, x.coord, x.operands
+    caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
     id_table = None if const_expr(plan.positions) else operands.block_table
     output = Output(
         operands.topk_indices, operands.block_table, id_table, operands.num_pages, x.rows
@@ -200,9 +201,9 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         caller.lane,
         plan,
     )
-    inputs = input_buffers_in(arena, plan, arena.consumer)
+    inputs = input_buffers_in(memory, plan, RingConsumer)
     coords = packed(coord) if const_expr(plan.selects_alone) else coord
-    pages = page_source(arena, caller.thread, plan)
+    pages = page_source(memory, caller.thread, plan)
     s = Selecting(
         inputs,
         x.select,
@@ -214,7 +215,7 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         Static(plan),
     )
     if const_expr(plan.rows is By.PAIRS):
-        select_in_teams(s, arena, pages, caller.num_ctas, coord.ordered)
+        select_in_teams(s, memory, pages, caller.num_ctas, coord.ordered)
     elif const_expr(plan.rows is By.CTAS):
         select_tiles(s, pages, score_batch, select_by_ctas)
     elif const_expr(plan.rows is By.CLUSTERS):

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Uint32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept
@@ -25,6 +24,7 @@ from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_FULLEST,
     SCRATCH_LIST_FLOOR,
     SCRATCH_SEGMENTS,
+    IndexerMemory,
     SelectBuffers,
     select_buffers_in,
 )
@@ -46,7 +46,7 @@ class TogetherSource(NamedTuple):
     """Source of the scores in `score_together`."""
 
     pages: PageSource
-    arena: Arena  # of the CTA
+    memory: IndexerMemory  # of the CTA
     thread: Int32  # of the CTA
     static: Static  # the plan of the CTA
 
@@ -56,11 +56,11 @@ class TogetherSource(NamedTuple):
         return self.pages.scoring
 
 
-def arena_of(arena: Arena, team: Int32) -> Arena:
-    """The arena in which a team's regions have the addresses of the first team's in `arena`."""
-    smem = arena.plan.smem
+def memory_of(memory: IndexerMemory, team: Int32) -> IndexerMemory:
+    """The memory in which a team's regions have the addresses of the first team's in `memory`."""
+    smem = memory.plan.smem
     apart = smem.offset("other_team") - smem.offset("keys")
-    return Arena((arena.base + team * apart).align(64), arena.static)
+    return memory._replace(base=(memory.base + team * apart).align(64))
 
 
 def row_of_lane(lane: Int32) -> Int32:
@@ -73,9 +73,9 @@ def lane_of_row(lane: Int32) -> Int32:
     return lane // 4 * 2 + lane % 2
 
 
-def select_buffers_of(arena: Arena, team: Int32, plan: Any) -> SelectBuffers:
+def select_buffers_of(memory: IndexerMemory, team: Int32, plan: Any) -> SelectBuffers:
     """Return the buffers that a team selects in; the schedule's buffers are no team's."""
-    select = select_buffers_in(arena_of(arena, team), plan)
+    select = select_buffers_in(memory_of(memory, team), plan)
     return select._replace(own_rows=None, lengths=None)
 
 
@@ -110,7 +110,7 @@ def score_together(
     thread, plan = s.thread, s.plan
     mine, lane = s.select.scratch, source.thread % WARP_SIZE
     # Those of the lane's row of scores; kept, as every iteration of the loop needs them.
-    lists = select_buffers_of(source.arena, kept(row_of_lane(lane), lane), whole)
+    lists = select_buffers_of(source.memory, kept(row_of_lane(lane), lane), whole)
     row_lanes = kept(Int32(FIRST_ROWS_LANES) << (lane & SECOND_ROW), lane)
     lanes_before = kept(row_lanes & Int32(cute.arch.lanemask_lt()), lane)
     if thread == 0:

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sizes import (
@@ -19,6 +19,45 @@ from flashdsa.kernels.indexer.sizes import (
     SCRATCH_WORDS,
     TILE_WORDS,
 )
+
+
+class IndexerMemory(Memory):
+    """Regions and barriers of every plan of this family, of either architecture."""
+
+    pages: Region
+    queries: Region
+    scales: Region
+    weights: Region
+    halves: Region
+    work_tiles: Region
+    page_valid: Region
+    keys: Region
+    positions: Region
+    histogram: Region
+    candidates: Region
+    fine: Region
+    received: Region
+    coarse: Region
+    above: Region
+    own_coarse: Region
+    scratch: Region
+    other_team: Region
+    lengths: Region
+    own_rows: Region
+    tickets: Region
+    winners: Region
+    tmem_start: Region
+    page_full: Barriers
+    page_empty: Barriers
+    tile_full: Barriers
+    tile_empty: Barriers
+    score_full: Barriers
+    score_empty: Barriers
+    coarse_full: Barriers
+    fine_full: Barriers
+    received_full: Barriers
+    tickets_full: Barriers
+    winners_full: Barriers
 
 
 class SelectBuffers(NamedTuple):
@@ -89,59 +128,59 @@ class InputBuffers(NamedTuple):
     tile_ring: Any  # RingProducer or RingConsumer
 
 
-def select_buffers_in(arena: Arena, plan: Any) -> SelectBuffers:
+def select_buffers_in(memory: IndexerMemory, plan: Any) -> SelectBuffers:
     """Views of the regions to select in."""
     return SelectBuffers(
-        keys=arena.array("keys", Int32, plan.lists.capacity),
-        positions=arena.array("positions", Int32, plan.lists.capacity),
-        histogram=arena.array("histogram", Int32, NUM_BINS),
-        candidates=arena.array("candidates", Int32, plan.candidate_words),
-        bitmap=arena.array("histogram", Int32, BITMAP_WORDS),
-        own_rows=arena.array("own_rows", Int32, MAX_OWN_ROWS) if plan.scheduled else None,
-        lengths=arena.array("lengths", Int32, ORDERED_ROWS) if plan.scheduled else None,
-        scratch=arena.array("scratch", Int32, SCRATCH_WORDS),
+        keys=memory.keys.array(Int32, plan.lists.capacity),
+        positions=memory.positions.array(Int32, plan.lists.capacity),
+        histogram=memory.histogram.array(Int32, NUM_BINS),
+        candidates=memory.candidates.array(Int32, plan.candidate_words),
+        bitmap=memory.histogram.array(Int32, BITMAP_WORDS),
+        own_rows=memory.own_rows.array(Int32, MAX_OWN_ROWS) if plan.scheduled else None,
+        lengths=memory.lengths.array(Int32, ORDERED_ROWS) if plan.scheduled else None,
+        scratch=memory.scratch.array(Int32, SCRATCH_WORDS),
     )
 
 
-def cluster_buffers_in(arena: Arena, plan: Any) -> ClusterBuffers:
+def cluster_buffers_in(memory: IndexerMemory, plan: Any) -> ClusterBuffers:
     """Views of what other CTAs write to."""
     return ClusterBuffers(
-        coarse=arena.array("coarse", Int32, plan.largest_cluster * BIN_GROUPS),
-        own_coarse=arena.array("own_coarse", Int32, BIN_GROUPS),
-        fine=arena.array("fine", Int32, plan.largest_cluster * BIN_GROUP),
-        received=arena.array("received", Int32, plan.max_candidates * ENTRY_WORDS),
-        above=arena.array("above", Int32, MAX_CLUSTER),
-        tickets=arena.array("tickets", Int32, MAX_CLUSTER) if plan.rows is By.CLUSTERS else None,
-        winners=arena.array("winners", Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
-        coarse_full=arena.barriers("coarse_full"),
-        fine_full=arena.barriers("fine_full"),
-        received_full=arena.barriers("received_full"),
-        tickets_full=arena.barriers("tickets_full") if plan.rows is By.CLUSTERS else None,
-        winners_full=arena.barriers("winners_full") if plan.sorted else None,
+        coarse=memory.coarse.array(Int32, plan.largest_cluster * BIN_GROUPS),
+        own_coarse=memory.own_coarse.array(Int32, BIN_GROUPS),
+        fine=memory.fine.array(Int32, plan.largest_cluster * BIN_GROUP),
+        received=memory.received.array(Int32, plan.max_candidates * ENTRY_WORDS),
+        above=memory.above.array(Int32, MAX_CLUSTER),
+        tickets=memory.tickets.array(Int32, MAX_CLUSTER) if plan.rows is By.CLUSTERS else None,
+        winners=memory.winners.array(Int32, plan.topk * ENTRY_WORDS) if plan.sorted else None,
+        coarse_full=memory.coarse_full,
+        fine_full=memory.fine_full,
+        received_full=memory.received_full,
+        tickets_full=memory.tickets_full if plan.rows is By.CLUSTERS else None,
+        winners_full=memory.winners_full if plan.sorted else None,
     )
 
 
-def input_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
-    """Views of what the load warps fill; `end`: arena.producer or arena.consumer."""
-    return tile_buffers_in(arena, plan, end)._replace(
-        pages=arena.bytes("pages"),
-        queries=arena.bytes("queries"),
-        weights=arena.array("weights", Float32, plan.lists.tile_stages * plan.tile_heads),
-        halves=arena.array("halves", Float32, plan.tile_heads) if plan.teams > 1 else None,
-        page_valid=arena.array("page_valid", Int32, plan.ring_stages * plan.pages_per_stage),
-        page_ring=end("page_full", "page_empty"),
+def input_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
+    """Views of what the load warps fill; `end`: RingProducer or RingConsumer."""
+    return tile_buffers_in(memory, plan, end)._replace(
+        pages=memory.pages.bytes(),
+        queries=memory.queries.bytes(),
+        weights=memory.weights.array(Float32, plan.lists.tile_stages * plan.tile_heads),
+        halves=memory.halves.array(Float32, plan.tile_heads) if plan.teams > 1 else None,
+        page_valid=memory.page_valid.array(Int32, plan.ring_stages * plan.pages_per_stage),
+        page_ring=end(memory.page_full, memory.page_empty),
     )
 
 
-def tile_buffers_in(arena: Arena, plan: Any, end: Any) -> InputBuffers:
+def tile_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers:
     """The same for the top-k of given scores, which has descriptions of tiles only."""
     return InputBuffers(
         pages=None,
         queries=None,
         weights=None,
         halves=None,
-        tiles=arena.array("work_tiles", Int32, plan.lists.tile_stages * TILE_WORDS),
+        tiles=memory.work_tiles.array(Int32, plan.lists.tile_stages * TILE_WORDS),
         page_valid=None,
         page_ring=None,
-        tile_ring=end("tile_full", "tile_empty"),
+        tile_ring=end(memory.tile_full, memory.tile_empty),
     )

@@ -5,14 +5,13 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.fused import Caller
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length, wait_for_tile
 from flashdsa.kernels.indexer.score_batch import PageSource, Scoring
 from flashdsa.kernels.indexer.select.lists import PageRange
-from flashdsa.kernels.indexer.smem_views import InputBuffers
+from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers
 from flashdsa.problem import PAGE_SIZE
 
 FILL_TOKENS = 1024
@@ -58,14 +57,14 @@ def fill_beyond(ctx: WriteContext, warp: Int32, warps: Int32, lane: Int32) -> No
 def consume_pages(
     ctx: WriteContext,
     caller: Caller,
-    arena: Arena,
+    memory: IndexerMemory,
     page_source: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
     """Role select of the scores-only kernel: fill the rows' ends, then score the CTA's tiles.
 
     Args:
-        page_source: (arena, thread, plan) gives the PageSource of the calling thread.
+        page_source: (memory, thread, plan) gives the PageSource of the calling thread.
     """
     # The last CTA takes the first rows: CTAs without pages, if any, have the highest numbers.
     fill_beyond(
@@ -74,7 +73,7 @@ def consume_pages(
         caller.num_ctas * plan.consumer_warps,
         caller.lane,
     )
-    write_scores(ctx, page_source(arena, caller.thread, plan), caller.thread, plan)
+    write_scores(ctx, page_source(memory, caller.thread, plan), caller.thread, plan)
 
 
 @cute.jit

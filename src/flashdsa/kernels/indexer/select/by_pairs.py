@@ -16,7 +16,6 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.static import Static
@@ -34,7 +33,7 @@ from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length
 from flashdsa.kernels.indexer.score_batch import PageSource
 from flashdsa.kernels.indexer.score_together import (
     TogetherSource,
-    arena_of,
+    memory_of,
     score_together,
     select_buffers_of,
 )
@@ -69,6 +68,7 @@ from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_FULLEST,
     SCRATCH_SEGMENTS,
     ClusterBuffers,
+    IndexerMemory,
     cluster_buffers_in,
     select_buffers_in,
 )
@@ -208,7 +208,11 @@ def clear_bins_below(s: Selecting, first: Int32) -> None:
 
 @cute.jit
 def select_in_teams(
-    s: Selecting, arena: Arena, pages: PageSource, num_ctas: Int32, given_out: cutlass.Boolean
+    s: Selecting,
+    memory: IndexerMemory,
+    pages: PageSource,
+    num_ctas: Int32,
+    given_out: cutlass.Boolean,
 ) -> None:
     """Role select for rows in pairs: select in each team's, in its own memory.
 
@@ -219,11 +223,11 @@ def select_in_teams(
     one = TeamPlan(plan)
     team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
     mine = thread % one.consumer_threads
-    share_schedule(arena, team, mine, given_out, plan)
-    source = TogetherSource(pages, arena, thread, Static(plan))
+    share_schedule(memory, team, mine, given_out, plan)
+    source = TogetherSource(pages, memory, thread, Static(plan))
     team_s = s._replace(
-        select=select_buffers_of(arena, team, plan),
-        cluster=cluster_buffers_of(arena, team, plan),
+        select=select_buffers_of(memory, team, plan),
+        cluster=cluster_buffers_of(memory, team, plan),
         published=published_of(s.published, team, num_ctas, plan),
         thread=mine,
         static=Static(one),
@@ -234,7 +238,7 @@ def select_in_teams(
 
 @cute.jit
 def share_schedule(
-    arena: Arena,
+    memory: IndexerMemory,
     team: Int32,
     thread: Int32,
     given_out: cutlass.Boolean,
@@ -242,8 +246,8 @@ def share_schedule(
 ) -> None:
     """Copy what the schedule gave the CTA, if anything, for the second team; the team syncs before
     it looks."""
-    given = select_buffers_in(arena, plan).scratch
-    mine = select_buffers_of(arena, team, plan).scratch
+    given = select_buffers_in(memory, plan).scratch
+    mine = select_buffers_of(memory, team, plan).scratch
     if given_out and team == 1 and thread < COORD_WORDS:
         mine[SCRATCH_COORD + thread] = given[SCRATCH_COORD + thread]
 
@@ -258,9 +262,10 @@ def published_of(published: Published, team: Int32, num_ctas: Int32, plan: Any) 
     )
 
 
-def cluster_buffers_of(arena: Arena, team: Int32, plan: Any) -> ClusterBuffers:
+def cluster_buffers_of(memory: IndexerMemory, team: Int32, plan: Any) -> ClusterBuffers:
     """Return the buffers to which the same teams of other CTAs write."""
-    events = ("coarse_full", "fine_full", "received_full")
-    return cluster_buffers_in(arena_of(arena, team), plan)._replace(
-        **{event: arena.barriers(event).behind(team) for event in events}
+    return cluster_buffers_in(memory_of(memory, team), plan)._replace(
+        coarse_full=memory.coarse_full.behind(team),
+        fine_full=memory.fine_full.behind(team),
+        received_full=memory.received_full.behind(team),
     )

@@ -19,6 +19,7 @@ import cutlass
 from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
 from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
@@ -54,8 +55,8 @@ def indexer_kernel(
         cute.arch.cluster_wait()
         if x.caller.warp < plan.consumer_warps + plan.load_warps:
             load_ctx = LoadContext(
-                input_buffers_in(x.arena, plan, x.arena.producer),
-                x.arena.bytes("scales"),
+                input_buffers_in(x.memory, plan, RingProducer),
+                x.memory.scales.bytes(),
                 keys_map.get_ptr(),
                 queries_map.get_ptr(),
                 cache,
@@ -66,4 +67,4 @@ def indexer_kernel(
             )
             load(load_ctx, PAGES, x, plan)
         if x.caller.warp == plan.mma_warp:
-            run_mma(x.arena, plan)
+            run_mma(x.memory, plan)

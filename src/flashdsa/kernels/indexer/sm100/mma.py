@@ -11,14 +11,13 @@ from cutlass import Float32, Int32, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.umma_issue import commit, issue
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.score_batch import PageSource
 from flashdsa.kernels.indexer.sm100.score import SCORING, make_scorer
-from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
 
 
 class MmaContext(NamedTuple):
@@ -26,7 +25,7 @@ class MmaContext(NamedTuple):
     tile_empty."""
 
     inputs: InputBuffers  # the consumer's end
-    arena: Arena
+    memory: IndexerMemory
     address: Int32  # of the allocation of tensor memory
     score_ring: RingProducer  # score_full, score_empty: a stage a warpgroup
 
@@ -74,34 +73,34 @@ def issue_tile(
         key_offset = state.stage * plan.stage_key_bytes
         if prims.elect_sync():
             for product in plan.products:
-                issue(product, ctx.arena.base, column, True, key_offset, query_offset)
+                issue(product, ctx.memory.base, column, True, key_offset, query_offset)
             commit(ctx.score_ring.full, scores.stage)
         cute.arch.sync_warp()
     return end
 
 
 @cute.jit
-def allocate_tmem(arena: Arena, warp: Int32, plan: cutlass.Constexpr) -> None:
+def allocate_tmem(memory: IndexerMemory, warp: Int32, plan: cutlass.Constexpr) -> None:
     """Allocate tensor memory. All warps call, and all threads of the CTA sync before any of them
     uses it."""
     if warp == plan.mma_warp:
-        tmem.allocate(arena.pointer("tmem_start", Int32), plan.tmem.allocated)
+        tmem.allocate(memory.tmem_start.pointer(Int32), plan.tmem.allocated)
     tmem.before_sync()
 
 
 @cute.jit
-def run_mma(arena: Arena, plan: cutlass.Constexpr) -> None:
+def run_mma(memory: IndexerMemory, plan: cutlass.Constexpr) -> None:
     """The issuing warp: issue all products, then give tensor memory back."""
-    address = arena.pointer("tmem_start", Int32).load()
-    inputs = input_buffers_in(arena, plan, arena.consumer)
-    ring = arena.producer("score_full", "score_empty")
-    issue_tiles(MmaContext(inputs, arena, address, ring), plan)
+    address = memory.tmem_start.pointer(Int32).load()
+    inputs = input_buffers_in(memory, plan, RingConsumer)
+    ring = RingProducer(memory.score_full, memory.score_empty)
+    issue_tiles(MmaContext(inputs, memory, address, ring), plan)
     tmem.free(address, plan.tmem.allocated)
 
 
-def page_source(arena: Arena, thread: Int32, plan: Any) -> PageSource:
+def page_source(memory: IndexerMemory, thread: Int32, plan: Any) -> PageSource:
     """Return the consumer's source of page scores."""
-    address = arena.pointer("tmem_start", Int32).load()
-    scales = arena.array("scales", Float32, plan.ring_stages * plan.stage_tokens)
-    ring = arena.consumer("score_full", "score_empty")
+    address = memory.tmem_start.pointer(Int32).load()
+    scales = memory.scales.array(Float32, plan.ring_stages * plan.stage_tokens)
+    ring = RingConsumer(memory.score_full, memory.score_empty)
     return PageSource(make_scorer(address, scales, ring, thread, plan), Static(SCORING))

@@ -18,6 +18,7 @@ import cutlass
 from cutlass import GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
@@ -50,7 +51,7 @@ def indexer_kernel(
     if not x.caller.consumes:
         cute.arch.setmaxregister_decrease(loads.registers)
         load_ctx = LoadContext(
-            input_buffers_in(x.arena, plan, x.arena.producer),
+            input_buffers_in(x.memory, plan, RingProducer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
             weights,

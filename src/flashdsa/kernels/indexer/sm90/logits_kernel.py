@@ -10,13 +10,14 @@ import cutlass
 from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.score import page_source
-from flashdsa.kernels.indexer.smem_views import input_buffers_in
+from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import WriteContext, consume_pages, rows_to_score
 
 
@@ -33,16 +34,16 @@ def logits_kernel(
 ):
     """One CTA of the grid; arguments as in `launch_logits`."""
     caller = find_caller(plan)
-    arena = allocate(plan)
+    memory = IndexerMemory.allocate(plan)
     max_len = scores.shape[1]
     rows = rows_to_score(seq_lens, block_table, max_len)
-    initialise_barriers(arena, caller.thread, INITIALISING_WARPS)
+    initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
     loads, selects = plan.roles
     if not caller.consumes:
         cute.arch.setmaxregister_decrease(loads.registers)
         load_ctx = LoadContext(
-            input_buffers_in(arena, plan, arena.producer),
+            input_buffers_in(memory, plan, RingProducer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
             weights,
@@ -54,6 +55,6 @@ def logits_kernel(
         load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
-        inputs = input_buffers_in(arena, plan, arena.consumer)
+        inputs = input_buffers_in(memory, plan, RingConsumer)
         ctx = WriteContext(inputs, scores, max_len, rows)
-        consume_pages(ctx, caller, arena, page_source, plan)
+        consume_pages(ctx, caller, memory, page_source, plan)

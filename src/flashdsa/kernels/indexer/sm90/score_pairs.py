@@ -12,9 +12,8 @@ import cutlass
 from cutlass import Float32, Int32, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import Ring
+from flashdsa.dsl.pipeline import Ring, RingConsumer
 from flashdsa.dsl.smem import load4, load_float
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import kept, uniform
@@ -31,7 +30,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     nothing_when_loaded,
     scale_of,
 )
-from flashdsa.kernels.indexer.smem_views import InputBuffers, input_buffers_in
+from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 OPCODE = "wgmma.mma_async.sync.aligned.m64n{}k32.f32.e4m3.e4m3"
@@ -182,10 +181,10 @@ SCORING = PageScoring(prepare, score_pages)
 """See score_batch.py."""
 
 
-def page_source(arena: Arena, thread: Int32, plan: IndexerPlan) -> PageSource:
+def page_source(memory: IndexerMemory, thread: Int32, plan: IndexerPlan) -> PageSource:
     """Return the consumer's source of page scores."""
-    inputs = input_buffers_in(arena, plan, arena.consumer)
+    inputs = input_buffers_in(memory, plan, RingConsumer)
     scorer = PairScorer(
-        along_k(arena.address("pages")), along_k(arena.address("queries")), inputs.pages
+        along_k(memory.pages.address()), along_k(memory.queries.address()), inputs.pages
     )
     return PageSource(scorer, Static(SCORING))

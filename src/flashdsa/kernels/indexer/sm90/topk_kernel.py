@@ -11,9 +11,9 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.gmem import prefetch
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
@@ -31,6 +31,7 @@ from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
+    IndexerMemory,
     SelectBuffers,
     cluster_buffers_in,
     select_buffers_in,
@@ -163,13 +164,13 @@ def topk_kernel(
     num_ctas, _, _ = cute.arch.grid_dim()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
-    arena = allocate(plan)
-    select, cluster = select_buffers_in(arena, plan), cluster_buffers_in(arena, plan)
+    memory = IndexerMemory.allocate(plan)
+    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
     coord = find_coord(rows, Int32(1), plan)
     consumes = warp < plan.consumer_warps
     lengths_asked_for = first_lengths(select, rows, coord, thread, consumes, plan)
-    enter_cluster(arena, thread, INITIALISING_WARPS)
+    enter_cluster(memory, thread, INITIALISING_WARPS)
     coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
     if consumes:
         output = Output(positions, None, None, Int32(0), rows)
@@ -181,11 +182,11 @@ def topk_kernel(
             lane,
             plan,
         )
-        inputs = tile_buffers_in(arena, plan, arena.consumer)
+        inputs = tile_buffers_in(memory, plan, RingConsumer)
         s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
         select_tiles(s, scores, read_batch, select_by_cluster)
     else:
-        inputs = tile_buffers_in(arena, plan, arena.producer)
+        inputs = tile_buffers_in(memory, plan, RingProducer)
         load_warp = warp - plan.consumer_warps
         load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
         cute.arch.cluster_wait()  # here for the same reason as in the fused kernel

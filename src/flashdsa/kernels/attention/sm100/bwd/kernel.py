@@ -28,6 +28,7 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.attention.sm100.bwd.load import (
+    BwdMemory,
     Context,
     Loader,
     first_turn,
@@ -73,7 +74,8 @@ def backward_kernel(
     """One CTA of a pair; arguments as in `Operands`, `Items` and `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    arena, hold = enter_pair(plan, thread, warp, 1)
+    memory = BwdMemory.allocate(plan)
+    hold = enter_pair(memory, thread, warp, 1)
 
     # Each role computes its own coordinates: values shared by all would be live in every role, and
     # ptxas would spill them before the roles part.
@@ -82,7 +84,7 @@ def backward_kernel(
         cute.arch.setmaxregister_increase(plan.softmax.registers)
         turn = first_turn()
         while turn.item < topk_length.shape[0]:
-            ctx = locate(topk_length, indices, arena, turn)
+            ctx = locate(topk_length, indices, memory, turn)
             own_lse, own_delta = of_row(ctx, lse), of_row(ctx, delta)
             if cutlass.const_expr(plan.group > 1):
                 own_delta = delta_beside(own_lse, own_delta)
@@ -93,7 +95,7 @@ def backward_kernel(
         cute.arch.setmaxregister_decrease(plan.load.registers)
         turn = first_turn()
         while turn.item < topk_length.shape[0]:
-            ctx = locate(topk_length, indices, arena, turn)
+            ctx = locate(topk_length, indices, memory, turn)
             load_blocks(
                 Loader(
                     ctx,
@@ -109,7 +111,7 @@ def backward_kernel(
         cute.arch.setmaxregister_increase(plan.reduce.registers)
         turn, ring_slot = first_turn(), Int32(0)
         while turn.item < topk_length.shape[0]:
-            ctx = locate(topk_length, indices, arena, turn)
+            ctx = locate(topk_length, indices, memory, turn)
             first_row = None
             if cutlass.const_expr(slots is not None):
                 first_row = slots.iterator + Int64(ctx.item) * indices.shape[1] * plan.tile.d_qk
@@ -123,17 +125,17 @@ def backward_kernel(
         if warp % (WARPGROUP_SIZE // WARP_SIZE) == 0:
             if prims.elect_sync():
                 while turn.item < topk_length.shape[0]:
-                    ctx = locate(topk_length, indices, arena, turn)
+                    ctx = locate(topk_length, indices, memory, turn)
                     issue_item(Issuer(ctx, Static(products_of(plan))))
                     turn = next_turn(ctx)
             cute.arch.sync_warp()
         elif warp % (WARPGROUP_SIZE // WARP_SIZE) == 1:
             if prims.elect_sync():
                 while turn.item < topk_length.shape[0]:
-                    ctx = locate(topk_length, indices, arena, turn)
+                    ctx = locate(topk_length, indices, memory, turn)
                     load_query(QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), present))
                     turn = next_turn(ctx)
-                wait_until_read(arena, turn)
+                wait_until_read(memory, turn)
             cute.arch.sync_warp()
     leave_pair(plan, hold, warp, 1)
 

@@ -10,8 +10,9 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.cta_pair import PairMemory
 from flashdsa.dsl.gather4 import gather4
+from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
@@ -27,10 +28,44 @@ class Turn(NamedTuple):
     blocks_before: Int32  # of those items
 
 
+class BwdMemory(PairMemory):
+    """Regions and barriers of `BwdPlan`."""
+
+    q: Region
+    q_rope: Region
+    do: Region
+    kv: Region
+    s: Region
+    ds: Region
+    partial: Region
+    ring: Region
+    rows: Region
+    masks: Region
+    q_full: Barriers
+    do_full: Barriers
+    query_free: Barriers
+    do_stored: Barriers
+    kv_full: Barriers
+    kv_free: Barriers
+    p_ready: Barriers
+    p_free: Barriers
+    dp_ready: Barriers
+    partial_full: Barriers
+    partial_free: Barriers
+    s_ready: Barriers
+    ds_ready: Barriers
+    s_ds_free: Barriers
+    dkv_ready: Barriers
+    dkv_free: Barriers
+    rows_full: Barriers
+    rows_free: Barriers
+    dq_ready: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch, and its item."""
 
-    arena: Arena  # shared memory
+    memory: BwdMemory
     tmem: Int32  # TMEM address of the allocation
     cta_rank: Int32  # in the cluster: which half of the dims
     turn: Turn
@@ -41,7 +76,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> BwdPlan:
         """The compile-time plan."""
-        return self.arena.plan
+        return self.memory.plan
 
     @property
     def item(self) -> Int32:
@@ -51,10 +86,6 @@ class Context(NamedTuple):
     def number(self, block: Any) -> Any:
         """The running number of a block of the item: its use number in rings and barriers."""
         return self.turn.blocks_before + block
-
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
 
 
 def first_turn() -> Turn:
@@ -73,15 +104,17 @@ def next_turn(ctx: Context) -> Turn:
 
 
 @cute.jit
-def locate(topk_length: cute.Tensor, indices: cute.Tensor, arena: Arena, turn: Turn) -> Context:
+def locate(
+    topk_length: cute.Tensor, indices: cute.Tensor, memory: BwdMemory, turn: Turn
+) -> Context:
     """This thread's context for an item."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    keys = arena.plan.tile.keys
+    keys = memory.plan.tile.keys
     num_slots = cutlass.min(topk_length[turn.item], Int32(indices.shape[1]))
     return Context(
-        arena=arena,
-        tmem=arena.pointer("tmem_start", Int32).load(),
+        memory=memory,
+        tmem=memory.tmem_start.pointer(Int32).load(),
         cta_rank=block % CLUSTER,
         turn=turn,
         num_slots=num_slots,
@@ -116,12 +149,12 @@ class Loader(NamedTuple):
     @property
     def rows(self) -> RingProducer:
         """Row numbers: the use of the ring is the block's running number."""
-        return self.ctx.arena.producer("rows_full", "rows_free")
+        return RingProducer(self.ctx.memory.rows_full, self.ctx.memory.rows_free)
 
     @property
     def keys(self) -> RingProducer:
         """The key blocks, likewise."""
-        return self.ctx.arena.producer("kv_full", "kv_free")
+        return RingProducer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
 
 @cute.jit
@@ -138,7 +171,7 @@ def store_masks(role: Loader, stage: Int32, slot: Int32, row: Int32) -> None:
         if ctx.thread == query:
             own = mask
     if ctx.thread < plan.group:
-        masks = ctx.arena.pointer("masks", Int32) + stage * plan.mask_words
+        masks = ctx.memory.masks.pointer(Int32) + stage * plan.mask_words
         (masks + ctx.thread).store(own)
 
 
@@ -165,7 +198,7 @@ def load_block(role: Loader, block: Int32) -> None:
         # rows_free, of the block before in this stage: softmax and reduce have read its numbers, so
         # these may overwrite them.
         role.rows.acquire(to)
-        rows = ctx.arena.pointer("rows", Int32)
+        rows = ctx.memory.rows.pointer(Int32)
         (rows + to.stage * tile.keys + lane).store(row)
         if cutlass.const_expr(plan.group > 1):
             store_masks(role, to.stage, slot, row)
@@ -183,7 +216,7 @@ def load_block(role: Loader, block: Int32) -> None:
     quad = warp * quads + lane
     four = [cute.arch.shuffle_sync(row, (quad * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
     if lane < quads:
-        start = ctx.arena.address("kv") + to.stage * tile.bytes
+        start = ctx.memory.kv.address() + to.stage * tile.bytes
         at = start + quad * (ROWS_A_GATHER * BOX_DIMS * BF16)
         for box in cutlass.range_constexpr(tile.boxes):
             gather4(

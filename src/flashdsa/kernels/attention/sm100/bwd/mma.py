@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl.memory import Region
+from flashdsa.dsl.pipeline import Barriers, RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.tma import load_box
 from flashdsa.dsl.tmem import wait_then_tcgen05
@@ -23,7 +23,7 @@ from flashdsa.dsl.umma import (
     UmmaProduct,
 )
 from flashdsa.dsl.umma_issue import commit, issue
-from flashdsa.kernels.attention.sm100.bwd.load import Context, Turn
+from flashdsa.kernels.attention.sm100.bwd.load import BwdMemory, Context, Turn
 from flashdsa.kernels.attention.sm100.bwd.plan import QUERY_STEPS
 from flashdsa.kernels.attention.sm100.bwd.products import Products
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, PAIR_ROWS
@@ -38,30 +38,49 @@ class QueryLoader(NamedTuple):
     present: Any  # of a group (items,) int32: bit i: query i names any row; else None
 
 
+class Operand(NamedTuple):
+    """Q or dO, and where its rows go."""
+
+    tensor_map: Any
+    region: Region
+    full: Barriers
+
+
 @cute.jit
 def load_query(role: QueryLoader) -> None:
     """One thread: load Q's and dO's dims of this CTA, Q's before dO's."""
     ctx, plan = role.ctx, role.ctx.plan
-    free, boxes = ctx.barriers("query_free"), plan.tile.boxes
+    free, boxes = ctx.memory.query_free, plan.tile.boxes
     for step in cutlass.range_constexpr(QUERY_STEPS):
         # query_free of the item before: the MMAs that read this half of Q and dO are done, and
         # reduce had copied dO before. The wait passes for the first item.
         free.wait_round(ctx.turn.items_before - 1, step)
-        for name, tensor_map in (("q", role.q_map), ("do", role.do_map)):
-            full = ctx.barriers(f"{name}_full")
-            if cutlass.const_expr(step == 0):
-                full.arrive_and_expect_tx()
-            own = range(step * boxes // QUERY_STEPS, (step + 1) * boxes // QUERY_STEPS)
-            rope = name == "q" and step == QUERY_STEPS - 1
-            for query in cutlass.range(plan.group, unroll=1):
-                load_rows(role, name, tensor_map, query, own, rope)
+        own = range(step * boxes // QUERY_STEPS, (step + 1) * boxes // QUERY_STEPS)
+        q = Operand(role.q_map, ctx.memory.q, ctx.memory.q_full)
+        load_boxes(role, q, own, step == 0, step == QUERY_STEPS - 1)
+        do = Operand(role.do_map, ctx.memory.do, ctx.memory.do_full)
+        load_boxes(role, do, own, step == 0, False)
+
+
+@cute.jit
+def load_boxes(
+    role: QueryLoader,
+    operand: Operand,
+    own: cutlass.Constexpr[range],
+    is_first: cutlass.Constexpr[bool],
+    rope: cutlass.Constexpr[bool],
+) -> None:
+    """Load boxes of every query's rows of Q or dO; the first ones announce the bytes of all."""
+    if cutlass.const_expr(is_first):
+        operand.full.arrive_and_expect_tx()
+    for query in cutlass.range(role.ctx.plan.group, unroll=1):
+        load_rows(role, operand, query, own, rope)
 
 
 @cute.jit
 def load_rows(
     role: QueryLoader,
-    name: cutlass.Constexpr[str],
-    tensor_map: Any,
+    operand: Operand,
     query: Int32,
     boxes: cutlass.Constexpr[range],
     rope: cutlass.Constexpr[bool],
@@ -77,19 +96,20 @@ def load_rows(
     if cutlass.const_expr(plan.group > 1):
         if (role.present[ctx.item] >> query) & 1 == 0:
             row = Int32(-PAIR_ROWS)
-    first, barrier = query * (plan.group_heads * BOX_DIMS * BF16), ctx.barriers(f"{name}_full").at()
+    first, barrier = query * (plan.group_heads * BOX_DIMS * BF16), operand.full.at()
     for box in cutlass.range_constexpr(boxes.start, boxes.stop):
-        at = ctx.arena.bytes(name) + (first + box * (PAIR_ROWS * BOX_DIMS * BF16))
-        load_box(at, tensor_map, [ctx.cta_rank * plan.tile.dims + box * BOX_DIMS, row], barrier)
+        at = operand.region.bytes() + (first + box * (PAIR_ROWS * BOX_DIMS * BF16))
+        dim = ctx.cta_rank * plan.tile.dims + box * BOX_DIMS
+        load_box(at, operand.tensor_map, [dim, row], barrier)
     if cutlass.const_expr(rope):
-        at = ctx.arena.bytes("q_rope") + first
-        load_box(at, tensor_map, [Int32(plan.tile.d_v), row], barrier)
+        at = ctx.memory.q_rope.bytes() + first
+        load_box(at, operand.tensor_map, [Int32(plan.tile.d_v), row], barrier)
 
 
-def wait_until_read(arena: Arena, turn: Turn) -> None:
+def wait_until_read(memory: BwdMemory, turn: Turn) -> None:
     """Wait, before the CTA ends, until the last commit of its MMAs has arrived; `turn` is the one
     after it."""
-    arena.barriers("query_free").wait_round(turn.items_before - 1, QUERY_STEPS - 1)
+    memory.query_free.wait_round(turn.items_before - 1, QUERY_STEPS - 1)
 
 
 class Issuer(NamedTuple):
@@ -107,7 +127,7 @@ class Issuer(NamedTuple):
     @property
     def keys(self) -> RingConsumer:
         """The key blocks: the use of the ring is the block's running number."""
-        return self.ctx.arena.consumer("kv_full", "kv_free")
+        return RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
     def keys_offset(self, number: Any) -> Any:
         """Bytes from stage 0 of the keys to the block's."""
@@ -119,7 +139,7 @@ def issue_product(
     ctx: Context, product: cutlass.Constexpr[UmmaProduct], clear: Any, a_offset: Any, b_offset: Any
 ) -> None:
     """Issue a product's instructions; `clear`, `a_offset` and `b_offset` as in `issue`."""
-    issue(product, ctx.arena.base, ctx.tmem, clear, a_offset, b_offset)
+    issue(product, ctx.memory.base, ctx.tmem, clear, a_offset, b_offset)
 
 
 @cute.jit
@@ -132,29 +152,29 @@ def issue_p(role: Issuer, number: Int32) -> None:
     issue_product(ctx, role.products.p, True, 0, at)
     rope_offset = ctx.cta_rank * (plan.tile.own_rope_dims * BF16)
     issue_product(ctx, role.products.p_rope, False, rope_offset, at)
-    commit(ctx.barriers("p_ready"))
+    commit(ctx.memory.p_ready)
 
 
 @cute.jit
 def issue_dp(role: Issuer, number: Int32) -> None:
     """Issue dP of a block, this CTA's dims of dO V^T."""
     issue_product(role.ctx, role.products.dp, True, 0, role.keys_offset(number))
-    commit(role.ctx.barriers("dp_ready"))
+    commit(role.ctx.memory.dp_ready)
 
 
 @cute.jit
 def issue_block(role: Issuer, block: Int32) -> None:
     """Issue everything from P of the item's next block to dKV of this one."""
     ctx, number = role.ctx, role.ctx.number(block)
-    ready, free = ctx.barriers("dkv_ready"), ctx.barriers("dkv_free")
+    ready, free = ctx.memory.dkv_ready, ctx.memory.dkv_free
     last = block + 1 == ctx.num_blocks
     owner = owns_rope(ctx.cta_rank, number)
     if not last:
         # p_free of this block: the softmax has read P, whose columns the next block's overwrites.
-        wait_then_tcgen05(ctx.barriers("p_free"), number)
+        wait_then_tcgen05(ctx.memory.p_free, number)
         issue_p(role, number + 1)
     # s_ready of this block: S is in shared memory, visible to the async proxy, until s_ds_free.
-    wait_then_tcgen05(ctx.barriers("s_ready"), number)
+    wait_then_tcgen05(ctx.memory.s_ready, number)
     # dkv_free of the block before's last part: the reduce role has read it, so part 0 may overwrite
     # the columns. The wait passes for the first block.
     if owns_rope(ctx.cta_rank, number - 1) and number > 0:
@@ -165,11 +185,11 @@ def issue_block(role: Issuer, block: Int32) -> None:
     issue_product(ctx, of_s, True, 0, 0)
     # ds_ready of this block: dS is in shared memory until s_ds_free, and in TMEM, where dP was,
     # until dQ has read it.
-    wait_then_tcgen05(ctx.barriers("ds_ready"), number)
+    wait_then_tcgen05(ctx.memory.ds_ready, number)
     issue_product(ctx, of_ds, False, 0, 0)
     commit(ready, 0)
     if last:
-        commit(ctx.barriers("query_free"), 0)
+        commit(ctx.memory.query_free, 0)
 
     # The softmax had read the previous dQ, whose columns this one overwrites, when it came to dS of
     # this item.
@@ -178,7 +198,7 @@ def issue_block(role: Issuer, block: Int32) -> None:
     issue_product(ctx, role.products.dq_rope, block == 0, 0, at)
     commit(role.keys.empty, role.keys.state(number).stage)
     if last:
-        commit(ctx.barriers("dq_ready"))
+        commit(ctx.memory.dq_ready)
     else:
         # kv_free of this block, its own commit: dQ has read dS, whose columns the next block's dP
         # overwrites.
@@ -196,9 +216,9 @@ def issue_block(role: Issuer, block: Int32) -> None:
         wait_then_tcgen05(free, number, 1)
         issue_product(ctx, role.products.dkv[2][0], True, 0, 0)
         commit(ready, 2)
-    commit(ctx.barriers("s_ds_free"))
+    commit(ctx.memory.s_ds_free)
     if last:
-        commit(ctx.barriers("query_free"), 1)
+        commit(ctx.memory.query_free, 1)
 
 
 def owns_rope(cta_rank: Any, number: Any) -> Any:
@@ -218,12 +238,12 @@ def issue_item(role: Issuer) -> None:
     before = ctx.turn.items_before
     # q_full of this item: TMA has brought Q, which stays until query_free. It came after all MMAs
     # of the item before: P's columns, read before S was ready, and dP's may be overwritten.
-    wait_then_tcgen05(ctx.barriers("q_full"), before)
+    wait_then_tcgen05(ctx.memory.q_full, before)
     issue_p(role, first)
     # do_full and do_stored of this item: dO is in shared memory for dKV, until query_free, and in
     # TMEM for dP.
-    wait_then_tcgen05(ctx.barriers("do_full"), before)
-    wait_then_tcgen05(ctx.barriers("do_stored"), before)
+    wait_then_tcgen05(ctx.memory.do_full, before)
+    wait_then_tcgen05(ctx.memory.do_stored, before)
     issue_dp(role, first)
     for block in cutlass.range(ctx.num_blocks, unroll=1):
         issue_block(role, block)

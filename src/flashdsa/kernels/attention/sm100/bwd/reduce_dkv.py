@@ -38,7 +38,7 @@ class Reducer(NamedTuple):
     @property
     def rows(self) -> RingConsumer:
         """Row numbers: the use of the ring is the block's running number."""
-        return self.ctx.arena.consumer("rows_full", "rows_free")
+        return RingConsumer(self.ctx.memory.rows_full, self.ctx.memory.rows_free)
 
 
 @cute.jit
@@ -46,16 +46,16 @@ def store_do(ctx: Context) -> None:
     """Store dO from shared memory into TMEM: thread = lane = head."""
     # do_full of this item: TMA has brought dO, which stays for dKV. It came after the last dP of
     # the item before, so dO's columns may be overwritten.
-    wait_then_tcgen05(ctx.barriers("do_full"), ctx.turn.items_before)
+    wait_then_tcgen05(ctx.memory.do_full, ctx.turn.items_before)
     for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
-        at = ctx.arena.address("do") + box * (PAIR_ROWS * BOX_DIMS * BF16)
+        at = ctx.memory.do.address() + box * (PAIR_ROWS * BOX_DIMS * BF16)
         words = []
         for unit in cutlass.range_constexpr(BOX_DIMS // 8):
             got = load_words(at + swizzled_128(ctx.thread, unit), Int32)
             words += [got[i] for i in range(4)]
         store_lane(ctx, "do", Vector.from_elements(words, Int32), box * (BOX_DIMS // 2))
     tmem.wait_stored()
-    arrive_after_tcgen05(ctx.barriers("do_stored"))
+    arrive_after_tcgen05(ctx.memory.do_stored)
 
 
 @cute.jit
@@ -70,11 +70,11 @@ def send_slice(
     lane = ctx.thread % WARP_SIZE
     key = ctx.thread // WARP_SIZE * (keys // WARPS) + lane
     if lane < keys // WARPS:
-        rows = ctx.arena.pointer("rows", Int32)
+        rows = ctx.memory.rows.pointer(Int32)
         stage = role.rows.state(ctx.number(block)).stage
         row = (rows + stage * ctx.plan.tile.keys + first_key + key).load()
         if row >= 0:
-            ring = ctx.arena.bytes("ring")
+            ring = ctx.memory.ring.bytes()
             if cutlass.const_expr(role.slots is None):
                 prims.cp_reduce_async_bulk_global_shared_cta(
                     (role.dkv.iterator + Int64(row) * ctx.plan.tile.d_qk + first_dim).to_llvm_ptr(),
@@ -113,7 +113,7 @@ def send_slices(
     keys = plan.slot_bytes // (dims * FP32)
     for first_key in cutlass.range_constexpr(0, ctx.plan.tile.keys, keys):
         # The slot is free: see the wait below, which came before the last barrier.
-        at = ctx.arena.address("ring") + slot * plan.slot_bytes + dim * FP32
+        at = ctx.memory.ring.address() + slot * plan.slot_bytes + dim * FP32
         if holds:
             for key in cutlass.range_constexpr(keys):
                 store_float(at + key * (dims * FP32), values[first_key + key])
@@ -134,7 +134,7 @@ def add_part(role: Reducer, block: Int32, values: Any, dim: Int32) -> None:
     """Add one dim of every valid row of the block from this thread's registers."""
     ctx = role.ctx
     stage = role.rows.state(ctx.number(block)).stage
-    rows = ctx.arena.pointer("rows", Int32) + stage * ctx.plan.tile.keys
+    rows = ctx.memory.rows.pointer(Int32) + stage * ctx.plan.tile.keys
     for key in cutlass.range_constexpr(ctx.plan.tile.keys):
         row = (rows + key).load()
         if row >= 0:
@@ -152,9 +152,9 @@ def send_part(
     """
     ctx, plan = role.ctx, role.ctx.plan
     # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_free.
-    wait_then_tcgen05(ctx.barriers("dkv_ready"), number, part)
+    wait_then_tcgen05(ctx.memory.dkv_ready, number, part)
     values = load_lane(ctx, "dkv", ctx.plan.tile.keys)
-    arrive_after_tcgen05(ctx.barriers("dkv_free"), part)
+    arrive_after_tcgen05(ctx.memory.dkv_free, part)
     dims = plan.part_dims if part < 2 else plan.tile.rope_dims
     dim, holds = ctx.thread, ctx.thread >= 0
     first_dim = ctx.cta_rank * plan.tile.dims + part * plan.part_dims

@@ -15,6 +15,8 @@ from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from flashdsa.dsl import tmem
 from flashdsa.dsl.cluster import peer_address, store_async
 from flashdsa.dsl.gmem import store8
+from flashdsa.dsl.memory import Region
+from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.smem import VECTOR, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
@@ -44,11 +46,11 @@ def send(ctx: Context, own: Any, number: Int32) -> None:
     peer = ctx.cta_rank ^ 1
     # partial_free of the exchange before, by the peer's threads at cluster scope: they have read
     # what came then, so its memory may be written again. The wait passes for the first exchange.
-    ctx.barriers("partial_free").wait_round(number - 1)
-    full = ctx.barriers("partial_full")
+    ctx.memory.partial_free.wait_round(number - 1)
+    full = ctx.memory.partial_full
     if ctx.thread == 0:
         full.arrive_and_expect_tx()
-    at = peer_address(ctx.arena.address("partial"), peer)
+    at = peer_address(ctx.memory.partial.address(), peer)
     barrier = peer_address(full.at().toint(), peer)
     words = own.bitcast(Int32)
     for unit in cutlass.range_constexpr(ctx.plan.tile.keys // VECTOR):
@@ -64,30 +66,30 @@ def receive(ctx: Context, own: Any, number: Int32) -> Any:
     """Return the sums of both CTAs; then the peer may send again. Arguments as in `send`."""
     # partial_full of this exchange, by the bytes of the peer's st.async: they may be read until
     # partial_free tells the peer.
-    ctx.barriers("partial_full").wait_round(number)
+    ctx.memory.partial_full.wait_round(number)
     sums = []
     for unit in cutlass.range_constexpr(ctx.plan.tile.keys // VECTOR):
-        got = load_words(ctx.arena.address("partial") + swizzled_128(ctx.thread, unit), Float32)
+        got = load_words(ctx.memory.partial.address() + swizzled_128(ctx.thread, unit), Float32)
         sums += [own[VECTOR * unit + i] + got[i] for i in range(VECTOR)]
     # The peer may write again only to this CTA's shared memory: nothing else is released.
-    ctx.barriers("partial_free").arrive_at_peer_for_shared(ctx.cta_rank ^ 1)
+    ctx.memory.partial_free.arrive_at_peer_for_shared(ctx.cta_rank ^ 1)
     return sums
 
 
 @cute.jit
 def valid_keys(ctx: Context, number: Int32) -> Any:
     """Bit k: key k of the block of that running number is valid for this thread's query."""
-    ring = ctx.arena.consumer("rows_full", "rows_free")
+    ring = RingConsumer(ctx.memory.rows_full, ctx.memory.rows_free)
     at = ring.state(number)
     # rows_full: the load warp has stored the block's numbers and masks; they stay until rows_free.
     ring.wait(at)
     if cutlass.const_expr(ctx.plan.group > 1):
         query = ctx.thread // ctx.plan.group_heads
-        masks = ctx.arena.pointer("masks", Int32)
+        masks = ctx.memory.masks.pointer(Int32)
         valid = (masks + at.stage * ctx.plan.mask_words + query).load()
         cute.arch.sync_warp()
     else:
-        rows = ctx.arena.pointer("rows", Int32)
+        rows = ctx.memory.rows.pointer(Int32)
         row = (rows + at.stage * ctx.plan.tile.keys + ctx.thread % WARP_SIZE).load()
         valid = cute.arch.vote_ballot_sync(row >= 0)
     if ctx.thread % WARP_SIZE == 0:
@@ -95,12 +97,11 @@ def valid_keys(ctx: Context, number: Int32) -> Any:
     return Int32(valid)
 
 
-def store_row(ctx: Context, name: str, words: Any) -> None:
+def store_row(ctx: Context, matrix: Region, words: Any) -> None:
     """Store a head's row of 32 keys in bf16 to shared memory, from which the MMA reads it."""
-    at = ctx.arena.address(name)
     for unit in range(ctx.plan.tile.keys // (2 * VECTOR)):
         row = [words[VECTOR * unit + i] for i in range(VECTOR)]
-        store_words(at + swizzled_64(ctx.thread, unit), row)
+        store_words(matrix.address() + swizzled_64(ctx.thread, unit), row)
     # generic writes above -> tcgen05.mma reads through the async proxy
     cute.arch.fence_proxy("async.shared", space="cta")
 
@@ -131,9 +132,9 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     ctx = role.ctx
     p_number, dp_number = 2 * number, 2 * number + 1
     # p_ready of this block: the MMAs of P are done; its columns may be read until p_free.
-    wait_then_tcgen05(ctx.barriers("p_ready"), number)
+    wait_then_tcgen05(ctx.memory.p_ready, number)
     own = load_lane(ctx, "p", ctx.plan.tile.keys)
-    arrive_after_tcgen05(ctx.barriers("p_free"))
+    arrive_after_tcgen05(ctx.memory.p_free)
     send(ctx, own, p_number)
     sums = receive(ctx, own, p_number)
     valid = valid_keys(ctx, number)
@@ -148,24 +149,24 @@ def softmax_block(role: Softmax, number: Int32) -> None:
 
     # dp_ready of this block: the MMAs of dP are done; they came after dQ of the block before, so
     # the columns, dS's too, belong to this role until ds_ready.
-    wait_then_tcgen05(ctx.barriers("dp_ready"), number)
+    wait_then_tcgen05(ctx.memory.dp_ready, number)
     own = load_lane(ctx, "dp", ctx.plan.tile.keys)
     send(ctx, own, dp_number)
     # s_ds_free of the block before: its dKV, the last reader of s and ds in shared memory, is done.
-    ctx.barriers("s_ds_free").wait_round(number - 1)
-    store_row(ctx, "s", packed(s))
-    ctx.barriers("s_ready").arrive()
+    ctx.memory.s_ds_free.wait_round(number - 1)
+    store_row(ctx, ctx.memory.s, packed(s))
+    ctx.memory.s_ready.arrive()
 
     sums = receive(ctx, own, dp_number)
     keys = range(ctx.plan.tile.keys)
     ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in keys])
     ds = zero_unless(ctx, valid != 0, ds)
-    store_row(ctx, "ds", ds)
+    store_row(ctx, ctx.memory.ds, ds)
     # Other waits followed dp_ready's, which says that these columns may be written.
     tmem.after_sync()
     store_lane(ctx, "ds", ds)
     tmem.wait_stored()
-    arrive_after_tcgen05(ctx.barriers("ds_ready"))
+    arrive_after_tcgen05(ctx.memory.ds_ready)
 
 
 @cute.jit
@@ -209,7 +210,7 @@ def write_dq(role: DqWriter) -> None:
     ctx, tile = role.ctx, role.ctx.plan.tile
     # dq_ready, of this item: its last MMA of dQ is done, so dQ may be read until ds_ready of the
     # next item's first block.
-    wait_then_tcgen05(ctx.barriers("dq_ready"), ctx.turn.items_before)
+    wait_then_tcgen05(ctx.memory.dq_ready, ctx.turn.items_before)
     for first in cutlass.range_constexpr(0, tile.dims, COLUMNS):
         write_columns(role, "dq", first, ctx.cta_rank * tile.dims + first)
     for first in cutlass.range_constexpr(0, tile.own_rope_dims, COLUMNS):

@@ -17,7 +17,6 @@ from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -25,7 +24,14 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
-from flashdsa.kernels.attention.sm100.fwd.load import LEADER, Context, Loader, load_all, load_query
+from flashdsa.kernels.attention.sm100.fwd.load import (
+    LEADER,
+    Context,
+    FwdMemory,
+    Loader,
+    load_all,
+    load_query,
+)
 from flashdsa.kernels.attention.sm100.fwd.mma import Issuer, issue_all
 from flashdsa.kernels.attention.sm100.fwd.plan import ROWS
 from flashdsa.kernels.attention.sm100.fwd.products import products_of
@@ -63,20 +69,21 @@ def forward_kernel(
     """One CTA of a pair; arguments as in `launch_pairs`."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    arena, hold = enter_pair(plan, thread, warp, CLUSTER)
+    memory = FwdMemory.allocate(plan)
+    hold = enter_pair(memory, thread, warp, CLUSTER)
 
     # Each role computes its own coordinates: values shared by all would be live in every role.
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     if group == SOFTMAX:
         cute.arch.setmaxregister_increase(plan.softmax.registers)
-        ctx = locate(slots, num_slots, arena)
+        ctx = locate(slots, num_slots, memory)
         scale = make_scale(sm_scale * LOG2_E)
         store_query(ctx)
         row = softmax_all(Softmax(ctx, scale))
         write_rows(Output(ctx, out_map.get_ptr(), lse, max_logits, attn_sink, scale), row)
     elif group == LOAD:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        ctx = locate(slots, num_slots, arena)
+        ctx = locate(slots, num_slots, memory)
         loader = Loader(
             ctx,
             q_map.get_ptr(),
@@ -93,7 +100,7 @@ def forward_kernel(
         load_all(loader)
     else:
         cute.arch.setmaxregister_decrease(plan.mma.registers)
-        ctx = locate(slots, num_slots, arena)
+        ctx = locate(slots, num_slots, memory)
         if ctx.thread // WARP_SIZE == 0 and ctx.cta_rank == LEADER:
             if prims.elect_sync():
                 issue_all(Issuer(ctx, Static(products_of(plan))))
@@ -102,17 +109,17 @@ def forward_kernel(
 
 
 @cute.jit
-def locate(slots: cute.Tensor, num_slots: cute.Tensor, arena: Arena) -> Context:
+def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: FwdMemory) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    item, keys = block // CLUSTER, arena.plan.tile.keys
+    item, keys = block // CLUSTER, memory.plan.tile.keys
     count = Int32(slots.shape[1])
     if num_slots.shape[0] > 0:
         count = cutlass.min(cutlass.max(num_slots[item], Int32(0)), count)
     return Context(
-        arena=arena,
-        tmem=arena.pointer("tmem_start", Int32).load(),
+        memory=memory,
+        tmem=memory.tmem_start.pointer(Int32).load(),
         cta_rank=cute.arch.make_warp_uniform(cute.arch.block_idx_in_cluster()),
         item=item,
         num_slots=count,

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.arena import Arena
+from flashdsa.dsl.cta_pair import PairMemory
 from flashdsa.dsl.gather4 import gather4
+from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
 from flashdsa.dsl.tma import load_box
 from flashdsa.hw import WARP_SIZE
@@ -18,10 +19,31 @@ LEADER = 0
 """Rank of the CTA that issues the MMAs."""
 
 
+class FwdMemory(PairMemory):
+    """Regions and barriers of `FwdPlan`."""
+
+    kv: Region
+    p: Region
+    partial: Region
+    maxima: Region
+    masks: Region
+    q_full: Barriers
+    q_read: Barriers
+    q_stored: Barriers
+    kv_full: Barriers
+    kv_free: Barriers
+    s_ready: Barriers
+    s_free: Barriers
+    p_ready: Barriers
+    p_free: Barriers
+    masks_full: Barriers
+    masks_free: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    arena: Arena  # shared memory
+    memory: FwdMemory
     tmem: Int32  # TMEM address of the allocation
     cta_rank: Int32  # in the pair: selects the rows of Q and O, and the half of the keys' dims
     item: Int32  # the pair's 128 rows of Q: a query's, or a group's
@@ -32,11 +54,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> FwdPlan:
         """The compile-time plan."""
-        return self.arena.plan
-
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
+        return self.memory.plan
 
     def keys_at(self, tile: Any) -> PipelineState:
         """State of a tile of keys in its ring. The first tiles leave out the stages that hold Q,
@@ -61,23 +79,23 @@ class Loader(NamedTuple):
     @property
     def keys(self) -> RingProducer:
         """Tiles of keys, in the states of `Context.keys_at`."""
-        return self.ctx.arena.producer("kv_full", "kv_free")
+        return RingProducer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
     @property
     def masks(self) -> RingProducer:
         """Valid keys: use i of the ring is tile i."""
-        return self.ctx.arena.producer("masks_full", "masks_free")
+        return RingProducer(self.ctx.memory.masks_full, self.ctx.memory.masks_free)
 
 
 @cute.jit
 def load_query(role: Loader) -> None:
     """One thread: load the CTA's rows of Q, all dims; rows past the last one become zeros."""
     ctx = role.ctx
-    barrier = ctx.barriers("q_full")
+    barrier = ctx.memory.q_full
     barrier.arrive_and_expect_tx()
     first_row = ctx.item * PAIR_ROWS + ctx.cta_rank * ROWS
     for box in cutlass.range_constexpr(ctx.plan.q_boxes):
-        at = ctx.arena.bytes("kv") + box * BOX_BYTES
+        at = ctx.memory.kv.bytes() + box * BOX_BYTES
         load_box(at, role.q_map, [Int32(box * BOX_DIMS), first_row], barrier.at())
 
 
@@ -113,7 +131,7 @@ def write_masks(role: Loader, tile: Int32) -> None:
     to = role.masks.state(tile)
     # masks_free, of the tile before in this stage: every warp of softmax has read its words.
     role.masks.acquire(to)
-    masks = ctx.arena.pointer("masks", Int32) + to.stage * (group * keys.mask_words)
+    masks = ctx.memory.masks.pointer(Int32) + to.stage * (group * keys.mask_words)
     for query in cutlass.range_constexpr(group):
         for word in cutlass.range_constexpr(keys.mask_words):
             mask = Int32(cute.arch.vote_ballot_sync((found[word] >> query) & 1 == 1))
@@ -138,7 +156,7 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
     if tile == plan.kv_stages - plan.q_stages:
         # q_read, its only time: every warp of softmax has read Q, whose bytes this tile and later
         # ones overwrite.
-        ctx.barriers("q_read").wait_round(0)
+        ctx.memory.q_read.wait_round(0)
     # kv_free, of the tile before in this stage: P V, the last product that reads it, is done in
     # both CTAs. So kv_full's phase is this tile's, whichever CTA's rows come first: it ends only
     # after the first CTA's arrival.
@@ -149,7 +167,7 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
     cute.arch.sync_warp()
     four = [cute.arch.shuffle_sync(row, (lane * ROWS_A_GATHER + i) % WARP_SIZE) for i in range(4)]
     if lane < plan.warp_keys // ROWS_A_GATHER:
-        start = ctx.arena.address("kv") + to.stage * keys.bytes
+        start = ctx.memory.kv.address() + to.stage * keys.bytes
         first_key = warp * plan.warp_keys + lane * ROWS_A_GATHER
         for box in cutlass.range_constexpr(keys.boxes):
             gather4(

@@ -31,7 +31,7 @@ class Issuer(NamedTuple):
     @property
     def keys(self) -> RingConsumer:
         """Tiles of keys, in the states of `Context.keys_at`."""
-        return self.ctx.arena.consumer("kv_full", "kv_free")
+        return RingConsumer(self.ctx.memory.kv_full, self.ctx.memory.kv_free)
 
 
 @cute.jit
@@ -44,9 +44,9 @@ def issue_scores(role: Issuer, tile: Int32) -> None:
     role.keys.wait(at)
     after_sync()
     offset = at.stage * ctx.plan.tile.bytes
-    issue(role.products.qk, ctx.arena.base, ctx.tmem, True, 0, offset)
-    issue(role.products.qk_rope, ctx.arena.base, ctx.tmem, False, 0, offset)
-    commit_to_pair(ctx.barriers("s_ready"))
+    issue(role.products.qk, ctx.memory.base, ctx.tmem, True, 0, offset)
+    issue(role.products.qk_rope, ctx.memory.base, ctx.tmem, False, 0, offset)
+    commit_to_pair(ctx.memory.s_ready)
 
 
 @cute.jit
@@ -57,12 +57,12 @@ def issue_values(role: Issuer, tile: Int32) -> None:
     p_offset = tile % P_STAGES * BOX_BYTES
     kv_offset = at.stage * ctx.plan.tile.bytes
     for product in role.products.pv:
-        issue(product, ctx.arena.base, ctx.tmem, tile == 0, p_offset, kv_offset)
+        issue(product, ctx.memory.base, ctx.tmem, tile == 0, p_offset, kv_offset)
     if tile + role.keys.stages < ctx.num_tiles:
         # Only if a tile comes into the stage: an arrival that nobody waits for might come to a CTA
         # that has ended.
         commit_to_pair(role.keys.empty, at.stage)
-    commit_to_pair(ctx.barriers("p_free"), tile % P_STAGES)
+    commit_to_pair(ctx.memory.p_free, tile % P_STAGES)
 
 
 @cute.jit
@@ -70,13 +70,13 @@ def issue_all(role: Issuer) -> None:
     """One thread: issue every tile of the item."""
     ctx = role.ctx
     # q_stored, its only time: every warp of both CTAs has stored its lanes of Q.
-    wait_for_tmem(ctx.barriers("q_stored"), 0)
+    wait_for_tmem(ctx.memory.q_stored, 0)
     issue_scores(role, Int32(0))
     for tile in cutlass.range(ctx.num_tiles, unroll=1):
         if tile + 1 < ctx.num_tiles:
             # s_free, time i: both CTAs have read the scores that the next ones overwrite.
-            wait_for_tmem(ctx.barriers("s_free"), tile)
+            wait_for_tmem(ctx.memory.s_free, tile)
             issue_scores(role, tile + 1)
         # p_ready, time i: P of both CTAs is in shared memory until p_free; O is against its maxima.
-        wait_then_tcgen05(ctx.barriers("p_ready"), tile)
+        wait_then_tcgen05(ctx.memory.p_ready, tile)
         issue_values(role, tile)

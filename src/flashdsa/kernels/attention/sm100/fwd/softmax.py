@@ -16,6 +16,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.smem import VECTOR, VECTOR_BYTES, load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tmem import wait_then_tcgen05
@@ -28,14 +29,11 @@ UNIT_DIMS = 8
 """bf16 of 16 bytes."""
 
 
-@cute.jit
-def arrive_at_leader(ctx: Context, name: cutlass.Constexpr[str]) -> None:
-    """All lanes of a warp: finish their accesses to tensor memory; one of them arrives at the
+def finish_tmem_accesses() -> None:
+    """All lanes of a warp: finish their accesses to tensor memory; then one of them arrives at a
     barrier of the pair's first CTA."""
     tmem.before_sync()
     cute.arch.sync_warp()
-    if ctx.thread % WARP_SIZE == 0:
-        ctx.barriers(name).arrive_at_peer_for_tmem(LEADER)
 
 
 @cute.jit
@@ -48,7 +46,7 @@ def store_units(
 ) -> None:
     """Store `dims` dims of this thread's row of Q, from `first_unit` of a box on, to a column of
     its lane."""
-    at = ctx.arena.address("kv") + box * BOX_BYTES
+    at = ctx.memory.kv.address() + box * BOX_BYTES
     words = []
     for unit in cutlass.range_constexpr(dims // UNIT_DIMS):
         got = load_words(at + swizzled_128(ctx.thread % ROWS, first_unit + unit), Int32)
@@ -62,7 +60,7 @@ def store_query(ctx: Context) -> None:
     second's."""
     half = ctx.thread // ROWS
     # q_full, its only time: TMA has brought Q, whose bytes the keys overwrite after q_read.
-    ctx.barriers("q_full").wait_round(0)
+    ctx.memory.q_full.wait_round(0)
     columns = ctx.plan.tmem
     for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
         column = columns.column("q") + box * (BOX_DIMS * BF16 // 4)
@@ -80,9 +78,11 @@ def store_query(ctx: Context) -> None:
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
         # Every lane of the warp has read its row.
-        ctx.barriers("q_read").arrive()
+        ctx.memory.q_read.arrive()
     tmem.wait_stored()
-    arrive_at_leader(ctx, "q_stored")
+    finish_tmem_accesses()
+    if ctx.thread % WARP_SIZE == 0:
+        ctx.memory.q_stored.arrive_at_peer_for_tmem(LEADER)
 
 
 NO_KEY = -float("inf")
@@ -149,11 +149,13 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
     half = ctx.thread // ROWS
     column = ctx.plan.tmem.column("s")
     # s_ready, time i: Q K^T of tile i is done; the columns may be read until s_free.
-    wait_then_tcgen05(ctx.barriers("s_ready"), tile)
+    wait_then_tcgen05(ctx.memory.s_ready, tile)
     first, second = column + (1 - half) * ctx.plan.half_keys, column + half * ctx.plan.half_keys
     others, own = tmem.load_lane_twice(ctx.tmem, first, second, ctx.thread, ctx.plan.half_keys)
-    arrive_at_leader(ctx, "s_free")
-    at = ctx.arena.address("partial")
+    finish_tmem_accesses()
+    if ctx.thread % WARP_SIZE == 0:
+        ctx.memory.s_free.arrive_at_peer_for_tmem(LEADER)
+    at = ctx.memory.partial.address()
     words = others.bitcast(Int32)
     # The other thread read this memory's old words before the maxima of the tile before were
     # exchanged.
@@ -173,7 +175,7 @@ def whole_scores(ctx: Context, tile: Int32) -> list[Any]:
 def read_mask(ctx: Context, tile: Int32) -> Int32:
     """Bit k: this row's query has key k of this thread's half of the tile."""
     group = ctx.plan.group
-    ring = ctx.arena.consumer("masks_full", "masks_free")
+    ring = RingConsumer(ctx.memory.masks_full, ctx.memory.masks_free)
     at = ring.state(tile)
     # masks_full, use i: the load warp has written the tile's words; they stay until masks_free.
     ring.wait(at)
@@ -184,7 +186,7 @@ def read_mask(ctx: Context, tile: Int32) -> Int32:
             // ctx.plan.group_heads
             * ctx.plan.tile.mask_words
         )
-    mask = (ctx.arena.pointer("masks", Int32) + word).load()
+    mask = (ctx.memory.masks.pointer(Int32) + word).load()
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
         ring.release(at.stage)
@@ -197,7 +199,7 @@ def row_maximum(ctx: Context, scores: list[Any]) -> Float32:
     top = scores[0]
     for score in scores[1:]:
         top = cute.arch.fmax(top, score)
-    maxima = ctx.arena.pointer("maxima", Float32)
+    maxima = ctx.memory.maxima.pointer(Float32)
     # The other thread read this memory's old words before it came to this tile's first meeting.
     (maxima + ctx.thread).store(top)
     meet(ctx)
@@ -211,7 +213,7 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
         if cute.arch.vote_any_sync(factor != 1.0):
             # p_free of the tile before: its P V is added to O, and no other one comes before
             # p_ready of this tile.
-            wait_then_tcgen05(ctx.barriers("p_free"), tile - 1)
+            wait_then_tcgen05(ctx.memory.p_free, tile - 1)
             column = ctx.plan.tmem.column("o")
             for first in cutlass.range_constexpr(0, ctx.plan.tile.dims, CHUNK):
                 values = tmem.load_lane(ctx.tmem, column + first, ctx.thread, CHUNK)
@@ -224,12 +226,12 @@ def rescale(ctx: Context, tile: Int32, factor: Float32) -> None:
 @cute.jit
 def store_p(ctx: Context, tile: Int32, p: list[Any]) -> None:
     """Store P of this thread's half of the keys, in bf16: 64 bytes of its row."""
-    ring = ctx.arena.producer("p_ready", "p_free")
+    ring = RingProducer(ctx.memory.p_ready, ctx.memory.p_free)
     to = ring.state(tile)
     # p_free of the tile before in this stage: its P V, which reads P, is done.
     ring.acquire(to)
     words = Vector.from_elements(p, Float32).to(BFloat16).bitcast(Int32)
-    at = ctx.arena.address("p") + to.stage * BOX_BYTES
+    at = ctx.memory.p.address() + to.stage * BOX_BYTES
     units = ctx.plan.half_keys // (2 * VECTOR)
     for unit in cutlass.range_constexpr(units):
         place = swizzled_128(ctx.thread % ROWS, ctx.thread // ROWS * units + unit)
@@ -268,7 +270,7 @@ def softmax_tile(role: Softmax, tile: Int32, row: Row) -> Row:
     if ctx.thread % WARP_SIZE == 0:
         # p_ready, time i: O of this warp's lanes in tensor memory, and P in the CTA's own shared
         # memory, which is all that is released, are ready for P V.
-        ctx.barriers("p_ready").arrive_at_peer_for_shared(LEADER, tile % P_STAGES)
+        ctx.memory.p_ready.arrive_at_peer_for_shared(LEADER, tile % P_STAGES)
     return Row(new, total, cute.arch.fmax(row.largest, top))
 
 
@@ -302,7 +304,7 @@ class Output(NamedTuple):
 def whole_sum(ctx: Context, own: Float32) -> Float32:
     """Sum over both threads of the row."""
     # The other thread read the scores that lie here before the last maxima were exchanged.
-    sums = ctx.arena.pointer("partial", Float32)
+    sums = ctx.memory.partial.pointer(Float32)
     (sums + ctx.thread * ctx.plan.half_keys).store(own)
     meet(ctx)
     return own + (sums + (ctx.thread ^ ROWS) * ctx.plan.half_keys).load()
@@ -357,13 +359,13 @@ def write_rows(w: Output, row: Row) -> None:
     factor = finish_row(w, row)
     if ctx.num_tiles > 1:
         # Nothing else may have waited for it, and it must not arrive after this CTA's end.
-        ctx.barriers("p_free").wait_for(ctx.num_tiles - 2)
+        ctx.memory.p_free.wait_for(ctx.num_tiles - 2)
     # p_free of the last tile: every product is done in both CTAs, so O may be read, and the bytes
     # of the keys overwritten.
-    wait_then_tcgen05(ctx.barriers("p_free"), ctx.num_tiles - 1)
+    wait_then_tcgen05(ctx.memory.p_free, ctx.num_tiles - 1)
     first_box = ctx.thread // ROWS * ctx.plan.tile.boxes
     for box in cutlass.range_constexpr(ctx.plan.tile.boxes):
-        write_box(ctx, box, factor, ctx.arena.address("kv") + (first_box + box) * BOX_BYTES)
+        write_box(ctx, box, factor, ctx.memory.kv.address() + (first_box + box) * BOX_BYTES)
     # generic writes above -> TMA reads through the async proxy
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
@@ -372,7 +374,7 @@ def write_rows(w: Output, row: Row) -> None:
         for box in cutlass.range_constexpr(ctx.plan.tile.d_v // BOX_DIMS):
             prims.cp_async_bulk_tensor_global_shared_cta(
                 w.out_map,
-                (ctx.arena.bytes("kv") + box * BOX_BYTES).to_llvm_ptr(),
+                (ctx.memory.kv.bytes() + box * BOX_BYTES).to_llvm_ptr(),
                 [Int32(box * BOX_DIMS), first_row],
             )
         cute.arch.cp_async_bulk_commit_group()

@@ -188,7 +188,7 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     lane = ctx.thread % WARP_SIZE
     dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
     at = role.dkv.iterator + dim
-    rows = ctx.arena.address("rows")
+    rows = ctx.memory.rows.address()
     issue_line(accs[0], p, ds, line_at(rows, 0))
     issue_line(accs[1], p, ds, line_at(rows, 1))
     for chunk in cutlass.range_constexpr(ctx.plan.tile.value_chunks - 1):
@@ -210,7 +210,7 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
 @cute.jit
 def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     """Store a tile's dS^T Q + P^T dO to the slots; keys: this thread's rows of them."""
-    plan, rows = role.ctx.plan, role.ctx.arena.address("rows")
+    plan, rows = role.ctx.plan, role.ctx.memory.rows.address()
     pack, value_lines = role.ctx.thread % LINE_PACKS, plan.tile.value_chunks * CHUNK_LINES
     to = []
     for key in keys:
@@ -247,17 +247,17 @@ def dkv_all(role: Dkv) -> None:
         tile = tiles.first
         keys = read_keys(role, line, tiles, tile)
         if tiles.count > 0:
-            ctx.barriers("rows_full").wait_round(items)
+            ctx.memory.rows_full.wait_round(items)
             # Q and dO have been copied by threads; the fence shows them to wgmma.
             cute.arch.fence_proxy("async.shared", space="cta")
             items += 1
         for _ in cutlass.range(tiles.count, unroll=1):
             tile = tile_after(tile, tiles.count)
             ahead = read_keys(role, line, tiles, tile)
-            ctx.barriers("scores_full").wait_round(number)
-            load_matrix(ctx.arena.address("p"), p, ctx.thread)
-            load_matrix(ctx.arena.address("ds"), ds, ctx.thread)
-            arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
+            ctx.memory.scores_full.wait_round(number)
+            load_matrix(ctx.memory.p.address(), p, ctx.thread)
+            load_matrix(ctx.memory.ds.address(), ds, ctx.thread)
+            arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
             if cutlass.const_expr(ctx.plan.slots):
                 block = item % ctx.row_blocks
                 store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys])
@@ -266,4 +266,4 @@ def dkv_all(role: Dkv) -> None:
             keys = ahead
             number += 1
         if tiles.count > 0:
-            arrive_warp(ctx.barriers("rows_free"), 0, ctx.thread)
+            arrive_warp(ctx.memory.rows_free, 0, ctx.thread)

@@ -15,13 +15,18 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import Context, Gatherer, gather_all
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import (
+    Context,
+    Gatherer,
+    PerItemMemory,
+    gather_all,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     Offsets,
     launch_offsets,
@@ -67,32 +72,32 @@ def per_item_kernel(
     taken. A plan with slots has them as dkv, and offsets and number of the part; else None."""
     q, kv, do = operands
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = PerItemMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_all(Gatherer(locate(arena, lists, heads, dq, spread, choice, offsets, number), kv))
+        gather_all(Gatherer(locate(memory, lists, heads, dq, spread, choice, offsets, number), kv))
     elif group == 1:
         cute.arch.setmaxregister_increase(plan.score.registers)
-        ctx = locate(arena, lists, heads, dq, spread, choice, offsets, number)
+        ctx = locate(memory, lists, heads, dq, spread, choice, offsets, number)
         score_all(Scorer(ctx, lse, delta, dq, sm_scale))
     elif group == 2:
         cute.arch.setmaxregister_increase(plan.high.registers)
-        ctx = locate(arena, lists, heads, dq, spread, choice, offsets, number)
+        ctx = locate(memory, lists, heads, dq, spread, choice, offsets, number)
         high_all(High(ctx, q, do, dq))
     else:
         cute.arch.setmaxregister_decrease(plan.dkv.registers)
-        ctx = locate(arena, lists, heads, dq, spread, choice, offsets, number)
+        ctx = locate(memory, lists, heads, dq, spread, choice, offsets, number)
         rows = offsets.rows if cutlass.const_expr(plan.slots) else None
         dkv_all(Dkv(ctx, dkv, rows))
 
 
 @cute.jit
 def locate(
-    arena: Arena,
+    memory: PerItemMemory,
     lists: Lists,
     heads: Int32,
     dq: cute.Tensor,
@@ -111,12 +116,12 @@ def locate(
             num_items = Int32(0)
     row_blocks = cutlass.max(heads // ROWS, Int32(1))
     first = cta
-    if cutlass.const_expr(arena.plan.slots):
+    if cutlass.const_expr(memory.plan.slots):
         part = part_of(offsets, number)
         first = part.begin * row_blocks + cta
         num_items = cutlass.min(num_items, part.end * row_blocks)
     own = thread % WARPGROUP_SIZE
-    return Context(arena, lists, row_blocks, first, num_ctas, num_items, spread, own)
+    return Context(memory, lists, row_blocks, first, num_ctas, num_items, spread, own)
 
 
 class Operands(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units, copy_word
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
@@ -31,6 +31,23 @@ ROPE_WARP = 3
 """Warp that copies the columns that only Q has."""
 
 
+class PerItemMemory(Memory):
+    """Regions and barriers of `PerItemPlan`."""
+
+    rows: Region
+    k: Region
+    p: Region
+    ds: Region
+    statistics: Region
+    k_full: Barriers
+    k_free_low: Barriers
+    k_free_high: Barriers
+    scores_full: Barriers
+    scores_free: Barriers
+    rows_full: Barriers
+    rows_free: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
@@ -38,7 +55,7 @@ class Context(NamedTuple):
     its first tile is `spread` tiles after that of the previous CTA.
     """
 
-    arena: Arena
+    memory: PerItemMemory
     lists: Lists
     row_blocks: Int32  # of a group: 2 with 128 heads, else 1
     cta: Int32
@@ -50,11 +67,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> PerItemPlan:
         """The compile-time plan."""
-        return self.arena.plan
-
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
+        return self.memory.plan
 
     def group_of(self, item: Int32) -> Int32:
         """The item's group."""
@@ -105,13 +118,13 @@ def copy_tile(role: Gatherer, rows: list[Int32], to: Int32, unit: Int32, number:
     for chunk in ctx.plan.order:
         # k_free: dQ of the tile before has read the chunk, and S before it.
         if cutlass.const_expr(chunk < tile.half_chunks):
-            ctx.barriers("k_free_low").wait_round(number - 1, chunk)
+            ctx.memory.k_free_low.wait_round(number - 1, chunk)
         else:
-            ctx.barriers("k_free_high").wait_round(number - 1, chunk - tile.half_chunks)
+            ctx.memory.k_free_high.wait_round(number - 1, chunk - tile.half_chunks)
         for turn in cutlass.range_constexpr(TURNS):
             at = chunk * tile.chunk_bytes + turn * ROWS_AT_ONCE * ROW_BYTES
             copy_units(to, sources[turn], rows[turn], [(at, chunk * ROW_BYTES)])
-        arrive_when_copied(ctx.barriers("k_full").at(chunk))
+        arrive_when_copied(ctx.memory.k_full.at(chunk))
 
 
 @cute.jit
@@ -126,7 +139,7 @@ def gather_all(role: Gatherer) -> None:
     """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.arena.address("k") + swizzled_128(own, unit)
+    to = ctx.memory.k.address() + swizzled_128(own, unit)
     number = Int32(0)
     for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
         tiles = tiles_of(ctx, item)
@@ -157,7 +170,7 @@ def copy_rows(role: Rows, item: Int32) -> None:
     ctx, tile = role.ctx, role.ctx.plan.tile
     present = ctx.lists.present[ctx.group_of(item)]
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    to = ctx.arena.address("rows") + place_of_word(lane)
+    to = ctx.memory.rows.address() + place_of_word(lane)
     row = Int64(item) * ROWS
     q = role.q.iterator + (row * tile.d_qk + lane * WORD_DIMS)
     do = role.do.iterator + (row * tile.d_v + lane * WORD_DIMS)
@@ -167,7 +180,7 @@ def copy_rows(role: Rows, item: Int32) -> None:
         copy_chunk(ctx, do + column, place + HALF_BYTES, present, tile.d_v, 2 * HALF_BYTES)
     if warp == ROPE_WARP:
         copy_chunk(ctx, q + tile.d_v, to + ctx.plan.rope_at, present, tile.d_qk, HALF_BYTES)
-    arrive_when_copied(ctx.barriers("rows_full").at())
+    arrive_when_copied(ctx.memory.rows_full.at())
 
 
 @cute.jit

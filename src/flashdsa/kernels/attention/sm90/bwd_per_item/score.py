@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl.pipeline import Barriers, arrive_warp
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16
@@ -52,9 +52,9 @@ def make_accs(groups: tuple[range, ...]) -> list[cute.Tensor]:
 
 
 @cute.jit
-def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: cutlass.Constexpr) -> None:
+def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: Barriers) -> None:
     """Add dS K to dQ, each group of chunks to its accumulator; free the chunks."""
-    ds, keys = ctx.arena.address("ds"), ctx.arena.address("k")
+    ds, keys = ctx.memory.ds.address(), ctx.memory.k.address()
     warpgroup.fence()
     for acc, chunks in zip(accs, groups, strict=True):
         multiply(
@@ -69,7 +69,7 @@ def add_dq(ctx: Context, accs: Any, groups: cutlass.Constexpr, free: cutlass.Con
     for product, chunks in enumerate(groups):
         warpgroup.wait_group(len(groups) - 1 - product)
         for chunk in chunks:
-            arrive_warp(ctx.barriers(free), chunk - groups[0][0], ctx.thread)
+            arrive_warp(free, chunk - groups[0][0], ctx.thread)
 
 
 @cute.jit
@@ -128,7 +128,7 @@ def write_statistics(role: Scorer, item: Int32) -> None:
     ctx = role.ctx
     if ctx.thread < ROWS:
         row = cutlass.min(item * ROWS + ctx.thread, role.lse.shape[0] - 1)
-        to = ctx.arena.address("statistics") + (ctx.thread // 2 * 16 + ctx.thread % 2 * 4)
+        to = ctx.memory.statistics.address() + (ctx.thread // 2 * 16 + ctx.thread % 2 * 4)
         store_float(to, role.lse[row] * Float32(LOG2_E))
         store_float(to + 8, role.delta[row] * role.sm_scale)
     cute.arch.barrier(barrier_id=STATISTICS_READY, number_of_threads=WARPGROUP_SIZE)
@@ -139,13 +139,13 @@ def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Cons
     """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the
     other."""
     ctx = role.ctx
-    keys = opaque(along_k(ctx.arena.address("k")))
-    rows = opaque(along_k(ctx.arena.address("rows")))
+    keys = opaque(along_k(ctx.memory.k.address()))
+    rows = opaque(along_k(ctx.memory.rows.address()))
     plan = ctx.plan
     for chunk in plan.order:
         if cutlass.const_expr(half == 0):
             # k_full: the chunk has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k_full").wait_round(number, chunk)
+            ctx.memory.k_full.wait_round(number, chunk)
             cute.arch.fence_proxy("async.shared", space="cta")
         has_v = chunk < plan.tile.value_chunks
         place = chunk * ROWS_CHUNK_BYTES + 2 * half * HALF_BYTES
@@ -183,7 +183,7 @@ def make_scores(
     key."""
     ctx = role.ctx
     scale_log2 = role.sm_scale * Float32(LOG2_E)
-    statistics = ctx.arena.address("statistics") + ctx.thread % 4 * 16
+    statistics = ctx.memory.statistics.address() + ctx.thread % 4 * 16
     p_words, ds_words = [], []
     for block in cutlass.range_constexpr(HALF_ROWS // 8):
         row = half * HALF_ROWS + 8 * block
@@ -236,13 +236,13 @@ def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int
         if cutlass.const_expr(half == 0):
             # scores_free: the other roles have read P and dS of the tile before, and so has this
             # one.
-            ctx.barriers("scores_free").wait_round(number - 1)
-        store_matrix(ctx.arena.address("p"), p, ctx.thread, half)
-        store_matrix(ctx.arena.address("ds"), ds, ctx.thread, half)
+            ctx.memory.scores_free.wait_round(number - 1)
+        store_matrix(ctx.memory.p.address(), p, ctx.thread, half)
+        store_matrix(ctx.memory.ds.address(), ds, ctx.thread, half)
     # Written through the generic proxy -> wgmma reads dS through the asynchronous one.
     cute.arch.fence_proxy("async.shared", space="cta")
-    arrive_warp(ctx.barriers("scores_full"), 0, ctx.thread)
-    ctx.barriers("scores_full").wait_round(number)
+    arrive_warp(ctx.memory.scores_full, 0, ctx.thread)
+    ctx.memory.scores_full.wait_round(number)
 
 
 @cute.jit
@@ -262,18 +262,18 @@ def score_all(role: Scorer) -> None:
             acc.fill(0.0)
         if tiles.count > 0:
             write_statistics(role, item)
-            ctx.barriers("rows_full").wait_round(items)
+            ctx.memory.rows_full.wait_round(items)
             # Q and dO have been copied by threads; the fence shows them to wgmma.
             cute.arch.fence_proxy("async.shared", space="cta")
             items += 1
         for _ in cutlass.range(tiles.count, unroll=1):
             members = read_members(role, line, tile)
             score_tile(role, scores, members, number)
-            add_dq(ctx, accs, ctx.plan.low_chunks, "k_free_low")
+            add_dq(ctx, accs, ctx.plan.low_chunks, ctx.memory.k_free_low)
             tile = tile_after(tile, tiles.count)
             number += 1
         if tiles.count > 0:
-            arrive_warp(ctx.barriers("rows_free"), 0, ctx.thread)
+            arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
         for dq, chunks in zip(accs, ctx.plan.low_chunks, strict=True):
             store_dq(ctx, role.dq, dq, item, chunks)
 
@@ -297,17 +297,17 @@ def high_all(role: High) -> None:
         tiles = tiles_of(ctx, item)
         if tiles.count > 0:
             # rows_free: S, dP and dKV of the item before have read its Q and dO.
-            ctx.barriers("rows_free").wait_round(items - 1)
+            ctx.memory.rows_free.wait_round(items - 1)
             copy_rows(Rows(ctx, role.q, role.do), item)
             items += 1
         for acc in accs:
             acc.fill(0.0)
         for _ in cutlass.range(tiles.count, unroll=1):
-            ctx.barriers("scores_full").wait_round(number)
+            ctx.memory.scores_full.wait_round(number)
             # The keys have been copied by threads; the fence shows them to wgmma.
             cute.arch.fence_proxy("async.shared", space="cta")
-            add_dq(ctx, accs, ctx.plan.high_chunks, "k_free_high")
-            arrive_warp(ctx.barriers("scores_free"), 0, ctx.thread)
+            add_dq(ctx, accs, ctx.plan.high_chunks, ctx.memory.k_free_high)
+            arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
             number += 1
         for dq, chunks in zip(accs, ctx.plan.high_chunks, strict=True):
             store_dq(ctx, role.dq, dq, item, chunks)

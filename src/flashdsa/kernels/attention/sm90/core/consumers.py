@@ -34,8 +34,6 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
 SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""
-SUMS_FULL = ("sums0_full", "sums1_full")
-"""Barriers of each consumer's sums."""
 
 
 class Registers(NamedTuple):
@@ -60,13 +58,13 @@ def values_of(ctx: StepContext, tile: int, consumer: int) -> Any:
     """Descriptor of a tile's V, of the consumer's half of the dims."""
     geometry = ctx.plan.tile
     offset = tile * geometry.bytes + consumer * geometry.half_chunks * geometry.chunk_bytes
-    return along_n(ctx.arena.address("k") + offset)
+    return along_n(ctx.memory.k.address() + offset)
 
 
 def p_address(ctx: StepContext, tile: int) -> Any:
     """Address of a tile's P."""
     region, offset = ctx.plan.p0 if tile == 0 else ("p", 0)
-    return ctx.arena.address(region) + offset
+    return ctx.memory.region(region).address() + offset
 
 
 def p_of(ctx: StepContext, tile: int) -> Any:
@@ -83,11 +81,11 @@ def issue_scores(
     A step that is not needed gives numbers that nobody uses: a branch around wgmmas would make
     ptxas wait for each of them.
     """
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k"))
+    q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address())
     if is_needed:
         for slice_ in slices:
             # k0_full: the slice has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k0_full").wait(ctx.phase(step), slice_)
+            ctx.memory.k0_full.wait(ctx.phase(step), slice_)
     cute.arch.fence_proxy("async.shared", space="cta")
     for slice_ in slices:
         multiply_scores(ctx.plan.tile, s, q, k, slice_, slice_ == 0, ctx.kind_of_slice(slice_))
@@ -99,7 +97,7 @@ def finish_scores(ctx: StepContext, step: Int32) -> None:
     """Consumer 0: announce that all of the step's S is computed, so that consumer 1 may compute
     its own; wait for the tile's masks."""
     cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-    ctx.barriers("masks_full").wait(ctx.phase(step), 0)
+    ctx.memory.masks_full.wait(ctx.phase(step), 0)
 
 
 def wait_for_scores() -> None:
@@ -113,18 +111,18 @@ def compute_scores(ctx: StepContext, s: cute.Tensor, step: Int32) -> None:
     """Consumer 1: compute S of its tile, first of the high half, which was freed first; wait for
     the tile's masks."""
     tile = ctx.plan.tile
-    q, k = along_k(ctx.arena.address("q")), along_k(ctx.arena.address("k") + tile.bytes)
+    q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address() + tile.bytes)
     for slices in (tile.high_slices, tile.low_slices):
         for slice_ in slices:
             # k1_full: the slice has been copied by threads; the fence shows it to wgmma.
-            ctx.barriers("k1_full").wait(ctx.phase(step), slice_)
+            ctx.memory.k1_full.wait(ctx.phase(step), slice_)
         cute.arch.fence_proxy("async.shared", space="cta")
         for slice_ in slices:
             is_first = slice_ == tile.high_slices[0]
             multiply_scores(tile, s, q, k, slice_, is_first, ctx.kind_of_slice(slice_))
     warpgroup.commit_group()
     warpgroup.wait_group(0)
-    ctx.barriers("masks_full").wait(ctx.phase(step), 1)
+    ctx.memory.masks_full.wait(ctx.phase(step), 1)
 
 
 @cute.jit
@@ -139,11 +137,11 @@ def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     # P may overwrite columns of the tile's keys: all four warps have their scores.
     cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
     store_p(ctx, r.p, r.rows, p_address(ctx, 0), 0)
-    ctx.barriers("p0_full").arrive()
+    ctx.memory.p0_full.arrive()
     rescale_to_own(r.out, r.rows, scale)
     multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
     warpgroup.wait_group(0)
-    arrive_warp(ctx.barriers("low_free"), 0, ctx.thread)
+    arrive_warp(ctx.memory.low_free, 0, ctx.thread)
 
 
 @cute.jit
@@ -158,13 +156,13 @@ def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     # P of the step before: the other consumer was done with it before p0_full of this one.
     store_p(ctx, r.p, r.rows, p_address(ctx, 1), 1)
-    ctx.barriers("p1_full").arrive()
+    ctx.memory.p1_full.arrive()
     warpgroup.wait_group(0)
-    arrive_warp(ctx.barriers("high_free"), 0, ctx.thread)
+    arrive_warp(ctx.memory.high_free, 0, ctx.thread)
     rescale_to_own(r.out, r.rows, scale)
     multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
     warpgroup.wait_group(0)
-    arrive_warp(ctx.barriers("high_free"), 1, ctx.thread)
+    arrive_warp(ctx.memory.high_free, 1, ctx.thread)
 
 
 @cute.jit
@@ -189,8 +187,8 @@ def merge_sums(
     Args:
         items: number that the CTA has ended before.
     """
-    own_sums, other_sums = SUMS_FULL[consumer], SUMS_FULL[1 - consumer]
-    shared = ctx.arena.array("row_sum", Float32, 2 * 2 * ROWS)
+    full = (ctx.memory.sums0_full, ctx.memory.sums1_full)
+    shared = ctx.memory.row_sum.array(Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)
     own = [quad_reduce(rows.row_sum[h], lambda a, b: a + b) for h in range(THREAD_ROWS)]
     # The other consumer read the previous item's sums before its P of this item, and this one has
@@ -200,9 +198,9 @@ def merge_sums(
             shared[(consumer * 2) * ROWS + row + 8 * h] = own[h]
             shared[(consumer * 2 + 1) * ROWS + row + 8 * h] = rows.row_max[h]
             if cutlass.const_expr(consumer == 1 and rows.largest is not None):
-                ctx.arena.array("largest", Float32, ROWS)[row + 8 * h] = rows.largest[h]
-    ctx.barriers(own_sums).arrive()
-    ctx.barriers(other_sums).wait_for(items)
+                ctx.memory.largest.array(Float32, ROWS)[row + 8 * h] = rows.largest[h]
+    full[consumer].arrive()
+    full[1 - consumer].wait_for(items)
     sums = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         others = shared[(1 - consumer) * 2 * ROWS + row + 8 * h]

@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.pipeline import PipelineState, RingProducer
+from flashdsa.dsl.pipeline import Barriers, PipelineState, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, UNITS
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
@@ -20,13 +20,13 @@ class Half(NamedTuple):
     """A half of a tile of a step."""
 
     tile: int
-    free: str  # the barrier that says that it has been read
+    high: bool
     slices: tuple[int, ...]
 
 
 def halves_of_step(tile: Tile) -> tuple[Half, ...]:
     """The halves in the order in which the consumers free them."""
-    low, high = ("low_free", tile.low_slices), ("high_free", tile.high_slices)
+    low, high = (False, tile.low_slices), (True, tile.high_slices)
     return Half(0, *low), Half(0, *high), Half(1, *high), Half(1, *low)
 
 
@@ -41,7 +41,7 @@ class Copies(NamedTuple):
 def copies_of_thread(ctx: StepContext) -> Copies:
     """The thread's part."""
     unit, row = ctx.thread % UNITS, ctx.thread // UNITS
-    return Copies(ctx.arena.address("k") + swizzled_128(row, unit), row, unit)
+    return Copies(ctx.memory.k.address() + swizzled_128(row, unit), row, unit)
 
 
 def turns_of(tile: Tile) -> int:
@@ -60,10 +60,16 @@ def row_of_turn(slots: list[Int32], turn: int, number: Any) -> Any:
     )
 
 
+def tile_full(ctx: StepContext, tile: int) -> Barriers:
+    """The barrier that says that slices of a tile have come."""
+    return ctx.memory.k1_full if tile else ctx.memory.k0_full
+
+
 def acquire(ctx: StepContext, half: Half, phase: Any) -> None:
     """Wait until the consumer has read the half in the step before, and with it the masks."""
-    ring = RingProducer(ctx.barriers(f"k{half.tile}_full"), ctx.barriers(half.free))
-    ring.acquire(PipelineState(Int32(half.tile), phase))
+    memory = ctx.memory
+    free = memory.high_free if half.high else memory.low_free
+    RingProducer(tile_full(ctx, half.tile), free).acquire(PipelineState(Int32(half.tile), phase))
 
 
 @cute.jit
@@ -90,7 +96,7 @@ def copy_half(
                 row,
                 [(at + chunk * geometry.chunk_bytes, chunk * ROW_BYTES) for chunk in chunks],
             )
-        arrive_when_copied(ctx.barriers(f"k{tile}_full").at(slice_))
+        arrive_when_copied(tile_full(ctx, tile).at(slice_))
 
 
 @cute.jit
@@ -101,7 +107,7 @@ def load_query(ctx: StepContext, q_map: Any, coordinates: list[Any]) -> None:
     Args:
         q_map: tensor map, boxes of 64 rows of a chunk. coordinates: after the column's.
     """
-    barrier = ctx.barriers("q_full")
+    barrier = ctx.memory.q_full
     for chunk in cutlass.range_constexpr(ctx.plan.tile.chunks):
-        to = ctx.arena.bytes("q") + chunk * Q_CHUNK_BYTES
+        to = ctx.memory.q.bytes() + chunk * Q_CHUNK_BYTES
         load_box(to, q_map, [Int32(chunk * CHUNK), *coordinates], barrier.at())

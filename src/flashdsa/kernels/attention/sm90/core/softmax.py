@@ -76,7 +76,7 @@ def restart(rows: Rows) -> None:
 def read_masks(ctx: StepContext, tile: int) -> list[list[Int32]]:
     """Bits of the tile's valid keys, for each of the thread's rows."""
     group, mask_words = ctx.plan.group, ctx.plan.tile.mask_words
-    masks = ctx.arena.array("masks", Int32, TILES * group * mask_words)
+    masks = ctx.memory.masks.array(Int32, TILES * group * mask_words)
     found: list[list[Int32]] = []
     for h in range(THREAD_ROWS):
         query = (row_of_thread(ctx.thread) + 8 * h) // ctx.plan.group_heads if group > 1 else 0
@@ -156,7 +156,7 @@ def store_p(ctx: StepContext, p: Any, rows: Rows, address: Any, tile: cutlass.Co
             ],
         )
     if lane % 4 == 0:
-        maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
+        maxima = ctx.memory.row_max.array(Float32, TILES * ROWS)
         for h in cutlass.range_constexpr(THREAD_ROWS):
             maxima[tile * ROWS + row_of_thread(ctx.thread) + 8 * h] = rows.row_max[h]
     # wgmma of the other consumer reads P: the generic proxy's writes are fenced by who wrote them.
@@ -186,7 +186,7 @@ def rescale_to_own(out: Any, rows: Rows, scale: Scale) -> None:
 
 def rescale_to_others(ctx: StepContext, out: Any, rows: Rows, scale: Scale, tile: int) -> None:
     """Rescale O to the maxima of the other consumer's P; this one's become no less."""
-    maxima = ctx.arena.array("row_max", Float32, TILES * ROWS)
+    maxima = ctx.memory.row_max.array(Float32, TILES * ROWS)
     first = tile * ROWS + row_of_thread(ctx.thread)
     theirs = [maxima[first + 8 * h] for h in range(THREAD_ROWS)]
     rescale(out, rows, theirs, scale)

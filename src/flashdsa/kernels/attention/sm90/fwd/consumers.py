@@ -58,7 +58,7 @@ def consume0(role: Consumer) -> None:
     r = new_registers(tile, ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
-    ctx.barriers("q_full").wait_for(items)
+    ctx.memory.q_full.wait_for(items)
     issue_scores(ctx, r.s, step, True, tile.low_slices + tile.high_slices)
     warpgroup.wait_group(0)
     announce_scores(ctx, step)
@@ -67,14 +67,14 @@ def consume0(role: Consumer) -> None:
         flags = ctx.flags(0)
         more = flags & LAST_STEP_OF_CTA == 0
         add_tile0(ctx, r, role.scale, v0)
-        ctx.barriers("p1_full").wait(ctx.phase(step))
+        ctx.memory.p1_full.wait(ctx.phase(step))
         issue_others(ctx, r, role.scale, 1, p1, v1)
         step += 1
         if flags == LAST_STEP_OF_ITEM:
-            ctx.barriers("q_full").wait_for(items + 1)
+            ctx.memory.q_full.wait_for(items + 1)
         issue_scores(ctx, r.s, step, more, tile.low_slices)
         warpgroup.wait_group(1)
-        arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
+        arrive_warp(ctx.memory.low_free, 1, ctx.thread)
         issue_scores(ctx, r.s, step, more, tile.high_slices)
         warpgroup.wait_group(0)
         if more:
@@ -92,7 +92,7 @@ def announce_scores(ctx: Context, step: Int32) -> None:
     step its Q."""
     finish_scores(ctx, step)
     if ctx.flags(0) != 0:
-        arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
+        arrive_warp(ctx.memory.q_free, 0, ctx.thread)
 
 
 @cute.jit
@@ -103,7 +103,7 @@ def consume1(role: Consumer) -> None:
     r = new_registers(ctx.plan.tile, ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
-    ctx.barriers("q_full").wait_for(items)
+    ctx.memory.q_full.wait_for(items)
     more = Boolean(True)
     while more:
         wait_for_scores()
@@ -111,8 +111,8 @@ def consume1(role: Consumer) -> None:
         flags = ctx.flags(1)
         more = flags & LAST_STEP_OF_CTA == 0
         if flags != 0:
-            arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
-        ctx.barriers("p0_full").wait(ctx.phase(step))
+            arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+        ctx.memory.p0_full.wait(ctx.phase(step))
         issue_others(ctx, r, role.scale, 0, p0, v0)
         add_tile1(ctx, r, role.scale, v1)
         step += 1
@@ -122,7 +122,7 @@ def consume1(role: Consumer) -> None:
             r.out.fill(0.0)
             items += 1
             if more:
-                ctx.barriers("q_full").wait_for(items)
+                ctx.memory.q_full.wait_for(items)
 
 
 @cute.jit
@@ -171,7 +171,7 @@ def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Con
                 row = item.first + item.row + 8 * h
                 (role.lse.iterator + row).store(lse)
                 if cutlass.const_expr(ctx.plan.max_logits):
-                    others = ctx.arena.array("largest", Float32, ROWS)[item.row + 8 * h]
+                    others = ctx.memory.largest.array(Float32, ROWS)[item.row + 8 * h]
                     largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
                     (role.max_logits.iterator + row).store(largest * LN_2)
         factors.append(factor)

@@ -5,12 +5,20 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.fragments import BF16_KIND
+from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+
+
+class FwdMemory(StepMemory):
+    """Regions and barriers of `FwdPlan`."""
+
+    flags: Region
+    q_free: Barriers
 
 
 class Context(NamedTuple):
@@ -19,7 +27,7 @@ class Context(NamedTuple):
     An item is 64 rows of Q: of a group of queries, or of `blocks` items of one query each.
     """
 
-    arena: Arena
+    memory: FwdMemory
     first_item: Int32
     num_ctas: Int32
     num_items: Int32
@@ -29,7 +37,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> FwdPlan:
         """The compile-time plan."""
-        return self.arena.plan
+        return self.memory.plan
 
     @property
     def kind(self) -> str:
@@ -40,31 +48,27 @@ class Context(NamedTuple):
         """Kind of a slice's columns of Q and K in the products."""
         return BF16_KIND
 
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
-
     def phase(self, step: Any) -> Int32:
         """The phase that step number `step` of the CTA completes, of every barrier but Q's."""
-        return self.barriers("p0_full").state(step).phase
+        return self.memory.p0_full.state(step).phase
 
     def flags(self, tile: int) -> Any:
         """A tile's flags of the step, LAST_STEP_OF_ITEM and LAST_STEP_OF_CTA."""
-        return self.arena.array("flags", Int32, TILES)[tile]
+        return self.memory.flags.array(Int32, TILES)[tile]
 
 
 @cute.jit
-def locate(lse: cute.Tensor, arena: Arena) -> Context:
+def locate(lse: cute.Tensor, memory: FwdMemory) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     queries = Int32(lse.shape[0])
-    group = arena.plan.group
+    group = memory.plan.group
     if cutlass.const_expr(group > 1):
         blocks = Int32(1)
         num_items = (queries + group - 1) // group
     else:
         blocks = (Int32(lse.shape[1]) + ROWS - 1) // ROWS
         num_items = queries * blocks
-    return Context(arena, cta, num_ctas, num_items, blocks, thread % WARPGROUP_SIZE)
+    return Context(memory, cta, num_ctas, num_items, blocks, thread % WARPGROUP_SIZE)

@@ -120,7 +120,7 @@ def store_masks(
     """One warp: store which keys of the tile each query has, and flags of the step."""
     plan = role.ctx.plan
     mask_words = plan.tile.mask_words
-    masks = role.ctx.arena.array("masks", Int32, TILES * plan.group * mask_words)
+    masks = role.ctx.memory.masks.array(Int32, TILES * plan.group * mask_words)
     for query in cutlass.range_constexpr(plan.group):
         for word in cutlass.range_constexpr(mask_words):
             number = tile * mask_words + word
@@ -131,15 +131,15 @@ def store_masks(
             if lane == 0:
                 masks[(tile * plan.group + query) * mask_words + word] = Int32(mask)
     if lane == 0:
-        role.ctx.arena.array("flags", Int32, TILES)[tile] = flags
-        role.ctx.barriers("masks_full").arrive(tile)
+        role.ctx.memory.flags.array(Int32, TILES)[tile] = flags
+        role.ctx.memory.masks_full.arrive(tile)
 
 
 @cute.jit
 def load_rows_of_query(role: Gatherer, cursor: Cursor) -> None:
     """One thread: load the item's rows of Q; those past the last one become zeros."""
     ctx = role.ctx
-    ctx.barriers("q_full").arrive_and_expect_tx()
+    ctx.memory.q_full.arrive_and_expect_tx()
     if cutlass.const_expr(ctx.plan.group > 1):
         load_query(ctx, role.q_map, [cursor.item * ROWS])
     else:
@@ -171,7 +171,7 @@ def gather_all(role: Gatherer) -> None:
             if warp == 0:
                 if lane == 0:
                     # q_free: both consumers have the last scores of the item before.
-                    ctx.barriers("q_free").wait_for(items - 1)
+                    ctx.memory.q_free.wait_for(items - 1)
                     load_rows_of_query(role, cursor)
                 cute.arch.sync_warp()
             items += 1

@@ -18,7 +18,7 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
@@ -26,7 +26,7 @@ from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
-from flashdsa.kernels.attention.sm90.fwd.context import locate
+from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
 from flashdsa.kernels.attention.union import launch_union
 
@@ -55,23 +55,23 @@ def forward_kernel(
         members: of the lists; None: no group.
     """
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = FwdMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(lse, arena)
+        ctx = locate(lse, memory)
         gather_all(Gatherer(ctx, q_map.get_ptr(), kv, slots, num_slots, members))
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        ctx = locate(lse, arena)
+        ctx = locate(lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume0(Consumer(ctx, out, lse, max_logits, attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        ctx = locate(lse, arena)
+        ctx = locate(lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
         consume1(Consumer(ctx, out, lse, max_logits, attn_sink, scale))
 

@@ -10,7 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
-from flashdsa.dsl.arena import Arena, allocate
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
 
@@ -20,28 +20,35 @@ TOGETHER = 8
 """Pairs of neighbours that a lane loads at the same time."""
 
 
+class OrderMemory(Memory):
+    """Regions of `OrderPlan`."""
+
+    words: Region
+    list: Region
+
+
 @cute.kernel
 def order_kernel(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr):
     """One warp; arguments as in `launch_order`."""
     lane, _, _ = cute.arch.thread_idx()
     query, _, _ = cute.arch.block_idx()
-    arena = allocate(plan)
+    memory = OrderMemory.allocate(plan)
     topk = Int32(rows.shape[1])
     first = Int64(query) * topk
-    words = load_words(arena, scores.iterator + first, topk, lane, plan)
+    words = load_words(memory, scores.iterator + first, topk, lane, plan)
     sort_lane(words, plan)
     for level in cutlass.range(WARP_SIZE.bit_length() - 1, unroll=1):
         merge_lanes(words, Int32(1) << level, lane, plan)
     for i in cutlass.range_constexpr(plan.each):
-        store_word(arena, lane * plan.each + i, Int32(words[i]), plan)
+        store_word(memory, lane * plan.each + i, Int32(words[i]), plan)
     cute.arch.sync_warp()
-    settle(arena, lane, plan)
-    write_rows(arena, rows.iterator + first, topk, lane, plan)
+    settle(memory, lane, plan)
+    write_rows(memory, rows.iterator + first, topk, lane, plan)
 
 
 @cute.jit
 def load_words(
-    arena: Arena, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
+    memory: OrderMemory, scores: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> cute.Tensor:
     """Load this lane's words, one of each 32; write the keys of all entries to shared memory.
 
@@ -55,7 +62,7 @@ def load_words(
         if index < topk:
             word = (scores + index).load()
         keys[i] = key_of(word)
-    whole = arena.array("list", Int32, plan.width)
+    whole = memory.list.array(Int32, plan.width)
     low, high = Int32(MAGNITUDE), Int32(LOWEST)
     for i in cutlass.range_constexpr(plan.each):
         whole[lane + WARP_SIZE * i] = keys[i]
@@ -128,19 +135,19 @@ def kept(own: Uint32, other: Uint32, first: cutlass.Boolean) -> Uint32:
     return cutlass.min(own, other) if first else cutlass.max(own, other)
 
 
-def store_word(arena: Arena, index: Int32, word: Int32, plan: Any) -> None:
+def store_word(memory: OrderMemory, index: Int32, word: Int32, plan: Any) -> None:
     """Store an entry of the sorted list; those that lanes store together lie in different banks."""
-    words = arena.array("words", Int32, plan.width + WARP_SIZE)
+    words = memory.words.array(Int32, plan.width + WARP_SIZE)
     words[index + index // plan.each] = word
 
 
-def load_word(arena: Arena, index: Int32, plan: Any) -> Int32:
+def load_word(memory: OrderMemory, index: Int32, plan: Any) -> Int32:
     """An entry of the sorted list."""
-    return Int32(arena.array("words", Int32, plan.width + WARP_SIZE)[index + index // plan.each])
+    return Int32(memory.words.array(Int32, plan.width + WARP_SIZE)[index + index // plan.each])
 
 
 @cute.jit
-def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
+def settle(memory: OrderMemory, lane: Int32, plan: cutlass.Constexpr) -> None:
     """Order neighbours whose words differ only in their indices by their keys, until all are in
     order."""
     moved = Int32(1)
@@ -148,42 +155,44 @@ def settle(arena: Arena, lane: Int32, plan: cutlass.Constexpr) -> None:
         mine = Int32(0)
         for odd in cutlass.range_constexpr(2):
             for turn in cutlass.range(plan.each // 2 // TOGETHER, unroll=1):
-                mine = mine | settle_pairs(arena, turn, odd, lane, plan)
+                mine = mine | settle_pairs(memory, turn, odd, lane, plan)
             cute.arch.sync_warp()  # the others' pairs overlap
         moved = Int32(cute.arch.warp_redux_sync(mine, "max"))
 
 
 @cute.jit
 def settle_pairs(
-    arena: Arena, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
+    memory: OrderMemory, turn: Int32, odd: cutlass.Constexpr, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
     """Order some of this lane's pairs; return whether any pair was exchanged."""
-    keys = arena.array("list", Int32, plan.width)
+    keys = memory.list.array(Int32, plan.width)
     indices, ones, twos = [], [], []
     for i in cutlass.range_constexpr(TOGETHER):
         index = 2 * ((turn * TOGETHER + i) * WARP_SIZE + lane) + odd
         indices.append(index)
-        ones.append(load_word(arena, index, plan))
-        twos.append(load_word(arena, cutlass.min(index + 1, plan.width - 1), plan))
+        ones.append(load_word(memory, index, plan))
+        twos.append(load_word(memory, cutlass.min(index + 1, plan.width - 1), plan))
     mine = Int32(0)
     for i in cutlass.range_constexpr(TOGETHER):
         one, two = ones[i], twos[i]
         if Uint32(one ^ two) < Uint32(plan.width):
             if keys[one & (plan.width - 1)] < keys[two & (plan.width - 1)]:
-                store_word(arena, indices[i], two, plan)
-                store_word(arena, indices[i] + 1, one, plan)
+                store_word(memory, indices[i], two, plan)
+                store_word(memory, indices[i] + 1, one, plan)
                 mine = Int32(1)
     return mine
 
 
 @cute.jit
-def write_rows(arena: Arena, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+def write_rows(
+    memory: OrderMemory, rows: Any, topk: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
     """Write the list in its new order. Starts synced.
 
     Args:
         rows: pointer to the list, read and then written.
     """
-    old = arena.array("list", Int32, plan.width)
+    old = memory.list.array(Int32, plan.width)
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i
         row = Int32(-1)
@@ -194,7 +203,7 @@ def write_rows(arena: Arena, rows: Any, topk: Int32, lane: Int32, plan: cutlass.
     for i in cutlass.range_constexpr(plan.each):
         index = lane + WARP_SIZE * i
         if index < topk:
-            (rows + index).store(old[load_word(arena, index, plan) & (plan.width - 1)])
+            (rows + index).store(old[load_word(memory, index, plan) & (plan.width - 1)])
 
 
 @cute.jit

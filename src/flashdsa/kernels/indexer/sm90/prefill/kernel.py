@@ -13,7 +13,7 @@ from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
@@ -24,6 +24,7 @@ from flashdsa.kernels.indexer.sm90.prefill.load import (
     query_map,
     scale_map,
 )
+from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.score import (
     FIRST_TURN,
@@ -39,7 +40,7 @@ from flashdsa.kernels.indexer.sm90.prefill.select import (
     prepare_select,
     select_segment,
 )
-from flashdsa.kernels.indexer.sm90.prefill.team import clear, part, team_of
+from flashdsa.kernels.indexer.sm90.prefill.team import clear, team_of
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
@@ -67,8 +68,8 @@ def prefill_kernel(
 ):
     """One CTA; arguments as in `launch_prefill`. scores: the workspace, or (S, S_kv)."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = PrefillMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     score, load = plan.roles
     topk = Int32(0)
@@ -87,7 +88,7 @@ def prefill_kernel(
             if cutlass.const_expr(plan.is_fp8):
                 of_scales = scales_map.get_ptr()
             queries, keys = queries_map.get_ptr(), keys_map.get_ptr()
-            load_ctx = LoadContext(arena, ranges, queries, keys, of_scales, weights)
+            load_ctx = LoadContext(memory, ranges, queries, keys, of_scales, weights)
             load_all(load_ctx, lane)
     else:
         cute.arch.setmaxregister_increase(score.registers)
@@ -97,7 +98,7 @@ def prefill_kernel(
             to = to + Int64(cta) * plan.workspace_words
         # Uniform, and so are stages and descriptors of products, which follow from it.
         group = uniform(thread // WARPGROUP_SIZE)
-        score_ctx = ScoreContext(arena, ranges, weights, to, group)
+        score_ctx = ScoreContext(memory, ranges, weights, to, group)
         select_ctx = SelectContext(ranges, to, topk_indices, topk_scores)
         score_all(score_ctx, select_ctx, thread)
 
@@ -108,7 +109,7 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if cutlass.const_expr(not plan.scores_only):
-        clear_histograms(ctx.arena, thread, plan)
+        clear_histograms(ctx.memory, thread, plan)
     scored, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == 1:
@@ -132,12 +133,12 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
 
 
 @cute.jit
-def clear_histograms(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> None:
+def clear_histograms(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
     """Clear the histograms of all queries of a tile, by all warps that score. These count after the
     barrier of a tile's sample at the earliest."""
-    team = team_of(arena, thread, plan)
+    team = team_of(memory, thread, plan)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
-        clear(team, part(arena, "histogram", query, plan.bins), plan.bins)
+        clear(team, memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
 
 @cute.jit
@@ -157,7 +158,7 @@ def score_tile(
         score_segment(ctx, prepared, tile, number, Int32(0), tile.key_tiles, thread)
         release_queries(ctx, scored, lane)
     else:
-        team = team_of(ctx.arena, thread, plan)
+        team = team_of(ctx.memory, thread, plan)
         begin, end = Int32(0), first_segment(tile, plan)
         while begin < tile.key_tiles:
             score_segment(ctx, prepared, tile, number, begin, end, thread)

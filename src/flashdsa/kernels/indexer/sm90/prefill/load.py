@@ -6,9 +6,9 @@ import cutlass
 from cutlass import Int32, Uint8, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import acquire_reused
+from flashdsa.dsl.pipeline import RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_FIRST, EVICT_LAST, load_box
+from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
@@ -27,7 +27,7 @@ LINE_WORDS = 32
 class LoadContext(NamedTuple):
     """Arrives at key_full and query_full, waits for key_empty and query_empty."""
 
-    arena: Arena
+    memory: PrefillMemory
     ranges: Ranges
     queries_map: Any  # pointers to tensor maps: see `query_map`
     keys_map: Any
@@ -37,7 +37,7 @@ class LoadContext(NamedTuple):
     @property
     def plan(self) -> Any:
         """The plan."""
-        return self.arena.plan
+        return self.memory.plan
 
 
 @cute.jit
@@ -76,12 +76,12 @@ def prefetch_weights(ctx: LoadContext, tile: Tile, lane: Int32) -> None:
 def load_queries(ctx: LoadContext, tile: Tile, number: Int32) -> None:
     """Load a tile's columns; queries past the last one become zeros."""
     plan = ctx.plan
-    ring = ctx.arena.producer("query_full", "query_empty")
+    ring = RingProducer(ctx.memory.query_full, ctx.memory.query_empty)
     state = ring.state(number)
     acquire_reused(ring, state, number)
     full = ring.expect(state.stage)
     stage_bytes = plan.chunks * plan.query_chunk_bytes
-    target = ctx.arena.bytes("queries") + state.stage * stage_bytes
+    target = ctx.memory.queries.bytes() + state.stage * stage_bytes
     group_bytes = QUERY_GROUP * plan.num_heads * SPAN_BYTES
     for chunk in cutlass.range_constexpr(plan.chunks):
         for group in cutlass.range_constexpr(plan.groups):
@@ -103,11 +103,11 @@ def load_queries(ctx: LoadContext, tile: Tile, number: Int32) -> None:
 def load_keys(ctx: LoadContext, first_key: Int32, number: Int32) -> None:
     """Load 64 keys and their scales; keys past the last one become zeros."""
     plan = ctx.plan
-    ring = ctx.arena.producer("key_full", "key_empty")
+    ring = RingProducer(ctx.memory.key_full, ctx.memory.key_empty)
     state = ring.state(number)
     acquire_reused(ring, state, number)
     full = ring.expect(state.stage)
-    target = ctx.arena.bytes("keys") + state.stage * (plan.chunks * plan.key_chunk_bytes)
+    target = ctx.memory.keys.bytes() + state.stage * (plan.chunks * plan.key_chunk_bytes)
     for chunk in cutlass.range_constexpr(plan.chunks):
         load_box(
             target + chunk * plan.key_chunk_bytes,
@@ -118,7 +118,7 @@ def load_keys(ctx: LoadContext, first_key: Int32, number: Int32) -> None:
         )
     if cutlass.const_expr(plan.is_fp8):
         load_box(
-            ctx.arena.bytes("scales") + state.stage * (TILE_KEYS * 4),
+            ctx.memory.scales.bytes() + state.stage * (TILE_KEYS * 4),
             ctx.scales_map,
             [first_key],
             full,

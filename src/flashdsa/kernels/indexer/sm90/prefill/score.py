@@ -19,13 +19,13 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import PipelineState
+from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.score_batch import doubled_relu
 from flashdsa.kernels.indexer.select.keys import INVALID
+from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
@@ -114,7 +114,7 @@ ROWS_APART = 8
 class ScoreContext(NamedTuple):
     """Waits for key_full and query_full, arrives at key_empty and query_empty."""
 
-    arena: Arena
+    memory: PrefillMemory
     ranges: Ranges
     weights: cute.Tensor  # (S, H) fp32, device memory
     scores: Any  # pointer to fp32 bits: this CTA's workspace, or (S, S_kv)
@@ -123,7 +123,7 @@ class ScoreContext(NamedTuple):
     @property
     def plan(self) -> Any:
         """The plan."""
-        return self.arena.plan
+        return self.memory.plan
 
 
 class Prepared(NamedTuple):
@@ -154,13 +154,13 @@ def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepar
             of_four = cute.make_tensor((row + 4 * four).align(16), cute.make_layout(4)).load()
             for i in cutlass.range_constexpr(4):
                 weights[group * plan.num_heads + 4 * four + i] = of_four[i] * 0.5
-    ring = ctx.arena.consumer("query_full", "query_empty")
+    ring = RingConsumer(ctx.memory.query_full, ctx.memory.query_empty)
     state = ring.state(number)
     # query_full[stage]: TMA has brought the columns. They may be read until every warp arrives at
     # query_empty[stage].
     ring.wait(state)
     stage_bytes = plan.chunks * plan.query_chunk_bytes
-    queries = uniform(low_word(ctx.arena.address("queries") + state.stage * stage_bytes))
+    queries = uniform(low_word(ctx.memory.queries.address() + state.stage * stage_bytes))
     window = cute.make_rmem_tensor(2 * plan.groups, Float32)
     return Prepared(weights, starts, lengths, queries, window)
 
@@ -168,7 +168,7 @@ def prepare(ctx: ScoreContext, tile: Tile, number: Int32, lane: Int32) -> Prepar
 @cute.jit
 def release_queries(ctx: ScoreContext, number: Int32, lane: Int32) -> None:
     """Release the queries after the tile's last product."""
-    ring = ctx.arena.consumer("query_full", "query_empty")
+    ring = RingConsumer(ctx.memory.query_full, ctx.memory.query_empty)
     cute.arch.sync_warp()
     if lane == 0:
         ring.release(ring.state(number).stage)
@@ -191,17 +191,17 @@ def score_segment(
     """
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
-    ring = ctx.arena.consumer("key_full", "key_empty")
+    ring = RingConsumer(ctx.memory.key_full, ctx.memory.key_empty)
     first = uniform(begin + ((ctx.group - number - begin) & 1))
     state = ring.state(number + first)
     accumulator = cute.make_rmem_tensor(of_tile(plan), Float32)
-    keys = uniform(low_word(ctx.arena.address("keys")))
+    keys = uniform(low_word(ctx.memory.keys.address()))
     bins = Int32(0)
     if cutlass.const_expr(not plan.scores_only):
         own = lane % QUERY_GROUP * (4 * plan.bins)
-        bins = ctx.arena.address("histogram") + own - Int32(FIRST_BIN_OFFSET)
+        bins = ctx.memory.histogram.address() + own - Int32(FIRST_BIN_OFFSET)
         if begin == 0 and first >= end:
-            sample_nothing(ctx.arena, thread // WARP_SIZE, lane, plan)
+            sample_nothing(ctx.memory, thread // WARP_SIZE, lane, plan)
     own_turn, other_turn = Int32(0), Int32(0)
     if cutlass.const_expr(plan.in_turns):
         own_turn = kept(FIRST_TURN + ctx.group, lane)
@@ -255,7 +255,7 @@ def score_segment(
                 # The tile's first keys may belong to either warpgroup; the other one may have none.
                 writes = first == begin and warp == 0
                 of_all = thread // WARP_SIZE
-                take_sample(ctx.arena, words, prepared.window, of_all, lane, writes, plan)
+                take_sample(ctx.memory, words, prepared.window, of_all, lane, writes, plan)
                 if i == 1:
                     delay_second_group(plan)
             count_words(words, prepared.window, bins, plan)
@@ -286,7 +286,7 @@ def load_scales(ctx: ScoreContext, stage: Int32, row: Int32) -> list[Float32]:
     plan = ctx.plan
     if not plan.is_fp8:
         return [Float32(1.0), Float32(1.0)]
-    scales = ctx.arena.array("scales", Float32, plan.stages * TILE_KEYS)
+    scales = ctx.memory.scales.array(Float32, plan.stages * TILE_KEYS)
     at = stage * TILE_KEYS + row
     return [scales[at], scales[at + ROWS_APART]]
 

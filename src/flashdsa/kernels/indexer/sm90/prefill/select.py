@@ -45,7 +45,6 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     clear,
     find_bin,
     number_of_ones,
-    part,
     team_sync,
 )
 from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, scores_at
@@ -86,7 +85,7 @@ def prepare_select(
     written = (end - begin) * TILE_KEYS
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
-        logged = part(team.arena, "logged", Int32(0), plan.tile_queries)[query]
+        logged = team.memory.logged.array(Int32, plan.tile_queries)[query]
     log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
     words, segment = ctx.workspace + (query * plan.row_words + plan.log), scores_at(tile, plan)
     if team.member == 0:
@@ -121,9 +120,9 @@ def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin
         # They come while the bin is searched.
         ahead = load_ahead(team, seen.entries, first_chunk(team, seen))
         topk = ctx.ranges.topk
-        histogram = part(team.arena, "histogram", query, plan.bins)
+        histogram = team.memory.histogram.array(Int32, plan.bins, query)
         cut = find_bin(histogram, plan.bins, topk, team.lane).bin
-        bounds = bounds_of(team.arena, query, cut, plan)
+        bounds = bounds_of(team.memory, query, cut, plan)
         bounds = Bounds(bounds.maybe, bounds.sure, bounds.known and seen.keys > topk)
         rows = ctx.workspace + query * plan.row_words
         source = Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
@@ -139,13 +138,13 @@ def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin
         else:
             keep = mark_kept(team, source, seen, bounds, ahead, topk)
             total = append(team, source, keep)
-            logs = part(team.arena, "logged", Int32(0), plan.tile_queries)
+            logs = team.memory.logged.array(Int32, plan.tile_queries)
             if team.member == 0 and team.lane == 0:
                 logs[query] = total
     if seen.is_last:
         # The next tile's scores are counted after a barrier of all warps that score.
         team_sync(team)
-        clear(team, part(team.arena, "histogram", query, plan.bins), plan.bins)
+        clear(team, team.memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
 
 @cute.jit

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.smem import load4, store4
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import reach
+from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS, SCRATCH_WORDS
 
 FIRST_TEAM = 2
@@ -22,7 +22,7 @@ BINS_READ = 4 * WARP_SIZE
 class Team(NamedTuple):
     """A team, as one of its warps sees it."""
 
-    arena: Arena
+    memory: PrefillMemory
     number: Int32
     member: Int32  # the calling warp
     lane: Int32
@@ -36,32 +36,26 @@ class Team(NamedTuple):
     @property
     def plan(self) -> Any:
         """The plan."""
-        return self.arena.plan
+        return self.memory.plan
 
 
 @cute.jit
-def team_of(arena: Arena, thread: Int32, plan: cutlass.Constexpr) -> Team:
+def team_of(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> Team:
     """The calling warp's team."""
     warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
     number = warp // plan.team_warps
     return Team(
-        arena,
+        memory,
         number,
         warp % plan.team_warps,
         thread % WARP_SIZE,
-        part(arena, "masks", number, plan.masks),
-        part(arena, "maybes", number, plan.masks),
-        part(arena, "candidates", number, ROUND_BINS),
-        part(arena, "candidates", 2 * number, CANDIDATES),
-        part(arena, "candidates", 2 * number + 1, CANDIDATES),
-        part(arena, "scratch", number, SCRATCH_WORDS),
+        memory.masks.array(Int32, plan.masks, number),
+        memory.maybes.array(Int32, plan.masks, number),
+        memory.candidates.array(Int32, ROUND_BINS, number),
+        memory.candidates.array(Int32, CANDIDATES, 2 * number),
+        memory.candidates.array(Int32, CANDIDATES, 2 * number + 1),
+        memory.scratch.array(Int32, SCRATCH_WORDS, number),
     )
-
-
-def part(arena: Arena, name: str, number: Int32, words: int) -> cute.Tensor:
-    """Return part `number` of a region of equal parts of Int32."""
-    pointer = arena.pointer(name, Int32) + number * words
-    return cute.make_tensor(pointer, cute.make_layout(words))
 
 
 @cute.jit

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import MAGNITUDE
 from flashdsa.kernels.indexer.sm90.prefill.entries import count
+from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
 
 SCORE_BARRIER = 1
@@ -40,7 +40,7 @@ def score_sync(plan: Any) -> None:
 
 @cute.jit
 def take_sample(
-    arena: Arena,
+    memory: PrefillMemory,
     words: list[Int32],
     window: cute.Tensor,
     warp: Int32,
@@ -56,7 +56,7 @@ def take_sample(
         words: of two keys for each group of queries. window: (2 groups,) fp32, written.
         warp: among those that score. writes: for one warp, which writes the windows for ranking.
     """
-    slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
+    slots = memory.samples.array(Float32, 2 * plan.select_warps * plan.tile_queries)
     for group in cutlass.range_constexpr(plan.groups):
         least, most = Float32.inf, -Float32.inf
         for half in cutlass.range_constexpr(2):
@@ -76,7 +76,7 @@ def take_sample(
     # The extremes of all warps are in their slots. They are overwritten after the barrier at the
     # segment's end at the earliest.
     score_sync(plan)
-    windows = arena.array("windows", Float32, 2 * plan.tile_queries)
+    windows = memory.windows.array(Float32, 2 * plan.tile_queries)
     for group in cutlass.range_constexpr(plan.groups):
         query = group * QUERY_GROUP + lane % QUERY_GROUP
         factor, offset = window_of(slots, query, plan)
@@ -88,9 +88,11 @@ def take_sample(
 
 
 @cute.jit
-def sample_nothing(arena: Arena, warp: Int32, lane: Int32, plan: cutlass.Constexpr) -> None:
+def sample_nothing(
+    memory: PrefillMemory, warp: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
     """Same as `take_sample`, for a warp that has no keys of the sample."""
-    slots = arena.array("samples", Float32, 2 * plan.select_warps * plan.tile_queries)
+    slots = memory.samples.array(Float32, 2 * plan.select_warps * plan.tile_queries)
     if lane < plan.tile_queries:
         slots[2 * (warp * plan.tile_queries + lane)] = Float32.inf
         slots[2 * (warp * plan.tile_queries + lane) + 1] = -Float32.inf
@@ -144,10 +146,10 @@ def count_words(
 
 
 @cute.jit
-def bounds_of(arena: Arena, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
+def bounds_of(memory: PrefillMemory, query: Int32, cut: Int32, plan: cutlass.Constexpr) -> Bounds:
     """Bounds of the bin `cut`, which has the score that cuts: half a bin wider on either side, so
     that no rounding matters."""
-    windows = arena.array("windows", Float32, 2 * plan.tile_queries)
+    windows = memory.windows.array(Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     width = Float32(1.0 / (plan.bins - 1))
     width_of_score = cute.arch.rcp_approx(factor)

@@ -14,11 +14,17 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
-from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, Lists, Loader, load_all
+from flashdsa.kernels.indexer_training.sm90.bwd.load import (
+    BwdMemory,
+    Context,
+    Lists,
+    Loader,
+    load_all,
+)
 from flashdsa.kernels.indexer_training.sm90.bwd.mend import Backward, launch_mend
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES
@@ -41,23 +47,23 @@ def indexer_bwd_kernel(
 ):
     """One CTA; arguments as in `launch_backward`."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = BwdMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Loader(locate(arena, lists, choice, number, spread), q, k))
+        load_all(Loader(locate(memory, lists, choice, number, spread), q, k))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, lists, choice, number, spread)
+        ctx = locate(memory, lists, choice, number, spread)
         multiply_all(Multiplier(ctx, group - 1, weights, dq, dk, dw))
 
 
 @cute.jit
 def locate(
-    arena: Arena, lists: Lists, choice: cute.Tensor, number: Int32, spread: Int32
+    memory: BwdMemory, lists: Lists, choice: cute.Tensor, number: Int32, spread: Int32
 ) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
@@ -66,7 +72,7 @@ def locate(
     num_items = Int32(lists.counts.shape[0])
     if not is_taken(choice, number):
         num_items = Int32(0)
-    return Context(arena, lists, cta, num_ctas, num_items, spread, thread % WARPGROUP_SIZE)
+    return Context(memory, lists, cta, num_ctas, num_items, spread, thread % WARPGROUP_SIZE)
 
 
 @cute.jit

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
-from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
@@ -37,6 +37,20 @@ class Lists(NamedTuple):
     present: cute.Tensor  # (groups,) int32: bit i: query i of the group has a gradient
 
 
+class BwdMemory(Memory):
+    """Regions and barriers of `BwdPlan`."""
+
+    q: Region
+    k: Region
+    a: Region
+    gradients: Region
+    rows: Region
+    k_full: Barriers
+    k_free: Barriers
+    q_full: Barriers
+    q_free: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
@@ -44,7 +58,7 @@ class Context(NamedTuple):
     tiles after that of the previous CTA.
     """
 
-    arena: Arena
+    memory: BwdMemory
     lists: Lists
     cta: Int32
     num_ctas: Int32
@@ -55,11 +69,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> BwdPlan:
         """The compile-time plan."""
-        return self.arena.plan
-
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
+        return self.memory.plan
 
     def rows_of(self, item: Int32) -> Any:
         """Pointer to the first number of the item's list."""
@@ -120,7 +130,7 @@ def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> Non
                 (at + chunk * CHUNK_BYTES, of_row + chunk * ROW_BYTES) for chunk in range(CHUNKS)
             ]
             copy_units(to, source, none, places)
-    arrive_when_copied(ctx.barriers("q_full").at())
+    arrive_when_copied(ctx.memory.q_full.at())
 
 
 @cute.jit
@@ -129,7 +139,7 @@ def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
     plan = ctx.plan
     first = tile * TILE_KEYS
     units = plan.queries * ROW_UNITS
-    to = ctx.arena.address("gradients") + stage * plan.gradient_bytes
+    to = ctx.memory.gradients.address() + stage * plan.gradient_bytes
     for turn in cutlass.range_constexpr(-(-units // WARPGROUP_SIZE)):
         unit = turn * WARPGROUP_SIZE + ctx.thread
         if unit < units:
@@ -139,7 +149,7 @@ def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
             at = gradients.iterator + (line * gradients.shape[1] + place)
             copy_units(to + unit * COPY_BYTES, at, Int32(0), [(0, 0)])
     if ctx.thread < ROW_UNITS:
-        rows = ctx.arena.address("rows") + stage * (TILE_KEYS * FP32) + ctx.thread * COPY_BYTES
+        rows = ctx.memory.rows.address() + stage * (TILE_KEYS * FP32) + ctx.thread * COPY_BYTES
         of_tile = ctx.rows_of(item) + (first + ctx.thread * (COPY_BYTES // FP32))
         copy_units(rows, of_tile, Int32(0), [(0, 0)])
 
@@ -154,7 +164,7 @@ def copy_tile(
         to: address of the thread's 16 bytes of its first row in stage 0.
     """
     ctx = role.ctx
-    ring = ctx.arena.producer("k_full", "k_free")
+    ring = RingProducer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)
     # k_free[stage]: all products of the tile before in this stage are done, its numbers have been
     # read.
@@ -191,15 +201,15 @@ def load_all(role: Loader) -> None:
         line = ctx.rows_of(item) + own
         if tiles.count > 0:
             # q_free: every product with the Q of the item before is done.
-            ctx.barriers("q_free").wait_round(items - 1)
-            copy_q(role, item, ctx.arena.address("q") + place, unit, own)
+            ctx.memory.q_free.wait_round(items - 1)
+            copy_q(role, item, ctx.memory.q.address() + place, unit, own)
             items += 1
         rows = read_rows(line, tile)
         for _ in cutlass.range(tiles.count, unroll=1):
             # The next tile's numbers come while this tile's stage becomes free.
             ahead_tile = tile_after(tile, tiles.count)
             ahead = read_rows(line, ahead_tile)
-            copy_tile(role, rows, item, tile, number, ctx.arena.address("k") + place, unit)
+            copy_tile(role, rows, item, tile, number, ctx.memory.k.address() + place, unit)
             rows = ahead
             tile = ahead_tile
             number += 1

@@ -21,7 +21,7 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS, THREAD_ROWS
 from flashdsa.dsl.gmem import add4_if, store4_if
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl.pipeline import RingConsumer, arrive_warp
 from flashdsa.dsl.smem import shared_pointer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
@@ -258,19 +258,19 @@ class Place(NamedTuple):
 @cute.jit
 def place_of(ctx: Context, stage: Int32, number: Int32) -> Place:
     """Addresses of the CTA's tile of that number."""
-    arena, plan = ctx.arena, ctx.plan
+    memory, plan = ctx.memory, ctx.plan
     return Place(
-        arena.address("k") + stage * BLOCK_BYTES,
-        arena.address("gradients") + stage * plan.gradient_bytes,
-        arena.address("rows") + stage * (TILE_KEYS * FP32),
-        arena.address("a") + number % MATRIX_BUFFERS * (plan.blocks * MATRIX_BYTES),
+        memory.k.address() + stage * BLOCK_BYTES,
+        memory.gradients.address() + stage * plan.gradient_bytes,
+        memory.rows.address() + stage * (TILE_KEYS * FP32),
+        memory.a.address() + number % MATRIX_BUFFERS * (plan.blocks * MATRIX_BYTES),
     )
 
 
 @cute.jit
 def wait_for_tile(ctx: Context, number: Int32) -> Int32:
     """Wait for a tile; return its stage."""
-    ring = ctx.arena.consumer("k_full", "k_free")
+    ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)
     # k_full[stage]: threads have copied the tile; the fence shows it to wgmma.
     ring.wait(state)
@@ -328,7 +328,7 @@ def start_item(role: Multiplier, own: Own, accs: Any, number: Int32) -> None:
     """Compute A of the item's first tile."""
     ctx = role.ctx
     place = place_of(ctx, wait_for_tile(ctx, number), number)
-    q = ctx.arena.address("q") + role.first_block * BLOCK_BYTES
+    q = ctx.memory.q.address() + role.first_block * BLOCK_BYTES
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
         issue_scores(accs[block], q + block * BLOCK_BYTES, place.k)
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
@@ -357,10 +357,10 @@ def multiply_tile(
     """
     ctx = role.ctx
     plan = ctx.plan
-    ring = ctx.arena.consumer("k_full", "k_free")
+    ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
     state = ring.state(number)
     place = place_of(ctx, state.stage, number)
-    q = ctx.arena.address("q")
+    q = ctx.memory.q.address()
     own_q = q + role.first_block * BLOCK_BYTES
     matrix = place.matrices + role.first_block * MATRIX_BYTES
     scores, dk = accs
@@ -436,7 +436,7 @@ def multiply_all(role: Multiplier) -> None:
         clear(sums, THREAD_ROWS * own_blocks)
         if tiles.count > 0:
             # q_full: threads have copied Q; the fence shows it to wgmma.
-            ctx.barriers("q_full").wait_round(items)
+            ctx.memory.q_full.wait_round(items)
             cute.arch.fence_proxy("async.shared", space="cta")
             items += 1
             start_item(role, own, accs, number)
@@ -447,5 +447,5 @@ def multiply_all(role: Multiplier) -> None:
                 number += 1
             multiply_tile(role, own, accs, place_of_dk(role, item, tile), number, True)
             number += 1
-            arrive_warp(ctx.barriers("q_free"), 0, ctx.thread)
+            arrive_warp(ctx.memory.q_free, 0, ctx.thread)
         store_item(role, own, item)

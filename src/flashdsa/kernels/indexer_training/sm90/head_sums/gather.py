@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.arena import Arena
-from flashdsa.dsl.pipeline import PipelineState, Ring
+from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
@@ -19,10 +19,22 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.plan import STEP_SLOTS, ST
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
 
+class TargetMemory(Memory):
+    """Regions and barriers of `TargetPlan`."""
+
+    q: Region
+    k: Region
+    heads: Region
+    q_full: Barriers
+    q_free: Barriers
+    k_full: Barriers
+    k_free: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    arena: Arena
+    memory: TargetMemory
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     num_keys: Int32
@@ -33,7 +45,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> TargetPlan:
         """The compile-time plan."""
-        return self.arena.plan
+        return self.memory.plan
 
     @property
     def num_queries(self) -> Int32:
@@ -204,21 +216,20 @@ def load_query_piece(
         number: of head `thread`.
     """
     ctx, plan = role.ctx, role.ctx.plan
-    ring = ctx.arena.producer("q_full", "q_free")
+    ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
     # q_free: every consumer has the products of what the slot held, and had read its heads before.
     ring.acquire(at)
     if cutlass.const_expr(piece == 0):
         if ctx.thread < plan.num_heads:
-            heads = ctx.arena.array("heads", Float32, plan.queries * plan.num_heads)
+            heads = ctx.memory.heads.array(Float32, plan.queries * plan.num_heads)
             heads[at.stage // plan.query_pieces * plan.num_heads + ctx.thread] = number
     if ctx.thread == 0:
         barrier = ring.expect(at.stage)
         for i in cutlass.range_constexpr(plan.query_piece):
-            to = at.stage * plan.query_piece_bytes + i * plan.query_chunk_bytes
+            place = at.stage * plan.query_piece_bytes + i * plan.query_chunk_bytes
+            to = ctx.memory.q.bytes() + place
             column = (piece * plan.query_piece + i) * CHUNK_COLUMNS
-            load_box(
-                ctx.arena.bytes("q") + to, role.q_map, [Int32(column), Int32(0), query], barrier
-            )
+            load_box(to, role.q_map, [Int32(column), Int32(0), query], barrier)
     else:
         ring.commit(at.stage)
     return at.advanced()
@@ -242,7 +253,7 @@ def copy_tile(
         own: this lane's rows of the step. to: of this thread's 16 bytes in the ring's first row.
     """
     ctx, plan = role.ctx, role.ctx.plan
-    ring = ctx.arena.producer("k_full", "k_free")
+    ring = RingProducer(ctx.memory.k_full, ctx.memory.k_free)
     k, q = rings
     rows = []
     for part in cutlass.range_constexpr(TURNS):
@@ -264,7 +275,7 @@ def copy_tile(
 def gather_all(role: Gatherer) -> None:
     """All four warps: copy every step of the CTA."""
     ctx = role.ctx
-    to = ctx.arena.address("k") + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
+    to = ctx.memory.k.address() + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     rings = Rings(Ring(ctx.plan.key_slots).start(), Ring(ctx.plan.query_slots).start())
     first = item_at(ctx, Int32(0))
     at = Cursor(first, first.begin, item_at(ctx, Int32(1)), Int32(1))

@@ -19,8 +19,8 @@ from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
-from flashdsa.dsl.pipeline import PipelineState, Ring
+from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -29,6 +29,7 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
     Context,
     Gatherer,
     Item,
+    TargetMemory,
     gather_all,
     item_at,
     read_row,
@@ -89,22 +90,23 @@ def release_piece(ctx: Context, place: Place, piece: cutlass.Constexpr) -> None:
     plan = ctx.plan
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
-        ctx.arena.barriers("k_free").arrive(place.k.advanced(piece).stage)
+        ctx.memory.k_free.arrive(place.k.advanced(piece).stage)
         done = (piece + 1) * plan.key_piece
         if cutlass.const_expr(done % plan.query_piece == 0):
             if place.is_last:
                 of_query = done // plan.query_piece - 1
                 stage = place.q.advanced(of_query).stage
-                ctx.arena.barriers("q_free").arrive(stage)
+                ctx.memory.q_free.arrive(stage)
 
 
 @cute.jit
 def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
     """Compute the products of a tile, a group of wgmmas a piece; a piece is freed during the next
     one's."""
-    plan = ctx.plan
-    keys, queries = ctx.arena.consumer("k_full", "k_free"), ctx.arena.consumer("q_full", "q_free")
-    k_first, q_first = ctx.arena.address("k"), ctx.arena.address("q")
+    plan, memory = ctx.plan, ctx.memory
+    keys = RingConsumer(memory.k_full, memory.k_free)
+    queries = RingConsumer(memory.q_full, memory.q_free)
+    k_first, q_first = memory.k.address(), memory.q.address()
     for piece in cutlass.range_constexpr(plan.key_pieces):
         chunks = range(piece * plan.key_piece, (piece + 1) * plan.key_piece)
         of_query, in_query = divmod(chunks.start, plan.query_piece)
@@ -136,7 +138,7 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
 def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
     """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
     plan = ctx.plan
-    shared = ctx.arena.array("heads", Float32, plan.queries * plan.num_heads)
+    shared = ctx.memory.heads.array(Float32, plan.queries * plan.num_heads)
     first = q_at.stage // plan.query_pieces * plan.num_heads + ctx.thread % QUAD * 2
     for i in cutlass.range_constexpr(plan.num_heads // QUAD):
         heads[i] = shared[first + i // 2 * 8 + i % 2]
@@ -192,9 +194,9 @@ def free_query(ctx: Context, q_at: PipelineState) -> None:
     for piece in cutlass.range_constexpr(ctx.plan.query_pieces):
         at = q_at.advanced(piece)
         # Wait until Q has come: the arrival is for that phase.
-        ctx.arena.barriers("q_full").wait(at.phase, at.stage)
+        ctx.memory.q_full.wait(at.phase, at.stage)
         if ctx.thread % WARP_SIZE == 0:
-            ctx.arena.barriers("q_free").arrive(at.stage)
+            ctx.memory.q_free.arrive(at.stage)
 
 
 @cute.jit
@@ -228,7 +230,7 @@ def add_all(role: Adder) -> None:
     while item.query < ctx.num_queries:
         turn += 1
         behind = item_at(ctx, turn)
-        ctx.arena.barriers("q_full").wait(q_at.phase, q_at.stage)
+        ctx.memory.q_full.wait(q_at.phase, q_at.stage)
         read_heads(ctx, heads, q_at)
         if first >= item.tiles:
             free_query(ctx, q_at)
@@ -259,30 +261,30 @@ def head_sums_kernel(
 ):
     """One CTA; arguments as in `launch_head_sums`."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = TargetMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(arena, indices, topk_length, keys)
+        ctx = locate(memory, indices, topk_length, keys)
         gather_all(Gatherer(ctx, q_map.get_ptr(), keys, lse, attn_sink))
     else:
         cute.arch.setmaxregister_increase(plan.add.registers)
-        ctx = locate(arena, indices, topk_length, keys)
+        ctx = locate(memory, indices, topk_length, keys)
         add_all(Adder(ctx, out, sm_scale * LOG2_E, group - 1))
 
 
 @cute.jit
 def locate(
-    arena: Arena, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
+    memory: TargetMemory, indices: cute.Tensor, topk_length: cute.Tensor, keys: cute.Tensor
 ) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     num_keys = Int32(keys.shape[0])
-    return Context(arena, indices, topk_length, num_keys, cta, num_ctas, thread % WARPGROUP_SIZE)
+    return Context(memory, indices, topk_length, num_keys, cta, num_ctas, thread % WARPGROUP_SIZE)
 
 
 @cute.jit

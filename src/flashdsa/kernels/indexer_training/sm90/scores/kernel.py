@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.arena import ALIGNMENT
+from flashdsa.dsl.memory import ALIGNMENT
 from flashdsa.dsl.smem import shared_pointer, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum

@@ -202,7 +202,7 @@ def wait_for_tile(role: Publish, number: Int32) -> None:
     """Wait until tile `number` of the CTA has been added by the warpgroup whose turn it is."""
     lane = cute.arch.lane_idx()
     if lane < GROUP_WARPS:
-        counters = role.ctx.arena.pointer("added", Int32)
+        counters = role.ctx.memory.added.pointer(Int32)
         counter = counters + (number % WARPGROUPS * GROUP_WARPS + lane)
         # An atomic operation that changes nothing: racecheck takes a load for a race.
         while (

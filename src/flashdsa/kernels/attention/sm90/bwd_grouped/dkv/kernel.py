@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
     GROUP_WARPS,
@@ -26,6 +26,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
     Context,
+    DkvMemory,
     Matrices,
     Rows,
     copy_all,
@@ -52,18 +53,18 @@ def dkv_kernel(
 ):
     """One CTA; arguments as in `launch_dkv`. order: Order, or None."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = DkvMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     if cutlass.const_expr(order is not None):
         if thread < WARPGROUPS * GROUP_WARPS:
-            (arena.pointer("added", Int32) + thread).store(Int32(0))
+            (memory.added.pointer(Int32) + thread).store(Int32(0))
     cute.arch.sync_threads()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.rows.registers)
-        ctx = locate(arena, ids, counts, groups)
+        ctx = locate(memory, ids, counts, groups)
         if warp == 0:
             if thread == 0:
                 load_matrices(Matrices(ctx, workspace))
@@ -73,16 +74,16 @@ def dkv_kernel(
             publish_all(Publish(ctx, order, dkv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, ids, counts, groups)
+        ctx = locate(memory, ids, counts, groups)
         multiply_all(Multiply(ctx, dkv, group - 1, order))
 
 
 @cute.jit
-def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
+def locate(memory: DkvMemory, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, arena.plan)
-    return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
+    work = work_of_cta(groups, memory.plan)
+    return Context(memory, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
+from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
@@ -31,10 +31,22 @@ from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 
+class DkvMemory(Memory):
+    """Regions and barriers of `DkvPlan`."""
+
+    rows: Region
+    ring: Region
+    added: Region
+    matrix_full: Barriers
+    matrix_free: Barriers
+    rows_full: Barriers
+    rows_free: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    arena: Arena
+    memory: DkvMemory
     work: Work
     lists: Lists
     thread: Int32  # in its warpgroup
@@ -42,15 +54,11 @@ class Context(NamedTuple):
     @property
     def plan(self) -> DkvPlan:
         """The compile-time plan."""
-        return self.arena.plan
+        return self.memory.plan
 
     def item(self, number: Any) -> Item:
         """Work item `number`."""
         return item_at(self.work, self.lists, number, self.plan)
-
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
 
 
 @cute.jit
@@ -85,8 +93,8 @@ class Matrices(NamedTuple):
 def load_matrices(role: Matrices) -> None:
     """One thread: load the matrices of the CTA's items, dS and then P of each row block."""
     ctx, keys = role.ctx, role.ctx.plan.tile
-    full, free = ctx.barriers("matrix_full"), ctx.barriers("matrix_free")
-    ring = ctx.arena.bytes("ring")
+    full, free = ctx.memory.matrix_full, ctx.memory.matrix_free
+    ring = ctx.memory.ring.bytes()
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
@@ -167,7 +175,7 @@ def copy_chunk(
     first_dim = item.slice * plan.slice_dims + chunk * CHUNK
     first_row = Int64(item.group * ROW_BLOCKS + block) * ROWS + begin * QUERY_ROWS
     at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
-    to = ctx.arena.address("rows") + part * plan.part_bytes + chunk * (ROWS * ROW_BYTES)
+    to = ctx.memory.rows.address() + part * plan.part_bytes + chunk * (ROWS * ROW_BYTES)
     to = to + place_of_word(lane)
     to += begin * (QUERY_ROWS * ROW_BYTES)
     if first_dim < dims:
@@ -192,8 +200,8 @@ def copy_all(role: Rows) -> None:
             present = (role.present.iterator + item.group).load()
             for part in cutlass.range_constexpr(PARTS):
                 # rows_free: no tile of the item before needs the part.
-                ctx.barriers("rows_free").wait_round(items - 1, part)
+                ctx.memory.rows_free.wait_round(items - 1, part)
                 copy_part(role, item, present, part)
-                arrive_when_copied(ctx.barriers("rows_full").at(part))
+                arrive_when_copied(ctx.memory.rows_full.at(part))
             items += 1
         item_number += ctx.work.num_ctas

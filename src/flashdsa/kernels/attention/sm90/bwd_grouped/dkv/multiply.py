@@ -59,28 +59,28 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
     """Arrive: this warp has read the part's matrix, and after the item's last tile the part's
     rows."""
     ctx = role.ctx
-    free = ctx.barriers("matrix_free")
+    free = ctx.memory.matrix_free
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0:
         free.arrive(free.state(tile.first_matrix + part).stage)
         if tile.closes:
-            ctx.barriers("rows_free").arrive(part)
+            ctx.memory.rows_free.arrive(part)
 
 
 @cute.jit
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
     """Compute all products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
     ctx, plan = role.ctx, role.ctx.plan
-    full = ctx.barriers("matrix_full")
-    ring, rows = ctx.arena.address("ring"), ctx.arena.address("rows")
+    full = ctx.memory.matrix_full
+    ring, rows = ctx.memory.ring.address(), ctx.memory.rows.address()
     for part in cutlass.range_constexpr(PARTS):
         number = tile.first_matrix + part
         if tile.opens:
-            ctx.barriers("rows_full").wait_round(tile.items, part)
+            ctx.memory.rows_full.wait_round(tile.items, part)
             # The rows have been copied by threads; the fence shows them to wgmma.
             cute.arch.fence_proxy("async.shared", space="cta")
         full.wait_for(number)
-        slot = ctx.barriers("matrix_free").state(number).stage
+        slot = ctx.memory.matrix_free.state(number).stage
         warpgroup.fence()
         multiply(
             acc,
@@ -133,8 +133,8 @@ def multiply_item(
     if tile >= item.tiles:
         # No tile for this warpgroup: it does not need the rows, once they have come.
         for part in cutlass.range_constexpr(PARTS):
-            role.ctx.barriers("rows_full").wait_round(items, part)
-            arrive_warp(role.ctx.barriers("rows_free"), part, role.ctx.thread)
+            role.ctx.memory.rows_full.wait_round(items, part)
+            arrive_warp(role.ctx.memory.rows_free, part, role.ctx.thread)
     begin = first_tile(role.ctx, item)
     keys = read_keys(role, item, begin, tile)
     opens = Boolean(True)
@@ -158,7 +158,7 @@ def multiply_item(
 def counter_of(role: Multiply) -> Any:
     """Pointer to how many tiles the warp has added."""
     warp = role.warpgroup * GROUP_WARPS + role.ctx.thread // WARP_SIZE
-    return role.ctx.arena.pointer("added", Int32) + warp
+    return role.ctx.memory.added.pointer(Int32) + warp
 
 
 @cute.jit

@@ -17,10 +17,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
-from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer, arrive_warp
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_bytes
@@ -47,10 +47,18 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 
+class DqMemory(Memory):
+    """Regions and barriers of `DqPlan`."""
+
+    stages: Region
+    full: Barriers
+    empty: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch."""
 
-    arena: Arena
+    memory: DqMemory
     work: Work
     lists: Lists
     thread: Int32  # in its warpgroup
@@ -58,7 +66,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> DqPlan:
         """The compile-time plan."""
-        return self.arena.plan
+        return self.memory.plan
 
     def item(self, number: Any) -> Item:
         """Work item `number`."""
@@ -66,7 +74,7 @@ class Context(NamedTuple):
 
     def stage(self, stage: Any) -> Any:
         """Shared memory address of a stage: its first dS."""
-        return self.arena.address("stages") + stage * self.plan.stage_bytes
+        return self.memory.stages.address() + stage * self.plan.stage_bytes
 
 
 STEP_BYTES = MMA_K * ROW_BYTES
@@ -99,9 +107,9 @@ def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
     """One thread: load dS of the group's row blocks; the bytes count before any thread's
     arrival."""
     ctx, keys = role.ctx, role.ctx.plan.tile
-    full = ctx.arena.barriers("full")
+    full = ctx.memory.full
     full.expect_tx(ctx.plan.ds_bytes, stage)
-    to = ctx.arena.bytes("stages") + stage * ctx.plan.stage_bytes
+    to = ctx.memory.stages.bytes() + stage * ctx.plan.stage_bytes
     for block in cutlass.range_constexpr(ROW_BLOCKS):
         place = item.local * ROW_BLOCKS + block
         source = matrix_at(keys, role.workspace, place, tile, DS_MATRIX)
@@ -131,7 +139,7 @@ def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) 
 def load_all(role: Load) -> None:
     """Load every tile of the CTA's items."""
     ctx = role.ctx
-    ring = ctx.arena.producer("full", "empty")
+    ring = RingProducer(ctx.memory.full, ctx.memory.empty)
     unit = ctx.thread % UNITS
     to = swizzled_128(ctx.thread // UNITS, unit) + ctx.plan.ds_bytes
     number, item_number = Int32(0), ctx.work.first
@@ -183,7 +191,7 @@ def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
 def multiply_all(role: Multiply) -> None:
     """Multiply every tile of the CTA's items."""
     ctx = role.ctx
-    ring = ctx.arena.consumer("full", "empty")
+    ring = RingConsumer(ctx.memory.full, ctx.memory.empty)
     accs = [cute.make_rmem_tensor(ctx.plan.slice_dims // 2, Float32) for _ in range(PRODUCTS)]
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:
@@ -247,26 +255,26 @@ def dq_kernel(
 ):
     """One CTA; arguments as in `launch_dq`."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = DqMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Load(locate(arena, ids, counts, groups), workspace, kv))
+        load_all(Load(locate(memory, ids, counts, groups), workspace, kv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(arena, ids, counts, groups)
+        ctx = locate(memory, ids, counts, groups)
         multiply_all(Multiply(ctx, dq, group - 1))
 
 
 @cute.jit
-def locate(arena: Arena, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
+def locate(memory: DqMemory, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, arena.plan)
-    return Context(arena, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
+    work = work_of_cta(groups, memory.plan)
+    return Context(memory, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):

@@ -21,11 +21,11 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.arena import Arena, allocate, initialise_barriers
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.pipeline import PipelineState, Ring
+from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
@@ -54,13 +54,22 @@ SECOND_STARTS, Q_READY = 1, 2
 """Named barriers; Q_READY is the first of two, one for each warpgroup."""
 
 
+class ScoresMemory(Memory):
+    """Regions and barriers of `ScoresPlan`."""
+
+    q: Region
+    k: Region
+    k_full: Barriers
+    k_free: Barriers
+
+
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
 
     An item is two neighbouring row blocks of a group: item i has the row blocks 2 i and 2 i + 1.
     """
 
-    arena: Arena
+    memory: ScoresMemory
     lists: Lists
     row_blocks: Int32  # of a group
     first_item: Int32
@@ -71,7 +80,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> ScoresPlan:
         """The compile-time plan."""
-        return self.arena.plan
+        return self.memory.plan
 
     def group_of(self, item: Int32) -> Int32:
         """The item's group."""
@@ -86,10 +95,10 @@ def tiles_of(ctx: Context, group: Int32) -> Int32:
 
 
 @cute.jit
-def release(ctx: Context, name: cutlass.Constexpr, stage: Int32) -> None:
+def release(ctx: Context, free: Barriers, stage: Int32) -> None:
     """Arrive once for the warp, whose lanes have synchronised after their reads."""
     if ctx.thread % WARP_SIZE == 0:
-        ctx.arena.barriers(name).arrive(stage)
+        free.arrive(stage)
 
 
 class Gatherer(NamedTuple):
@@ -105,7 +114,7 @@ def copy_tile(
 ) -> PipelineState:
     """Copy this thread's part of a tile; return the ring's next state."""
     tile = role.ctx.plan.tile
-    ring = role.ctx.arena.producer("k_full", "k_free")
+    ring = RingProducer(role.ctx.memory.k_full, role.ctx.memory.k_free)
     sources = row_sources(role.kv, rows, unit)
     for chunk in cutlass.range_constexpr(tile.chunks):
         # k_free: both consumers have read what the slot held before.
@@ -130,7 +139,7 @@ def gather_all(role: Gatherer) -> None:
     """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
-    to = ctx.arena.address("k") + swizzled_128(own, unit)
+    to = ctx.memory.k.address() + swizzled_128(own, unit)
     at = Ring(ctx.plan.slots).start()
     for item in cutlass.range(ctx.first_item, ctx.num_items, ctx.num_ctas, unroll=1):
         group = ctx.group_of(item)
@@ -242,7 +251,7 @@ def start_item(role: Scorer, item: Int32, do: cute.Tensor) -> Rows:
     own = Q_READY + role.block_of_item
     # The warpgroup's products with the item before are done, in all four warps.
     cute.arch.barrier(barrier_id=own, number_of_threads=WARPGROUP_SIZE)
-    load_q(role, block * ROWS, ctx.arena.address("q") + role.block_of_item * ctx.plan.q_bytes)
+    load_q(role, block * ROWS, ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
     last = role.q.shape[0] - 1
     mma_row = warp * WARP_ROWS + lane // 4
     rows = [cutlass.min(block * ROWS + row_of(mma_row + 8 * half), last) for half in range(2)]
@@ -285,9 +294,9 @@ def issue_products(
     """Issue S and dP of a tile, a group of wgmmas a batch; free the chunks of all but the last
     one."""
     ctx = role.ctx
-    ring = ctx.arena.consumer("k_full", "k_free")
-    q = along_k(ctx.arena.address("q") + role.block_of_item * ctx.plan.q_bytes)
-    keys = ctx.arena.address("k")
+    ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
+    q = along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
+    keys = ctx.memory.k.address()
     for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // BATCH_CHUNKS):
         chunks = range(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS)
         places = [at.advanced(chunk) for chunk in chunks]
@@ -310,7 +319,7 @@ def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> 
     """Arrive: this warp has read a batch's chunks."""
     cute.arch.sync_warp()
     for chunk in cutlass.range_constexpr(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS):
-        release(ctx, "k_free", at.advanced(chunk).stage)
+        release(ctx, ctx.memory.k_free, at.advanced(chunk).stage)
 
 
 def let_second_start(role: Scorer, number: Int32) -> None:
@@ -394,31 +403,31 @@ def scores_kernel(
 ):
     """One CTA; arguments as in `launch_scores`. choice: None: it is taken."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = ScoresMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_all(Gatherer(locate(arena, lists, heads, choice), kv))
+        gather_all(Gatherer(locate(memory, lists, heads, choice), kv))
     else:
         cute.arch.setmaxregister_increase(plan.score.registers)
-        ctx = locate(arena, lists, heads, choice)
+        ctx = locate(memory, lists, heads, choice)
         score_all(Scorer(ctx, q, do, lse, delta, workspace, heads, sm_scale, group - 1))
 
 
 @cute.jit
-def locate(arena: Arena, lists: Lists, heads: Int32, choice: Any) -> Context:
+def locate(memory: ScoresMemory, lists: Lists, heads: Int32, choice: Any) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    row_blocks = arena.plan.queries * heads // ROWS
+    row_blocks = memory.plan.queries * heads // ROWS
     num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
     if cutlass.const_expr(choice is not None):
         if not is_taken(choice, Int32(FIRST)):
             num_items = Int32(0)
-    return Context(arena, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
+    return Context(memory, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):

@@ -78,7 +78,7 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
         row: the lane's, negative where its slot is not valid.
     """
     ctx = role.ctx
-    ring = RingProducer(ctx.barriers("full"), ctx.barriers("free"))
+    ring = RingProducer(ctx.memory.full, ctx.memory.free)
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     tile_pieces = ctx.plan.tile_pieces
     piece = step * tile_pieces + warp % tile_pieces
@@ -87,15 +87,15 @@ def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
     ring.acquire(state)
     mask = cute.arch.vote_ballot_sync(row >= 0)
     if lane == 0:
-        ctx.arena.array("masks", Int32, ctx.plan.stages)[state.stage] = Int32(mask)
+        ctx.memory.masks.array(Int32, ctx.plan.stages)[state.stage] = Int32(mask)
     offset = state.stage * PIECE_BYTES + lane * KV_ROW_BYTES
     if row >= 0:
         barrier = ring.expect(state.stage, KV_ROW_BYTES)
         load_bytes(
-            ctx.arena.bytes("k") + offset, row_address(role, row), Int32(KV_ROW_BYTES), barrier
+            ctx.memory.k.bytes() + offset, row_address(role, row), Int32(KV_ROW_BYTES), barrier
         )
     else:
-        clear_row(ctx.arena.address("k") + offset)
+        clear_row(ctx.memory.k.address() + offset)
         ring.commit(state.stage)
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import cutlass
 from cutlass import Float32, cute
 
-from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
@@ -25,7 +24,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import Output, locate
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 GATHER = 0
@@ -46,26 +45,26 @@ def few_heads_kernel(
 ):
     """One CTA; arguments as in `Operands` (`operands.py`)."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    enter_cluster(arena, thread)
+    memory = DecodeMemory.allocate(plan)
+    enter_cluster(memory, thread)
     # The previous launch, which this one may follow early, has written the ids, or still reads the
     # results.
     cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = locate(memory, lse, indices, topk_length)
         gather_pieces(Gatherer(ctx, None, kv, indices))
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(sm_scale * LOG2_E)
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = locate(memory, lse, indices, topk_length)
         consumer = group - GATHER - 1
         r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
         # Computed again: values that are used after the steps would be live through them.
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = locate(memory, lse, indices, topk_length)
         output = Output(ctx, out, lse, attn_sink, scale)
         stage_share(Math(ctx, output, q, consumer), r)
         write_share(output, consumer)

@@ -105,7 +105,7 @@ def meet(ctx: Context, consumer: Any) -> None:
 def read_units(ctx: Context) -> list[Any]:
     """Scales of the lane's heads of Q."""
     count = ctx.plan.columns // 4
-    shared = ctx.arena.array("row_unit", Float32, ctx.plan.columns)
+    shared = ctx.memory.row_unit.array(Float32, ctx.plan.columns)
     first = first_head(ctx.thread % WARP_SIZE)
     return [shared[first + offset_of_head(number)] for number in range(count)]
 
@@ -128,9 +128,9 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     stage = states[0].stage
     if warp >= 2:
         stage = states[1].stage
-    piece = ctx.arena.address("k") + stage * PIECE_BYTES
-    masks = ctx.arena.array("masks", Int32, ctx.plan.stages)
-    q = along_k(ctx.arena.address("q"))
+    piece = ctx.memory.k.address() + stage * PIECE_BYTES
+    masks = ctx.memory.masks.array(Int32, ctx.plan.stages)
+    q = along_k(ctx.memory.q.address())
     keys = piece + (key + lane % 16) * KV_ROW_BYTES + lane // 16 * 16
     row = piece + (key + lane // 4) * KV_ROW_BYTES
     s = multiply_tile(ctx.plan, q, keys, row)
@@ -142,10 +142,10 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     rescale(ctx, r.out, factors)
     p = exponentiate(s, r.heads, tops, scale)
     of_consumer = role.consumer * (KV_SCALES * ctx.plan.operand_bytes)
-    at = ctx.arena.address("p") + of_consumer
+    at = ctx.memory.p.address() + of_consumer
     store_p(ctx, p, row, r.heads, at)
     meet(ctx, role.consumer)
-    columns = ctx.arena.address("k") + lane * KV_ROW_BYTES + warp * 16
+    columns = ctx.memory.k.address() + lane * KV_ROW_BYTES + warp * 16
     pieces = [columns + state.stage * PIECE_BYTES for state in states_of_tile(role, step)]
     multiply_values(ctx.plan, r.out, pieces, along_k(at))
 
@@ -171,7 +171,7 @@ def consume(role: Math) -> Registers:
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
     num_tiles = wait_for_extent(ctx)
-    ring = RingConsumer(ctx.barriers("full"), ctx.barriers("free"))
+    ring = RingConsumer(ctx.memory.full, ctx.memory.free)
     for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
         for state in states_of_tile(role, step):
             ring.wait(state)
@@ -216,8 +216,8 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32) -> None:
     words = [to_f16(scaled(word, factor)) for word in words]
     rope = [scaled(word, factor) for word in rope]
     if number == 0:
-        ctx.arena.array("row_unit", Float32, ctx.plan.columns)[row] = power_of_two(-power)
-    base = ctx.arena.address("q")
+        ctx.memory.row_unit.array(Float32, ctx.plan.columns)[row] = power_of_two(-power)
+    base = ctx.memory.q.address()
     for i in cutlass.range_constexpr(pairs):
         pair = number + i * threads
         to = base + pair // CHUNK_PAIRS * ctx.plan.operand_bytes
@@ -233,8 +233,8 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32) -> None:
         )
     cute.arch.fence_proxy("async.shared", space="cta")
     # q_full: all of Q is written.
-    ctx.barriers("q_full").arrive()
-    ctx.barriers("q_full").wait(0)
+    ctx.memory.q_full.arrive()
+    ctx.memory.q_full.wait(0)
 
 
 @cute.jit
@@ -263,7 +263,7 @@ def stage_share(role: Math, r: Registers) -> None:
     # Other CTAs' copies overwrite memory from which threads have read keys and Q.
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.
-    meet_consumers(ctx, "all_read")
+    meet_consumers(ctx.memory.all_read)
     # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
@@ -284,7 +284,7 @@ def publish_sums(role: Math, r: Registers) -> None:
     columns = ctx.plan.columns
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     pitch = columns + 4
-    sums = ctx.arena.array("sums", Float32, CONSUMERS * WARPS * pitch)
+    sums = ctx.memory.sums.array(Float32, CONSUMERS * WARPS * pitch)
     base = (role.consumer * WARPS + warp) * pitch + first_head(lane)
     for number in cutlass.range_constexpr(columns // 4):
         total = reduce_keys(r.heads.total[number], lambda a, b: a + b)
@@ -305,8 +305,8 @@ def merge_sums(role: Math, number: int) -> Merged:
     ctx = role.ctx
     columns, factor = ctx.plan.columns, role.output.scale.factor
     pitch = columns + 4
-    sums = ctx.arena.array("sums", Float32, CONSUMERS * WARPS * pitch)
-    maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * columns)
+    sums = ctx.memory.sums.array(Float32, CONSUMERS * WARPS * pitch)
+    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * columns)
     at = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
     offset = offset_of_head(number)
     tops = [maxima[first_maximum(ctx, consumer, 0) + offset] for consumer in range(CONSUMERS)]
@@ -342,7 +342,8 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
     columns = ctx.plan.columns
     count = columns // 2
     half = blocks_of(ctx.plan) // CONSUMERS * count
-    first, second = (ctx.arena.address(name) + offset for name, offset in ctx.plan.halves)
+    regions = ((ctx.memory.region(name), offset) for name, offset in ctx.plan.halves)
+    first, second = (region.address() + offset for region, offset in regions)
     own_at, other_at = first, second
     if role.consumer == 1:
         own_at, other_at = second, first
@@ -357,7 +358,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
             others.append((low if role.consumer == 1 else high) * factor)
         store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
     # halves: the other consumer's part of this one's dims has come.
-    meet_consumers(ctx, "halves")
+    meet_consumers(ctx.memory.halves)
     at = own_at + ctx.thread * (WORDS * FP32)
     results = []
     for four in cutlass.range_constexpr(half // WORDS):
@@ -375,7 +376,7 @@ def stage_dims(role: Math, half: list[Any]) -> None:
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     rows = staged_rows(role.output)
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
-    base = ctx.arena.address("k") + ctx.plan.staged_at
+    base = ctx.memory.k.address() + ctx.plan.staged_at
     base = base + (lane // 4 % 4 * 4 + first_head(lane) * GROUP_BYTES)
     for block in cutlass.range_constexpr(blocks_of(ctx.plan) // CONSUMERS):
         to = base + (group + block * (ROWS // GROUP_DIMS)) * (rows * GROUP_BYTES)
@@ -412,7 +413,7 @@ def stage_statistics(role: Math) -> None:
     """Write this CTA's maxima and sums, by four lanes, to its offset among all CTAs'. O has scale
     1."""
     ctx = role.ctx
-    base = ctx.arena.address("q") + ctx.rank * CTA_STATISTICS_BYTES
+    base = ctx.memory.q.address() + ctx.rank * CTA_STATISTICS_BYTES
     for number in cutlass.range_constexpr(ctx.plan.columns // 4):
         to = base + (first_head(ctx.thread) + offset_of_head(number)) * STATISTICS_BYTES
         if role.consumer == 0:

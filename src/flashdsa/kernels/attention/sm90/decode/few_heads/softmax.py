@@ -55,7 +55,7 @@ def first_maximum(ctx: Context, consumer: Any, warp: Any) -> Any:
 @cute.jit
 def store_maxima(ctx: Context, consumer: Int32, values: list[Any]) -> None:
     """Store the warp's maxima, which are equal in all four warps."""
-    maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
+    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * ctx.plan.columns)
     first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
     if ctx.thread % WARP_SIZE < 4:
         for number in cutlass.range_constexpr(ctx.plan.columns // 4):
@@ -121,7 +121,7 @@ def find_tops(
     columns = ctx.plan.columns
     pitch = columns + 4
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    shared = ctx.arena.array("tops", Float32, 2 * WARPS * pitch)
+    shared = ctx.memory.tops.array(Float32, 2 * WARPS * pitch)
     mine = (consumer * WARPS + warp) * pitch
     tops = []
     for number in cutlass.range_constexpr(columns // 4):
@@ -158,7 +158,7 @@ def move_tops(
     Returns:
         The maxima, and the factors of O.
     """
-    maxima = ctx.arena.array("maxima", Float32, CONSUMERS * WARPS * ctx.plan.columns)
+    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * ctx.plan.columns)
     first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
     exponent = ((bits_of(largest) >> 23) & 255) - BIAS
     power = heads.power[0]

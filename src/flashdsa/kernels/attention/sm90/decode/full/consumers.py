@@ -83,12 +83,12 @@ def take_step(w: Output, r: Registers, step: Int32, num_tiles: Int32) -> None:
         unscale(ctx, r.s)
     add_tile0(ctx, r, w.scale, v0)
     if num_tiles > 1:
-        ctx.barriers("p1_full").wait(ctx.phase(step))
+        ctx.memory.p1_full.wait(ctx.phase(step))
         issue_others(ctx, r, w.scale, 1, p_of(ctx, 1), v1)
         if num_tiles > TILES:
             issue_scores(ctx, r.s, step + 1, True, tile.low_slices)
             warpgroup.wait_group(1)
-            arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
+            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
             issue_scores(ctx, r.s, step + 1, True, tile.high_slices)
             warpgroup.wait_group(0)
             finish_scores(ctx, step + 1)
@@ -124,7 +124,7 @@ def consume1(w: Output) -> None:
 def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
     """Consumer 1: issue the product with P of tile 0."""
     ctx = w.ctx
-    ctx.barriers("p0_full").wait(ctx.phase(step))
+    ctx.memory.p0_full.wait(ctx.phase(step))
     issue_others(ctx, r, w.scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1))
 
 
@@ -154,7 +154,7 @@ def announce(w: Output, consumer: cutlass.Constexpr) -> None:
     """
     if cutlass.const_expr(consumer == 0):
         # sums0_full: the other warps of this consumer do not read them either.
-        w.ctx.barriers("sums0_full").wait(0)
+        w.ctx.memory.sums0_full.wait(0)
         expect_parts(w)
 
 
@@ -190,7 +190,7 @@ def stage_dims(w: Output, out: cute.Tensor, consumer: cutlass.Constexpr) -> None
     if warp * MMA_ROWS < count:
         row = warp * MMA_ROWS + lane // 8 % 2 * 8 + lane % 8
         group = consumer * half_groups + lane // 16
-        to = ctx.arena.address("k") + (ctx.plan.staged_at + (group * count + row) * GROUP_BYTES)
+        to = ctx.memory.k.address() + (ctx.plan.staged_at + (group * count + row) * GROUP_BYTES)
         for pair in cutlass.range_constexpr(half_groups // 2):
             words = [
                 pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1], F16_KIND) for i in range(4)
@@ -211,7 +211,7 @@ def stage_statistics(
     row = row_of_thread(ctx.thread)
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            to = ctx.arena.address("q") + (
+            to = ctx.memory.q.address() + (
                 ctx.rank * CTA_STATISTICS_BYTES + (row + 8 * h) * STATISTICS_BYTES
             )
             if cutlass.const_expr(consumer == 0):

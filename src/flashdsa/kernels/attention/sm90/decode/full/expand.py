@@ -89,7 +89,7 @@ def copy_rope(
 ) -> None:
     """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
     geometry = role.ctx.plan.tile
-    to = role.ctx.arena.address("k") + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
+    to = role.ctx.memory.k.address() + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
     for turn in cutlass.range_constexpr(turns_of(geometry)):
         at = turn * TURN_BYTES + geometry.value_chunks * geometry.chunk_bytes
         copy_units(to, sources[turn], rows[turn], [(at, KV_ROPE_AT)], 128)
@@ -128,7 +128,7 @@ def bytes_of_half(role: Gatherer, copies: Copies, half: Half) -> Any:
     """Address that the thread's 16 bytes of its first key would have in the first chunk of a
     half."""
     chunk, tile = 2 * half.group, role.ctx.plan.tile
-    k = role.ctx.arena.address("k")
+    k = role.ctx.memory.k.address()
     return k + half.tile * tile.bytes + chunk * tile.chunk_bytes + bytes_at(copies)
 
 
@@ -199,7 +199,7 @@ def take_sums(factors: Factors, copies: Copies, half: Half, number: int, turns: 
 def addresses_of_part(role: Gatherer, copies: Copies, half: Half, number: int) -> list[Any]:
     """Addresses of the values of the thread's first key: twice 16 bytes of a chunk."""
     chunk, tile = 2 * (half.group + number) + copies.unit // 4, role.ctx.plan.tile
-    base = role.ctx.arena.address("k") + half.tile * tile.bytes + chunk * tile.chunk_bytes
+    base = role.ctx.memory.k.address() + half.tile * tile.bytes + chunk * tile.chunk_bytes
     return [base + swizzled_128(copies.key, copies.unit % 4 * 2 + side) for side in range(2)]
 
 

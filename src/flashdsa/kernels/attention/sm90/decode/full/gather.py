@@ -61,13 +61,13 @@ def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> N
         slots: the lane's of the tile: lane, lane + 32.
     """
     mask_words = role.ctx.plan.tile.mask_words
-    masks = role.ctx.arena.array("masks", Int32, TILES * mask_words)
+    masks = role.ctx.memory.masks.array(Int32, TILES * mask_words)
     for word in cutlass.range_constexpr(mask_words):
         mask = cute.arch.vote_ballot_sync(slots[word] >= 0)
         if lane == 0:
             masks[tile * mask_words + word] = Int32(mask)
     if lane == 0:
-        role.ctx.barriers("masks_full").arrive(tile)
+        role.ctx.memory.masks_full.arrive(tile)
 
 
 @cute.jit
@@ -79,7 +79,7 @@ def load_rows_of_query(role: Gatherer, _: Before) -> None:
     """
     ctx = role.ctx
     if ctx.num_steps > 0 and ctx.thread == 0:
-        ctx.barriers("q_full").arrive_and_expect_tx()
+        ctx.memory.q_full.arrive_and_expect_tx()
         load_query(ctx, role.q_map, [ctx.head, ctx.query])
     cute.arch.sync_warp()
 

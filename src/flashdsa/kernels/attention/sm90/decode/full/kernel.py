@@ -20,7 +20,6 @@ import cutlass
 from cutlass import Float32, GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import allocate
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
@@ -34,7 +33,7 @@ from flashdsa.kernels.attention.sm90.decode.full.gather import (
     load_rows_of_query,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import Output, locate
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
@@ -55,8 +54,8 @@ def decode_kernel(
 ):
     """One CTA; arguments as in `Operands` (`operands.py`)."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    enter_cluster(arena, thread)
+    memory = DecodeMemory.allocate(plan)
+    enter_cluster(memory, thread)
     # The previous launch, which this one may follow early, has written the ids, or still reads the
     # results.
     cute.arch.griddepcontrol_wait()
@@ -64,19 +63,19 @@ def decode_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = locate(memory, lse, indices, topk_length)
         gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
     else:
         scale = make_scale(sm_scale * LOG2_E)
         if group == CONSUMER0:
             cute.arch.setmaxregister_increase(plan.consumer0.registers)
-            ctx = locate(arena, lse, indices, topk_length)
+            ctx = locate(memory, lse, indices, topk_length)
             consume0(Output(ctx, out, lse, attn_sink, scale))
         else:
             cute.arch.setmaxregister_increase(plan.consumer1.registers)
-            ctx = locate(arena, lse, indices, topk_length)
+            ctx = locate(memory, lse, indices, topk_length)
             consume1(Output(ctx, out, lse, attn_sink, scale))
-        ctx = locate(arena, lse, indices, topk_length)
+        ctx = locate(memory, lse, indices, topk_length)
         write_share(Output(ctx, out, lse, attn_sink, scale), group - CONSUMER0)
 
 

@@ -40,7 +40,7 @@ def take_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     """Both consumers: wait until Q has come, in the form that the products take, if the CTA has
     slots."""
     if ctx.num_steps > 0:
-        ctx.barriers("q_full").wait(0)
+        ctx.memory.q_full.wait(0)
         if cutlass.const_expr(ctx.plan.packed):
             convert_query(ctx, consumer, Int32(0))
 
@@ -54,7 +54,7 @@ def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any
     """Addresses of a thread's 16-byte pieces of that batch; a row's four threads use different
     banks."""
     chunk = quarter * chunks_of_thread(ctx) + batch // BATCHES
-    base = ctx.arena.address("q") + chunk * Q_CHUNK_BYTES
+    base = ctx.memory.q.address() + chunk * Q_CHUNK_BYTES
     first = batch % BATCHES * BATCH
     return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
 
@@ -90,18 +90,18 @@ def convert_query(ctx: Context, consumer: cutlass.Constexpr, number: Int32) -> N
     rope = ctx.plan.tile.value_chunks
     for i in cutlass.range_constexpr(UNITS // QUARTERS):
         unit = (UNITS // QUARTERS) * quarter + i
-        address = ctx.arena.address("q") + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
+        address = ctx.memory.q.address() + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
         words = load_words(address, Int32)
         store_words(address, [scaled(words[w], factor) for w in range(4)])
     if quarter == 0:
-        ctx.arena.array("row_unit", Float32, ROWS)[row] = as_float((BIAS - power) << 23)
+        ctx.memory.row_unit.array(Float32, ROWS)[row] = as_float((BIAS - power) << 23)
     cute.arch.fence_proxy("async.shared", space="cta")
-    meet_consumers(ctx, "q_converted", number)
+    meet_consumers(ctx.memory.q_converted, number)
 
 
 def unscale(ctx: Context, s: Any) -> None:
     """Restore the scores of Q as it was given."""
-    shared = ctx.arena.array("row_unit", Float32, ROWS)
+    shared = ctx.memory.row_unit.array(Float32, ROWS)
     units = [shared[row_of_thread(ctx.thread) + 8 * h] for h in range(THREAD_ROWS)]
     for i in range(cute.size(s)):
         s[i] = s[i] * units[i // 2 % THREAD_ROWS]

@@ -47,7 +47,7 @@ def write_share(w: Output, consumer: Int32) -> None:
     """Both consumers, one code: write their part of the CTA's share of the results."""
     ctx = w.ctx
     # staged: both halves of this CTA's O are staged.
-    meet_consumers(ctx, "staged")
+    meet_consumers(ctx.memory.staged)
     if ctx.num_ctas > 1:
         exchange(w, consumer)
     lane = ctx.thread % WARP_SIZE
@@ -68,8 +68,8 @@ def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
         number: of the lane among the four that share the row; each weighs every fourth CTA.
     """
     ctx = w.ctx
-    base = ctx.arena.address("q") + row * STATISTICS_BYTES
-    weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)
+    base = ctx.memory.q.address() + row * STATISTICS_BYTES
+    weights = ctx.memory.q.address() + (WEIGHTS_AT + row * WEIGHTS_BYTES)
     top, total, factor = Float32(LEAST), Float32(0.0), Float32(0.0)
     is_present = row < rows_of_item(w)
     if is_present:
@@ -139,7 +139,7 @@ def add_groups(
     """Add up groups `first`, `first` + 4, ... of this CTA's dims of a row."""
     ctx = w.ctx
     share, rows = share_of(ctx, ctx.rank), staged_rows(w)
-    weights = ctx.arena.address("q") + (WEIGHTS_AT + row * WEIGHTS_BYTES)
+    weights = ctx.memory.q.address() + (WEIGHTS_AT + row * WEIGHTS_BYTES)
     half_groups = ctx.plan.dim_groups // 2
     numbers = [first + n * LANES_A_ROW for n in range(num_groups)]
     halves = [(share.first + i) // half_groups * FP32 for i in numbers]

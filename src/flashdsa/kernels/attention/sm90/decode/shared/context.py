@@ -5,18 +5,45 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
+from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.tile import TILES
+
+
+class DecodeMemory(StepMemory):
+    """Regions and barriers of either kernel's plan, by clusters or dealt."""
+
+    row_unit: Region
+    tokens: Region
+    extent: Region
+    tops: Region
+    sums: Region
+    maxima: Region
+    extent_full: Barriers
+    full: Barriers
+    free: Barriers
+    all_read: Barriers
+    halves: Barriers
+    q_converted: Barriers
+    staged: Barriers
+    o_full: Barriers
+    ready: Barriers
+    done: Barriers
+    dealt: Region
+    ticket: Region
+    q_free: Barriers
+    part_stored: Barriers
+    ticket_full: Barriers
 
 
 class Context(NamedTuple):
     """One CTA's position in the launch: an item is the plan's heads of a query, and a cluster's."""
 
-    arena: Arena
+    memory: DecodeMemory
     query: Int32
     head: Int32  # the item's first
     rank: Int32  # of the CTA in its cluster
@@ -29,7 +56,7 @@ class Context(NamedTuple):
     @property
     def plan(self) -> Any:
         """The compile-time plan of either kernel."""
-        return self.arena.plan
+        return self.memory.plan
 
     @property
     def kind(self) -> str:
@@ -45,21 +72,17 @@ class Context(NamedTuple):
         """Steps of two tiles each; the last one may have one."""
         return steps_of(self.num_tiles)
 
-    def barriers(self, name: str) -> Barriers:
-        """A barrier of the plan."""
-        return self.arena.barriers(name)
-
     def tile_full(self, tile: Any) -> Barriers:
         """k0_full, or k1_full, which follows it."""
-        return self.barriers("k0_full").behind(tile * self.plan.tile.slices)
+        return self.memory.k0_full.behind(tile * self.plan.tile.slices)
 
     def half_free(self, high: Any) -> Barriers:
         """low_free, or high_free, which follows it."""
-        return self.barriers("low_free").behind(high * TILES)
+        return self.memory.low_free.behind(high * TILES)
 
     def phase(self, step: Any) -> Int32:
         """The phase that a step of the CTA completes, of every barrier of tiles."""
-        return self.barriers("p0_full").state(step).phase
+        return self.memory.p0_full.state(step).phase
 
 
 class Output(NamedTuple):
@@ -73,7 +96,9 @@ class Output(NamedTuple):
 
 
 @cute.jit
-def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor) -> Context:
+def locate(
+    memory: DecodeMemory, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor
+) -> Context:
     """This thread's context.
 
     Args:
@@ -83,19 +108,19 @@ def locate(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.T
     item, _, _ = cute.arch.cluster_idx()
     num_ctas = Int32(cute.arch.cluster_size())
     rank = Int32(cute.arch.block_idx_in_cluster())
-    rows = arena.plan.group_heads
+    rows = memory.plan.group_heads
     blocks = (Int32(lse.shape[1]) + rows - 1) // rows
     query = item // blocks
     num_slots = Int32(indices.shape[1])
     if lengths.shape[0] > 0:
         given = (lengths.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
-    keys = arena.plan.tile.keys
+    keys = memory.plan.tile.keys
     tiles = (num_slots + keys - 1) // keys
     first = tiles * rank // num_ctas
     end = tiles * (rank + 1) // num_ctas
     return Context(
-        arena,
+        memory,
         query,
         (item - query * blocks) * rows,
         rank,
@@ -115,11 +140,11 @@ def steps_of(num_tiles: Any) -> Any:
 def wait_for_extent(ctx: Context) -> Int32:
     """A consumer: wait for the number of the CTA's tiles up to those of the last step with a valid
     slot."""
-    ctx.barriers("extent_full").wait(0)
-    return ctx.arena.array("extent", Int32, 1)[0]
+    ctx.memory.extent_full.wait(0)
+    return ctx.memory.extent.array(Int32, 1)[0]
 
 
-def meet_consumers(ctx: Context, name: str, number: Any = 0) -> None:
+def meet_consumers(met: Barriers, number: Any = 0) -> None:
     """Sync both consumers, each thread: each sees what all of them did before.
 
     The barrier is an mbarrier, as synccheck takes a named barrier at two points of the code for
@@ -128,5 +153,5 @@ def meet_consumers(ctx: Context, name: str, number: Any = 0) -> None:
     Args:
         number: of the barrier's phase, the first being 0.
     """
-    ctx.barriers(name).arrive()
-    ctx.barriers(name).wait_for(number)
+    met.arrive()
+    met.wait_for(number)

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.decode.shared.context import Context
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CUT_WORDS,
     DEALT_WORDS,
@@ -43,9 +42,11 @@ class Parts(NamedTuple):
     count: Int32
 
 
-def batch_of(arena: Arena, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor) -> Batch:
+def batch_of(
+    memory: DecodeMemory, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor
+) -> Batch:
     """The launch's items, by its tensors: (S, H), (S, topk), (S,) or (0,)."""
-    rows = arena.plan.group_heads
+    rows = memory.plan.group_heads
     blocks = (Int32(lse.shape[1]) + rows - 1) // rows
     return Batch(Int32(lse.shape[0]), blocks, Int32(indices.shape[1]), lengths)
 
@@ -61,38 +62,38 @@ def count_slots(batch: Batch, query: Int32) -> Int32:
 
 
 @cute.jit
-def deal(arena: Arena, batch: Batch, thread: Int32) -> None:
+def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     """All threads of the CTA: write the CTA's two cuts. Ends synced."""
-    keys = arena.plan.tile.keys
+    keys = memory.plan.tile.keys
     if batch.lengths.shape[0] > 0:
-        deal_by_lengths(arena, batch, thread)
+        deal_by_lengths(memory, batch, thread)
     elif thread == 0:
         # As if all items were of one query.
         tiles = (batch.most_slots + keys - 1) // keys
         items = batch.queries * batch.blocks
         line = items * (tiles + OVERHEAD_TILES)
-        write_ends(arena, items, line)
+        write_ends(memory, items, line)
         for side in cutlass.range_constexpr(2):
             place = place_of_cut(line, side)
             if place < line:
-                write_cut(arena, side, place, Int32(0), Int32(0), tiles)
+                write_cut(memory, side, place, Int32(0), Int32(0), tiles)
     cute.arch.sync_threads()
 
 
 @cute.jit
-def deal_by_lengths(arena: Arena, batch: Batch, thread: Int32) -> None:
+def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     """Deal by `topk_length`: each thread adds up neighbouring queries, and all threads' sums
     together are the line."""
-    threads = arena.plan.threads
+    threads = memory.plan.threads
     each = (batch.queries + (threads - 1)) // threads
     first = cutlass.min(thread * each, batch.queries)
     end = cutlass.min(first + each, batch.queries)
     own = Int32(0)
     for query in cutlass.range(first, end, unroll=1):
-        own += room_of_query(arena, batch, query)
-    before, line = add_before(arena, own, thread)
+        own += room_of_query(memory, batch, query)
+    before, line = add_before(memory, own, thread)
     if thread == 0:
-        write_ends(arena, batch.queries * batch.blocks, line)
+        write_ends(memory, batch.queries * batch.blocks, line)
     # The thread that has a cut's item writes over the ends.
     cute.arch.sync_threads()
     for side in cutlass.range_constexpr(2):
@@ -100,27 +101,27 @@ def deal_by_lengths(arena: Arena, batch: Batch, thread: Int32) -> None:
         if place >= before and place < before + own:
             at = before
             for query in cutlass.range(first, end, unroll=1):
-                room = room_of_query(arena, batch, query)
+                room = room_of_query(memory, batch, query)
                 if place >= at and place < at + room:
                     tiles = room // batch.blocks - OVERHEAD_TILES
-                    write_cut(arena, side, place, at, query * batch.blocks, tiles)
+                    write_cut(memory, side, place, at, query * batch.blocks, tiles)
                 at += room
 
 
 @cute.jit
-def room_of_query(arena: Arena, batch: Batch, query: Int32) -> Int32:
+def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
     """Tiles of the line that a query's items take."""
-    keys = arena.plan.tile.keys
+    keys = memory.plan.tile.keys
     return batch.blocks * ((count_slots(batch, query) + keys - 1) // keys + OVERHEAD_TILES)
 
 
 @cute.jit
-def add_before(arena: Arena, own: Int32, thread: Int32) -> tuple[Int32, Int32]:
+def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, Int32]:
     """(the sum over the threads before this one, the sum over all). Syncs all threads."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
-    warps = arena.plan.threads // WARP_SIZE
+    warps = memory.plan.threads // WARP_SIZE
     upto = prefix_sum(own, lane)
-    sums = arena.array("dealt", Int32, DEALT_WORDS + warps)
+    sums = memory.dealt.array(Int32, DEALT_WORDS + warps)
     if lane == WARP_SIZE - 1:
         sums[DEALT_WORDS + warp] = upto
     cute.arch.sync_threads()
@@ -147,9 +148,9 @@ def place_of_cut(line: Any, side: int) -> Any:
     return cutlass.min(cta + side, ctas) * line // ctas
 
 
-def write_ends(arena: Arena, items: Any, line: Any) -> None:
+def write_ends(memory: DecodeMemory, items: Any, line: Any) -> None:
     """Write the line's length, and both cuts as if they were at its end."""
-    dealt = arena.array("dealt", Int32, DEALT_WORDS)
+    dealt = memory.dealt.array(Int32, DEALT_WORDS)
     for side in range(2):
         dealt[CUT_WORDS * side] = items
         dealt[CUT_WORDS * side + 1] = Int32(0)
@@ -160,11 +161,16 @@ def write_ends(arena: Arena, items: Any, line: Any) -> None:
 
 @cute.jit
 def write_cut(
-    arena: Arena, side: cutlass.Constexpr, place: Int32, start: Int32, item: Int32, tiles: Int32
+    memory: DecodeMemory,
+    side: cutlass.Constexpr,
+    place: Int32,
+    start: Int32,
+    item: Int32,
+    tiles: Int32,
 ) -> None:
     """Write a cut at a position among neighbouring items of `tiles` tiles, the first of which is
     `item` and begins at `start`."""
-    dealt = arena.array("dealt", Int32, DEALT_WORDS)
+    dealt = memory.dealt.array(Int32, DEALT_WORDS)
     size = tiles + OVERHEAD_TILES
     number = (place - start) // size
     start, item = start + number * size, item + number
@@ -178,18 +184,18 @@ def write_cut(
     dealt[CUT_WORDS * side + 2] = start
 
 
-def num_stretches(arena: Arena) -> Any:
+def num_stretches(memory: DecodeMemory) -> Any:
     """Stretches of the CTA."""
-    dealt = arena.array("dealt", Int32, DEALT_WORDS)
+    dealt = memory.dealt.array(Int32, DEALT_WORDS)
     return dealt[CUT_WORDS] - dealt[0] + cutlass.min(dealt[CUT_WORDS + 1], Int32(1))
 
 
 @cute.jit
-def take_stretch(arena: Arena, batch: Batch, number: Int32) -> Context:
+def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     """The CTA's stretch of that number as a context, as if the CTA were alone in its cluster."""
-    dealt = arena.array("dealt", Int32, DEALT_WORDS)
+    dealt = memory.dealt.array(Int32, DEALT_WORDS)
     thread, _, _ = cute.arch.thread_idx()
-    keys, rows = arena.plan.tile.keys, arena.plan.group_heads
+    keys, rows = memory.plan.tile.keys, memory.plan.group_heads
     item = dealt[0] + number
     query = item // batch.blocks
     num_slots = count_slots(batch, query)
@@ -199,7 +205,7 @@ def take_stretch(arena: Arena, batch: Batch, number: Int32) -> Context:
     if item == dealt[CUT_WORDS]:
         end = dealt[CUT_WORDS + 1]
     return Context(
-        arena,
+        memory,
         query,
         (item - query * batch.blocks) * rows,
         Int32(0),
@@ -229,7 +235,7 @@ def parts_before(ctx: Context, number: Int32) -> Int32:
     """Parts that the CTA has stored before its last stretch, which has that number: its first one,
     if that was a part."""
     before = Int32(0)
-    if number > 0 and ctx.arena.array("dealt", Int32, DEALT_WORDS)[1] > 0:
+    if number > 0 and ctx.memory.dealt.array(Int32, DEALT_WORDS)[1] > 0:
         before = Int32(1)
     return before
 
@@ -241,7 +247,7 @@ def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
     Args:
         ctx: the CTA's stretch of that number, its first or its last one.
     """
-    dealt = ctx.arena.array("dealt", Int32, DEALT_WORDS)
+    dealt = ctx.memory.dealt.array(Int32, DEALT_WORDS)
     start = dealt[2]
     if dealt[0] + number == dealt[CUT_WORDS]:
         start = dealt[CUT_WORDS + 2]

@@ -13,6 +13,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
 from flashdsa.dsl.fragments import MMA_ROWS
+from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, Output
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
@@ -22,7 +23,8 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     STATISTICS_BYTES,
 )
 
-TOKENS = ("ready", "done")
+READY, DONE = range(2)
+"""Tokens that a CTA sends the others; each has a barrier and a place."""
 TOKEN_BYTES = 4
 
 
@@ -50,6 +52,11 @@ def staged_rows(w: Output) -> Any:
     return (rows_of_item(w) + (MMA_ROWS - 1)) // MMA_ROWS * MMA_ROWS
 
 
+def told_of(ctx: Context) -> tuple[Barriers, Barriers]:
+    """The barriers of the tokens."""
+    return ctx.memory.ready, ctx.memory.done
+
+
 @cute.jit
 def expect_parts(w: Output) -> None:
     """A consumer: tell that no warp of the CTA reads keys or Q any more; the others may send
@@ -59,25 +66,25 @@ def expect_parts(w: Output) -> None:
         others = ctx.num_ctas - 1
         dims_bytes = share_of(ctx, ctx.rank).count * staged_rows(w) * GROUP_BYTES
         expected = others * (dims_bytes + rows_of_item(w) * STATISTICS_BYTES)
-        ctx.barriers("o_full").arrive_and_expect_tx(expected)
-        for name in TOKENS:
-            ctx.barriers(name).arrive_and_expect_tx(others * TOKEN_BYTES)
+        ctx.memory.o_full.arrive_and_expect_tx(expected)
+        for told in told_of(ctx):
+            told.arrive_and_expect_tx(others * TOKEN_BYTES)
     cute.arch.sync_warp()
-    tell_others(ctx, "ready")
+    tell_others(ctx, READY)
 
 
 @cute.jit
-def tell_others(ctx: Context, name: cutlass.Constexpr) -> None:
+def tell_others(ctx: Context, token: cutlass.Constexpr) -> None:
     """Tell every other CTA that all work before the call is done.
 
     A barrier of the cluster with release semantics would also be a fence of the whole GPU.
     """
     if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
         peer = (ctx.rank + ctx.thread) % ctx.num_ctas
-        offset = TOKENS.index(name) * MOST_CTAS * TOKEN_BYTES
-        token = ctx.arena.address("tokens") + (offset + ctx.rank * TOKEN_BYTES)
-        barrier = Int32(ctx.barriers(name).at().toint())
-        store_async(peer_address(token, peer), [ctx.rank], peer_address(barrier, peer))
+        offset = token * MOST_CTAS * TOKEN_BYTES
+        to = ctx.memory.tokens.address() + (offset + ctx.rank * TOKEN_BYTES)
+        barrier = Int32(told_of(ctx)[token].at().toint())
+        store_async(peer_address(to, peer), [ctx.rank], peer_address(barrier, peer))
 
 
 @cute.jit
@@ -86,14 +93,14 @@ def exchange(w: Output, consumer: Int32) -> None:
     ctx = w.ctx
     if consumer == 0 and ctx.thread < WARP_SIZE:
         # ready: no other CTA reads keys, which O overwrites, or Q any more.
-        ctx.barriers("ready").wait(0)
+        ctx.memory.ready.wait(0)
         if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
             send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
         cute.arch.sync_warp()
     # o_full: all other CTAs' dims and statistics have come.
-    ctx.barriers("o_full").wait(0)
+    ctx.memory.o_full.wait(0)
     if consumer == 0:
-        tell_others(ctx, "done")
+        tell_others(ctx, DONE)
 
 
 @cute.jit
@@ -101,8 +108,8 @@ def send_to(w: Output, peer: Int32) -> None:
     """One thread: issue two bulk copies to a CTA."""
     ctx = w.ctx
     share, rows = share_of(ctx, peer), staged_rows(w)
-    keys, q = ctx.arena.address("k"), ctx.arena.address("q")
-    arrived = peer_address(Int32(ctx.barriers("o_full").at().toint()), peer)
+    keys, q = ctx.memory.k.address(), ctx.memory.q.address()
+    arrived = peer_address(Int32(ctx.memory.o_full.at().toint()), peer)
     dims_bytes = rows * share.count * GROUP_BYTES
     copy_to_peer(
         peer_address(keys + ctx.rank * dims_bytes, peer),
@@ -120,7 +127,7 @@ def send_to(w: Output, peer: Int32) -> None:
 def leave(ctx: Context, consumer: Int32) -> None:
     """Wait until this CTA's messages have arrived, so that it may end."""
     if consumer == 0 and ctx.thread < WARP_SIZE:
-        ctx.barriers("done").wait(0)
+        ctx.memory.done.wait(0)
 
 
 @cute.jit
@@ -131,4 +138,4 @@ def address_of_dims(w: Output, rank: Any) -> Any:
     offset = rank * (share.count * rows * GROUP_BYTES)
     if rank == ctx.rank:
         offset = ctx.plan.staged_at + share.first * rows * GROUP_BYTES
-    return ctx.arena.address("k") + offset
+    return ctx.memory.k.address() + offset

@@ -73,8 +73,8 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
             last = last_slots(role, num_steps, lane)
     num_tiles = cutlass.min(num_steps * TILES, ctx.num_tiles)
     if ctx.thread == 0:
-        ctx.arena.array("extent", Int32, 1)[0] = num_tiles
-        ctx.barriers("extent_full").arrive()
+        ctx.memory.extent.array(Int32, 1)[0] = num_tiles
+        ctx.memory.extent_full.arrive()
     return num_tiles
 
 

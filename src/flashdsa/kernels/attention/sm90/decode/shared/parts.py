@@ -42,21 +42,21 @@ def draw_ticket(
     Args:
         number: parts that the CTA has stored before.
     """
-    ticket = ctx.arena.array("ticket", Int32, 1)
+    ticket = ctx.memory.ticket.array(Int32, 1)
     counter = workspace.counters.iterator + parts.first
-    ctx.barriers("part_stored").arrive()
+    ctx.memory.part_stored.arrive()
     if consumer == 0 and ctx.thread == 0:
         # part_stored, a phase a part: all threads have stored theirs, and have read the ticket
         # before. The atomic is a release of that, and an acquire of what CTAs with smaller tickets
         # stored; ticket_full passes it on.
-        ctx.barriers("part_stored").wait_for(number)
+        ctx.memory.part_stored.wait_for(number)
         drawn = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
         if drawn == parts.count - 1:
             counter.store(Int32(0))
         ticket[0] = drawn
-        ctx.barriers("ticket_full").arrive()
+        ctx.memory.ticket_full.arrive()
     cute.arch.sync_warp()
-    ctx.barriers("ticket_full").wait_for(number)
+    ctx.memory.ticket_full.wait_for(number)
     return Boolean(ticket[0] == parts.count - 1)
 
 

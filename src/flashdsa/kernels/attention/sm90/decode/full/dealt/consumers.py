@@ -6,7 +6,6 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.dsl.fragments import THREAD_ROWS, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.hw import WARP_SIZE
@@ -33,6 +32,7 @@ from flashdsa.kernels.attention.sm90.decode.full.query import convert_query, uns
 from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
+    DecodeMemory,
     Output,
     meet_consumers,
     steps_of,
@@ -52,7 +52,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_
 class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
-    arena: Arena
+    memory: DecodeMemory
     batch: Batch
     workspace: Workspace
     out: cute.Tensor  # (S, H, 512) bf16
@@ -62,16 +62,16 @@ class Consumer(NamedTuple):
 
     def stretch(self, number: Any) -> Context:
         """The CTA's stretch of that number."""
-        return take_stretch(self.arena, self.batch, number)
+        return take_stretch(self.memory, self.batch, number)
 
 
 @cute.jit
 def consume0(role: Consumer) -> None:
     """Take every stretch of the CTA."""
-    tile = role.arena.plan.tile
+    tile = role.memory.plan.tile
     r = new_registers(tile)
     before = Before(Int32(0))
-    while before.stretches < num_stretches(role.arena):
+    while before.stretches < num_stretches(role.memory):
         ctx = role.stretch(before.stretches)
         num_tiles = begin_stretch(ctx, r, before.stretches, 0)
         if num_tiles > 0:
@@ -102,28 +102,28 @@ def take_step(
         unscale(ctx, r.s)
     add_tile0(ctx, r, scale, v0)
     if num_tiles > 1:
-        ctx.barriers("p1_full").wait(ctx.phase(before.use(1, step)))
+        ctx.memory.p1_full.wait(ctx.phase(before.use(1, step)))
         issue_others(ctx, r, scale, 1, p_of(ctx, 1), v1)
         if num_tiles > TILES:
             following = before.use(0, step + 1)
             issue_scores(ctx, r.s, following, True, tile.low_slices)
             warpgroup.wait_group(1)
-            arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
+            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
             issue_scores(ctx, r.s, following, True, tile.high_slices)
             warpgroup.wait_group(0)
             finish_scores(ctx, following)
             free_query(ctx, num_tiles <= 2 * TILES)
         else:
             warpgroup.wait_group(0)
-            arrive_warp(ctx.barriers("low_free"), 1, ctx.thread)
+            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
 
 
 @cute.jit
 def consume1(role: Consumer) -> None:
     """Take every stretch of the CTA; the softmax runs during the product with P of tile 0."""
-    r = new_registers(role.arena.plan.tile)
+    r = new_registers(role.memory.plan.tile)
     before = Before(Int32(0))
-    while before.stretches < num_stretches(role.arena):
+    while before.stretches < num_stretches(role.memory):
         ctx = role.stretch(before.stretches)
         v1 = values_of(ctx, 1, 1)
         num_tiles = begin_stretch(ctx, r, before.stretches, 1)
@@ -141,7 +141,7 @@ def consume1(role: Consumer) -> None:
             wait_for_scores()
             issue_tile0(ctx, r, role.scale, before.use(0, num_tiles // TILES))
             warpgroup.wait_group(0)
-            arrive_warp(ctx.barriers("high_free"), 0, ctx.thread)
+            arrive_warp(ctx.memory.high_free, 0, ctx.thread)
         end_stretch(role, r, before.stretches, 1)
         before = before.after(num_tiles)
 
@@ -149,7 +149,7 @@ def consume1(role: Consumer) -> None:
 @cute.jit
 def issue_tile0(ctx: Context, r: Registers, scale: Scale, use: Int32) -> None:
     """Consumer 1: issue the product with P of tile 0."""
-    ctx.barriers("p0_full").wait(ctx.phase(use))
+    ctx.memory.p0_full.wait(ctx.phase(use))
     issue_others(ctx, r, scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1))
 
 
@@ -159,15 +159,15 @@ def begin_stretch(ctx: Context, r: Registers, number: Int32, consumer: cutlass.C
     up to those of the last step with a valid slot."""
     restart(r.rows)
     r.out.fill(0.0)
-    ctx.barriers("q_full").wait_for(number)
+    ctx.memory.q_full.wait_for(number)
     if cutlass.const_expr(ctx.plan.packed):
         convert_query(ctx, consumer, number)
     else:
         # What one consumer did in the stretch before, the other one has seen: its sums, and that it
         # awaited all scores. q_converted is that of packed rows.
-        meet_consumers(ctx, "q_converted", number)
-    ctx.barriers("extent_full").wait_for(number)
-    return ctx.arena.array("extent", Int32, 1)[0]
+        meet_consumers(ctx.memory.q_converted, number)
+    ctx.memory.extent_full.wait_for(number)
+    return ctx.memory.extent.array(Int32, 1)[0]
 
 
 @cute.jit
@@ -176,7 +176,7 @@ def free_query(ctx: Context, is_last: Boolean) -> None:
     extent any more."""
     cute.arch.sync_warp()
     if ctx.thread % WARP_SIZE == 0 and is_last:
-        ctx.barriers("q_free").arrive()
+        ctx.memory.q_free.arrive()
 
 
 @cute.jit

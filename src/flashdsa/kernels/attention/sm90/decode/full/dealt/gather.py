@@ -5,10 +5,10 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.arena import Arena
 from flashdsa.kernels.attention.sm90.core.gather import load_query
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, gather_rows
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     Batch,
     num_stretches,
@@ -19,13 +19,13 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 @cute.jit
 def gather_stretches(
-    arena: Arena, batch: Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
+    memory: DecodeMemory, batch: Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
-    while before.stretches < num_stretches(arena):
-        role = Gatherer(take_stretch(arena, batch, before.stretches), q_map, kv, indices)
-        if cutlass.const_expr(arena.plan.packed):
+    while before.stretches < num_stretches(memory):
+        role = Gatherer(take_stretch(memory, batch, before.stretches), q_map, kv, indices)
+        if cutlass.const_expr(memory.plan.packed):
             num_tiles = gather_packed_rows(role, before, load_rows_of_query)
         else:
             num_tiles = gather_rows(role, before, load_rows_of_query)
@@ -41,7 +41,7 @@ def load_rows_of_query(role: Gatherer, before: Before) -> None:
     if ctx.thread == 0:
         # q_free, a phase a stretch: both consumers have the last scores of the stretch before, and
         # its extent, which this thread writes next.
-        ctx.barriers("q_free").wait_for(before.stretches - 1)
-        ctx.barriers("q_full").arrive_and_expect_tx()
+        ctx.memory.q_free.wait_for(before.stretches - 1)
+        ctx.memory.q_full.arrive_and_expect_tx()
         load_query(ctx, role.q_map, [ctx.head, ctx.query])
     cute.arch.sync_warp()

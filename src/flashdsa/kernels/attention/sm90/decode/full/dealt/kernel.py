@@ -18,7 +18,7 @@ import cutlass
 from cutlass import Float32, GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.arena import allocate, initialise_barriers
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -29,6 +29,7 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
     consume1,
 )
 from flashdsa.kernels.attention.sm90.decode.full.dealt.gather import gather_stretches
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
 
@@ -51,29 +52,29 @@ def dealt_kernel(
 ):
     """One CTA; arguments as in `Operands` (`operands.py`)."""
     thread, _, _ = cute.arch.thread_idx()
-    arena = allocate(plan)
-    initialise_barriers(arena, thread)
+    memory = DecodeMemory.allocate(plan)
+    initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(arena, batch_of(arena, lse, indices, topk_length), thread)
+    deal(memory, batch_of(memory, lse, indices, topk_length), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(arena, lse, indices, topk_length)
-        gather_stretches(arena, batch, q_map.get_ptr(), kv, indices)
+        batch = batch_of(memory, lse, indices, topk_length)
+        gather_stretches(memory, batch, q_map.get_ptr(), kv, indices)
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        batch = batch_of(arena, lse, indices, topk_length)
+        batch = batch_of(memory, lse, indices, topk_length)
         scale = make_scale(sm_scale * LOG2_E)
-        consume0(Consumer(arena, batch, workspace, out, lse, attn_sink, scale))
+        consume0(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        batch = batch_of(arena, lse, indices, topk_length)
+        batch = batch_of(memory, lse, indices, topk_length)
         scale = make_scale(sm_scale * LOG2_E)
-        consume1(Consumer(arena, batch, workspace, out, lse, attn_sink, scale))
+        consume1(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
 
 
 @cute.jit

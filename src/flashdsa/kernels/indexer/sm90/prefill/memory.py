@@ -1,0 +1,24 @@
+"""The CTA's shared memory by the plan's names."""
+
+from flashdsa.dsl.memory import Memory, Region
+from flashdsa.dsl.pipeline import Barriers
+
+
+class PrefillMemory(Memory):
+    """Regions and barriers of `PrefillPlan`."""
+
+    queries: Region
+    keys: Region
+    scales: Region
+    histogram: Region
+    masks: Region
+    maybes: Region
+    candidates: Region
+    scratch: Region
+    samples: Region
+    windows: Region
+    logged: Region
+    key_full: Barriers
+    key_empty: Barriers
+    query_full: Barriers
+    query_empty: Barriers
