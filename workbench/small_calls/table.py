@@ -190,6 +190,7 @@ _CHAIN = {
 """Groups in order are one chain."""
 _chain = partial(backward, ordered=True, settings=_CHAIN)
 _decode = partial(attention, keys=KEYS, logit_scale=20.0, rounded_dots=True)
+_dealt = partial(_decode, "two CTAs share an item", sms=2)
 
 
 def _of_few_heads(heads: int) -> tuple[SmallCall, ...]:
@@ -300,6 +301,9 @@ TABLE: dict[str, Row] = {
         _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
         growing(40, 256, "ue8m0"),
     )),
+    "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (_dealt(3, heads=20, topk=1500),)),
+    "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
+        _dealt(5, heads=40, topk=600, packed="ue8m0", topk_length=True),)),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
     "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),

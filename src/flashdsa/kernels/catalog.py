@@ -13,6 +13,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
@@ -292,6 +293,15 @@ SPARSE_MLA_DECODE = KernelSpec(
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},
 )
+SPARSE_MLA_DECODE_DEALT = KernelSpec(
+    name="mla_decode_dealt",
+    arch=SM90.name,
+    operations=("sparse_mla_fwd",),
+    plans=(DealtPlan(), DealtPlan(packed=True)),
+    build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
+    entry="dealt_kernel",
+    roles={"gather": ("gather_stretches",), **_CONSUMERS},
+)
 SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     name="mla_decode_heads",
     arch=SM90.name,
@@ -372,6 +382,7 @@ KERNELS = (
     MLA_BWD_DKV,
     MLA_BWD_FUSED,
     SPARSE_MLA_DECODE,
+    SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,
     ATTENTION_TARGET,
     INDEXER_SCORES,

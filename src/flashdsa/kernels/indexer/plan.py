@@ -248,8 +248,10 @@ class SelectPlan:
     def most_at_bin(self) -> tuple[int, int]:
         """Entries that are left after a cluster cuts its part at a bin, if several share a row. A
         CTA of the last cluster lists what CTAs of two neighbouring ones published, or, where a row
-        has more clusters than they have CTAs and one, of three."""
-        return self.lists.capacity // 2, self.lists.capacity // 3
+        has more clusters than they have CTAs and one, of three. Merging more than 2 topk takes
+        longer than the second round that they save."""
+        worth = 2 * self.topk
+        return min(self.lists.capacity // 2, worth), min(self.lists.capacity // 3, worth)
 
     @property
     def most_published(self) -> int:
