@@ -102,7 +102,8 @@ def flash_mla_with_kvcache(
         k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes. Gaps
             of whole rows between pages are allowed.
         block_table, cache_seqlens, tile_scheduler_metadata, num_splits, enable_batch_invariant,
-            use_legacy: not used. Each query is computed alone: results do not depend on the batch.
+            use_legacy: not used. How a query's slots are shared among SMs follows from the batch:
+            bits of results do, too.
         head_dim_v: 512.
         softmax_scale: ``576 ** -0.5`` by default.
         causal: False.

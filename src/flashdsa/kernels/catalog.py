@@ -13,6 +13,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
@@ -24,6 +25,7 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_pl
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -53,6 +55,14 @@ INDEXER = KernelSpec(
         "load": ("load", "PAGES"),
         "select": ("consume", "page_source", "pair_source"),
     },
+)
+INDEXER_UNSCORED = KernelSpec(
+    name="indexer_unscored",
+    arch=SM90.name,
+    operations=("dsa_topk_indexer",),
+    plans=tuple(map(UnscoredPlan, (False, True))),
+    build="flashdsa.kernels.indexer.sm90.unscored.build:compile_unscored",
+    entry="unscored_kernel",
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
@@ -127,8 +137,10 @@ PREFILL = KernelSpec(
     arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=tuple(
-        PrefillPlan(num_heads, dtype, with_scores=with_scores)
-        for with_scores, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
+        PrefillPlan(num_heads, dtype, with_scores=with_scores, shared=shared)
+        for shared, with_scores, dtype, num_heads in product(
+            (False, True), (False, True), DTYPES, reversed(NUM_HEADS)
+        )
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
@@ -197,7 +209,10 @@ SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
+    plans=tuple(
+        FwdPlan(group, largest, drawn)
+        for drawn, largest, group in product((False, True), (False, True), GROUPS)
+    ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={"gather": ("gather_all",), **_CONSUMERS},
@@ -282,6 +297,15 @@ SPARSE_MLA_DECODE = KernelSpec(
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},
 )
+SPARSE_MLA_DECODE_DEALT = KernelSpec(
+    name="mla_decode_dealt",
+    arch=SM90.name,
+    operations=("sparse_mla_fwd",),
+    plans=(DealtPlan(), DealtPlan(packed=True)),
+    build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
+    entry="dealt_kernel",
+    roles={"gather": ("gather_stretches",), **_CONSUMERS},
+)
 SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     name="mla_decode_heads",
     arch=SM90.name,
@@ -346,6 +370,7 @@ INDEXER_KL = KernelSpec(
 
 KERNELS = (
     INDEXER,
+    INDEXER_UNSCORED,
     INDEXER_LOGITS,
     INDEXER_SM100,
     INDEXER_LOGITS_SM100,
@@ -361,6 +386,7 @@ KERNELS = (
     MLA_BWD_DKV,
     MLA_BWD_FUSED,
     SPARSE_MLA_DECODE,
+    SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,
     ATTENTION_TARGET,
     INDEXER_SCORES,

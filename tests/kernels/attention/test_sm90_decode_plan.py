@@ -9,9 +9,15 @@ import torch
 
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.backends.sm90.sparse_mla_decode import choose, cluster_size_for, serves
+from flashdsa.backends.sm90.sparse_mla_decode import (
+    beats_the_forward,
+    choose,
+    cluster_size_for,
+    serves,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.ops.attention import SparseMlaOperands
@@ -73,6 +79,50 @@ def test_few_queries_and_packed_rows_are_its_own(subtests: CaseLoop) -> None:
                 q, kv, torch.empty(queries, 4, dtype=torch.int32, device="meta")
             )
             assert serves(operands, 132) == taken
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_tiles_are_dealt_where_that_takes_less_time(packed: bool, subtests: CaseLoop) -> None:
+    """Whole waves, and clusters of which all run at once, keep the function that they had."""
+    for queries, heads, topk, dealt in [
+        (32, 64, 2048, False),
+        (39, 64, 2048, False),
+        (40, 64, 2048, True),
+        (66, 64, 2048, False),
+        (67, 64, 2048, True),
+        (128, 64, 2048, False),
+        (132, 64, 2048, False),
+        (133, 64, 2048, True),
+        (40, 128, 2048, True),
+        (64, 128, 2048, False),
+        (66, 128, 2048, False),
+        (67, 128, 2048, True),
+        (100, 128, 2048, True),
+        (132, 128, 2048, False),
+        (199, 128, 2048, True),
+        (132 * 40, 128, 2048, False),
+        (70, 64, 24, False),
+        (133, 64, 512, True),
+    ]:
+        if packed or queries * heads <= 132 * 64:
+            with subtests.test(f"{queries} x {heads}, {topk=}"):
+                plan, size = choose(Emulator(), packed, queries, heads, topk)
+                assert isinstance(plan, DealtPlan) == dealt
+                assert plan.packed == packed
+                assert size == 1 or not dealt
+
+
+def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> None:
+    for queries, heads, topk, dealt in [
+        (140, 64, 2048, True),
+        (140, 64, 128, False),
+        (200, 64, 2048, True),
+        (264, 64, 2048, False),
+        (70, 128, 2048, True),
+        (529, 64, 2048, False),
+    ]:
+        with subtests.test(f"{queries} x {heads}, {topk=}"):
+            assert beats_the_forward(Emulator(), queries, heads, topk) == dealt
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:

@@ -6,14 +6,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import (
-    BLOCK_DIMS,
-    THREAD_ROWS,
-    exp2,
-    pack,
-    row_of_thread,
-    transpose_quad,
-)
+from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
@@ -29,6 +22,7 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
+from flashdsa.kernels.attention.sm90.core.results import ItemRows, clear_rows, store_rows
 from flashdsa.kernels.attention.sm90.core.softmax import (
     LN_2,
     LOG2_E,
@@ -37,6 +31,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     restart,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
+    FLAG_BITS,
     LAST_STEP_OF_CTA,
     LAST_STEP_OF_ITEM,
     ROWS,
@@ -53,15 +48,6 @@ class Consumer(NamedTuple):
     max_logits: cute.Tensor  # (S * H,) fp32; of a plan without them (0,)
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
     scale: Scale
-
-
-class ItemRows(NamedTuple):
-    """Position of an item's rows in the results, which are numbered over queries and heads."""
-
-    first: Int64  # number of the item's first row
-    count: Int32  # existing rows, of 64
-    head: Int32  # of this thread's first row
-    row: Int32  # this thread's first row in the item
 
 
 @cute.jit
@@ -85,7 +71,7 @@ def consume0(role: Consumer) -> None:
         ctx.memory.p1_full.wait(ctx.phase(step))
         issue_others(ctx, r, role.scale, 1, p1, v1)
         step += 1
-        if flags == LAST_STEP_OF_ITEM:
+        if bits_of(ctx, flags) == LAST_STEP_OF_ITEM:
             ctx.memory.q_full.wait_for(items + 1)
         issue_scores(ctx, r.s, step, more, tile.low_slices)
         warpgroup.wait_group(1)
@@ -95,7 +81,7 @@ def consume0(role: Consumer) -> None:
         if more:
             announce_scores(ctx, step)
         if flags != 0:
-            write_item(role, r, items, 0)
+            write_item(role, r, items, flags, 0)
             restart(r.rows)
             r.out.fill(0.0)
             items += 1
@@ -132,12 +118,24 @@ def consume1(role: Consumer) -> None:
         add_tile1(ctx, r, role.scale, v1)
         step += 1
         if flags != 0:
-            write_item(role, r, items, 1)
+            write_item(role, r, items, flags, 1)
             restart(r.rows)
             r.out.fill(0.0)
             items += 1
             if more:
                 ctx.memory.q_full.wait_for(items)
+
+
+def bits_of(ctx: Context, flags: Int32) -> Int32:
+    """Flags of a step without the item's number."""
+    return flags & ((1 << FLAG_BITS) - 1) if ctx.plan.drawn else flags
+
+
+def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:
+    """Number of an item, of which CTA c has c, c + CTAs, ... or those that it draws."""
+    if ctx.plan.drawn:
+        return flags >> FLAG_BITS
+    return ctx.first_item + items * ctx.num_ctas
 
 
 @cute.jit
@@ -156,15 +154,17 @@ def rows_of_item(role: Consumer, number: Int32) -> ItemRows:
 
 
 @cute.jit
-def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Constexpr) -> None:
+def write_item(
+    role: Consumer, r: Registers, items: Int32, flags: Int32, consumer: cutlass.Constexpr
+) -> None:
     """Write a consumer's half of O, divided by the rows' sums; consumer 0 writes lse and maxima.
 
     Args:
-        items: number that the CTA has ended before.
+        items: number that the CTA has ended before. flags: of the item's last step.
     """
     ctx = role.ctx
     sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
-    item = rows_of_item(role, ctx.first_item + items * ctx.num_ctas)
+    item = rows_of_item(role, number_of_item(ctx, items, flags))
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         total, head = sums[h], item.head
@@ -193,39 +193,4 @@ def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Con
     multiply_rows(r.out, factors)
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(r.out, factors)
-    store_rows(role, r.out, item, consumer)
-
-
-def clear_rows(out: cute.Tensor, factors: list[Float32]) -> None:
-    """Write 0 where the factor is 0: O may be NaN in these rows."""
-    for i in range(cute.size(out)):
-        out[i] = select(factors[i // 2 % THREAD_ROWS] == 0.0, Float32(0.0), out[i])
-
-
-@cute.jit
-def select(condition: Boolean, yes: Float32, no: Float32) -> Float32:
-    """One of two values."""
-    return yes if condition else no
-
-
-@cute.jit
-def store_rows(
-    role: Consumer, out: cute.Tensor, item: ItemRows, consumer: cutlass.Constexpr
-) -> None:
-    """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
-    dims."""
-    tile = role.ctx.plan.tile
-    quad = role.ctx.thread % 4
-    odd, upper = quad % 2 == 1, quad // 2 == 1
-    row = (item.first + item.row) * tile.d_v + consumer * tile.half_dims
-    at = role.out.iterator + (row + quad * 8)
-    for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
-        for h in cutlass.range_constexpr(THREAD_ROWS):
-            first = BLOCK_DIMS // 2 * block + 2 * h
-            words = [pack(out[first + 4 * i], out[first + 4 * i + 1]) for i in range(4)]
-            words = transpose_quad(words, odd, upper)
-            if item.row + 8 * h < item.count:
-                cute.arch.inline_ptx(
-                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                    read_only_args=[at + (h * 8 * tile.d_v + block * BLOCK_DIMS), *words],
-                )
+    store_rows(ctx, role.out, r.out, item, consumer)

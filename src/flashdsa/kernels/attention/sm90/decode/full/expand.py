@@ -23,7 +23,7 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import row_of_turn, turns_of
 from flashdsa.kernels.attention.sm90.core.tile import TILES
-from flashdsa.kernels.attention.sm90.decode.full.gather import load_rows_of_query, store_masks
+from flashdsa.kernels.attention.sm90.decode.full.gather import Before, store_masks
 from flashdsa.kernels.attention.sm90.decode.full.scales import (
     Factors,
     both_of_sum,
@@ -209,11 +209,11 @@ def owner_of(copies: Copies, turn: Any, half: Half) -> Any:
 
 
 @cute.jit
-def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, step: Int32) -> None:
+def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32) -> None:
     """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
 
     Args:
-        slots: the lane's of the tile: lane, lane + 32.
+        slots: the lane's of the tile: lane, lane + 32. use: number of the tile's use by the CTA.
     """
     ctx = role.ctx
     turns = turns_of(ctx.plan.tile)
@@ -223,7 +223,7 @@ def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, s
         half = Half(tile, number ^ tile)
         # The consumer has read the half in the step before, and with it the masks.
         ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.high))
-        ring.acquire(PipelineState(tile, ctx.phase(step)))
+        ring.acquire(PipelineState(tile, ctx.phase(use)))
         copy_groups(role, rows, sources, copies, half)
     copy_rope(role, rows, sources, copies, tile)
     if ctx.thread // WARP_SIZE == tile:
@@ -249,14 +249,18 @@ def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -
 
 
 @cute.jit
-def gather_packed_rows(role: Gatherer) -> None:
-    """All four warps: gather every step of the CTA. The code is loops, as code that runs once costs
-    most."""
+def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) -> Int32:
+    """All four warps: gather every step of a stretch; return its tiles up to those of the last step
+    with a valid slot. The code is loops, as code that runs once costs most.
+
+    Args:
+        load: loads the item's rows of Q, called with (role, before).
+    """
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     copies = copies_of(ctx.thread)
     mask_words = ctx.plan.tile.mask_words
-    load_rows_of_query(role)
+    load(role, before)
     slots = read_slots(role, Int32(0), lane)
     last = last_slots(role, ctx.num_steps, lane)
     scales = load_scales(role, slots[:mask_words])
@@ -267,8 +271,9 @@ def gather_packed_rows(role: Gatherer) -> None:
             of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
-            copy_tile(role, of_tile, copies, tile, step)
+            copy_tile(role, of_tile, copies, tile, before.use(tile, step))
             factors = factors_of_scales(scales)
             scales = load_scales(role, of_next)
             expand_tile(role, factors, copies, tile)
         slots = next_slots
+    return num_tiles

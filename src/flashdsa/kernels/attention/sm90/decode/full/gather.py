@@ -1,6 +1,6 @@
 """Role gather for bf16 rows: row numbers, masks, rows and Q for the consumers."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, cute
@@ -25,6 +25,34 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
 )
 
 
+class Before(NamedTuple):
+    """Work of the CTA before a stretch, in one register: a number of stretches, and whether each
+    tile's uses are odd, as each use completes a phase of the tile's barriers.
+
+    A stretch's last step may have one tile, so tile 1 may have fewer uses.
+    """
+
+    bits: Any  # the number above one bit a tile
+
+    @property
+    def stretches(self) -> Any:
+        """Number of stretches."""
+        return self.bits >> TILES
+
+    def use(self, tile: Any, step: Any) -> Any:
+        """Number of the use of a tile by a step of the stretch, or of another one of its parity."""
+        return (self.bits >> tile & 1) + step
+
+    def after(self, num_tiles: Any) -> "Before":
+        """The work before the next stretch; this one had `num_tiles`."""
+        odd = [self.use(0, steps_of(num_tiles)) & 1, self.use(1, num_tiles // TILES) & 1]
+        return Before((self.stretches + 1) << TILES | odd[1] << 1 | odd[0])
+
+
+NOTHING = Before(0)
+"""Before the only stretch of a CTA of a cluster."""
+
+
 @cute.jit
 def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> None:
     """One warp: store which keys of the tile are valid.
@@ -43,7 +71,7 @@ def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> N
 
 
 @cute.jit
-def load_rows_of_query(role: Gatherer) -> None:
+def load_rows_of_query(role: Gatherer, _: Before) -> None:
     """Load the item's rows of Q, before anything else; those past the last head become zeros.
 
     Nothing is loaded if the CTA has no slot. If none of its slots is valid nobody multiplies Q, but
@@ -57,14 +85,19 @@ def load_rows_of_query(role: Gatherer) -> None:
 
 
 @cute.jit
-def gather_rows(role: Gatherer) -> None:
-    """All four warps: gather every step of the CTA."""
+def gather_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) -> Int32:
+    """All four warps: gather every step of a stretch; return its tiles up to those of the last step
+    with a valid slot.
+
+    Args:
+        load: loads the item's rows of Q, called with (role, before).
+    """
     ctx = role.ctx
     tile = ctx.plan.tile
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    load_rows_of_query(role)
+    load(role, before)
     slots = read_slots(role, Int32(0), lane)
     last = last_slots(role, ctx.num_steps, lane)
     num_tiles = find_extent(role, last, lane)
@@ -74,7 +107,7 @@ def gather_rows(role: Gatherer) -> None:
         for number in cutlass.range_constexpr(len(halves_of_step(tile))):
             half = halves_of_step(tile)[number]
             if step * TILES + half.tile < num_tiles:
-                acquire(ctx, half, ctx.phase(step))
+                acquire(ctx, half, ctx.phase(before.use(half.tile, step)))
                 copy_half(ctx, role.kv, rows, copies, number)
                 if cutlass.const_expr(number == 0 or number == 2):
                     if warp == half.tile:
@@ -82,3 +115,4 @@ def gather_rows(role: Gatherer) -> None:
                         of_tile = slots[first : first + tile.mask_words]
                         store_masks(role, of_tile, lane, half.tile)
         slots = next_slots
+    return num_tiles

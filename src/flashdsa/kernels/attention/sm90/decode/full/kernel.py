@@ -27,7 +27,11 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
-from flashdsa.kernels.attention.sm90.decode.full.gather import gather_rows
+from flashdsa.kernels.attention.sm90.decode.full.gather import (
+    NOTHING,
+    gather_rows,
+    load_rows_of_query,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
@@ -79,9 +83,9 @@ def decode_kernel(
 def gather(role: Gatherer) -> None:
     """Gather every step of the CTA."""
     if cutlass.const_expr(role.ctx.plan.packed):
-        gather_packed_rows(role)
+        gather_packed_rows(role, NOTHING, load_rows_of_query)
     else:
-        gather_rows(role)
+        gather_rows(role, NOTHING, load_rows_of_query)
     # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
 

@@ -42,7 +42,7 @@ def take_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     if ctx.num_steps > 0:
         ctx.memory.q_full.wait(0)
         if cutlass.const_expr(ctx.plan.packed):
-            convert_query(ctx, consumer)
+            convert_query(ctx, consumer, Int32(0))
 
 
 def chunks_of_thread(ctx: Context) -> int:
@@ -60,10 +60,13 @@ def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any
 
 
 @cute.jit
-def convert_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
-    """Convert Q by both consumers together, once. All of them have the new form afterwards.
+def convert_query(ctx: Context, consumer: cutlass.Constexpr, number: Int32) -> None:
+    """Convert Q by both consumers together. All of them have the new form afterwards.
 
     The code is loops, as code that runs once costs most: it is fetched.
+
+    Args:
+        number: of the items whose Q was converted before.
     """
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS
@@ -93,7 +96,7 @@ def convert_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
     if quarter == 0:
         ctx.memory.row_unit.array(Float32, ROWS)[row] = as_float((BIAS - power) << 23)
     cute.arch.fence_proxy("async.shared", space="cta")
-    meet_consumers(ctx.memory.q_converted)
+    meet_consumers(ctx.memory.q_converted, number)
 
 
 def unscale(ctx: Context, s: Any) -> None:

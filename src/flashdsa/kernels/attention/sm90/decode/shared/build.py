@@ -1,4 +1,4 @@
-"""Compilation of a decode's launch."""
+"""Compilation of the decodes' launches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.dsl.compile_options import options_for
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_operands
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
@@ -15,11 +16,23 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 def compile_launch(launch: Any, plan: ClusterPlan) -> Any:
     """Compile a decode's launch with a plan."""
+    return _compile(launch, plan, Int32(1))
+
+
+def compile_dealt_launch(launch: Any, plan: ClusterPlan) -> Any:
+    """Compile a dealt decode's launch with a plan."""
+    counters, slots = cute.sym_int32(), cute.sym_int32()
+    workspace = fake_tensor(Int32, (counters,), 4), fake_tensor(Int32, (slots, plan.slot_words))
+    return _compile(launch, plan, *workspace, Int32(1))
+
+
+def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
+    """Compile a launch of operands and the arguments after them."""
     return cute.compile(
         launch,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         *fake_operands(packed=plan.packed, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v),
-        Int32(1),
+        *last,
         options=options_for(SM90),
     )

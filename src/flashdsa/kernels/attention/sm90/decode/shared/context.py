@@ -15,7 +15,7 @@ from flashdsa.kernels.attention.sm90.core.tile import TILES
 
 
 class DecodeMemory(StepMemory):
-    """Regions and barriers of either kernel's plan: `DecodePlan` or `FewHeadsPlan`."""
+    """Regions and barriers of either kernel's plan, by clusters or dealt."""
 
     row_unit: Region
     tokens: Region
@@ -33,6 +33,11 @@ class DecodeMemory(StepMemory):
     o_full: Barriers
     ready: Barriers
     done: Barriers
+    dealt: Region
+    ticket: Region
+    q_free: Barriers
+    part_stored: Barriers
+    ticket_full: Barriers
 
 
 class Context(NamedTuple):
@@ -139,11 +144,14 @@ def wait_for_extent(ctx: Context) -> Int32:
     return ctx.memory.extent.array(Int32, 1)[0]
 
 
-def meet_consumers(met: Barriers) -> None:
+def meet_consumers(met: Barriers, number: Any = 0) -> None:
     """Sync both consumers, each thread: each sees what all of them did before.
 
     The barrier is an mbarrier, as synccheck takes a named barrier at two points of the code for
     divergence.
+
+    Args:
+        number: of the barrier's phase, the first being 0.
     """
     met.arrive()
-    met.wait(0)
+    met.wait_for(number)

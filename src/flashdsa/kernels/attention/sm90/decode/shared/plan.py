@@ -1,10 +1,11 @@
-"""Sizes of the decodes: an item's CTAs, and the parts of O that they send each other."""
+"""Sizes of the decodes: an item's CTAs, the parts of O that they send each other, and the rules by
+which tiles are dealt out."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 
-from flashdsa.hw import SM90
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
 from flashdsa.plan import Sm90Plan, SmemRegion, registers_each
 
@@ -19,6 +20,19 @@ STATISTICS = 4
 """fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
 STATISTICS_BYTES = STATISTICS * FP32
 CTA_STATISTICS_BYTES = ROWS * STATISTICS_BYTES
+OVERHEAD_TILES = 2
+"""Tiles that an item takes on the line besides its own: the time of its beginning and end."""
+LEAST_PART = 3
+"""Minimum tiles from a cut to either end of its item: a cut that is nearer goes to the end."""
+LEAST_SHARE = 4
+"""Minimum tiles of the line for each CTA that takes part, so that no two cuts are at one tile."""
+CUT_WORDS = 3
+"""Words of a cut: its item, its tile in the item, and the item's position on the line."""
+DEALT_WORDS = 2 * CUT_WORDS + 2
+"""Words of a CTA's cuts, of the line's length, and of the CTAs that take part."""
+CTA_SLOTS = 2
+"""Slots of a CTA in the workspace: for its first stretch and for its last one, if they are
+parts."""
 
 
 class ClusterPlan(Sm90Plan):
@@ -62,3 +76,18 @@ class ClusterPlan(Sm90Plan):
             SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
             SmemRegion("extent", 4, 4, "steps of the CTA"),
         ]
+
+    @property
+    def dealt_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of dealt tiles, in place of those of messages."""
+        words = DEALT_WORDS + self.threads // WARP_SIZE
+        return [
+            SmemRegion("dealt", words * 4, 16, "the CTA's cuts; sums of each warp's queries"),
+            SmemRegion("extent", 4, 4, "tiles of the stretch"),
+            SmemRegion("ticket", 4, 4, "parts of the item that were stored before the CTA's"),
+        ]
+
+    @property
+    def slot_words(self) -> int:
+        """32-bit words of a part in the workspace: O in f16, and its statistics."""
+        return self.group_heads * (self.tile.d_v * F16 + STATISTICS_BYTES) // 4

@@ -1,0 +1,126 @@
+"""Tiles of a decode dealt out among CTAs, as the kernels do it, and the time that it takes.
+
+`kernels/attention/sm90/decode/shared/dealing.py` has the same rule on the device.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    LEAST_PART,
+    LEAST_SHARE,
+    OVERHEAD_TILES,
+)
+
+
+class Stretch(NamedTuple):
+    """Tiles of an item that a CTA takes, from `first` to `end`; a part if they are not all."""
+
+    item: int
+    first: int
+    end: int
+    tiles: int  # of the item
+
+    @property
+    def is_part(self) -> bool:
+        """Whether other CTAs take parts of the item."""
+        return self.end - self.first != self.tiles
+
+
+def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
+    """Cuts between CTAs, and both ends: (item, tile of it).
+
+    Args:
+        tiles: of each item.
+    """
+    starts = list(accumulate((count + OVERHEAD_TILES for count in tiles), initial=0))
+    line = starts[-1]
+    ctas = max(1, min(num_ctas, line // LEAST_SHARE))
+    cuts, item = [], 0
+    for cta in range(ctas):
+        place = cta * line // ctas
+        while starts[item + 1] <= place:
+            item += 1
+        tile = place - starts[item] - OVERHEAD_TILES
+        if tile < LEAST_PART:
+            cuts.append((item, 0))
+        elif tiles[item] - tile < LEAST_PART:
+            cuts.append((item + 1, 0))
+        else:
+            cuts.append((item, tile))
+    return [*cuts, (len(tiles), 0)]
+
+
+def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
+    """Stretches of each CTA that takes part."""
+    dealt = []
+    for (item, tile), (last, end) in pairwise(cut_line(tiles, num_ctas)):
+        ends = [*((i, tiles[i]) for i in range(item, last)), *([(last, end)] if end else [])]
+        of_cta = [Stretch(i, 0, stop, tiles[i]) for i, stop in ends]
+        if of_cta:
+            of_cta[0] = of_cta[0]._replace(first=tile)
+        dealt.append(of_cta)
+    return dealt
+
+
+def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, int]]:
+    """`cut_line` of items of `tiles` each; its time does not depend on their number."""
+    size = tiles + OVERHEAD_TILES
+    line = items * size
+    ctas = max(1, min(num_ctas, line // LEAST_SHARE))
+    cuts = []
+    for cta in range(ctas):
+        item, tile = divmod(cta * line // ctas, size)
+        tile -= OVERHEAD_TILES
+        if tile < LEAST_PART:
+            tile = 0
+        elif tiles - tile < LEAST_PART:
+            item, tile = item + 1, 0
+        cuts.append((item, tile))
+    return [*cuts, (items, 0)]
+
+
+class Times(NamedTuple):
+    """Times of a kernel on a busy H200, in us.
+
+    Attributes:
+        launch: launch, first keys, and rows of the last item. tile: 64 keys.
+        item: end of an item and beginning of the next. merge: of an item's two parts. part: more.
+    """
+
+    launch: float
+    tile: float
+    item: float = 0.0
+    merge: float = 0.0
+    part: float = 0.0
+
+
+def time_of_waves(times: Times, tiles: int, waves: int) -> float:
+    """Time of items that clusters take one by one.
+
+    Args:
+        tiles: that a CTA takes of an item, at most.
+    """
+    return waves * (times.launch + times.tile * tiles)
+
+
+@lru_cache(maxsize=1024)
+def time_of_dealt(times: Times, items: int, tiles: int, num_ctas: int) -> float:
+    """Time of the dealt tiles of items of `tiles` each."""
+    cuts = cut_equal_items(items, tiles, num_ctas)
+    cuts_inside = Counter(item for item, tile in cuts if tile)
+    longest = 0.0
+    for (item, tile), (last, end) in pairwise(cuts):
+        stretches = last - item + (end > 0)
+        time = times.tile * ((last - item) * tiles + end - tile)
+        time += times.item * max(stretches - 1, 0)
+        inside = max(cuts_inside[item], cuts_inside[last] if end else 0)
+        if inside:
+            time += times.merge + times.part * (inside - 1)
+        longest = max(longest, time)
+    return times.launch + longest

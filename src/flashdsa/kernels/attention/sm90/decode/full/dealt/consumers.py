@@ -1,0 +1,220 @@
+"""Roles consumer0 and consumer1: every stretch of the CTA, then its rows, or a part of them."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Float32, Int32, cute
+from cutlass.cute.nvgpu import warpgroup
+
+from flashdsa.dsl.fragments import THREAD_ROWS, row_of_thread
+from flashdsa.dsl.pipeline import arrive_warp
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.consumers import (
+    Registers,
+    add_tile0,
+    add_tile1,
+    compute_scores,
+    finish_scores,
+    issue_others,
+    issue_scores,
+    merge_sums,
+    new_registers,
+    p_of,
+    values_of,
+    wait_for_scores,
+)
+from flashdsa.kernels.attention.sm90.core.results import ItemRows, clear_rows, store_rows
+from flashdsa.kernels.attention.sm90.core.softmax import Scale, multiply_rows, restart
+from flashdsa.kernels.attention.sm90.core.tile import TILES
+from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
+from flashdsa.kernels.attention.sm90.decode.full.gather import Before
+from flashdsa.kernels.attention.sm90.decode.full.query import convert_query, unscale
+from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
+from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    Context,
+    DecodeMemory,
+    Output,
+    meet_consumers,
+    steps_of,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
+    Batch,
+    is_part,
+    num_stretches,
+    parts_before,
+    parts_of_item,
+    take_stretch,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
+from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
+
+
+class Consumer(NamedTuple):
+    """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
+
+    memory: DecodeMemory
+    batch: Batch
+    workspace: Workspace
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+    def stretch(self, number: Any) -> Context:
+        """The CTA's stretch of that number."""
+        return take_stretch(self.memory, self.batch, number)
+
+
+@cute.jit
+def consume0(role: Consumer) -> None:
+    """Take every stretch of the CTA."""
+    tile = role.memory.plan.tile
+    r = new_registers(tile)
+    before = Before(Int32(0))
+    while before.stretches < num_stretches(role.memory):
+        ctx = role.stretch(before.stretches)
+        num_tiles = begin_stretch(ctx, r, before.stretches, 0)
+        if num_tiles > 0:
+            issue_scores(ctx, r.s, before.use(0, 0), True, tile.low_slices + tile.high_slices)
+            warpgroup.wait_group(0)
+            finish_scores(ctx, before.use(0, 0))
+            free_query(ctx, num_tiles <= TILES)
+            for step in cutlass.range(steps_of(num_tiles), unroll=1):
+                take_step(ctx, r, role.scale, before, step, num_tiles - step * TILES)
+        else:
+            free_query(ctx, Boolean(True))
+        end_stretch(role, r, before.stretches, 0)
+        before = before.after(num_tiles)
+
+
+@cute.jit
+def take_step(
+    ctx: Context, r: Registers, scale: Scale, before: Before, step: Int32, num_tiles: Int32
+) -> None:
+    """Take a step after its S; S of the next one is issued after the products.
+
+    Args:
+        num_tiles: of the stretch from this step on. 1: the step has no tile 1.
+    """
+    tile = ctx.plan.tile
+    v0, v1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0)
+    if cutlass.const_expr(ctx.plan.packed):
+        unscale(ctx, r.s)
+    add_tile0(ctx, r, scale, v0)
+    if num_tiles > 1:
+        ctx.memory.p1_full.wait(ctx.phase(before.use(1, step)))
+        issue_others(ctx, r, scale, 1, p_of(ctx, 1), v1)
+        if num_tiles > TILES:
+            following = before.use(0, step + 1)
+            issue_scores(ctx, r.s, following, True, tile.low_slices)
+            warpgroup.wait_group(1)
+            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+            issue_scores(ctx, r.s, following, True, tile.high_slices)
+            warpgroup.wait_group(0)
+            finish_scores(ctx, following)
+            free_query(ctx, num_tiles <= 2 * TILES)
+        else:
+            warpgroup.wait_group(0)
+            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+
+
+@cute.jit
+def consume1(role: Consumer) -> None:
+    """Take every stretch of the CTA; the softmax runs during the product with P of tile 0."""
+    r = new_registers(role.memory.plan.tile)
+    before = Before(Int32(0))
+    while before.stretches < num_stretches(role.memory):
+        ctx = role.stretch(before.stretches)
+        v1 = values_of(ctx, 1, 1)
+        num_tiles = begin_stretch(ctx, r, before.stretches, 1)
+        free_query(ctx, num_tiles < TILES)
+        for step in cutlass.range(num_tiles // TILES, unroll=1):
+            wait_for_scores()
+            compute_scores(ctx, r.s, before.use(1, step))
+            free_query(ctx, num_tiles - step * TILES < 2 * TILES)
+            issue_tile0(ctx, r, role.scale, before.use(0, step))
+            if cutlass.const_expr(ctx.plan.packed):
+                unscale(ctx, r.s)
+            add_tile1(ctx, r, role.scale, v1)
+        if num_tiles % TILES != 0:
+            # The stretch's last step has a tile 0 only. A branch in the loop would cost registers.
+            wait_for_scores()
+            issue_tile0(ctx, r, role.scale, before.use(0, num_tiles // TILES))
+            warpgroup.wait_group(0)
+            arrive_warp(ctx.memory.high_free, 0, ctx.thread)
+        end_stretch(role, r, before.stretches, 1)
+        before = before.after(num_tiles)
+
+
+@cute.jit
+def issue_tile0(ctx: Context, r: Registers, scale: Scale, use: Int32) -> None:
+    """Consumer 1: issue the product with P of tile 0."""
+    ctx.memory.p0_full.wait(ctx.phase(use))
+    issue_others(ctx, r, scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1))
+
+
+@cute.jit
+def begin_stretch(ctx: Context, r: Registers, number: Int32, consumer: cutlass.Constexpr) -> Int32:
+    """Forget the stretch before; wait for Q, in the form that the products take. Return the tiles
+    up to those of the last step with a valid slot."""
+    restart(r.rows)
+    r.out.fill(0.0)
+    ctx.memory.q_full.wait_for(number)
+    if cutlass.const_expr(ctx.plan.packed):
+        convert_query(ctx, consumer, number)
+    else:
+        # What one consumer did in the stretch before, the other one has seen: its sums, and that it
+        # awaited all scores. q_converted is that of packed rows.
+        meet_consumers(ctx.memory.q_converted, number)
+    ctx.memory.extent_full.wait_for(number)
+    return ctx.memory.extent.array(Int32, 1)[0]
+
+
+@cute.jit
+def free_query(ctx: Context, is_last: Boolean) -> None:
+    """Announce, after the last scores of a stretch, that this warp reads neither its Q nor its
+    extent any more."""
+    cute.arch.sync_warp()
+    if ctx.thread % WARP_SIZE == 0 and is_last:
+        ctx.memory.q_free.arrive()
+
+
+@cute.jit
+def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.Constexpr) -> None:
+    """Write a consumer's half of the item's rows, if the stretch is all of it; else store a part,
+    and write the rows if it is the last part that is stored."""
+    ctx = role.stretch(number)
+    sums = merge_sums(ctx, r.rows, role.scale, number, consumer)
+    is_complete = Boolean(True)
+    if is_part(ctx, role.batch):
+        parts = parts_of_item(ctx, role.batch, number)
+        store_part(ctx, r, sums, role.workspace, parts, consumer)
+        stored = parts_before(ctx, number)
+        is_complete = draw_ticket(ctx, role.workspace, parts, stored, consumer)
+        if is_complete:
+            sums = merge_parts(ctx, r, role.scale, role.workspace, parts, consumer)
+    if is_complete:
+        output = Output(ctx, role.out, role.lse, role.attn_sink, role.scale)
+        write_rows(output, r, sums, consumer)
+
+
+@cute.jit
+def write_rows(w: Output, r: Registers, sums: list[Float32], consumer: cutlass.Constexpr) -> None:
+    """Write a consumer's half of the item's rows, divided by their sums; consumer 0 writes lse."""
+    ctx = w.ctx
+    row = row_of_thread(ctx.thread)
+    item = ItemRows(first_row(w), rows_of_item(w), ctx.head + row, row)
+    factors = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        factor, lse = Float32(0.0), Float32(0.0)
+        if row + 8 * h < item.count:
+            top = r.rows.out_max[h] * w.scale.factor
+            factor, lse = factor_and_lse(w, top, sums[h], item.head + 8 * h)
+            if cutlass.const_expr(consumer == 0):
+                if ctx.thread % 4 == 0:
+                    (w.lse.iterator + (item.first + row + 8 * h)).store(lse)
+        factors.append(factor)
+    multiply_rows(r.out, factors)
+    if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
+        clear_rows(r.out, factors)
+    store_rows(ctx, w.out, r.out, item, consumer)

@@ -1,0 +1,103 @@
+"""Sparse decode for Hopper, tiles dealt out: a CTA takes stretches of neighbouring items.
+
+A stretch's steps are those of the decode by clusters (`full/kernel.py`). Rows of an item that a CTA
+has alone are written from registers. Parts of others go to a workspace, and the CTA that stores an
+item's last one merges them (`shared/parts.py`).
+
+gather                | consumer0                   | consumer1
+--------------------- | --------------------------- | ---------------------------------------
+Q, keys of a stretch  | steps of a stretch          | steps of a stretch
+Q of the next one     |     after its last scores   |     after its last scores
+keys of the next one  | O's low dims: rows, or part | O's high dims: rows, or part
+                      |     the last part: merge    |     the last part: merge
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
+    Consumer,
+    consume0,
+    consume1,
+)
+from flashdsa.kernels.attention.sm90.decode.full.dealt.gather import gather_stretches
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
+from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
+
+GATHER, CONSUMER0, CONSUMER1 = range(3)
+"""Warpgroups, in the plan's order of roles."""
+
+
+@cute.kernel
+def dealt_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    workspace: Workspace,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    thread, _, _ = cute.arch.thread_idx()
+    memory = DecodeMemory.allocate(plan)
+    initialise_barriers(memory, thread)
+    # The previous launch, which this one may follow early, has written the lengths and ids, or
+    # still reads the results or the workspace.
+    cute.arch.griddepcontrol_wait()
+    # It ends with a sync of the CTA: the barriers are initialised.
+    deal(memory, batch_of(memory, lse, indices, topk_length), thread)
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role computes its own coordinates: values shared by all would be live in every role.
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        batch = batch_of(memory, lse, indices, topk_length)
+        gather_stretches(memory, batch, q_map.get_ptr(), kv, indices)
+    elif group == CONSUMER0:
+        cute.arch.setmaxregister_increase(plan.consumer0.registers)
+        batch = batch_of(memory, lse, indices, topk_length)
+        scale = make_scale(sm_scale * LOG2_E)
+        consume0(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
+    else:
+        cute.arch.setmaxregister_increase(plan.consumer1.registers)
+        batch = batch_of(memory, lse, indices, topk_length)
+        scale = make_scale(sm_scale * LOG2_E)
+        consume1(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
+
+
+@cute.jit
+def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`.
+
+    Args:
+        arguments: those of `Operands`, and
+            counters: (CTAs,) int32, 0 before and after the launch.
+            slots: (2 CTAs, plan.slot_words) int32.
+            num_ctas: best one an SM.
+    """
+    x, (counters, slots, num_ctas) = split(arguments)
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        x.q,
+        box_dims=(1, ROWS, CHUNK),
+        stride_order=(2, 1, 0),
+        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    )
+    dealt_kernel(q_map, *x[1:], Workspace(counters, slots), plan).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )

@@ -1,0 +1,51 @@
+"""Budgets and barriers of the dealt Hopper decode of 64 heads, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.plan import Arrives, Barrier, SmemRegion
+
+OF_CLUSTERS = ("staged", "o_full", "ready", "done")
+"""Barriers of messages, which a CTA alone has not."""
+
+
+@dataclass(frozen=True)
+class DealtPlan(DecodePlan):
+    """One compiled dealt decode; fields as of the decode by clusters."""
+
+    gather_registers: int = 96
+    consumer1_registers: int = 200
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return "mla_decode_dealt" + ("_packed" if self.packed else "")
+
+    @property
+    def cluster_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of cuts and tickets."""
+        return self.dealt_buffers
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Barriers of tiles complete a phase for each use of their tile, those of a stretch one for
+        each stretch, those of parts one for each part.
+        """
+        gather, zero, one = self.roles
+        thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        shared = tuple(one for one in super().barriers if one.name not in OF_CLUSTERS)
+        return (
+            *shared,
+            Barrier("q_free", 1, zero, warps, gather, 0, "the stretch's scores are computed",
+                    also_produced_by=one),
+            Barrier("part_stored", 1, zero, every, zero, 0, "the part is in its slot",
+                    also_produced_by=one),
+            Barrier("ticket_full", 1, zero, thread, zero, 0, "the part's ticket is drawn",
+                    also_awaited_by=(one,)),
+        )  # fmt: skip

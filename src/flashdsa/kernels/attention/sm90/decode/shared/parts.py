@@ -1,0 +1,71 @@
+"""Parts of an item that several CTAs share: slots in device memory, and tickets.
+
+A CTA stores its part, O in f16 divided by its own sums and its statistics, in one of its two slots
+of the workspace. Then it draws a ticket from the item's counter. Whoever draws the last one sees
+all parts and merges them in their order, its own part too as it is in its slot, so that it does not
+matter who it is. Nobody waits for another CTA.
+"""
+
+from typing import Any, NamedTuple
+
+from cutlass import Boolean, Int32, Int64, cute
+
+from flashdsa.kernels.attention.sm90.decode.shared.context import Context
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CTA_SLOTS
+
+
+class Workspace(NamedTuple):
+    """Device memory of the launches of a stream, or of those that a graph captures."""
+
+    counters: cute.Tensor  # (CTAs,) int32: parts that are stored, by the CTA of an item's first
+    slots: cute.Tensor  # (2 CTAs, slot_words) int32
+
+
+@cute.jit
+def slot_of_part(workspace: Workspace, parts: Parts, number: Int32) -> Any:
+    """Pointer to the words of a part: the item's first one is its CTA's last stretch, each other
+    one its CTA's first."""
+    slot = (parts.first + number) * CTA_SLOTS
+    if number == 0:
+        slot += 1
+    return workspace.slots.iterator + Int64(slot) * workspace.slots.shape[1]
+
+
+@cute.jit
+def draw_ticket(
+    ctx: Context, workspace: Workspace, parts: Parts, number: Int32, consumer: Any
+) -> Boolean:
+    """All threads of both consumers, which have stored a part: whether all parts are stored, so
+    that they merge them.
+
+    Args:
+        number: parts that the CTA has stored before.
+    """
+    ticket = ctx.memory.ticket.array(Int32, 1)
+    counter = workspace.counters.iterator + parts.first
+    ctx.memory.part_stored.arrive()
+    if consumer == 0 and ctx.thread == 0:
+        # part_stored, a phase a part: all threads have stored theirs, and have read the ticket
+        # before. The atomic is a release of that, and an acquire of what CTAs with smaller tickets
+        # stored; ticket_full passes it on.
+        ctx.memory.part_stored.wait_for(number)
+        drawn = cute.arch.atomic_add(counter, Int32(1), sem="acq_rel", scope="gpu")
+        if drawn == parts.count - 1:
+            counter.store(Int32(0))
+        ticket[0] = drawn
+        ctx.memory.ticket_full.arrive()
+    cute.arch.sync_warp()
+    ctx.memory.ticket_full.wait_for(number)
+    return Boolean(ticket[0] == parts.count - 1)
+
+
+def load_values(pointer: Any) -> list[Any]:
+    """Load four words of a part that another CTA may have stored."""
+    return list(
+        cute.arch.inline_ptx(
+            "ld.global.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[pointer],
+        )
+    )

@@ -1,0 +1,108 @@
+"""Dealt tiles of the Hopper decode on ptxemu: within the contract, without a finding, bit-equal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
+from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.sm90.decode_cuts import deal
+from flashdsa.backends.sm90.sparse_mla_decode import bind_plan, spec_of
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import judge_forward
+from ptxemu import Policy
+from tests.kernels.assembled import assert_it_assembles_without_spills
+
+PACKED, BF16 = DealtPlan(packed=True), DealtPlan()
+A_WAVE_AND_ONE = SparseMlaCase(
+    "five items", 5, 700, 64, 530, packed="ue8m0", invalid=True, attn_sink="finite"
+)
+"""Nine tiles each, the last of 18 slots: on four SMs two of the items are cut."""
+
+
+class Launcher:
+    """Launches of a plan on one emulator, whose workspace all of them use."""
+
+    def __init__(self, plan: DealtPlan, policy: Policy | None = None) -> None:
+        self.plan = plan
+        self.emulator = Emulator(SMALL, policy=policy, on_finding="collect")
+
+    def __call__(self, case: SparseMlaCase, lengths: list[int] | None = None) -> tuple[Tensor, ...]:
+        """O and lse, judged; nothing may be found."""
+        inputs = make_sparse_mla_inputs(case, 0, "cpu")
+        if lengths is not None:
+            inputs = replace(inputs, topk_length=torch.tensor(lengths, dtype=torch.int32))
+        q, rows, indices = inputs.q, inputs.kv.flatten(0, -2), inputs.indices.flatten(1)
+        operands = SparseMlaOperands(q, rows, indices, inputs.topk_length, inputs.attn_sink)
+        scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
+        emulator = self.emulator
+        out = emulator.empty(*q.shape[:2], 512, dtype=torch.bfloat16)
+        lse = emulator.empty(*q.shape[:2], dtype=torch.float32)
+        with emulator.launching():
+            write = bind_plan(emulator, self.plan, 1, operands, scale)
+            others = operands.topk_length, operands.attn_sink
+            write(SparseMlaOutOperands(q, rows, indices, out, lse, None, *others))
+        assert [str(finding) for finding in emulator.findings] == []
+        assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
+        (counters, _) = emulator.workspaces[-self.plan.slot_words]
+        assert counters.count_nonzero() == 0
+        return out, lse
+
+
+def parts_of(tiles: list[int]) -> list[int]:
+    """Parts of each item on the small device."""
+    dealt = [stretch for of_cta in deal(tiles, SMALL.num_sms) for stretch in of_cta]
+    return [sum(stretch.item == item for stretch in dealt) for item in range(len(tiles))]
+
+
+def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
+    """Calls that follow each other have one workspace, as those of a stream or a graph."""
+    assert parts_of([9] * 5).count(2) >= 2
+    first = Launcher(PACKED, Policy(asynchronous="late"))(A_WAVE_AND_ONE)
+    launch = Launcher(PACKED, Policy(asynchronous="eager", seed=3))
+    for _ in range(2):
+        again = launch(A_WAVE_AND_ONE)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
+    """Two blocks of heads, of which the second has six; any scales."""
+    case = SparseMlaCase("lengths", 4, 900, 70, 900, packed="fp32", topk_length=True, invalid=True)
+    assert max(parts_of([0, 0, 15, 15, 1, 1, 4, 4])) >= 2
+    Launcher(PACKED)(case, [0, 900, 30, 256])
+
+
+def test_an_item_may_have_a_part_in_every_cta() -> None:
+    case = SparseMlaCase("one long", 3, 1500, 40, 1500, packed="ue8m0", topk_length=True)
+    assert parts_of([0, 24, 1]) == [1, 4, 1]
+    Launcher(PACKED)(case, [-5, 1500, 1])
+
+
+def test_nothing_but_empty_queries() -> None:
+    """One CTA takes a line that is short."""
+    case = SparseMlaCase("empty", 3, 50, 64, 100, packed="ue8m0", topk_length=True)
+    Launcher(PACKED)(case, [0, 0, 0])
+
+
+def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale() -> None:
+    case = SparseMlaCase(
+        "bf16", 3, 600, 64, 450, invalid=True, empty_rows=True, attn_sink="infinite"
+    )
+    assert parts_of([8] * 3).count(2) >= 1
+    Launcher(BF16)(case)
+
+
+@pytest.mark.parametrize("plan", [PACKED, BF16])
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: DealtPlan) -> None:
+    text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
+    assert_it_assembles_without_spills(text, tmp_path)
