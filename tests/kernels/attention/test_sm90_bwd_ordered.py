@@ -11,7 +11,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_slots
+from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -60,7 +60,7 @@ def test_bits_do_not_depend_on_what_runs_first(
     buffers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two groups of two queries with the same keys, in one chain and in two."""
-    monkeypatch.setattr(mla_bwd, "buffers_for", lambda *sizes: buffers)
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_BUFFERS", buffers)
     monkeypatch.setattr(mla_bwd_grouped, "RATIO", {128: 8.0})
     monkeypatch.setattr(mla_bwd_grouped, "MOST_LENGTH", 4.0)
     case = SparseMlaCase("ordered", 4, 90, 128, 24, topk_length=True, invalid=True)
@@ -96,7 +96,7 @@ def test_lists_with_rows_out_of_order(
 ) -> None:
     """With 8 heads they are so many that all slots of a group are its list. A ratio of 8 takes the
     kernels with a workspace."""
-    monkeypatch.setattr(mla_bwd, "buffers_for", lambda *sizes: 2)
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_BUFFERS", 2)
     monkeypatch.setattr(mla_bwd_grouped, "RATIO", {128: ratio, 64: ratio})
     monkeypatch.setattr(mla_bwd_grouped, "ORDERED_RATIO", ratio)
     monkeypatch.setattr(mla_bwd_grouped, "MOST_LENGTH", 4.0)
@@ -139,33 +139,7 @@ def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) 
 
 
 @pytest.mark.parametrize(
-    ("groups", "num_keys", "topk", "buffers"),
-    [
-        (2048, 0, 2048, 3),
-        (2048, 8192, 2048, 3),
-        (2048, 155_345, 2048, 2),
-        (2048, 1 << 20, 2048, 1),
-        (2048, 32_768, 1024, 4),
-        (2048, 32_768, 512, 7),
-        (2048, 32_768, 256, 12),
-        (1024, 32_768, 256, 10),
-        (256, 32_768, 256, 5),
-        (2048, 131_072, 1024, 3),
-    ],
+    ("num_keys", "buffers"), [(0, 3), (8192, 3), (155_344, 3), (155_345, 2), (1 << 20, 1)]
 )
-def test_buffers_are_bounded_and_follow_the_sizes_alone(
-    groups: int, num_keys: int, topk: int, buffers: int
-) -> None:
-    assert mla_bwd_grouped.buffers_for(groups, num_keys, topk) == buffers
-
-
-@pytest.mark.parametrize(
-    ("num_keys", "topk", "chains"),
-    [(131_072, 1024, True), (131_072, 512, False), (1 << 20, 2048, False), (65_536, 512, True)],
-)
-def test_slots_are_taken_where_dkv_has_no_room_for_chains(
-    num_keys: int, topk: int, chains: bool
-) -> None:
-    grouping = mla_bwd_grouped.grouping_for(4096, 128, num_keys, topk, 132, deterministic=True)
-    assert (grouping is not None) == chains
-    assert mla_bwd_grouped.grouping_for(4096, 128, num_keys, topk, 132) is not None
+def test_buffers_are_bounded_and_follow_the_keys_alone(num_keys: int, buffers: int) -> None:
+    assert mla_bwd_grouped.buffers_for(num_keys) == buffers

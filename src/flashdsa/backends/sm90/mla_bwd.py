@@ -122,16 +122,14 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     """Bind the launches of `num_heads` heads, one of HEADS."""
     runner, num_queries, num_keys, topk, sm_scale, has_lengths = sizes
     grouping = grouping_for(
-        num_queries, num_heads, num_keys, topk, runner.num_sms, deterministic=deterministic
+        num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
     )
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping, has_lengths)
     bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)
     large = bind_large(runner, grouping, deterministic=deterministic)
-    buffers = 0
-    if deterministic:
-        buffers = buffers_for(-(-num_queries // grouping.queries), num_keys, topk)
+    buffers = buffers_for(num_keys) if deterministic else 0
     return Bound(bind_either(call, large, bind_small), buffers)
 
 

@@ -30,18 +30,10 @@ MOST_WORKSPACE_BYTES = 1 << 30
 """Most bytes of the workspace and the lists of one launch; queries that need more are launched
 in parts."""
 
-LEAST_BUFFERS = 3
-"""Least dKVs of the deterministic backward, as far as they have room."""
+MOST_BUFFERS = 3
 MOST_BUFFER_BYTES = 1 << 30
-"""Most bytes of them, each of S_kv rows in fp32; one exists in any case."""
-HAND_OVER_TILES, ITEM_TILES = 65.3, 1.6
-"""Time from a group's additions to a key to those of the next one, of 44 groups that run at a time,
-and what an item takes beside its tiles, both in tiles of keys: 4.6, 5 and 3.1 us on an H200."""
-HAND_OVER_KEYS = 3770
-"""Keys of a dKV that are cleared and summed in the time of a hand-over."""
-MOST_STRETCH = 1.7
-"""Time by which a chain may stretch dKV: slots take 1.25 of the default's time, of which dKV is a
-third."""
+"""Most bytes of the deterministic backward's dKVs, each of S_kv rows in fp32; one exists in any
+case."""
 
 RATIO = {128: 1.16, 64: 1.16}
 """Longest list of a group of 256 rows, as a multiple of a query's list, on average, by heads. The
@@ -110,19 +102,12 @@ class Part(NamedTuple):
 
 
 def grouping_for(
-    num_queries: int,
-    num_heads: int,
-    num_keys: int,
-    topk: int,
-    num_sms: int,
-    *,
-    deterministic: bool = False,
+    num_queries: int, num_heads: int, topk: int, num_sms: int, *, deterministic: bool = False
 ) -> Grouping | None:
     """Choose groups of 256 rows; None if they never pay.
 
     A group of 64 rows has many queries anyway if heads are few. Large groups would leave streaming
-    multiprocessors idle if queries are few. Additions in order wait for each other if lists are
-    short and dKV has no room for enough chains.
+    multiprocessors idle if queries are few.
 
     Args:
         num_heads: one of HEADS.
@@ -134,29 +119,14 @@ def grouping_for(
     ):
         return None
     if deterministic:
-        if chains_for(topk) > MOST_STRETCH * room_for(num_keys):
-            return None
         return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_LENGTH)
     return Grouping(queries, topk, RATIO[num_heads], MOST_LENGTH)
 
 
-def chains_for(topk: int) -> float:
-    """Chains of groups with which none waits for the hand-over: a group's items take as long as
-    those of all chains at a time."""
-    return HAND_OVER_TILES / (-(-topk // Tile().keys) + ITEM_TILES)
-
-
-def room_for(num_keys: int) -> int:
-    """dKVs that have room."""
-    return max(1, MOST_BUFFER_BYTES // (4 * Tile().d_qk * max(1, num_keys)))
-
-
-def buffers_for(num_groups: int, num_keys: int, topk: int) -> int:
+def buffers_for(num_keys: int) -> int:
     """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
-    time. More are cleared and summed for nothing, if groups are few. The bits depend on it, so it
-    depends on the sizes alone."""
-    worth = math.isqrt(HAND_OVER_KEYS * num_groups // max(1, num_keys))
-    return min(max(LEAST_BUFFERS, min(math.ceil(chains_for(topk)), worth)), room_for(num_keys))
+    time. The bits depend on it, so it depends on `num_keys` alone."""
+    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * Tile().d_qk * max(1, num_keys))))
 
 
 @lru_cache
