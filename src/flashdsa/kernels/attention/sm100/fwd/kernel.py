@@ -204,4 +204,4 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         slots = lists.rows, lists.counts, lists.members
     launch_pairs(x.q, x.kv, *slots, x.attn_sink, x.out, x.lse, max_logits, x.sm_scale, plan, stream)
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(x, plan.group, stream)
+        launch_mend_out(x, plan.group, None, stream)
