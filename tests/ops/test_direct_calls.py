@@ -428,9 +428,9 @@ def test_calls_of_as_many_elements_but_other_sizes_are_direct_in_turn(kernel: Ke
 
 
 def test_warming_up_meets_every_kernel(kernel: Kernel) -> None:
-    """Either order, more rows than SMs, two queries of many requests, a table of rows long enough
-    to be shared by clusters."""
+    """Either order, more rows than SMs, two queries of many requests, tables with room for at most
+    topk tokens, for more, and for rows long enough to be shared by clusters."""
     orders = (False, True)
     flashdsa.warm_up("dsa_topk_indexer", H=4, topk=TOPK, sorted=orders, backend="sm90")
-    sizes = product((1, 256, 128), (1, 16384), orders)
+    sizes = product((1, 256, 128), (1, 33, 16384), orders)
     assert sorted(kernel.tables) == sorted(sizes)
