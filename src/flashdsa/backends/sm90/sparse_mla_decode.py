@@ -48,10 +48,10 @@ MOST_OF_TURNS = 0.95
 WAVE_TIMES = {True: Times(9.4, 2.53), False: Times(9.4, 1.9)}
 """Times of 64 heads by clusters, of packed rows and of bf16 rows."""
 DEALT_TIMES = {
-    True: Times(6.0, 2.7, item=8.0, merge=1.0, part=1.0),
+    True: Times(9.4, 2.7, item=6.0, part=1.0),
     False: Times(9.4, 2.0, item=14.0, merge=6.0, part=1.0),
 }
-"""Times of dealt tiles: within 5 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16."""
+"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16."""
 FORWARD_TIMES = Times(4.5, 2.1)
 """Times of an item of the forward."""
 
