@@ -273,11 +273,10 @@ MLA_BWD_FUSED = KernelSpec(
             per_item.PerItemPlan(queries, more, slots, tickets)
             for slots, tickets in ((False, False), (True, False), (False, True))
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+            if more != 2 or not tickets
         ),
-        *(
-            per_item.PerItemPlan(more=more, tickets=tickets, short=True)
-            for tickets, more in product((False, True), (2, 4))
-        ),
+        *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
+        per_item.PerItemPlan(more=4, tickets=True, short=True),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",
