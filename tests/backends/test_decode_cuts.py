@@ -17,7 +17,7 @@ from flashdsa.backends.sm90.decode_cuts import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import LEAST_PART, OVERHEAD_TILES
 
-TIMES = Times(launch=9.4, tile=2.53, item=5.0, merge=3.5, part=1.0)
+TIMES = Times(launch=9.4, tile=2.53, wave=9.4, item=5.0, merge=3.5, part=1.0)
 
 
 def drawn(seed: int) -> tuple[list[int], int]:

@@ -63,6 +63,8 @@ FORWARD = [
                   attn_sink="finite"),
     SparseMlaCase("packed rows, 40 queries of 2048 slots", 40, 300, 64, 2048, packed="ue8m0",
                   invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("packed rows, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048,
+                  packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
     SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,
                   topk_length=True, poison=True),
 ]

@@ -16,6 +16,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     serves,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -110,6 +111,23 @@ def test_tiles_are_dealt_where_that_takes_less_time(packed: bool, subtests: Case
                 assert isinstance(plan, DealtPlan) == dealt
                 assert plan.packed == packed
                 assert size == 1 or not dealt
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "plan"),
+    [
+        (8, 16, FewHeadsPlan),
+        (132, 16, FewHeadsPlan),
+        (133, 16, DealtFewHeadsPlan),
+        (200, 8, DealtFewHeadsPlan),
+        (132, 32, FewHeadsPlan),
+        (133, 32, DealtPlan),
+        (3, 64, FewHeadsPlan),
+    ],
+)
+def test_few_heads_are_dealt_by_16_or_by_64(queries: int, heads: int, plan: type) -> None:
+    """O of 32 heads would spill in the kernel of few."""
+    assert type(choose(Emulator(), True, queries, heads, 2048)[0]) is plan
 
 
 def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> None:

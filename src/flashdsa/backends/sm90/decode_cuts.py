@@ -90,11 +90,13 @@ class Times(NamedTuple):
 
     Attributes:
         launch: launch, first keys, and rows of the last item. tile: 64 keys.
+        wave: launch and so on of a further wave of CTAs.
         item: end of an item and beginning of the next. merge: of an item's two parts. part: more.
     """
 
     launch: float
     tile: float
+    wave: float
     item: float
     merge: float
     part: float
@@ -106,7 +108,7 @@ def time_of_waves(times: Times, tiles: int, waves: int) -> float:
     Args:
         tiles: that a CTA takes of an item, at most.
     """
-    return waves * (times.launch + times.tile * tiles)
+    return times.launch + times.wave * (waves - 1) + times.tile * tiles * waves
 
 
 @lru_cache(maxsize=1024)

@@ -16,6 +16,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
 from flashdsa.backends.sparse_mla_launches import Inputs, Write
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -28,6 +29,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
 from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
+    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
 
+Plan = DecodePlan | FewHeadsPlan
+"""Plans of dealt tiles are among them."""
+_SPECS: Mapping[type[Plan], KernelSpec] = {
+    DecodePlan: SPARSE_MLA_DECODE,
+    DealtPlan: SPARSE_MLA_DECODE_DEALT,
+    FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
+    DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+}
 INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
 """Waves of items, a CTA each, beyond which dealing saves little."""
@@ -45,11 +55,11 @@ them, of which the formula sees no overlap."""
 MOST_FORWARD_WAVES = 4
 MOST_OF_TURNS = 0.95
 """Likewise of the forward's time, for bf16 rows up to so many waves."""
-PACKED_TIMES = Times(launch=9.4, tile=2.53, item=5.0, merge=3.5, part=1.0)
-"""Times of 64 heads; those of dealt tiles, after the second, are predicted."""
-BF16_TIMES = Times(launch=9.4, tile=1.9, item=5.0, merge=3.5, part=1.0)
-FORWARD_TIMES = Times(launch=3.85, tile=1.84, item=0.0, merge=0.0, part=0.0)
-"""Times of an item of the forward."""
+PACKED_TIMES = Times(launch=9.4, tile=2.53, wave=9.4, item=5.0, merge=3.5, part=1.0)
+"""Times of 64 heads, and of 32 by clusters; those of items and merges are predicted."""
+BF16_TIMES = PACKED_TIMES._replace(tile=1.9)
+SIXTEEN_TIMES = Times(launch=7.0, tile=1.47, wave=1.0, item=4.0, merge=3.5, part=1.0)
+FORWARD_TIMES = Times(launch=3.85, tile=1.84, wave=3.85, item=0.0, merge=0.0, part=0.0)
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -80,7 +90,7 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
 
 def bind_plan(
     runner: Runner,
-    plan: DecodePlan | FewHeadsPlan,
+    plan: Plan,
     cluster_size: int,
     operands: SparseMlaOperands,
     sm_scale: float,
@@ -91,13 +101,16 @@ def bind_plan(
         cluster_size: CTAs of an item; of dealt tiles any.
     """
     function, inputs = runner.function(spec_of(plan), plan), Inputs(runner, operands, sm_scale)
-    if isinstance(plan, DealtPlan):
+    if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
         return _bind_dealt(runner, plan, function, inputs)
     return lambda operands: function(*inputs(operands), cluster_size)
 
 
 def _bind_dealt(
-    runner: Runner, plan: DealtPlan, function: Callable[..., Any], inputs: Inputs
+    runner: Runner,
+    plan: DealtPlan | DealtFewHeadsPlan,
+    function: Callable[..., Any],
+    inputs: Inputs,
 ) -> Write:
     """Bind the launch of dealt tiles: a CTA an SM, each with its slots of a workspace."""
     num_sms = runner.num_sms
@@ -112,43 +125,55 @@ def _bind_dealt(
 
 def choose(
     runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
-) -> tuple[DecodePlan | FewHeadsPlan, int]:
+) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
+
+    Tiles are dealt out where that takes less time than clusters. Dealt items of 17 to 32 heads are
+    of the kernel of 64, which has the same time a tile there.
+    """
+    plan, size = choose_clusters(runner, packed, queries, num_heads, topk)
+    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed)
+    times = PACKED_TIMES if packed else BF16_TIMES
+    if packed and num_heads <= COLUMNS[0]:
+        dealt, times = DealtFewHeadsPlan(), SIXTEEN_TIMES
+    tiles = tiles_of(topk)
+    waves = -(-queries * plan.items(num_heads) // _capacity(runner, plan)[size])
+    by_clusters = time_of_waves(times, -(-tiles // size), waves)
+    items = queries * dealt.items(num_heads)
+    if time_of_dealing(times, runner.num_sms, items, tiles) < MOST_OF_WAVES * by_clusters:
+        return dealt, 1
+    return plan, size
+
+
+def choose_clusters(
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
+) -> tuple[DecodePlan | FewHeadsPlan, int]:
+    """The kernel of whole items, and CTAs of an item.
 
     Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
     that none has more steps than with all 64 heads in each, as its steps are shorter.
     """
     many = DecodePlan(packed=packed)
     sizes = _capacity(runner, many)
-    many_items = queries * many.items(num_heads)
-    many_size = cluster_size_for(sizes, many_items, topk)
-    if packed:
-        few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
-        of_few = _capacity(runner, few)
-        few_items = queries * few.items(num_heads)
-        few_size = cluster_size_for(of_few, few_items, topk)
-        at_once = few_items <= of_few.get(few_size, 0) and few_size >= many_size
-        if num_heads <= COLUMNS[-1] or at_once:
-            return few, few_size
-    tiles = tiles_of(topk)
-    waves = -(-many_items // sizes[many_size])
-    by_clusters = time_of_waves(times_of(packed), -(-tiles // many_size), waves)
-    if time_of_dealing(runner.num_sms, packed, many_items, tiles) < MOST_OF_WAVES * by_clusters:
-        return DealtPlan(packed=packed), 1
+    many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
+    if not packed:
+        return many, many_size
+    few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
+    sizes = _capacity(runner, few)
+    few_items = queries * few.items(num_heads)
+    few_size = cluster_size_for(sizes, few_items, topk)
+    at_once = few_items <= sizes.get(few_size, 0) and few_size >= many_size
+    if num_heads <= COLUMNS[-1] or at_once:
+        return few, few_size
     return many, many_size
 
 
-def time_of_dealing(num_sms: int, packed: bool, items: int, tiles: int) -> float:
-    """Time of items of 64 heads whose tiles are dealt out among all SMs, by their most tiles."""
+def time_of_dealing(times: Times, num_sms: int, items: int, tiles: int) -> float:
+    """Time of items of so many tiles, at most, that are dealt out among all SMs."""
     line = items * (tiles + OVERHEAD_TILES)
     if items > MOST_WAVES * num_sms or line * num_sms > INT32_MAX:
         return math.inf
-    return time_of_dealt(times_of(packed), items, tiles, num_sms)
-
-
-def times_of(packed: bool) -> Times:
-    """Times of 64 heads."""
-    return PACKED_TIMES if packed else BF16_TIMES
+    return time_of_dealt(times, items, tiles, num_sms)
 
 
 def tiles_of(topk: int) -> int:
@@ -164,7 +189,7 @@ def beats_the_forward(runner: Runner, queries: int, num_heads: int, topk: int) -
         return False
     tiles = tiles_of(topk)
     by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // runner.num_sms))
-    return time_of_dealing(runner.num_sms, False, items, tiles) < MOST_OF_TURNS * by_turns
+    return time_of_dealing(BF16_TIMES, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
 
 
 def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:
@@ -176,8 +201,6 @@ def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, i
     return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), MOST_CTAS)
 
 
-def spec_of(plan: DecodePlan | FewHeadsPlan) -> KernelSpec:
+def spec_of(plan: Plan) -> KernelSpec:
     """The catalog's row of a plan's kernel."""
-    if isinstance(plan, DealtPlan):
-        return SPARSE_MLA_DECODE_DEALT
-    return SPARSE_MLA_DECODE if isinstance(plan, DecodePlan) else SPARSE_MLA_DECODE_FEW_HEADS
+    return _SPECS[type(plan)]
