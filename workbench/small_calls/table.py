@@ -304,7 +304,7 @@ TABLE: dict[str, Row] = {
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (_dealt(3, heads=20, topk=1500),)),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        _dealt(5, heads=40, topk=600, packed="ue8m0", topk_length=True),
+        _dealt(6, heads=40, topk=700, packed="ue8m0", topk_length=True),
     )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
         _dealt(3, heads=16, topk=900, packed="ue8m0"),
