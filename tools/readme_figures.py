@@ -2,8 +2,10 @@
 
     python tools/readme_figures.py [--check]
 
-The lines between `<!-- figures -->` and `<!-- /figures -->` are one table: a row an operation. With
---check nothing is written; exit code 1 if the table is old.
+The lines between `<!-- figures -->` and `<!-- /figures -->` are one table: a row an operation.
+Those between `<!-- draws -->` and `<!-- /draws -->`, where the page has them, are the figures of
+the draws in `workbench/results/draws`: of all documents of the newest date. With --check nothing
+is written; exit code 1 if a table is old.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 RESULTS = Path("workbench/results")
 BLOCK = re.compile(r"(<!-- figures -->\n).*?(<!-- /figures -->)", re.DOTALL)
+DRAWS = re.compile(r"(<!-- draws -->\n).*?(<!-- /draws -->)", re.DOTALL)
 HEAD = "| operation | GPU | cases | geometric mean | lowest | numbers |\n|---|---|---|---|---|---|"
 
 
@@ -70,8 +73,24 @@ def table() -> str:
     return "\n".join([HEAD, *(figure.row() for figure in figures())])
 
 
+def draws_table() -> str:
+    """Figures of the newest draws in Markdown, hot / cold, and the documents; "" without any."""
+    paths = sorted((ROOT / RESULTS / "draws").glob("*.json"))
+    newest_ones = [path for path in paths if path.name[:10] == paths[-1].name[:10]]
+    if not newest_ones:
+        return ""
+    from workbench.draws.report import markdown, reports
+    from workbench.draws.run import read_draws
+
+    found = reports(row for path in newest_ones for row in read_draws(path))
+    places = [path.relative_to(ROOT) for path in newest_ones]
+    links = ", ".join(f"[{place.name}]({place.as_posix()})" for place in places)
+    return f"{markdown(found)}\n\nNumbers: {links}\n"
+
+
 def updated(text: str) -> str:
-    """The page with its table as the results have it now."""
+    """The page with its tables as the results have them now."""
+    text = DRAWS.sub(lambda found: f"{found[1]}{draws_table()}{found[2]}", text)
     return BLOCK.sub(lambda found: f"{found[1]}{table()}\n{found[2]}", text)
 
 

@@ -8,6 +8,7 @@ import click
 
 from flashdsa.cli.main import FlashDsaGroup
 from workbench.cli.bench import bench
+from workbench.cli.draws import draws
 from workbench.cli.export import export
 from workbench.cli.lab import lab
 from workbench.cli.launch import launch
@@ -26,6 +27,7 @@ def cli() -> None:
 
     \b
       bench     an operation beside other libraries
+      draws     the same of shapes drawn from a written distribution
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
@@ -40,7 +42,7 @@ def cli() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (bench, lab, launch, sanitize, mutate, model, overlap, export):
+for command in (bench, draws, lab, launch, sanitize, mutate, model, overlap, export):
     cli.add_command(command)
 
 

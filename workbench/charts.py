@@ -2,7 +2,7 @@
 
     python -m workbench.charts bench RESULT.json --out X.png     # any document of flashdsa-bench/3
     python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
-    python -m workbench.charts context-parallel RESULT.json ... --out X.png
+    python -m workbench.charts context-parallel | draws RESULT.json ... --out X.png
 
 Bars are a peer's time over ours: blue, we are faster; orange, we are slower.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from PIL import Image
 
 from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.result import parse_result
+from workbench.draws.report import CONDITIONS, Figures, by_operation
+from workbench.draws.run import rows_of
 
 INK, MUTED, FASTER, SLOWER, LOSS = "#1f2933", "#7b8794", "#1d5fa8", "#d55e00", "#fbe9e7"
 HEADS = {16: "#4f8f5b", 64: "#1d5fa8", 128: "#e8890c"}
@@ -37,6 +40,7 @@ PANELS = (
     ("peak_GiB_above_weights", "memory beyond the weights, GiB", 1.0, "{:.1f}"),
 )
 """Key of a row, title, factor, label of a bar."""
+TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 10)
 
 
 Document = dict[str, Any]
@@ -248,6 +252,52 @@ def efficiencies(document: Document) -> dict[str, float]:
     return {name: one / document["ranks"] / ours for name, (one, ours) in parts.items()}
 
 
+def draw_draws(documents: list[Document], target: Path) -> None:
+    """Schema flashdsa-draws/1: a strip of dots an operation and condition, a dot a draw."""
+    rows = [row for document in documents for row in rows_of(document)]
+    strips = [
+        (f"{operation}, {condition}", sorted(ratios))
+        for operation, of_it in by_operation(rows).items()
+        for condition in CONDITIONS
+        if (ratios := [ratio for row in of_it if (ratio := row.ratio(condition)) is not None])
+    ]
+    height = 0.42 * len(strips)
+    figure = Figure(figsize=(9, height + 1.3), dpi=100, layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    jitter = random.Random(0)
+    for place, (_, ratios) in enumerate(strips):
+        figures = Figures.of(ratios)
+        assert figures is not None
+        places = [place + jitter.uniform(-0.28, 0.28) for _ in ratios]
+        colours = [FASTER if ratio >= 1 else SLOWER for ratio in ratios]
+        axes.scatter(ratios, places, s=7, c=colours, alpha=0.55, linewidths=0)
+        axes.plot([figures.geometric_mean] * 2, [place - 0.36, place + 0.36], color=INK, lw=2)
+        axes.plot([figures.p5] * 2, [place - 0.25, place + 0.25], color=MUTED, lw=1.5)
+        words = f"{figures.lowest:.2f}  {figures.p5:.2f}  {figures.geometric_mean:.2f}"
+        axes.text(
+            1.01, place, words, transform=axes.get_yaxis_transform(), va="center", fontsize=9,
+            color=INK,
+        )  # fmt: skip
+    lowest, highest = (f(ratio for _, ratios in strips for ratio in ratios) for f in (min, max))
+    ticks = [
+        tick for tick in (0.5, 0.7, 1, 1.5, 2, 3, 5, 10) if 0.8 * lowest < tick < 1.2 * highest
+    ]
+    axes.set(xscale="log", ylim=(len(strips) - 0.4, -0.6))
+    axes.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_yticks(range(len(strips)), [name for name, _ in strips], fontsize=9)
+    axes.axvline(1, color=INK, linewidth=1)
+    axes.grid(axis="x", color=LOSS, zorder=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("time of the fastest peer / ours, a dot a draw; right: lowest, 5 %, mean")
+    gpus = documents[0]["machine"]["gpus"]
+    where = gpus[0]["name"] if gpus else documents[0]["machine"]["cpu"]
+    seeds = ", ".join(str(document["seed"]) for document in documents)
+    axes.set_title(f"{where}, seed {seeds}", fontsize=10, loc="left", color=INK)
+    _save(figure, target, 128)
+
+
 def _save(figure: Figure, target: Path, colours: int) -> None:
     """Write it with few colours: a third of the bytes, and no difference to be seen."""
     figure.savefig(target)
@@ -260,6 +310,7 @@ KINDS: dict[str, Callable[[list[Document], Path], None]] = {
     "transformers": draw_transformers,
     "overlap": draw_overlap,
     "context-parallel": draw_context_parallel,
+    "draws": draw_draws,
 }
 
 

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Allocate
-from flashdsa.backends.sm90 import indexer, prefill, sparse_mla
+from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.operands import Operands
+from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.ops.indexer import TopkIndexerOperands
+from flashdsa.ops.indexer_training import IndexerBwdOperands
 from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
@@ -66,7 +68,8 @@ class Pretended:
 
     def workspace(self, key: int, allocate: Allocate, counters: int = 0) -> tuple[Any, ...]:
         """New each time."""
-        return allocate(self)
+        zeros = (torch.zeros(counters, dtype=torch.int32),) if counters else ()
+        return (*zeros, *allocate(self))
 
 
 def keys_and_queries(dtype: torch.dtype = torch.float8_e4m3fn) -> TopkPrefillOperands:
@@ -247,6 +250,34 @@ def test_groups_whose_lists_have_no_room_come_in_parts(monkeypatch: pytest.Monke
     ]
 
 
+@pytest.mark.parametrize(("heads", "group"), [(64, 1), (16, 4)])
+def test_items_are_drawn_where_lengths_are_given(heads: int, group: int) -> None:
+    runner, lengths = Pretended(), torch.arange(20, dtype=torch.int32)
+    x = attention(20, heads, topk_length=lengths)
+    sparse_mla.bind(runner, x, **OPTIONS)(x)
+    ((plan, arguments),) = runner.launched
+    assert plan == FwdPlan(group, drawn=True) and arguments[9] == 4  # CTAs
+    order, counters, choice = arguments[-3:]
+    assert order.shape == (20 // group, 2) and choice.shape == (0,)
+    assert counters.tolist() == [0] * 4
+
+
+def test_long_calls_launch_groups_and_single_queries_of_which_one_is_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both are told of the same choice, in each part another one."""
+    monkeypatch.setattr(sparse_mla, "LEAST_SAMPLED_US", 0)
+    monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 8 * 70 * 5)
+    runner, x = Pretended(), attention(18, 16)
+    sparse_mla.bind(runner, x, **OPTIONS)(x)
+    plans = [plan for plan, _ in runner.launched]
+    assert plans == [FwdPlan(4, drawn=True), FwdPlan(1, drawn=True)] * 3
+    for (_, groups), (_, queries) in zip(runner.launched[::2], runner.launched[1::2], strict=True):
+        assert groups[0].data_ptr() == queries[0].data_ptr()  # of q
+        assert groups[-1] is queries[-1] and groups[-1].shape == (1,)
+        assert groups[0].shape[0] == queries[-3].shape[0]  # of the order
+
+
 def test_buffers_of_the_caller_must_be_writable_each_time() -> None:
     runner, x = Pretended(), attention(2, 64)
     out, lse = torch.empty(2, 64, 512).bfloat16(), torch.empty(2, 64)
@@ -257,6 +288,22 @@ def test_buffers_of_the_caller_must_be_writable_each_time() -> None:
     with pytest.raises(ArgumentValueError, match="out: expected an address"):
         serve(operands._replace(out=misaligned(out)))
     assert len(runner.launched) == 1
+
+
+@pytest.mark.parametrize(("keys", "spread"), [(55_296, 5), (55_297, 0)])
+def test_ctas_begin_apart_where_the_cache_holds_what_they_add_to(keys: int, spread: int) -> None:
+    runner = Pretended()
+    x = IndexerBwdOperands(
+        torch.zeros(3, 16, 128).bfloat16(),
+        torch.zeros(keys, 128).bfloat16(),
+        torch.zeros(3, 16),
+        torch.zeros(3, 70, dtype=torch.int32),
+        torch.zeros(3, 70),
+        None,
+    )
+    indexer_bwd.bind(runner, x, deterministic=False, dk_dtype=torch.float32)(x)
+    ((_, (*_, given, _)),) = runner.launched
+    assert given == spread
 
 
 def pages_and_rows(rows: int = 2, dtype: torch.dtype = torch.uint8) -> TopkIndexerOperands:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from math import inf
 
 import pytest
 
@@ -17,7 +18,7 @@ from flashdsa.backends.sm90.decode_cuts import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import LEAST_PART, OVERHEAD_TILES
 
-TIMES = Times(launch=9.4, tile=2.53, wave=9.4, item=5.0, merge=3.5, part=1.0)
+TIMES = Times(launch=9.4, tile=2.53, item=5.0, merge=3.5, part=1.0)
 
 
 def drawn(seed: int) -> tuple[list[int], int]:
@@ -81,5 +82,8 @@ def test_times_are_those_of_the_design(items: int, measured: float) -> None:
 
 
 def test_whole_waves_have_one_stretch_each() -> None:
-    assert all(len(of_cta) == 1 for of_cta in deal([32] * 132, 132))
-    assert time_of_dealt(TIMES, 132, 32, 132) == time_of_waves(TIMES, 32, 1)
+    """So there is nothing to deal if there is one wave."""
+    for waves in (1, 2):
+        assert all(len(of_cta) == waves for of_cta in deal([32] * 132 * waves, 132))
+    assert time_of_dealt(TIMES, 132, 32, 132) == inf
+    assert time_of_dealt(TIMES, 264, 32, 132) == time_of_waves(TIMES, 32, 2)

@@ -24,9 +24,10 @@ from flashdsa.bench.cases import Case, Task, Verdict
 from flashdsa.bench.runner import Peer
 from flashdsa.bench.timer import Call
 from flashdsa.problem import D_QK, D_V, PAGE_SIZE
+from workbench.bench.top_ks import cudnn_function
 
-FLASH_MLA_HEADS = 64
-"""Its kernels take multiples of these; q is padded with zeros."""
+FLASH_MLA_HEADS, FLASH_MLA_TOPK = 64, 128
+"""Its kernels take multiples of these; q is padded with zeros, lists with -1."""
 Prepared = tuple[Call, Callable[[Any], Verdict]]
 
 
@@ -34,26 +35,30 @@ def flash_mla_forward(case: Case, task: Task) -> Prepared:
     """FlashMLA's sparse prefill, of the package sgl-flash-mla."""
     peer = import_module("flash_mla").flash_mla_sparse_fwd
     x: AttentionInputs = task.inputs
-    q, sink = _padded(x.q), x.attn_sink
+    q, sink, ids, lengths = _padded(x.q), x.attn_sink, x.indices, x.topk_length
+    if case.topk % FLASH_MLA_TOPK:
+        if lengths is None:
+            lengths = torch.full((case.s,), case.topk, dtype=torch.int32, device=q.device)
+        ids = pad(ids, (0, -case.topk % FLASH_MLA_TOPK), value=-1)
     if sink is not None:
         sink = pad(sink, (0, q.shape[1] - case.h))
     call = partial(
         peer,
         q,
         x.kv[:, None],
-        x.indices[:, None],
+        ids[:, None],
         D_QK**-0.5,
         attn_sink=sink,
-        topk_length=x.topk_length,
+        topk_length=lengths,
         use_legacy=True,
     )
     return call, lambda found: judge_forward(x, found[0][:, : case.h])
 
 
-def flash_mla_decode(case: Case, task: Task) -> Prepared:
+def flash_mla_decode(case: Case, task: Task, *, lengths: bool = False) -> Prepared:
     """FlashMLA's decode of packed rows, its metadata made outside the clock.
 
-    It ignores lengths, so that it is judged as if every slot were in use.
+    It is judged as if every slot were in use, as it is without `lengths`: those of requests.
     """
     if not case.options["packed"]:
         raise NotImplementedError("takes packed rows only")
@@ -64,11 +69,15 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
     cache = x.kv.view(-1, PAGE_SIZE, 1, x.kv.shape[1])
     ids = x.indices.view(*q.shape[:2], -1)
     plan, _ = module.get_mla_metadata()
+    more = {}
+    if lengths:
+        if x.topk_length is None:
+            raise NotImplementedError("no lengths are given")
+        more["topk_length"] = x.topk_length.view(-1, next_n).amax(1)
 
     def call() -> Any:
-        return module.flash_mla_with_kvcache(
-            q, cache, None, None, D_V, plan, None, D_QK**-0.5, False, True, ids, use_legacy=True
-        )
+        operands = q, cache, None, None, D_V, plan, None, D_QK**-0.5, False, True, ids
+        return module.flash_mla_with_kvcache(*operands, use_legacy=True, **more)
 
     every_slot = x._replace(topk_length=None)
     heads = q.shape[2]
@@ -78,13 +87,16 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
 
 
 def cudnn_backward(case: Case, task: Task) -> Prepared:
-    """cuDNN Frontend's backward by its wrapper, from our O and lse; it needs CuTe DSL."""
-    peer = import_module("cudnn.deepseek_sparse_attention").sparse_attention_backward_wrapper
+    """cuDNN Frontend's backward from our O and lse, compiled ahead or by its own wrapper."""
+    if case.options.get("deterministic"):
+        raise NotImplementedError("not deterministic on Hopper")
+    peer = cudnn_function("sparse_attention_backward_wrapper")
     x: BackwardInputs = task.inputs
-    forward = x.forward
-    no_sink = torch.full((case.h,), -torch.inf, device=forward.q.device)
-    operands = (forward.q, forward.kv, x.out, x.d_out, x.lse, no_sink, forward.indices)
-    call = partial(peer, *operands, deterministic=bool(case.options.get("deterministic")))
+    forward, sink = x.forward, x.forward.attn_sink
+    if sink is None:
+        sink = torch.full((case.h,), -torch.inf, device=forward.q.device)
+    operands = (forward.q, forward.kv, x.out, x.d_out, x.lse, sink, forward.indices)
+    call = partial(peer, *operands, topk_length=forward.topk_length)
     return call, lambda found: judge_backward(x, found["dq"], found["dkv"])
 
 

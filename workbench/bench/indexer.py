@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flashdsa.bench.cases import Case, Operation, Task, Verdict
 from flashdsa.bench.indexer import (
@@ -41,8 +42,7 @@ EXACT = ("equal", "two", "ascending", "descending")
 """Distributions whose best tokens are the same in any arithmetic."""
 DISTRIBUTIONS = (*EXACT, "one bin")
 """Scores over token positions; "one bin": random within 2^-8 of each other."""
-_LOGITS_ALIGNMENT = 256
-"""DeepGEMM pads its rows to this; other widths would be copied by the top-k that follows."""
+_LOGITS_ALIGNMENT, DEEP_GEMM_HEADS = 256, 32
 
 
 def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
@@ -103,20 +103,41 @@ def judge_peer(x: IndexerInputs, positions: Tensor) -> Verdict:
     return Verdict({}, findings)
 
 
-def deep_gemm_logits(gemm: Any, x: IndexerInputs) -> tuple[Callable[[], Tensor], int]:
-    """DeepGEMM's paged logits of fp8, and their width; beyond a row's length they are anything."""
-    requests = len(x.block_table)
-    q = x.q.unflatten(0, (requests, x.next_n))
-    lengths = x.seq_lens.view(requests, x.next_n)
-    width = -(-max(x.lengths) // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
+class DeepGemm:
+    """DeepGEMM's paged logits of fp8 in their best legal form; beyond a row's length anything.
 
-    def logits() -> Tensor:
-        plan = gemm.get_paged_mqa_logits_metadata(lengths, PAGE_SIZE, gemm.get_num_sms())
-        operands = (q, x.cache, x.weights, lengths, x.block_table, plan, width)
-        scores: Tensor = gemm.fp8_paged_mqa_logits(*operands, clean_logits=False)
+    It takes 32 or 64 heads, so that fewer are padded, and one or two queries a request: four are
+    twice two of the same pages, three are three times one.
+    """
+
+    def __init__(self, x: IndexerInputs) -> None:
+        self.gemm: Any = import_module("deep_gemm")
+        together = {3: 1, 4: 2}.get(x.next_n, x.next_n)
+        missing = max(0, DEEP_GEMM_HEADS - x.q.shape[1])
+        q = pad(x.q.view(torch.uint8), (0, 0, 0, missing)).view(x.q.dtype)
+        table = x.block_table.repeat_interleave(x.next_n // together, 0)
+        self.lengths = x.seq_lens.view(-1, together)
+        self.width = padded(max(x.lengths))
+        operands = q.unflatten(0, (-1, together)), x.cache, pad(x.weights, (0, missing))
+        self.operands = (*operands, self.lengths, table)
+        self.plan: Any = None
+
+    def make_plan(self) -> None:
+        """The scheduling metadata, which depend on lengths alone."""
+        sms = self.gemm.get_num_sms()
+        self.plan = self.gemm.get_paged_mqa_logits_metadata(self.lengths, PAGE_SIZE, sms)
+
+    def logits(self) -> Tensor:
+        """Scores (rows, width)."""
+        scores: Tensor = self.gemm.fp8_paged_mqa_logits(
+            *self.operands, self.plan, self.width, clean_logits=False
+        )
         return scores
 
-    return logits, width
+
+def padded(width: int) -> int:
+    """As many as DeepGEMM's rows have: a view of fewer would be copied by the top-k."""
+    return -(-width // _LOGITS_ALIGNMENT) * _LOGITS_ALIGNMENT
 
 
 def pair(name: str) -> Peer:
@@ -124,9 +145,14 @@ def pair(name: str) -> Peer:
 
     def prepare(case: Case, task: Task) -> tuple[Call, Callable[[Any], Verdict]]:
         x: IndexerInputs = task.inputs
-        logits, width = deep_gemm_logits(import_module("deep_gemm"), x)
-        top_k = load_top_k(name, x.seq_lens, width, case.topk)
-        return lambda: top_k(logits()), partial(judge_peer, x)
+        peer = DeepGemm(x)
+        top_k = load_top_k(name, x.seq_lens, peer.width, case.topk)
+
+        def call() -> Tensor:
+            peer.make_plan()
+            return top_k(peer.logits())
+
+        return call, partial(judge_peer, x)
 
     return prepare
 

@@ -6,13 +6,14 @@ Frontend, FlashInfer or torch, as one call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import flashdsa
 from flashdsa.bench.cases import Case, Operation, Task, Verdict, products_ceiling
@@ -21,6 +22,7 @@ from flashdsa.bench.runner import Peer
 from flashdsa.bench.timer import Call
 from flashdsa.problem import INDEX_HEAD_DIM
 from flashdsa.verify.tolerances import SCORE_TOLERANCES
+from workbench.bench.indexer import DEEP_GEMM_HEADS, padded
 from workbench.bench.top_ks import NAMES, load_top_k
 
 TORCH_LIMIT = 2**27
@@ -66,8 +68,13 @@ def make_inputs(case: Case, device: str, seed: int) -> Inputs:
 def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
     """The call. Option: sorted, which no peer's exact top-k offers."""
     x = make_inputs(case, device, seed)
-    ids = torch.full((case.s, case.topk), -99, dtype=torch.int32, device=device)
-    by_score = bool(case.options.get("sorted"))
+    return task_of(x, case.topk, bool(case.options.get("sorted")), backend)
+
+
+def task_of(x: Inputs, topk: int, by_score: bool, backend: str) -> Task:
+    """The call on some inputs, and how it is judged."""
+    (queries, heads, _), device = x["q_index"].shape, x["q_index"].device
+    ids = torch.full((queries, topk), -99, dtype=torch.int32, device=device)
 
     def call() -> Tensor:
         flashdsa.dsa_topk_prefill(**x, topk_indices=ids, sorted=by_score, backend=backend)
@@ -75,28 +82,31 @@ def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
 
     begins = x["starts"] if x["starts"] is not None else 0
     seen = float((x["ends"].double() - begins).sum())
-    work = 2.0 * seen * case.h * INDEX_HEAD_DIM
+    work = 2.0 * seen * heads * INDEX_HEAD_DIM
     judge = partial(judge_rows, x, SCORE_TOLERANCES[backend])
-    return Task(call, judge, work, products_ceiling(device), x, exact=True)
+    return Task(call, judge, work, products_ceiling(device.type), x, exact=True)
 
 
-def judge_rows(x: Inputs, tolerance: float, ids: Tensor, offset: int = 0) -> Verdict:
-    """Rows of key that some queries chose, against scores in float64."""
+def judge_rows(
+    x: Inputs, tolerance: float, ids: Tensor, *, queries: Sequence[int] | None = None
+) -> Verdict:
+    """Rows of key that some queries chose, by default JUDGED, against scores in float64."""
     findings = []
-    for query in range(0, len(ids), max(1, len(ids) // JUDGED)):
+    for query in queries or range(0, len(ids), max(1, len(ids) // JUDGED)):
         start = 0 if x["starts"] is None else int(x["starts"][query])
         length = int(x["ends"][query]) - start
-        chosen = ids[query][: min(ids.shape[1], length)].long() + offset - start
+        chosen = ids[query][: min(ids.shape[1], length)].long() - start
         if bool(((chosen < 0) | (chosen >= length)).any()) or len(chosen.unique()) < len(chosen):
             findings.append(f"query {query}: a row outside its range, or twice")
         elif len(chosen) < length:
-            scores, sizes = _float64_scores(x, query, start, start + length)
+            scores, sizes = float64_scores(x, query, start, start + length)
             finding = judge_choice(scores, sizes, chosen, tolerance)
             findings += [f"query {query}: {finding}"] if finding else []
     return Verdict({}, findings)
 
 
-def _float64_scores(x: Inputs, query: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+def float64_scores(x: Inputs, query: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+    """Scores of a query's keys, and the same of |weights|."""
     dots = (x["k_index"][start:end].double() @ x["q_index"][query].double().T).relu()
     scale = 1.0 if x["k_scale"] is None else x["k_scale"][start:end].double()
     weights = x["weights"][query].double()
@@ -104,20 +114,28 @@ def _float64_scores(x: Inputs, query: int, start: int, end: int) -> tuple[Tensor
 
 
 def logits_call(x: Inputs) -> Callable[[], Tensor]:
-    """DeepGEMM's of fp8, cuDNN Frontend's (compiled ahead) of bf16; unseen keys not cleared."""
-    if x["k_scale"] is None:
-        compiled = import_module("cudnn_kernels").logits
-        return partial(compiled, x["q_index"], x["k_index"], x["weights"])
-    starts = torch.zeros_like(x["ends"]) if x["starts"] is None else x["starts"]
-    return partial(
-        import_module("deep_gemm").fp8_mqa_logits,
-        x["q_index"],
-        (x["k_index"], x["k_scale"]),
-        x["weights"],
-        starts,
-        x["ends"],
-        clean_logits=False,
-    )
+    """DeepGEMM's of fp8, cuDNN Frontend's (compiled ahead) of bf16, in their best legal form.
+
+    Keys that a query does not see are anything; a row of packed sequences begins with its first.
+    """
+    q, k, weights, scale = (x[name] for name in ("q_index", "k_index", "weights", "k_scale"))
+    starts, ends, keys = x["starts"], x["ends"], len(x["k_index"])
+    longest = keys if starts is None else int((ends - starts).max())
+    if scale is None:
+        module = import_module("cudnn_kernels")
+        k = pad(k, (0, 0, 0, -keys % 8))
+        if starts is None:
+            return partial(module.logits_behind, q, k, weights, keys)
+        bounds = torch.cat([starts.unique(), torch.full_like(ends[:1], keys)])
+        return partial(module.packed_logits, q, k, weights, bounds, longest + -longest % 8)
+    heads, more = max(0, DEEP_GEMM_HEADS - q.shape[1]), -keys % padded(1)
+    q = pad(q.view(torch.uint8), (0, 0, 0, heads)).view(q.dtype)
+    k = pad(k.view(torch.uint8), (0, 0, 0, more)).view(k.dtype)
+    begins = torch.zeros_like(ends) if starts is None else starts
+    operands = q, (k, pad(scale, (0, more))), pad(weights, (0, heads)), begins, ends
+    compressed = {} if starts is None else {"max_seqlen_k": padded(longest)}
+    logits = import_module("deep_gemm").fp8_mqa_logits
+    return partial(logits, *operands, clean_logits=False, **compressed)
 
 
 def pair(name: str) -> Peer:
@@ -127,14 +145,14 @@ def pair(name: str) -> Peer:
         x: Inputs = task.inputs
         if case.options.get("sorted"):
             raise NotImplementedError("no exact top-k sorts by score")
-        if x["starts"] is not None:
-            raise NotImplementedError("its top-k takes lengths from row 0 on")
         if name == "torch.topk" and case.s * case.s_kv > TORCH_LIMIT:
             raise NotImplementedError("too many scores")
+        begins = torch.zeros_like(x["ends"]) if x["starts"] is None else x["starts"]
+        lengths = x["ends"] - begins
         logits = logits_call(x)
-        top_k = load_top_k(name, x["ends"], logits().shape[1], case.topk)
+        top_k = load_top_k(name, lengths, logits().shape[1], case.topk)
         tolerance = SCORE_TOLERANCES["sm90"]
-        return lambda: top_k(logits()), lambda ids: judge_rows(x, tolerance, ids)
+        return lambda: top_k(logits()), lambda ids: judge_rows(x, tolerance, ids + begins[:, None])
 
     return prepare
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 TopK = Callable[[Tensor], Tensor]
 """Scores -> positions (rows, k) int, of rows of these lengths."""
-FLASHINFER = ("clusters", "radix", "filtered")
+FLASHINFER = ("clusters", "radix", "filtered", "CUB")
 NAMES = ("cuDNN Frontend", *(f"FlashInfer {kind}" for kind in FLASHINFER), "torch.topk")
 
 
@@ -27,7 +27,7 @@ def load_top_k(name: str, lengths: Tensor, width: int, topk: int) -> TopK:
         ImportError: and whatever else an extension of another torch does.
     """
     if name == "cuDNN Frontend":
-        peer = _cudnn_top_k()
+        peer = cudnn_function("indexer_top_k_wrapper")
         return lambda scores: peer(scores, lengths, topk, return_val=False)["indices"]
     if name == "torch.topk":
         return _torch_top_k(lengths, width, min(topk, width))
@@ -39,11 +39,16 @@ def _with_lengths(top_k: Callable[..., Tensor], lengths: Tensor, topk: int, x: T
     return top_k(x, lengths, topk)
 
 
-def _cudnn_top_k() -> Callable[..., Any]:
+def cudnn_function(name: str) -> Callable[..., Any]:
+    """A function of cuDNN Frontend: compiled ahead, else its own wrapper, which needs CuTe DSL.
+
+    Raises:
+        ImportError: neither is there, and why.
+    """
     reasons = []
     for module in ("cudnn_kernels", "cudnn.deepseek_sparse_attention"):
         try:
-            found: Callable[..., Any] = import_module(module).indexer_top_k_wrapper
+            found: Callable[..., Any] = getattr(import_module(module), name)
             return found
         except Exception as error:
             reasons.append(f"{module}: {error}")

@@ -1,10 +1,12 @@
-"""cuDNN Frontend's top-k and its bf16 logits of Hopper, compiled ahead of time.
+"""cuDNN Frontend's kernels of Hopper that the benches have as peers, compiled ahead of time.
 
-Its own wrappers compile these kernels with CuTe DSL when they are called. This compiles what the
-benches' cases ask for, on a machine without a GPU, into a shared object beside a module,
-cudnn_kernels, that calls it as the wrappers do. Put the folder on PYTHONPATH.
+Its own wrappers compile them with CuTe DSL when they are called. This compiles, on a machine
+without a GPU, what draws and cases ask for: the top-k, the bf16 logits (of a sequence, and packed),
+the backward of sparse MLA, the target, the scores and the backward of the indexer. The shared
+objects stand beside a module, cudnn_kernels, that calls them as the wrappers do. Put the folder on
+PYTHONPATH. All of it takes half an hour on two cores; a part that is there is not made again.
 
-    python -m workbench.peers.build_cudnn UNPACKED_WHEEL FOLDER
+    python -m workbench.peers.build_cudnn UNPACKED_WHEEL FOLDER [PART ...]
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 import types
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,53 +27,29 @@ from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_stream
 from flashdsa.dsl.compile_options import options_for
 from flashdsa.hw import SM90
 from flashdsa.jit.shared_object import build_shared_object
-from flashdsa.problem import INDEX_HEAD_DIM
-from workbench.bench import indexer, prefill
+from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM
 
-PACKAGES = ("", ".deepseek_sparse_attention", *(
-    f".deepseek_sparse_attention.{name}" for name in ("indexer_forward", "indexer_top_k", "utils")
+DSA = "cudnn.deepseek_sparse_attention"
+PACKAGES = ("", ".deepseek_sparse_attention", ".frost", *(
+    f".deepseek_sparse_attention.{name}"
+    for name in (
+        "indexer_forward", "indexer_top_k", "utils", "utils.sm90", "sparse_attention_backward",
+        "score_recompute", "indexer_backward",
+    )
 ))  # fmt: skip
-TOP_K = "cudnn.deepseek_sparse_attention.indexer_top_k.indexer_top_k_decode_varlen"
-LOGITS = "cudnn.deepseek_sparse_attention.indexer_forward.indexer_fwd_sm90"
-MANY_ROWS = 148
-"""Rows above which its kernel takes less shared memory of an SM; see the module below, too."""
+HOST = {"api_base": ("WorkspaceCarver", "ws_align"), "frost.buffers": ("memset_zero_async",)}
+"""Names of host code that is imported and not called here."""
+BF16, F32, I32 = cutlass.BFloat16, cutlass.Float32, cutlass.Int32
 ALIGNMENT = 16
-MODULE = '''"""cuDNN Frontend's top-k and logits; made by workbench/peers/build_cudnn.py."""
-
-from functools import lru_cache
-from pathlib import Path
-
-import torch
-
-from flashdsa.jit.shared_object import load_shared_object
-
-_load = lru_cache(load_shared_object(Path(__file__).with_name("libcudnn_kernels.so")))
-
-
-def indexer_top_k_wrapper(scores, lengths, k, return_val=False):
-    """Positions (B, k) int32 of the k best fp32 scores of each row, then -1, as "indices"."""
-    scores = scores if scores.is_contiguous() else scores.contiguous()
-    rows, width = scores.shape
-    kernel = _load(f"topk_{1 << (width - 1).bit_length()}_{'many' if rows > 148 else 'few'}")
-    step = rows if rows <= 148 else min(rows, (2**31 - 1) // (2 * width) // 8 * 8)
-    positions = torch.empty(rows, k, dtype=torch.int32, device=scores.device)
-    memory = torch.empty(step, 2, width, dtype=torch.int32, device=scores.device)
-    for begin in range(0, rows, step):
-        part = slice(begin, min(rows, begin + step))
-        count = part.stop - part.start
-        kernel(scores[part], None, memory[:count], None, lengths[part], positions[part], None)
-    return {"indices": positions}
-
-
-def logits(q, k, weights):
-    """Causal scores (S, T) fp32 of bf16 q (S, H, 128) and k (T, 128); unseen ones not written."""
-    (queries, heads, _), keys = q.shape, len(k)
-    scores = torch.empty(1, queries, keys, device=q.device)
-    offsets = torch.full((1,), keys - queries, dtype=torch.int32, device=q.device)
-    operands = q[None], k[None, :, None], weights[None], None, None, scores, None
-    _load(f"logits_h{heads}_bf16")(*operands, 1, queries, keys, 1.0, None, None, offsets)
-    return scores[0]
-'''
+WIDTHS = tuple(2**n for n in range(9, 20))
+INDEX_TOPKS = (512, 1024, 2048)
+ROWS = {"few": 1, "many": 1000}
+"""Above 148 rows its top-k takes less shared memory of an SM."""
+HEADS = (8, 16, 32, 64, 128)
+CLASSES = (128, 256, 512, 1024, 2048)
+"""topk of the training kernels, a constant in them; other ones are filled up with -1."""
+MODULE = Path(__file__).with_name("cudnn_module.py")
+Compiled = Iterator[tuple[str, Any]]
 
 
 def import_kernel(unpacked: Path, module: str) -> Any:
@@ -82,82 +61,187 @@ def import_kernel(unpacked: Path, module: str) -> Any:
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.current_device = lambda: 0
     torch.cuda.is_available = lambda: True
+    for name, functions in HOST.items():
+        host = types.ModuleType(f"cudnn.{name}")
+        vars(host).update(dict.fromkeys(functions))
+        sys.modules[host.__name__] = host
     return import_module(module)
 
 
-def compile_logits(kernel: Any, num_heads: int) -> Any:
-    """A TVM-FFI function (q (B, S, H, 128), k (B, T, 1, 128), weights (B, S, H) fp32, None, None,
-    scores (B, S, T) fp32, None, 1, S, T, 1.0, None, None, offsets (B,) int32): causal, query s sees
-    the keys up to offset + s. Scores beyond them are not written."""
-    batch, queries, keys = cute.sym_int(), cute.sym_int(), cute.sym_int(divisibility=4)
+def compact(dtype: Any, *shape: Any, align: int = ALIGNMENT) -> Any:
+    """A tensor without gaps to compile for."""
+    order = tuple(reversed(range(len(shape))))
+    return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
-    def compact(dtype: Any, *shape: Any) -> Any:
-        order = tuple(reversed(range(len(shape))))
-        return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=ALIGNMENT)
 
-    forward = kernel.IndexerForwardSm90(
-        cutlass.BFloat16,
-        cutlass.Float32,
-        head_dim=INDEX_HEAD_DIM,
-        qhead_per_kvhead=num_heads,
-        ratio=1,
-        is_varlen=False,
-        use_unchecked_qh64=False,
-        use_unchecked_qh64_masked=False,
-        compute_lse=False,
+def sizes(count: int, divisibility: int = 1) -> list[Any]:
+    """Free sizes."""
+    return [cute.sym_int(divisibility=divisibility) for _ in range(count)]
+
+
+def compiled(kernel: Any, *operands: Any) -> Any:
+    """The TVM-FFI function of a kernel; it runs on torch's stream."""
+    return cute.compile(kernel, *operands, options=options_for(SM90))
+
+
+def stream() -> Any:
+    """The stream of the call."""
+    return make_fake_stream(use_tvm_ffi_env_stream=True)
+
+
+def top_k(unpacked: Path) -> Compiled:
+    """A kernel for each width, number of rows and k, as its own cache has them."""
+    kernel = import_kernel(unpacked, f"{DSA}.indexer_top_k.indexer_top_k_decode_varlen")
+    for k in INDEX_TOPKS:
+        for width in WIDTHS:
+            for name, rows in ROWS.items():
+                yield (
+                    f"topk_{width}_{name}_{k}",
+                    kernel.compile_topk_kernel(torch.float32, rows, width, k, 1, return_val=False),
+                )
+
+
+def logits(unpacked: Path) -> Compiled:
+    """Causal logits of (1, S) queries over (1, T) keys, and of packed sequences ("thd")."""
+    kernel = import_kernel(unpacked, f"{DSA}.indexer_forward.indexer_fwd_sm90")
+    for heads in (16, 32, 64):
+        for packed in (False, True):
+            (queries, batch), (keys,) = sizes(2), sizes(1, 8)
+            one = () if packed else (1,)
+            forward = kernel.IndexerForwardSm90(
+                BF16, F32, head_dim=INDEX_HEAD_DIM, qhead_per_kvhead=heads, ratio=1,
+                is_varlen=packed, use_unchecked_qh64=False, use_unchecked_qh64_masked=False,
+                compute_lse=False,
+            )  # fmt: skip
+            ends = [compact(I32, batch, align=4) if packed else None for _ in range(2)]
+            offsets = None if packed else compact(I32, 1, align=4)
+            width = cute.sym_int(divisibility=8)
+            yield (
+                f"logits_h{heads}_{'thd' if packed else 'bf16'}",
+                compiled(
+                    forward,
+                    compact(BF16, *one, queries, heads, INDEX_HEAD_DIM),
+                    compact(BF16, *one, keys, 1, INDEX_HEAD_DIM),
+                    compact(F32, *one, queries, heads),
+                    None,
+                    None,
+                    compact(F32, *one, queries, width),
+                    None,
+                    I32(1), I32(1), I32(1), F32(1.0),
+                    *ends,
+                    offsets,
+                    stream(),
+                ),
+            )  # fmt: skip
+
+
+def backward(unpacked: Path) -> Compiled:
+    """The backward of sparse MLA: of any topk with lengths, and of topk 2,048 without."""
+    kernel = import_kernel(unpacked, f"{DSA}.sparse_attention_backward.dsa_bwd_sm90")
+    for heads in HEADS:
+        s, keys, rounded, size = sizes(4)
+        of_heads = compact(F32, 1, rounded, heads)
+        before = kernel._FlashAttentionDSABackwardPreprocessSm90(BF16, D_V, 90, 64, num_threads=256)
+        values, sink = compact(BF16, 1, s, heads, D_V), compact(F32, heads)
+        lse = compact(F32, 1, s, heads, align=4)
+        operands = values, values, of_heads, lse, of_heads, sink, sink, None, None, None
+        yield f"before_h{heads}", compiled(before, *operands, stream())
+        for name, lengths in (("lengths", True), ("2048", False)):
+            main = kernel.FlashAttentionDSABackwardSm90(
+                BF16, D_QK, D_V, heads, tile_m=64, tile_n=64, KV_stage=1, PdS_stage=1,
+                SdP_swapAB=False, dKV_swapAB=False, dQ_swapAB=False, num_threads=256,
+                have_topk_length=lengths, max_topk=2048,
+            )  # fmt: skip
+            q = compact(BF16, 1, s, heads, D_QK)
+            operands = (
+                q,
+                compact(BF16, 1, keys, 1, D_QK),
+                values,
+                of_heads,
+                of_heads,
+                q,
+                compact(F32, 1, 1, size),
+                compact(I32, 1, s, cute.sym_int(divisibility=4)),
+                compact(I32, 1, s) if lengths else None,
+                F32(1.0),
+            )
+            yield f"backward_h{heads}_{name}", compiled(main, *operands, stream())
+    after = kernel._FlashAttentionDSABackwardPostprocessSm90(
+        BF16, hdim_chunk=64, tile_n=64, head_dim=D_QK, num_threads=64, N_hdim_chunks=9
     )
-    one = cutlass.Int32(1)
-    return cute.compile(
-        forward,
-        compact(cutlass.BFloat16, batch, queries, num_heads, INDEX_HEAD_DIM),
-        compact(cutlass.BFloat16, batch, keys, 1, INDEX_HEAD_DIM),
-        compact(cutlass.Float32, batch, queries, num_heads),
-        None,
-        None,
-        compact(cutlass.Float32, batch, queries, keys),
-        None,
-        one,
-        one,
-        one,
-        cutlass.Float32(1.0),
-        None,
-        None,
-        make_fake_compact_tensor(cutlass.Int32, (batch,), stride_order=(0,)),
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        options=options_for(SM90),
-    )
+    operands = compact(F32, 1, 1, size), compact(BF16, 1, keys, 1, D_QK), I32(1)
+    yield "after", compiled(after, *operands, stream())
 
 
-def top_k_sizes() -> dict[str, tuple[int, int, int]]:
-    """(rows, width, k) by the name of the kernel that the cases need for them."""
-    sizes = [(case.s, case.s_kv, case.topk) for case in (*indexer.CASES, *prefill.CASES)]
-    return {
-        f"topk_{1 << (width - 1).bit_length()}_{'many' if rows > MANY_ROWS else 'few'}": (
-            rows, 1 << (width - 1).bit_length(), topk,
+def recompute(unpacked: Path) -> Compiled:
+    """The target of each number of heads, and the softmax of scores."""
+    kernel = import_kernel(unpacked, f"{DSA}.score_recompute.sparse_score_recompute_sm90")
+    kinds = [("target", heads, D_QK) for heads in HEADS]
+    kinds += [("scores", heads, INDEX_HEAD_DIM) for heads in (32, 64)]
+    for topk in CLASSES:
+        for name, heads, columns in kinds:
+            s, keys = sizes(2)
+            scores = kernel.SparseScoreRecomputeSm90(
+                BF16, head_dim=columns, qhead_per_kvhead=heads, tile_m=min(heads, 64), tile_n=64,
+                num_threads=256, swap_AB=True, topk_max=topk, is_index_scores=name == "scores",
+                softmax_scale=D_QK**-0.5 if name == "target" else 1.0, has_topk_length=True,
+                num_head_tiles=max(1, heads // 64), is_sparse=True, output_log_probs=False,
+                topk_indices_global=True,
+            )  # fmt: skip
+            of_heads = BF16 if name == "scores" else F32
+            yield (
+                f"{name}_h{heads}_{topk}",
+                compiled(
+                    scores,
+                    compact(BF16, 1, s, heads, columns),
+                    compact(BF16, 1, keys, 1, columns),
+                    compact(I32, 1, s, topk),
+                    stream(),
+                    compact(F32, 1, s, topk),
+                    compact(of_heads, 1, heads, cute.sym_int(divisibility=8)),
+                    compact(I32, 1, s),
+                    None,
+                ),
+            )
+
+
+def index_backward(unpacked: Path) -> Compiled:
+    """The backward of the indexer, of 64 heads."""
+    kernel = import_kernel(unpacked, f"{DSA}.indexer_backward.indexer_backward_sm90")
+    for topk in CLASSES:
+        s, keys = sizes(2)
+        main = kernel.IndexerBackwardSm90(
+            head_dim=INDEX_HEAD_DIM, heads=64, block_I=128, topk=topk, topk_indices_global=True
         )
-        for rows, width, topk in sizes
-    }  # fmt: skip
+        q, weights = compact(BF16, 1, s, 64, INDEX_HEAD_DIM), compact(BF16, 1, s, 64)
+        k = [compact(one, 1, keys, INDEX_HEAD_DIM) for one in (BF16, F32)]
+        slots = [compact(one, 1, s, topk) for one in (F32, I32)]
+        operands = q, weights, k[0], q, weights, k[1], *slots, F32(1.0), stream(), None, None
+        yield f"index_backward_{topk}", compiled(main, *operands, I32(1), I32(1))
+
+
+PARTS: dict[str, Callable[[Path], Compiled]] = {
+    one.__name__: one for one in (logits, index_backward, recompute, backward, top_k)
+}
 
 
 def main() -> None:
-    """Compile, and write the module beside the object."""
+    """Compile the parts, and write the module beside their objects."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("unpacked", type=Path, help="the folder of the unpacked wheel")
     parser.add_argument("target", type=Path, help="a folder")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; by default all")
     arguments = parser.parse_args()
     arguments.target.mkdir(parents=True, exist_ok=True)
-    kernel = import_kernel(arguments.unpacked, TOP_K)
-    compiled = {}
-    for name, (rows, width, topk) in top_k_sizes().items():
-        compiled[name] = kernel.compile_topk_kernel(
-            torch.float32, rows, width, topk, 1, return_val=False
-        )
-        print(name, flush=True)
-    logits = import_kernel(arguments.unpacked, LOGITS)
-    for heads in {case.h for case in prefill.CASES if case.dtype == "bf16"}:
-        compiled[f"logits_h{heads}_bf16"] = compile_logits(logits, heads)
-    build_shared_object(arguments.target / "libcudnn_kernels.so", compiled, "cudnn")
-    (arguments.target / "cudnn_kernels.py").write_text(MODULE)
+    (arguments.target / "cudnn_kernels.py").write_text(MODULE.read_text())
+    for part in arguments.parts or PARTS:
+        library = arguments.target / f"libcudnn_{part}.so"
+        functions = {}
+        for name, function in () if library.exists() else PARTS[part](arguments.unpacked):
+            functions[name] = function
+            print(name, flush=True)
+        if functions:
+            build_shared_object(library, functions, "cudnn")
 
 
 if __name__ == "__main__":

@@ -208,6 +208,12 @@ CONTROLS = {
         lambda inputs, *_: inputs.weights)),
     "scales": Control("shared keys: scales are read before the copy is complete",
                       "prefill-sm_90a", "700 keys", _wait("score_segment", "key_full")),
+    "counts of tiles": Control(
+        "shared keys: counts are read before their st.async messages are there",
+        "prefill-shared-sm_90a", "a cluster of three",
+        partial(read_before, "select.exchange:find_kth", "sm90.prefill.together",
+                lambda s, *_: s.cluster.coarse),
+        "does not see st.async"),
     "order": Control("by score: lanes read words before others have stored them",
                      "prefill-order-sm_90a", "300, random", lanes_do_not_wait,
                      unheard="takes a warp as one agent"),

@@ -11,19 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, PrefillPlan
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
-from flashdsa.verify.prefill_cases import PrefillCase, causal
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
 from workbench.small_calls.direct import Order, Ranked
@@ -35,6 +31,7 @@ from workbench.small_calls.plants import (
     repeated,
     shorter,
 )
+from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 KEYS = 90
 
@@ -105,34 +102,6 @@ def backward(
     return SmallCall("mla_bwd", case, sms, options, plant, settings or {}, backend)
 
 
-def prefill(
-    name: str, queries: int, keys: int, topk: int, heads: int = 64, *, dtype: str = "float8_e4m3fn",
-    wide: int = 0, short: bool = True, **features: Any,
-) -> SmallCall:  # fmt: skip
-    """Queries in a causal row of keys.
-
-    Args:
-        wide: not 0: the first 128 keys' scores are so many times as large, so that all others fall
-            into fewer bins of the window, of 4,096 into a few.
-        short: 1,024 keys are ranked at a time and 350 scores of earlier ones are kept, so that
-            short rows have several segments and fill the log.
-    """
-    case = PrefillCase(name, causal(queries, keys), topk, heads, getattr(torch, dtype), **features)
-
-    def widen(x: Any) -> None:
-        (x.k_index if x.k_scale is None else x.k_scale)[:128] *= wide
-
-    settings = {"flashdsa.backends.sm90.prefill:_plan": short_segments} if short else {}
-    sms, plant = int(short), widen if wide else None
-    return SmallCall("dsa_topk_prefill", case, sms, plant=plant, settings=settings)
-
-
-def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
-    """The plan that a user's call has, but for segments and log."""
-    how = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
-    return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores, **how)
-
-
 def training(
     operation: str, name: str, S: int, topk: int, heads: int, index_heads: int = 16, *,
     sms: int = 1, keys: int = KEYS, ordered: bool = False,
@@ -169,15 +138,15 @@ _LARGE = (
     backward("three tiles, two CTAs", 128, 6, 200, alike, sms=2),
 )
 """A CTA with a group of two tiles and one of one, and two with three of three tiles."""
-_SMALL = (
-    backward("a CTA", 128, 2, 100, topk_length=True),
-    backward("three CTAs", 128, 2, 170, sms=3, topk_length=True),
-    backward("16 heads", 16, 9, 100, sms=2, topk_length=True),
-    backward("8 heads", 8, 17, 70, sms=2, topk_length=True),
-)
+_SIZES = (
+    ("a CTA", 128, 2, 100, 1), ("three CTAs", 128, 2, 170, 3),
+    ("16 heads", 16, 9, 100, 2), ("8 heads", 8, 17, 70, 2),
+)  # fmt: skip
+_TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
+_TICKETS = tuple(backward(x, H, S, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
-    "flashdsa.backends.sm90.mla_bwd_grouped:MOST_BUFFERS": 1,
+    "flashdsa.backends.sm90.mla_bwd:buffers_for": lambda *sizes: 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
     "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
 }
@@ -195,20 +164,6 @@ def _of_few_heads(heads: int) -> tuple[SmallCall, ...]:
         _decode("any scale", 1, heads=heads, topk=600, packed="fp32", sms=2),
         _decode("four CTAs", 1, heads=heads, topk=900, packed="ue8m0", sms=4),
         growing(heads, 256, "ue8m0"),
-    )
-
-
-def _prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
-    return (
-        prefill("one segment", 5, 400, 100, dtype=dtype),
-        prefill("three segments, a full log", 9, 2500, 300, dtype=dtype),
-        prefill("plateaus", 5, 3000, 100, dtype=dtype, plateaus=True),
-        prefill("no keys for a warpgroup", 5, 60, 20, dtype=dtype),
-        prefill("more candidates than fit", 5, 1500, 300, dtype=dtype, wide=4096),
-        prefill("warps read places of others", 5, 1000, 300, dtype=dtype),
-        prefill("candidates of many warps", 5, 1000, 300, dtype=dtype, wide=128),
-        prefill("700 keys", 20, 700, 300, dtype=dtype, short=False),
-        prefill("700 keys, plateaus", 20, 700, 300, dtype=dtype, short=False, plateaus=True),
     )
 
 
@@ -253,10 +208,16 @@ TABLE: dict[str, Row] = {
     "mla-fwd-sm_90a": Row("mla_fwd", (
         attention("three items of a CTA", 3, KEYS, 64, 128, max_logits=True),
         attention("two CTAs", 5, KEYS, 64, 200, sms=2),
-        *checked("sparse_mla_fwd", "133 queries, lengths", "135 queries in groups of 2",
+        *checked("sparse_mla_fwd", "133 queries", "135 queries in groups of 2",
                  "399 queries in groups of 4", "926 queries in groups of 8"),
         *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
                     max_logits=True) for group in (2, 4, 8)),
+    ), mutated=1),
+    "mla-fwd-drawn-sm_90a": Row("mla_fwd", (
+        attention("lists of any length, one CTA", 5, KEYS, 64, 200, topk_length=True),
+        attention("lists of any length, two CTAs", 7, KEYS, 70, 300, sms=2, topk_length=True),
+        attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
+        *checked("sparse_mla_fwd", "133 queries, lengths", "265 queries in groups of 2, lengths"),
     ), mutated=1),
     # Seven tiles: every ring goes round.
     "mla-fwd-sm_100a": Row("mla_fwd", (growing(128, 448, backend=BLACKWELL, sms=2),)),
@@ -280,14 +241,15 @@ TABLE: dict[str, Row] = {
         _chain("a gap", 128, 6, 200, alike, gap, sms=6),
         _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
     ), mutated=6, ignored=("stale-read",)),
-    "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _SMALL, mutated=2),
+    "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _TURNS, mutated=2),
+    "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", _TICKETS, mutated=2),
     "mla-bwd-slots-sm_90a": Row("mla_bwd_fused", (
         _slots("a CTA", 128, 2, 100),
         _slots("three CTAs", 128, 2, 170, sms=3),
         _slots("16 heads", 16, 41, 20, sms=2),
         _slots("five queries", 128, 5, 100, sms=2),
     ), mutated=2),
-    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_SMALL[:2], *_LARGE), "union_kernel"),
+    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
         _decode("a CTA", 1, heads=20, topk=330),
         _decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
@@ -304,15 +266,15 @@ TABLE: dict[str, Row] = {
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (_dealt(3, heads=20, topk=1500),)),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        _dealt(6, heads=40, topk=700, packed="ue8m0", topk_length=True),
+        _dealt(7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
     )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
-        _dealt(3, heads=16, topk=900, packed="ue8m0"),
+        _dealt(5, heads=16, topk=900, packed="ue8m0", sms=4),
     )),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
     "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
-    "prefill-sm_90a": Row("prefill", _prefill_of_64("float8_e4m3fn"), mutated=7),
-    "prefill-bf16-sm_90a": Row("prefill", _prefill_of_64("bfloat16"), mutated=7),
+    "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
+    "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),
     "prefill-heads16-sm_90a": Row("prefill", (
         prefill("one segment", 9, 400, 100, 16),
         prefill("three segments, a full log", 9, 2500, 300, 16),
@@ -320,7 +282,10 @@ TABLE: dict[str, Row] = {
         prefill("no keys for a warpgroup", 5, 60, 20, 16),
         prefill("more candidates than fit", 5, 1500, 300, 16, wide=4096),
         prefill("a ring of tiles goes round", 33, 60, 20, 16),
-        prefill("segments", 20, 12400, 300, 16, short=False),
+        prefill("segments", 20, 12400, 300, 16, short=False, sms=3),
+    ), mutated=6),
+    "prefill-shared-sm_90a": Row("prefill", (
+        *PREFILL_IN_CLUSTERS, prefill("a cluster of three", 4, 1600, 100, short=False, sms=3)
     ), mutated=6),
     "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),
@@ -430,6 +395,8 @@ TABLE: dict[str, Row] = {
         _blackwell("fills the list again", (4000,), (1, 1, 1)),
         _blackwell("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
     )),
+    "indexer-unscored-sm_90a": Row("indexer_unscored", checked(
+        "dsa_topk_indexer", "all of at most 450 tokens"), mutated=0),
     "indexer-logits-sm_90a": Row(
         "indexer_logits", checked("indexer_logits", "page edges"), mutated=0),
     "topk-indices-sm_90a": Row("topk_indices", checked(

@@ -16,6 +16,8 @@ from flashdsa.cli.output_options import OutputFile, OutputFolder
 from workbench.__main__ import cli
 
 OUTPUTS = {
+    "draws run forward --out": "x.json",
+    "draws report x.json --chart": "x.png",
     "lab majorness --compile-to": "x.so",
     "lab majorness --picture": "x.png",
     "export flashinfer-bench --output": "solutions",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ MOST_UNION_BYTES = 256 << 20
 """Most bytes of the lists of one launch; queries that need more are launched in parts."""
 OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 """Fields of `Operands` with a row for each query."""
+COUNTERS_KEY, COUNTERS = 0, 4
+"""Key of the workspace of a drawn forward, as those of other launches are sizes; its words."""
 
 Results = tuple[Tensor, Tensor, Tensor]
 """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element if it
@@ -114,58 +117,80 @@ class Inputs:
         return Operands(aligned(q), aligned(kv), indices, lengths, sink, out, lse, self._sm_scale)
 
 
+class Form(NamedTuple):
+    """A compiled forward.
+
+    Attributes:
+        function: its arguments: `Operands`, max_logits, `last`, lists of groups of several queries,
+            and if items are drawn their order, counters and a choice.
+        group: queries of a group.
+        last: arguments by the number of queries.
+        drawn: items are drawn.
+    """
+
+    function: Callable[..., Any]
+    group: int = 1
+    last: Callable[[int], tuple[Any, ...]] = lambda _: ()
+    drawn: bool = False
+
+    def lists(self, runner: Runner, num_queries: int, topk: int) -> list[Callable[[], Tensor]]:
+        """Functions that allocate the lists of so many queries, and their order."""
+        groups, most = -(-num_queries // self.group), self.group * topk
+        of_groups = [
+            runner.allocator(groups, most, dtype=torch.int32),
+            runner.allocator(groups, most, dtype=torch.uint8),
+            runner.allocator(groups, dtype=torch.int32),
+        ]
+        order = [runner.allocator(groups, 2, dtype=torch.int32)]
+        return of_groups * (self.group > 1) + order * self.drawn
+
+
 class Launches:
     """A forward's launches on operands like those that it was made for: several if the lists of
     its groups of queries have no room for all.
 
-    Launches of a stream follow each other, so all have the same lists.
+    Launches of a stream follow each other, so all have the same lists. Of several forms the first
+    one chooses which of them writes the results; the others do nothing.
     """
 
     def __init__(
-        self,
-        runner: Runner,
-        function: Callable[..., Any],
-        operands: SparseMlaOperands,
-        sm_scale: float,
-        group: int = 1,
-        last: Callable[[int], tuple[Any, ...]] = lambda _: (),
+        self, runner: Runner, operands: SparseMlaOperands, sm_scale: float, *forms: Form
     ) -> None:
-        """Choose the number of launches.
-
-        Args:
-            group: queries of a group; without lists for 1.
-            last: a kernel's arguments after max_logits, by the number of queries.
-        """
-        self._function, self._group, self._last = function, group, last
+        """Choose the number of launches."""
         self._inputs = Inputs(runner, operands, sm_scale)
         self._no_logits = runner.empty(0, dtype=torch.float32)
         num_queries, topk = operands.indices.shape
-        most = group * topk
-        groups = max(1, MOST_UNION_BYTES // (UNION_BYTES * most))
-        groups = min(groups, -(-num_queries // group))
-        self._at_a_time = num_queries if group == 1 else group * groups
-        self._last_at_once = last(num_queries)
-        self._lists: tuple[Callable[[], Tensor], ...] = ()
-        if group > 1:
-            self._lists = (
-                runner.allocator(groups, most, dtype=torch.int32),
-                runner.allocator(groups, most, dtype=torch.uint8),
-                runner.allocator(groups, dtype=torch.int32),
-            )
+        group = max(form.group for form in forms)
+        groups = max(1, MOST_UNION_BYTES // (UNION_BYTES * group * topk))
+        self._at_a_time = min(groups * group, num_queries) if group > 1 else num_queries
+        self._forms = [
+            (form, form.last(num_queries), form.lists(runner, self._at_a_time, topk))
+            for form in forms
+        ]
+        self._draws: Callable[[], tuple[Any, ...]] = tuple
+        if any(form.drawn for form in forms):
+            counters = partial(runner.workspace, COUNTERS_KEY, lambda _: (), COUNTERS)
+            choice = runner.allocator(int(len(forms) > 1), dtype=torch.int32)
+            self._draws = lambda: (*counters(), choice())
 
     def __call__(self, operands: SparseMlaOutOperands) -> None:
         """Write the results."""
         x, max_logits = self._inputs(operands), operands.max_logits
         largest = self._no_logits if max_logits is None else max_logits
-        lists = [allocate() for allocate in self._lists]
+        draws = self._draws()
         num_queries = x.q.shape[0]
         if num_queries <= self._at_a_time:
-            self._function(*x, largest.view(-1), *self._last_at_once, *lists)
+            for form, last, lists in self._forms:
+                of_form = (*last, *(allocate() for allocate in lists), *(draws * form.drawn))
+                form.function(*x, largest.view(-1), *of_form)
             return
+        memory = [[allocate() for allocate in lists] for _, _, lists in self._forms]
         for first in range(0, num_queries, self._at_a_time):
             part = slice(first, first + self._at_a_time)
             of_part = {name: getattr(x, name)[part] for name in OF_QUERIES}
             queries = of_part["q"].shape[0]
-            of_groups = [each[: -(-queries // self._group)] for each in lists]
             inputs, parts = x._replace(**of_part), largest[part].view(-1)
-            self._function(*inputs, parts, *self._last(queries), *of_groups)
+            for (form, _, _), every in zip(self._forms, memory, strict=True):
+                groups = -(-queries // form.group)
+                of_form = (*form.last(queries), *(each[:groups] for each in every))
+                form.function(*inputs, parts, *of_form, *(draws * form.drawn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,7 +25,17 @@ from flashdsa.bench.cases import (
     worst,
 )
 from flashdsa.problem import D_QK, D_V
-from flashdsa.verify.tolerances import tolerance
+from flashdsa.verify.compare import compare, compare_lse
+from flashdsa.verify.tolerances import (
+    F16_KEYS,
+    NORM_CANCELLATION,
+    ROW_CANCELLATION,
+    ROW_TOLERANCE,
+    WGMMA_CUT,
+    WGMMA_K,
+    dq_limit,
+    tolerance,
+)
 
 CHANGED = 0.05
 """Share of a list that changes from one query to the next where ids are correlated."""
@@ -48,11 +59,15 @@ class AttentionInputs(NamedTuple):
     @property
     def valid(self) -> int:
         """Slots that count, of all queries."""
-        slots = self.indices >= 0
-        if self.topk_length is not None:
-            used = torch.arange(slots.shape[1], device=slots.device) < self.topk_length[:, None]
-            slots = slots & used
-        return int(slots.sum())
+        return int(self.in_use(slice(None)).sum())
+
+    def in_use(self, query: int | slice) -> Tensor:
+        """Whether each slot counts."""
+        named = self.indices[query] >= 0
+        if self.topk_length is None:
+            return named
+        slots = torch.arange(self.indices.shape[1], device=named.device)
+        return named & (slots < self.topk_length[query, None])
 
 
 def draw_ids(case: Case, generator: torch.Generator) -> Tensor:
@@ -108,40 +123,71 @@ def make_inputs(case: Case, device: str, seed: int) -> AttentionInputs:
 def make_forward(case: Case, device: str, seed: int, backend: str) -> Task:
     """`sparse_mla_fwd`. Few queries over packed rows are bound by reading these."""
     x = make_inputs(case, device, seed)
+    decode, max_logits = (bool(case.options.get(name)) for name in ("decode", "max_logits"))
+    return forward_task(x, backend, decode=decode, max_logits=max_logits)
+
+
+def forward_task(
+    x: AttentionInputs, backend: str, *, decode: bool = False, max_logits: bool = False
+) -> Task:
+    """The call on some inputs, and how it is judged."""
     options: dict[str, Any] = {"topk_length": x.topk_length, "attn_sink": x.attn_sink}
-    if case.options.get("max_logits"):
+    if max_logits:
         options["return_max_logits"] = True
     call = partial(flashdsa.sparse_mla_fwd, x.q, x.kv, x.indices, backend=backend, **options)
-    work, ceiling = 2.0 * x.valid * case.h * (D_QK + D_V), products_ceiling(device)
-    if case.options.get("decode"):
+    device, heads = x.q.device.type, x.q.shape[1]
+    work, ceiling = 2.0 * x.valid * heads * (D_QK + D_V), products_ceiling(device)
+    if decode:
         work = float(x.valid * x.kv.shape[1] * x.kv.element_size())
         ceiling = reading_ceiling(device)
-    return Task(call, lambda found: judge_forward(x, found[0]), work, ceiling, x)
+    return Task(call, lambda found: judge_forward(x, *found), work, ceiling, x)
 
 
-def judge_forward(x: AttentionInputs, out: Tensor) -> Verdict:
-    """O (S, H, 512) of a few queries."""
-    limit = tolerance("sparse_mla_fwd", "O", x.q.dtype).norm
-    assert limit is not None
-    errors = []
-    for query in judged_queries(len(x.q)):
-        one, rows, slots = _one_query(x, query)
-        expected, _ = reference.sparse_mla_fwd(
-            x.q[one].cpu(),
-            rows,
-            slots,
-            topk_length=None if x.topk_length is None else x.topk_length[one].cpu(),
-            attn_sink=None if x.attn_sink is None else x.attn_sink.cpu(),
+def judge_forward(
+    x: AttentionInputs, out: Tensor, lse: Tensor | None = None, max_logits: Tensor | None = None
+) -> Verdict:
+    """O (S, H, 512) of a few queries; with lse, as ours gives it, each row, and what is (S, H)."""
+    some = judged_queries(len(x.q))
+    length = None if x.topk_length is None else x.topk_length[some]
+    operands = x.q[some], x.kv, x.indices[some]
+    options: dict[str, Any] = {"topk_length": length, "attn_sink": x.attn_sink}
+    expected, expected_lse = reference.sparse_mla_fwd(*operands, **options)
+    magnitude = None
+    if lse is not None:
+        magnitude = reference.sparse_mla_fwd_magnitude(*operands, **options)
+    judged = [
+        compare(
+            "O",
+            out[some],
+            expected,
+            norm_tolerance=tolerance("sparse_mla_fwd", "O", x.q.dtype).norm,
+            magnitude=magnitude,
+            row_tolerance=None if lse is None else ROW_TOLERANCE,
+            zero_rows=expected_lse[:, 0].isposinf(),
         )
-        errors.append(norm_error(out[one], expected))
-    return judge_errors({"O": (worst(errors), limit)})
+    ]
+    limits = tolerance("sparse_mla_fwd", "lse", x.q.dtype)
+    assert limits.absolute is not None and limits.relative is not None
+    rounded = F16_KEYS if x.kv.dtype == torch.uint8 else 0.0
+    close = partial(
+        compare_lse,
+        absolute=limits.absolute + rounded,
+        relative=limits.relative + WGMMA_CUT * D_QK / WGMMA_K + rounded,
+    )
+    if lse is not None:
+        judged.append(close("lse", lse[some], expected_lse))
+    if max_logits is not None:
+        largest = reference.sparse_mla_max_logits(*operands, topk_length=length)
+        judged.append(close("max_logits", max_logits[some], largest))
+    findings = [f"{one.output} is off: {one.message}" for one in judged if not one.passed]
+    return Verdict({"O": judged[0].norm_error}, findings)
 
 
 def _one_query(x: AttentionInputs, query: int) -> tuple[slice, Tensor, Tensor]:
     """Its slice, the rows of kv that its slots name, and slots that name these."""
     ids = x.indices[query].long()
     rows = x.kv[ids.clamp(min=0)].cpu()  # few of a large cache
-    slots = torch.where(ids.cpu() < 0, -1, torch.arange(len(rows)))[None].int()
+    slots = torch.arange(len(rows)).where(x.in_use(query).cpu(), -1)[None].int()
     return slice(query, query + 1), rows, slots
 
 
@@ -153,51 +199,113 @@ class BackwardInputs(NamedTuple):
     lse: Tensor
     out: Tensor
 
+    @property
+    def full_lse(self) -> Tensor:
+        """The logarithm of the whole denominator, in float64."""
+        sink = self.forward.attn_sink
+        lse = self.lse.double()
+        return lse if sink is None else torch.logaddexp(lse, sink.double().expand_as(lse))
+
 
 def make_backward(case: Case, device: str, seed: int, backend: str) -> Task:
     """`mla_bwd`, after one forward. Option: deterministic."""
-    x = make_inputs(case, device, seed)
-    out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend=backend)
-    generator = torch.Generator(device).manual_seed(seed + 1)
-    d_out = torch.randn(out.shape, device=device, generator=generator).to(out.dtype)
-    inputs = BackwardInputs(x, d_out, lse, out)
-    operands = (x.q, x.kv, d_out, lse, out, x.indices)
     deterministic = bool(case.options.get("deterministic"))
-    call = partial(flashdsa.mla_bwd, *operands, deterministic=deterministic, backend=backend)
+    return backward_task(make_inputs(case, device, seed), seed, backend, deterministic)
+
+
+def backward_task(x: AttentionInputs, seed: int, backend: str, deterministic: bool = False) -> Task:
+    """The call on some inputs, after one forward, and how it is judged."""
+    options: dict[str, Any] = {"topk_length": x.topk_length, "attn_sink": x.attn_sink}
+    out, lse = flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend=backend, **options)
+    generator = torch.Generator(x.q.device).manual_seed(seed + 1)
+    d_out = torch.randn(out.shape, device=x.q.device, generator=generator).to(out.dtype)
+    inputs = BackwardInputs(x, d_out, lse, out)
+    call = partial(backward_call, inputs, deterministic, backend)
     # S and dP again, then dV, dQ and dK: three products of width 576, two of width 512.
-    work = 2.0 * x.valid * case.h * (3 * D_QK + 2 * D_V)
-    judge = partial(judge_backward, inputs)
-    return Task(call, lambda found: judge(*found), work, products_ceiling(device), inputs)
+    work = 2.0 * x.valid * x.q.shape[1] * (3 * D_QK + 2 * D_V)
+    judge, ceiling = partial(judge_backward, inputs), products_ceiling(x.q.device.type)
+    return Task(call, lambda found: judge(*found), work, ceiling, inputs)
 
 
-def judge_backward(x: BackwardInputs, dq: Tensor, dkv: Tensor) -> Verdict:
-    """dQ of a few queries, and dKV of a few rows from all queries that name them."""
+def backward_call(x: BackwardInputs, deterministic: bool, backend: str) -> tuple[Tensor, ...]:
+    """dQ, dKV and, with a sink, its gradient."""
+    forward = x.forward
+    return flashdsa.mla_bwd(
+        forward.q,
+        forward.kv,
+        x.d_out,
+        x.lse,
+        x.out,
+        forward.indices,
+        topk_length=forward.topk_length,
+        attn_sink=forward.attn_sink,
+        deterministic=deterministic,
+        backend=backend,
+    )
+
+
+def judge_backward(
+    x: BackwardInputs, dq: Tensor, dkv: Tensor, d_sink: Tensor | None = None
+) -> Verdict:
+    """dQ of a few queries, dKV of a few rows from all queries that name them, d_sink."""
     forward = x.forward
     limit = tolerance("mla_bwd", "dQ", forward.q.dtype).norm
     assert limit is not None
-    of_queries, of_rows = [], []
+    of_queries, of_rows = [0.0], [0.0]
     for query in judged_queries(len(forward.q)):
-        one, rows, slots = _one_query(forward, query)
-        q, d_out, lse, out = (whole[one].cpu() for whole in (forward.q, x.d_out, x.lse, x.out))
-        expected, _, _ = reference.mla_bwd(q, rows, d_out, lse, out, slots)
-        of_queries.append(norm_error(dq[one], expected))
-        row = int(forward.indices[query, 0])
-        of_rows.append(norm_error(dkv[row], _dkv_row(x, row)))
+        used = x.forward.in_use(query).nonzero()[:, 0]
+        if not len(used):
+            of_queries.append(0.0 if not dq[query].any() else math.inf)
+            continue
+        of_queries.append(_dq_error(x, query, dq[query], limit))
+        row = int(forward.indices[query, used[0]])
+        expected, size = _dkv_row(x, row)
+        of_rows.append(float((dkv[row].double() - expected).norm()) / size)
     # One query's or row's roundings spread wider than the whole's, to which `limit` belongs.
-    return judge_errors({"dQ": (worst(of_queries), 2 * limit), "dKV": (worst(of_rows), 4 * limit)})
+    errors = {"dQ": (worst(of_queries), 2 * limit), "dKV": (worst(of_rows), 4 * limit)}
+    if d_sink is not None and forward.attn_sink is not None:
+        share = (forward.attn_sink.double() - x.full_lse).exp()
+        expected = -(share * (x.d_out.double() * x.out.double()).sum(-1)).sum(0)
+        errors["d_sink"] = norm_error(d_sink, expected), 1e-2
+    return judge_errors(errors)
 
 
-def _dkv_row(x: BackwardInputs, row: int) -> Tensor:
-    """A row of dKV in float64; a query that names it twice counts twice."""
-    times_named = (x.forward.indices == row).sum(1)
+def _dq_error(x: BackwardInputs, query: int, dq: Tensor, limit: float) -> float:
+    """The error of a query's dQ as a share of its norm, brought to `limit`: see `dq_limit`."""
+    one, rows, slots = _one_query(x.forward, query)
+    q, d_out, lse, out = (whole[one].cpu() for whole in (x.forward.q, x.d_out, x.lse, x.out))
+    operands, sink = (q, rows, d_out, lse, out, slots), x.forward.attn_sink
+    expected, _, _ = reference.mla_bwd(*operands, attn_sink=sink)
+    summed, _ = reference.mla_bwd_magnitude(*operands, attn_sink=sink)
+    norm = float(expected.norm())
+    allowed = limit
+    if q.dtype == torch.bfloat16:
+        rounding = reference.mla_bwd_dq_rounding(*operands, attn_sink=sink)
+        allowed = dq_limit(limit, norm, rounding)
+    size = max(norm, NORM_CANCELLATION * float(summed.norm()))
+    return float((dq.double().cpu() - expected[0]).norm()) / size * limit / allowed
+
+
+def _dkv_row(x: BackwardInputs, row: int) -> tuple[Tensor, float]:
+    """A row of dKV in float64, and its size; a query that names it twice counts twice."""
+    forward = x.forward
+    named = forward.indices == row
+    if forward.topk_length is not None:
+        slots = torch.arange(named.shape[1], device=named.device)
+        named &= slots < forward.topk_length[:, None]
+    times_named = named.sum(1)
     naming = times_named.nonzero()[:, 0]
-    q, d_out, out = (one[naming].double() for one in (x.forward.q, x.d_out, x.out))
-    key, scale = x.forward.kv[row].double(), D_QK**-0.5
-    p = (scale * (q @ key) - x.lse[naming].double()).exp() * times_named[naming, None]
-    ds = p * (d_out @ key[:D_V] - (d_out * out).sum(-1))
+    q, d_out, out = (one[naming].double() for one in (forward.q, x.d_out, x.out))
+    key, scale = forward.kv[row].double(), D_QK**-0.5
+    p = (scale * (q @ key) - x.full_lse[naming]).exp() * times_named[naming, None]
+    dp, delta = d_out @ key[:D_V], (d_out * out).sum(-1)
+    ds = p * (dp - delta)
     d_row: Tensor = scale * torch.einsum("sh,shd->d", ds, q)
     d_row[:D_V] += torch.einsum("sh,shd->d", p, d_out)
-    return d_row
+    # What cancels is given the same roundings: see ROW_CANCELLATION.
+    summed = scale * (p * (dp.abs() + delta.abs()) * q.norm(dim=-1)).sum()
+    summed = summed + (p * d_out.norm(dim=-1)).sum()
+    return d_row, max(float(d_row.norm()), ROW_CANCELLATION * float(summed))
 
 
 def _prefill(name: str, h: int, s_kv: int = 32768, **options: Any) -> Case:

@@ -125,14 +125,26 @@ def judge_errors(errors: Mapping[str, tuple[float, float]]) -> Verdict:
 
 
 def judged_queries(count: int) -> list[int]:
-    """The first, a middle and the last one."""
-    return sorted({0, (count - 1) // 2, count - 1})
+    """Four from the first to the last one."""
+    return sorted({part * (count - 1) // 3 for part in range(4)})
 
 
 def norm_error(found: Tensor, expected: Tensor) -> float:
     """The error's norm over the result's, in float64."""
     expected = expected.double().cpu()
     return float((found.double().cpu() - expected).norm() / expected.norm())
+
+
+def poison(found: Any) -> None:
+    """Overwrite a call's results, so that the next call's are seen to be written.
+
+    A call that allocates its results gets the same memory again.
+    """
+    if isinstance(found, Tensor):
+        found.detach().fill_(math.nan if found.is_floating_point() else -99)
+    elif isinstance(found, list | tuple):
+        for one in found:
+            poison(one)
 
 
 def worst(errors: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from flashdsa.bench import attention, indexer, training
-from flashdsa.bench.cases import Case, Operation, Task, Verdict
+from flashdsa.bench.cases import Case, Operation, Task, Verdict, poison
 from flashdsa.bench.checkout import RESULTS, find_checkout
 from flashdsa.bench.machine import clocks, describe_machine
 from flashdsa.bench.memory import measure_memory
@@ -41,6 +41,7 @@ class BenchOptions:
         memory: (operation, case) of which the peak is measured.
         conditions: of `Timer.in_turns`; by default the operation's.
         packages: more packages whose versions are recorded.
+        brief: no ceiling, no host times, one judgement; results are poisoned before that one.
     """
 
     plan: Iterable[tuple[Operation, Iterable[Case]]]
@@ -51,6 +52,7 @@ class BenchOptions:
     memory: Iterable[tuple[str, Case]] = ()
     conditions: tuple[str, ...] | None = None
     packages: tuple[str, ...] = ("apache-tvm-ffi",)
+    brief: bool = False
 
     @property
     def device(self) -> str:
@@ -65,16 +67,7 @@ def run_bench(
     cases = [(operation, case) for operation, cases in options.plan for case in cases]
     memory = list(options.memory)
     total = len(cases) + len(memory)
-    checkout, before = find_checkout(), clocks()
-    result = BenchResult(
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        git=checkout.as_dict() if checkout else None,
-        machine=describe_machine().as_dict(),
-        versions=versions(*options.packages) | {"cuda": torch.version.cuda},
-        threads=torch.get_num_threads(),
-        protocol=timer.protocol,
-        seed=options.seed,
-    )
+    before, result = clocks(), new_result(options, timer.protocol)
     floor = stopped = None
     what = "start"
     try:
@@ -94,11 +87,29 @@ def run_bench(
     return replace(result, clocks=found, host_floor_us=floor, stopped=stopped)
 
 
+def new_result(options: BenchOptions, protocol: str) -> BenchResult:
+    """A result without rows: where and when it is made, of what."""
+    checkout = find_checkout()
+    return BenchResult(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        git=checkout.as_dict() if checkout else None,
+        machine=describe_machine().as_dict(),
+        versions=versions(*options.packages) | {"cuda": torch.version.cuda},
+        threads=torch.get_num_threads(),
+        protocol=protocol,
+        seed=options.seed,
+    )
+
+
 def measure_case(operation: Operation, case: Case, options: BenchOptions, timer: Timer) -> Row:
     """A case's row. A backend that cannot serve it gives one without times."""
     try:
         task = operation.make(case, options.device, options.seed, options.backend)
         first = task.call()
+        if options.brief:
+            poison(first)
+            first = None
+            first = task.call()
         timer.synchronize(OURS)
         verdict = task.judge(first)
         kept = first.clone() if isinstance(first, torch.Tensor) else None
@@ -120,11 +131,13 @@ def measure_case(operation: Operation, case: Case, options: BenchOptions, timer:
     repeats = options.repeats or REPEATS[options.device]
     times: dict[str, dict[str, Times]] = {}
     for condition in conditions:
-        beside = {CEILING: task.ceiling.call} if condition != "captured" else {}
+        alone = options.brief or condition == "captured"
+        beside = {} if alone else {CEILING: task.ceiling.call}
         times[condition] = timer.in_turns(calls | beside, condition, repeats)
-    host = {name: timer.host_us(call) for name, call in (calls | dict(task.launches)).items()}
+    launches = {} if options.brief else calls | dict(task.launches)
+    host = {name: timer.host_us(call) for name, call in launches.items()}
     last = task.call()
-    again = task.judge(last).findings
+    again = [] if options.brief else task.judge(last).findings
     same = not isinstance(last, torch.Tensor) or kept is None or torch.equal(kept, last)
     if task.exact and not same:
         again = [*again, "other results in a later call"]

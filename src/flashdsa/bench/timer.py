@@ -144,6 +144,9 @@ class CudaTimer:
     )
     conditions: tuple[str, ...] = ("cold", "hot", "captured")
 
+    hot_seconds, warm_seconds, hot_rounds = HOT_SECONDS, HOT_SECONDS / 2, HOT_ROUNDS
+    short_us, long_us, pause_seconds = SHORT_US, LONG_US, PAUSE_SECONDS
+
     def __init__(self, seed: int = 0) -> None:
         self._draw = random.Random(seed)
         self._flush = torch.zeros(FLUSH_BYTES // 4, device="cuda")
@@ -155,7 +158,7 @@ class CudaTimer:
         if condition == "hot":
             return self._hot(calls, about)
         if condition == "captured":
-            replays = {name: _graph(call, 1) for name, call in calls.items()}
+            replays = {name: replay_of(call, 1) for name, call in calls.items()}
             calls = {name: replay for name, replay in replays.items() if replay is not None}
         return self._cold(calls, about, repeats)
 
@@ -174,8 +177,8 @@ class CudaTimer:
         while any(len(taken) < repeats for taken in samples.values()):
             events = {}
             for name in self._draw.sample(list(calls), len(calls)):
-                if about[name] >= LONG_US:
-                    time.sleep(PAUSE_SECONDS)
+                if about[name] >= self.long_us:
+                    time.sleep(self.pause_seconds)
                 events[name] = self._sample(calls[name])
             for name, (start, end, in_time) in events.items():
                 _wait(end, name)
@@ -196,18 +199,21 @@ class CudaTimer:
         return start, end, not start.query()
 
     def _hot(self, calls: Mapping[str, Call], about: Mapping[str, float]) -> dict[str, Times]:
-        ready: dict[str, tuple[Call, int]] = {}
-        for name, call in calls.items():
-            many = _graph(call, GRAPH_CALLS) if about[name] < SHORT_US else None
-            ready[name] = (call, 1) if many is None else (many, GRAPH_CALLS)
+        ready = {name: self._ready(call, about[name]) for name, call in calls.items()}
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(HOT_ROUNDS):
+        for _ in range(self.hot_rounds):
             for name in self._draw.sample(list(calls), len(calls)):
                 call, calls_in_it = ready[name]
-                count = max(2, round(1e6 * HOT_SECONDS / (about[name] * calls_in_it)))
-                self._span(name, call, count // 2)
+                us = about[name] * calls_in_it
+                self._span(name, call, max(1, round(1e6 * self.warm_seconds / us)))
+                count = max(2, round(1e6 * self.hot_seconds / us))
                 samples[name].append(self._span(name, call, count) / calls_in_it)
         return {name: Times.of(taken) for name, taken in samples.items()}
+
+    def _ready(self, call: Call, about: float) -> tuple[Call, int]:
+        """The function that is called back to back, and how many calls it makes."""
+        many = replay_of(call, GRAPH_CALLS) if about < self.short_us else None
+        return (call, 1) if many is None else (many, GRAPH_CALLS)
 
     def _span(self, name: str, call: Call, count: int) -> float:
         """Microseconds of one of `count` calls back to back."""
@@ -246,18 +252,19 @@ def _events() -> tuple[Any, Any]:
     return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
 
-def _graph(call: Call, count: int) -> Call | None:
+def replay_of(call: Call, count: int) -> Call | None:
     """The replay of a CUDA graph of `count` calls; None where the call cannot be captured."""
-    graph = torch.cuda.CUDAGraph()
+    graph, kept = torch.cuda.CUDAGraph(), None
     try:
         with torch.cuda.graph(graph):
-            kept = [call() for _ in range(count)]  # the graph writes there
+            for _ in range(count):
+                kept = call()  # the graph writes there
     except Exception:  # a peer may wait for the device, or load code
         return None
 
     def replay() -> object:
         graph.replay()
-        return kept[-1]
+        return kept
 
     return replay
 

@@ -102,9 +102,7 @@ def _live_ranges(live_ranges: Sequence[LiveRange], step_name: StepName) -> list[
 
 
 def _describe_barrier(barrier: Barrier) -> dict[str, Any]:
-    producer = barrier.producer.name
-    if barrier.also_produced_by is not None:
-        producer += f", {barrier.also_produced_by.name}"
+    producer = ", ".join(role.name for role, _ in barrier.arriving)
     if barrier.from_peer:
         producer = f"peer's {producer}"
     if barrier.ctas > 1:

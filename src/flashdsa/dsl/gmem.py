@@ -72,6 +72,17 @@ def add_relaxed(pointer: Any, value: Int32) -> None:
 
 
 @cute.jit
+def draw(counter: Any, draws: Int32) -> Int32:
+    """Draw the counter's next number. The last of so many draws leaves it at 0; orders nothing
+    else."""
+    return cute.arch.inline_ptx(
+        "atom.relaxed.gpu.global.inc.u32 {$w0}, [{$r0}], {$r1};",
+        write_only_types=[Int32],
+        read_only_args=[counter, draws - 1],
+    )
+
+
+@cute.jit
 def load_relaxed(pointer: Any) -> Int32:
     """Load a counter that other SMs add to, as far as they have; orders nothing else."""
     return cute.arch.inline_ptx(

@@ -26,6 +26,7 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_pl
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
 from flashdsa.kernels.indexer_training.sm90.head_sums import plan as head_sums
@@ -55,6 +56,14 @@ INDEXER = KernelSpec(
         "load": ("load", "PAGES"),
         "select": ("consume", "page_source", "pair_source"),
     },
+)
+INDEXER_UNSCORED = KernelSpec(
+    name="indexer_unscored",
+    arch=SM90.name,
+    operations=("dsa_topk_indexer",),
+    plans=tuple(map(UnscoredPlan, (False, True))),
+    build="flashdsa.kernels.indexer.sm90.unscored.build:compile_unscored",
+    entry="unscored_kernel",
 )
 INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
@@ -129,8 +138,10 @@ PREFILL = KernelSpec(
     arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=tuple(
-        PrefillPlan(num_heads, dtype, with_scores=with_scores)
-        for with_scores, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
+        PrefillPlan(num_heads, dtype, with_scores=with_scores, shared=shared)
+        for shared, with_scores, dtype, num_heads in product(
+            (False, True), (False, True), DTYPES, reversed(NUM_HEADS)
+        )
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
@@ -199,7 +210,10 @@ SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(FwdPlan(group, largest) for largest in (False, True) for group in GROUPS),
+    plans=tuple(
+        FwdPlan(group, largest, drawn)
+        for drawn, largest, group in product((False, True), (False, True), GROUPS)
+    ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={"gather": ("gather_all",), **_CONSUMERS},
@@ -256,10 +270,11 @@ MLA_BWD_FUSED = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=(
-        *(per_item.PerItemPlan(queries) for queries in per_item.QUERIES),
-        *(per_item.PerItemPlan(more=queries) for queries in (2, 4)),
-        *(per_item.PerItemPlan(queries, slots=True) for queries in per_item.QUERIES),
-        *(per_item.PerItemPlan(more=queries, slots=True) for queries in (2, 4)),
+        *(
+            per_item.PerItemPlan(queries, more, slots, tickets)
+            for slots, tickets in ((False, False), (True, False), (False, True))
+            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+        ),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",
@@ -361,6 +376,7 @@ INDEXER_KL = KernelSpec(
 
 KERNELS = (
     INDEXER,
+    INDEXER_UNSCORED,
     INDEXER_LOGITS,
     INDEXER_SM100,
     INDEXER_LOGITS_SM100,

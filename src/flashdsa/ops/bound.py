@@ -41,8 +41,8 @@ __all__ = ["bind", "warm_up"]
 
 MANY_ROWS = 256
 """More than GPUs have SMs."""
-_PAGES = (1, 2**20 // PAGE_SIZE)
-"""Widths of a block table: narrow, and of a row of a million tokens."""
+_PAGES = (1, 1 + INDEX_TOPK // PAGE_SIZE, 2**20 // PAGE_SIZE)
+"""Widths of a block table: rows need no scores, rows are short, and a row of a million tokens."""
 _USUAL: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("B", "S"), (1, MANY_ROWS)),
     "max_pages": _PAGES,

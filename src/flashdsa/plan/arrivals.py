@@ -16,9 +16,9 @@ def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
         BudgetError: names the barrier.
     """
     for barrier in barriers:
-        producers = (barrier.producer, barrier.also_produced_by)
+        producers = [role for role, _ in barrier.arriving]
         for role in (*producers, barrier.consumer, *barrier.also_awaited_by):
-            if role is not None and role not in roles:
+            if role not in roles:
                 raise BudgetError(f"barriers: {barrier.name}: the kernel has no role {role}")
         for role, arrives in barrier.arriving:
             _check_producer(barrier, role, arrives)
@@ -59,9 +59,7 @@ def check_arrivals(barriers: Sequence[Barrier], counts: Mapping[str, Sequence[in
     for barrier in barriers:
         given = list(counts.get(barrier.name, ()))
         if given != [barrier.arrivals] * barrier.stages:
-            producers = [barrier.producer.name]
-            if barrier.also_produced_by is not None:
-                producers.append(barrier.also_produced_by.name)
+            producers = [role.name for role, _ in barrier.arriving]
             raise BudgetError(
                 f"barriers: {barrier.name}: initialised with {given}; {barrier.arrives} of "
                 f"{' and '.join(producers)}: {barrier.arrivals}, {barrier.stages} times"

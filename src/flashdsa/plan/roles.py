@@ -58,6 +58,7 @@ class Barrier:
         transaction_bytes: that asynchronous copies bring in a phase, too.
         completed: what a completed phase says.
         also_produced_by: another role that arrives. also_arrives: who of it; None: as of the first.
+        others: further roles that arrive, as the first.
         also_awaited_by: another role that waits.
         from_peer: the producer is the role of the cluster's other CTA. bytes_from_peer: the
             producer arrives in its own CTA, and the other one writes the bytes.
@@ -77,6 +78,7 @@ class Barrier:
     bytes_from_peer: bool = False
     also_arrives: Arrives | None = None
     ctas: int = 1
+    others: tuple[Role, ...] = ()
 
     @property
     def arrivals(self) -> int:
@@ -86,10 +88,10 @@ class Barrier:
     @property
     def arriving(self) -> tuple[tuple[Role, Arrives], ...]:
         """The roles that arrive, and who of each."""
-        first = (self.producer, self.arrives)
-        if self.also_produced_by is None:
-            return (first,)
-        return first, (self.also_produced_by, self.also_arrives or self.arrives)
+        every = [(self.producer, self.arrives)]
+        if self.also_produced_by is not None:
+            every.append((self.also_produced_by, self.also_arrives or self.arrives))
+        return (*every, *((role, self.arrives) for role in self.others))
 
 
 def _arrivals_of(role: Role, arrives: Arrives) -> int:

@@ -51,6 +51,9 @@ FORWARD = [
     # More work items than a GPU has SMs, whose few slots keep them small: not the decode's.
     SparseMlaCase("133 queries, lengths", 133, 100, 64, 24, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
+    SparseMlaCase("133 queries", 133, 100, 64, 24, invalid=True, poison=True, attn_sink="finite"),
+    SparseMlaCase("265 queries in groups of 2, lengths", 265, 100, 32, 24, invalid=True,
+                  topk_length=True, poison=True, attn_sink="finite"),
     SparseMlaCase("135 queries in groups of 2", 135, 100, 32, 24, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
     SparseMlaCase("a NaN row that one of 135 queries names", 135, 100, 32, 24, nan_row=True),
@@ -59,7 +62,7 @@ FORWARD = [
     SparseMlaCase("926 queries in groups of 8", 926, 100, 8, 16, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
     # Long lists of few keys: tiles are dealt out by the lists, and most of them have no key.
-    SparseMlaCase("40 queries of 2048 slots", 40, 100, 64, 2048, invalid=True, poison=True,
+    SparseMlaCase("70 queries of 2048 slots", 70, 100, 64, 2048, invalid=True, poison=True,
                   attn_sink="finite"),
     SparseMlaCase("packed rows, 40 queries of 2048 slots", 40, 300, 64, 2048, packed="ue8m0",
                   invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
@@ -128,6 +131,7 @@ INDEXER = [
     IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
                 next_n=2),
     IndexerCase("65,700 tokens", (65_700,), 512, num_heads=16),
+    IndexerCase("all of at most 450 tokens", (450, 449, 0, 1, 64, 65, 300, 127), 650, next_n=2),
 ]
 PREFILL = [
     PrefillCase("16 heads, 512 of 600 keys", causal(8, 600), 512, num_heads=16),

@@ -35,6 +35,7 @@ LAUNCHES: dict[str, SmallCall] = {
         TABLE["mla-fwd-sm_90a"].calls[0],
         case=replace(TABLE["mla-fwd-sm_90a"].calls[0].case, num_queries=2),
     ),
+    "mla-fwd-drawn-sm_90a": TABLE["mla-fwd-drawn-sm_90a"].calls[0],
 }
 SCHEDULES = {"mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0])}
 """At random, too."""
@@ -53,6 +54,8 @@ DRAWN = {
     "mla-fwd-sm_90a": (
         "mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4 removed",
     ),
+    # An item that was drawn, in front of the first step and after any.
+    "mla-fwd-drawn-sm_90a": ("barrier#2 removed", "barrier#3 removed"),
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import partial
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 import flashdsa
-from flashdsa.backends.sm90.sparse_mla import bind_plan, plan_for
+from flashdsa.backends.sm90 import sparse_mla
+from flashdsa.backends.sm90.sparse_mla import bind_plan, group_for, plan_for
+from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS
 from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -25,12 +28,54 @@ GROUPED = [
     SparseMlaCase("groups of 4", 402, 300, 16, 70, duplicates=True, attn_sink="finite"),
     SparseMlaCase("groups of 8", 930, 300, 8, 40, invalid=True, poison=True),
 ]
+VARIED = [
+    SparseMlaCase("lengths", 700, 5000, 64, 700, topk_length=True, invalid=True),
+    SparseMlaCase("lengths, two items a query", 401, 5000, 128, 300, topk_length=True),
+    SparseMlaCase("lengths, groups", 1100, 5000, 16, 300, topk_length=True, max_logits=True),
+]
 
 
 @pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
 def test_groups_of_queries_are_within_the_contract(case: SparseMlaCase) -> None:
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     assert failures(check_forward(inputs, "sm90")) == []
+
+
+@pytest.mark.parametrize("case", VARIED, ids=lambda case: case.name)
+def test_items_that_are_drawn_give_the_same_bits_every_time(case: SparseMlaCase) -> None:
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    assert failures(check_forward(inputs, "sm90")) == []
+    first, *others = (
+        flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, **inputs.options)
+        for _ in range(20)
+    )
+    for again in others:
+        assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
+
+
+@pytest.mark.parametrize("heads", [16, 32])
+def test_groups_are_taken_if_their_queries_have_much_in_common(
+    heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Results are those of the form that is taken, bit for bit, call by call."""
+    case = SparseMlaCase("sampled", 900, 30_000, heads, 256, max_logits=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    apart = inputs.indices.clone()
+    alike = apart[:1].expand_as(apart).clone()
+
+    def forward(least: float, groups: tuple[int, ...]) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(sparse_mla, "LEAST_SAMPLED_US", least)
+        monkeypatch.setattr(sparse_mla, "GROUPS", groups)
+        out = torch.empty(900, heads, 512, dtype=torch.bfloat16, device="cuda")
+        lse, largest = torch.empty(2, 900, heads, device="cuda")
+        operands = inputs.q, inputs.kv, inputs.indices, out, lse, largest
+        flashdsa.bind("sparse_mla_fwd_out", operands, backend="sm90")(operands)
+        return out, lse, largest
+
+    for indices, groups in ((apart, ()), (alike, GROUPS), (apart, ())):
+        inputs.indices.copy_(indices)
+        chosen, expected = forward(0.0, GROUPS), forward(math.inf, groups)
+        assert all(torch.equal(x, y) for x, y in zip(chosen, expected, strict=True))
 
 
 @pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
@@ -42,13 +87,16 @@ def test_a_groups_list_is_the_same_every_time(case: SparseMlaCase) -> None:
         assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
 
 
+@pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("heads", [16, 128])
-def test_a_graph_replays_it_on_new_values(heads: int) -> None:
-    case = SparseMlaCase("graph", 402, 300, heads, 64)
+def test_a_graph_replays_it_on_new_values(heads: int, lengths: bool) -> None:
+    case = SparseMlaCase("graph", 1002, 300, heads, 64, topk_length=lengths)
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
 
     def forward() -> tuple[torch.Tensor, torch.Tensor]:
-        return flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, backend="sm90")
+        return flashdsa.sparse_mla_fwd(
+            inputs.q, inputs.kv, inputs.indices, backend="sm90", **inputs.options
+        )
 
     forward()
     graph = torch.cuda.CUDAGraph()
@@ -56,7 +104,10 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
         captured = forward()
     inputs.q.copy_(inputs.q.flip(0))
     inputs.indices.copy_(inputs.indices.flip(0))
-    graph.replay()
+    if inputs.topk_length is not None:
+        inputs.topk_length.copy_(inputs.topk_length.roll(1))
+    for _ in range(3):
+        graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))
 
@@ -137,7 +188,9 @@ def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int
 
 
 @pytest.mark.parametrize(
-    "case", [*GROUPED, SparseMlaCase("tails", 5, 70, 100, 131, invalid=True)], ids=lambda c: c.name
+    "case",
+    [*GROUPED, *VARIED, SparseMlaCase("tails", 5, 70, 100, 131, invalid=True)],
+    ids=lambda c: c.name,
 )
 def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase) -> None:
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
@@ -155,21 +208,26 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
         None if lengths is None else runner.guarded(lengths),
         None if sink is None else runner.guarded(sink),
     )
-    plan = plan_for(*inputs.q.shape[:2], runner.num_sms, max_logits=True)
+    queries, heads, _ = inputs.q.shape
+    group = group_for(queries, heads, case.topk, case.num_keys, runner.num_sms)
+    plan = plan_for(group, queries, heads, runner.num_sms, True, varied=lengths is not None)
     with runner.launching():
         bind_plan(runner, plan, operands.inputs, case.d_qk**-0.5)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
     assert runner.touched() == []
 
 
+@pytest.mark.parametrize("lengths", [False, True])
 @pytest.mark.parametrize("heads", [16, 128])
-def test_two_streams_do_not_disturb_each_other(heads: int) -> None:
-    cases = [SparseMlaCase("stream", 402, 300, heads, 64, invalid=True) for _ in range(2)]
+def test_two_streams_do_not_disturb_each_other(heads: int, lengths: bool) -> None:
+    """Each has counters of its own."""
+    case = SparseMlaCase("stream", 1002, 300, heads, 64, invalid=True, topk_length=lengths)
+    cases = [case] * 2
     inputs = [make_sparse_mla_inputs(case, seed, "cuda") for seed, case in enumerate(cases)]
 
     def forward(number: int) -> tuple[Tensor, Tensor]:
         x = inputs[number]
-        return flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend="sm90")
+        return flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, backend="sm90", **x.options)
 
     alone = [forward(number) for number in range(2)]
     together = by_turns_on_streams([partial(forward, number) for number in range(2)], 10)

@@ -39,6 +39,9 @@ EDGES = [0, 1, 63, 64, 65, 2047, 2048, 2049]
 # A bad page is not loaded, its stage is multiplied as it is, and no score of it is kept.
 OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
 
+# Lists are read four entries at a time, and what lies behind the last one is passed over.
+BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
+
 
 def test_lengths_around_a_page_and_topk() -> None:
     assert_as_the_cpu(MODEL, make_inputs(EDGES))
@@ -192,11 +195,20 @@ def test_bad_pages_of_a_shared_row_leave_the_rest_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "clusters"), [("random", (2, 2, 2)), ("equal", (3, 1, 3)), ("two", (2, 2, 2))]
+    ("values", "clusters"),
+    [
+        ("random", (2, 2, 2)),
+        ("equal", (3, 1, 3)),
+        ("two", (2, 2, 2)),
+        ("ascending", (3, 2, 3)),
+        ("descending", (4, 2, 4)),
+        ("nan", (3, 1, 3)),
+    ],
 )
 def test_clusters_share_a_long_row(values: str, clusters: tuple[int, int, int]) -> None:
     inputs = make_inputs([2500], num_heads=16, values=values)
-    assert_as_the_cpu(SPLITS, inputs, clusters[0], clusters[1], num_splits=clusters[2])
+    number, size, num_splits = clusters
+    assert_as_the_cpu(SPLITS, inputs, number, size, num_splits=num_splits, warnings=BEHIND_THE_LIST)
 
 
 def test_clusters_share_long_rows_only_and_end_in_any_order() -> None:
@@ -214,6 +226,29 @@ def test_a_cluster_publishes_more_entries_than_it_has_threads() -> None:
     plan = replace(SPLITS, topk=1024)
     inputs = make_inputs([5200], num_heads=16, values="descending")
     assert_as_the_cpu(plan, inputs, 2, 1, num_splits=2)
+
+
+@pytest.mark.parametrize(
+    ("length", "clusters", "published"),
+    [
+        (3000, (2, 2, 2), [1472, 1528]),  # two of them fit a CTA's list
+        (6400, (2, 2, 2), [512, 512]),
+        (3072, (3, 1, 3), [1024] * 3),  # three of them do
+        (3200, (3, 1, 3), [1024, 512, 512]),
+    ],
+)
+def test_a_cluster_publishes_what_its_bin_has(
+    length: int, clusters: tuple[int, int, int], published: list[int]
+) -> None:
+    """All keys are in one; more than a CTA's list takes are told apart first."""
+    lists = Lists(capacity=3072, first_fill_pages=10, fill_step_pages=2)
+    plan = replace(SPLITS, lists=lists)
+    assert plan.most_at_bin == (1536, 1024)
+    inputs = make_inputs([length], num_heads=16, values="equal")
+    launch = assert_as_the_cpu(plan, inputs, *clusters[:2], num_splits=clusters[2])
+    number, size, _ = clusters
+    entries = launch.workspaces[0][1][:, 0].view(number, size).sum(1)
+    assert entries.tolist() == published
 
 
 def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:

@@ -85,8 +85,8 @@ def test_what_clusters_publish_fits_the_lists_of_the_last() -> None:
         for rows in range(1, 70):
             _, size, num_splits = choose_clusters(capacity, rows)
             overlapping = 1 + -(-(num_splits - 1) // size)  # clusters whose CTAs those are
-            most = min(num_splits, overlapping) * (plan.topk + plan.max_candidates)
-            assert num_splits == 1 or most <= plan.lists.capacity
+            most = plan.most_at_bin[num_splits > size + 1]
+            assert num_splits == 1 or min(num_splits, overlapping) * most <= plan.lists.capacity
 
 
 def test_no_cluster_is_launched_that_the_device_cannot_run() -> None:

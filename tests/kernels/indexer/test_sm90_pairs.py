@@ -60,6 +60,24 @@ def test_pairs_of_all_lengths() -> None:
     assert_as_the_cpu(PLAN, requests(lengths), 2, 2)
 
 
+@pytest.mark.parametrize("values", ["random", "two", "equal", "ascending", "descending", "nan"])
+def test_keys_alone_fill_the_memory_of_the_positions(values: str) -> None:
+    """Up to twice the list's capacity in one CTA, the shorter row with fewer tokens than topk."""
+    lengths = [4096, 3900, 2100, 300, 700, 4000]
+    assert max(lengths) == PLAN.ordered_entries > PLAN.lists.capacity
+    assert_as_the_cpu(PLAN, requests(lengths, values=values), 1, 1, seed=1)
+
+
+@pytest.mark.parametrize("values", ["random", "two"])
+def test_keys_alone_with_infinite_scores_and_bad_pages(values: str) -> None:
+    """Tokens without a score are no candidates, wherever the threshold is."""
+    inputs = requests([4000, 3999, 2600, 540], values=values)
+    scales = inputs.k_index_cache_fp8.view(len(inputs.k_index_cache_fp8), -1)[:, -256:]
+    scales.view(torch.float32)[:, ::3] = torch.inf
+    inputs.block_table[:, 1::3] = -1
+    assert_as_the_cpu(PLAN, inputs, 1, 2, warnings=OF_BAD_PAGES)
+
+
 @pytest.mark.parametrize("values", ["random", "two", "ascending", "descending"])
 def test_lists_are_cut_down_together(values: str) -> None:
     """The shorter row ends before the lists are full for the second time."""
@@ -91,7 +109,9 @@ def test_ids_are_positions() -> None:
 
 
 def test_the_public_operation_scores_pairs_of_full_sizes() -> None:
-    inputs = requests([2100, 2101, 5, 0, 2049, 2300], num_heads=64)
+    """One of them with keys in the memory of the positions."""
+    assert pairs_plan().lists.capacity < 5900
+    inputs = requests([2100, 2101, 5, 0, 6000, 5900], num_heads=64)
     q, cache, weights, seq_lens, table = inputs
     of_requests = (
         q.unflatten(0, (3, 2)),

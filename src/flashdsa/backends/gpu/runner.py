@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.gpu import workspaces
 from flashdsa.backends.gpu.context import THREAD, make_current
 from flashdsa.backends.gpu.occupancy import DriverError, clusters_at_once
-from flashdsa.backends.gpu.workspaces import GRAPHS, Workspaces
+from flashdsa.backends.gpu.workspaces import Workspaces
 from flashdsa.backends.runner import Allocate
 from flashdsa.jit.loader import load
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -113,7 +114,7 @@ class Gpu:
         kept = known.of_stream.get(stream)
         if kept is None:
             if counters and not known.of_stream:
-                known.spare.extend(self._zeros(GRAPHS, counters))
+                known.spare.extend(self._zeros(workspaces.GRAPHS, counters))
                 # Graphs may replay on any stream, and none waits for this one.
                 torch.cuda.current_stream().synchronize()
             kept = known.of_stream[stream] = self._make(allocate, counters, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache as once
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ from flashdsa.backends.indexer.row_splits import RowSplits
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
 
@@ -34,6 +36,7 @@ faster."""
 
 def bind(
     spec: KernelSpec,
+    unscored: KernelSpec | None,
     runner: Runner,
     operands: TopkIndexerOperands,
     *,
@@ -46,7 +49,8 @@ def bind(
     Default order: ascending token position; `sorted`: descending score, ties by position.
 
     Args:
-        spec: the architecture's kernel.
+        spec: the architecture's kernel. unscored: its kernel for tables in which no row has more
+            than `topk` tokens, unless they are `sorted`; None: it has none.
         positions: an id is the token's position in its row, not its slot.
         check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
@@ -62,13 +66,21 @@ def bind(
             spec, runner, num_heads, topk, sorted, positions, rows, requests
         )
     else:
-        function, numbers = _write_none, []
+        function, numbers, unscored = _write_none, [], None
+    narrow = -1
+    if unscored is not None and not sorted:
+        # The calls' tables may have any width, so the kernel is loaded where one needs it.
+        narrow = most_pages(topk_indices.shape[1])
+        load_unscored = once(partial(runner.function, unscored, UnscoredPlan(positions)))
 
     def serve(given: Sequence[Any]) -> None:
         q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given
         pages = cache.view(torch.uint8) if signed else cache
         try:
-            function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
+            if block_table.shape[1] <= narrow:
+                load_unscored()(seq_lens, block_table, topk_indices, cache.shape[0])
+            else:
+                function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
         except REFUSALS:  # nothing was launched
             require_layout(*given)
             raise

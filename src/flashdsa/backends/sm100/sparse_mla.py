@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sparse_mla_launches import Launches, Write
+from flashdsa.backends.sparse_mla_launches import Form, Launches, Write
 from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD_SM100
@@ -34,4 +34,4 @@ def _plan(group: int) -> FwdPlan:
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
     """Bind the launches of a plan's kernel."""
     function = runner.function(SPARSE_MLA_FWD_SM100, plan)
-    return Launches(runner, function, operands, sm_scale, plan.group)
+    return Launches(runner, operands, sm_scale, Form(function, plan.group))

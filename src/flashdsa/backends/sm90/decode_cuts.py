@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -90,16 +91,15 @@ class Times(NamedTuple):
 
     Attributes:
         launch: launch, first keys, and rows of the last item. tile: 64 keys.
-        wave: launch and so on of a further wave of CTAs.
-        item: end of an item and beginning of the next. merge: of an item's two parts. part: more.
+        item: end of an item and beginning of the next, or a further wave of CTAs.
+        merge: of an item's two parts. part: a further one.
     """
 
     launch: float
     tile: float
-    wave: float
-    item: float
-    merge: float
-    part: float
+    item: float = 0.0
+    merge: float = 0.0
+    part: float = 0.0
 
 
 def time_of_waves(times: Times, tiles: int, waves: int) -> float:
@@ -108,14 +108,16 @@ def time_of_waves(times: Times, tiles: int, waves: int) -> float:
     Args:
         tiles: that a CTA takes of an item, at most.
     """
-    return times.launch + times.wave * (waves - 1) + times.tile * tiles * waves
+    return times.launch + times.item * (waves - 1) + times.tile * tiles * waves
 
 
 @lru_cache(maxsize=1024)
 def time_of_dealt(times: Times, items: int, tiles: int, num_ctas: int) -> float:
-    """Time of the dealt tiles of items of `tiles` each."""
+    """Time of the dealt tiles of items of `tiles` each; infinite if each CTA has one whole item."""
     cuts = cut_equal_items(items, tiles, num_ctas)
     cuts_inside = Counter(item for item, tile in cuts if tile)
+    if items <= num_ctas and not cuts_inside:
+        return math.inf
     longest = 0.0
     for (item, tile), (last, end) in pairwise(cuts):
         stretches = last - item + (end > 0)

@@ -33,6 +33,9 @@ RATIO = 1.7
 SPREAD = 5
 """Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
 rows."""
+NEAR_KEYS = 55_296
+"""Most keys whose dK stays in the second-level cache. With more, CTAs begin together, so that what
+they add to at the same time stays there."""
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -109,7 +112,8 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     function = runner.function(INDEXER_BWD, plan)
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)
-    scalars = (SPREAD, runner.num_sms, *((RATIO,) if plan.chosen else ()))
+    spread = SPREAD if operands.k_index.shape[0] <= NEAR_KEYS else 0
+    scalars = (spread, runner.num_sms, *((RATIO,) if plan.chosen else ()))
     empty_scratch = runner.allocator(words, dtype=torch.int32)
 
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:

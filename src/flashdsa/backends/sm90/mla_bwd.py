@@ -37,7 +37,8 @@ def bind(
     kv, num_queries = operands.kv, operands.q.shape[0]
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)
-    sizes = Sizes(runner, num_queries, kv.shape[0], operands.indices.shape[1], sm_scale)
+    topk, has_lengths = operands.indices.shape[1], operands.topk_length is not None
+    sizes = Sizes(runner, num_queries, kv.shape[0], topk, sm_scale, has_lengths)
     parts = [
         (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
         for heads, padded in head_parts(operands.q.shape[1])
@@ -107,6 +108,7 @@ class Sizes(NamedTuple):
     num_keys: int
     topk: int
     sm_scale: float
+    has_lengths: bool
 
 
 class Bound(NamedTuple):
@@ -118,11 +120,11 @@ class Bound(NamedTuple):
 
 def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     """Bind the launches of `num_heads` heads, one of HEADS."""
-    runner, num_queries, num_keys, topk, sm_scale = sizes
+    runner, num_queries, num_keys, topk, sm_scale, has_lengths = sizes
     grouping = grouping_for(
         num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
     )
-    call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping)
+    call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping, has_lengths)
     bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
@@ -87,6 +87,7 @@ class Call(NamedTuple):
 
     Attributes:
         large: groups that the device may choose instead; None: no choice.
+        has_lengths: topk_length is given, so that items may differ.
     """
 
     runner: Runner
@@ -96,6 +97,7 @@ class Call(NamedTuple):
     topk: int
     sm_scale: float
     large: Groups | None
+    has_lengths: bool
 
     @property
     def group_queries(self) -> int:
@@ -113,21 +115,38 @@ class Call(NamedTuple):
         return capacity_of(self.group_queries, self.topk)
 
     @property
+    def row_blocks(self) -> int:
+        """Items: blocks of 64 rows of Q."""
+        return -(-self.num_queries * self.num_heads // ROWS)
+
+    @property
     def num_ctas(self) -> int:
-        """CTAs: at most one for each 64 rows of Q."""
-        row_blocks = -(-self.num_queries * self.num_heads // ROWS)
-        return min(row_blocks, self.runner.num_sms)
+        """CTAs: at most one an item."""
+        return min(self.row_blocks, self.runner.num_sms)
+
+    @property
+    def tickets(self) -> bool:
+        """Whether CTAs draw their items: else one that has longer ones than others is the last.
+        The two items of a query of 128 heads drift apart: 5 % slower than by turns."""
+        return self.has_lengths and self.num_heads <= ROWS and self.row_blocks > self.num_ctas
 
     def plan(self, *, slots: bool = False) -> PerItemPlan:
         """Plan of the kernel."""
-        return plan_of(self.num_heads, 0 if self.large is None else self.large.queries, slots)
+        more = 0 if self.large is None else self.large.queries
+        return plan_of(self.num_heads, more, slots, self.tickets and not slots)
+
+    def allocate_tickets(self) -> tuple[Tensor, ...]:
+        """Memory of the tickets, if there are any: the last argument of `launch_backward`."""
+        if not self.tickets:
+            return ()
+        return (self.runner.empty(num_tickets(self.num_ctas), dtype=torch.int32),)
 
 
 @lru_cache
-def plan_of(num_heads: int, more: int, slots: bool) -> PerItemPlan:
+def plan_of(num_heads: int, more: int, slots: bool, tickets: bool) -> PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return PerItemPlan(max(1, ROWS // num_heads), more, slots)
+    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets)
 
 
 def bind_per_item(call: Call) -> LaunchSmall:
@@ -141,7 +160,7 @@ def bind_per_item(call: Call) -> LaunchSmall:
         first = first_arguments(operands, outputs)
         choice = () if large is None else large.arguments
         with call.runner.launching():
-            function(*first, *scalars, *choice)
+            function(*first, *scalars, *choice, *call.allocate_tickets())
 
     return launch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import aligned, lie_densely
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.prefill_pieces import Piece, pieces_of
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK
@@ -60,10 +62,12 @@ def _bind_rows(
     runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
 ) -> Callable[[Sequence[Any]], None]:
     plan = plan_of(operands.inputs, with_scores=sorted)
-    launch = bind_plan(runner, plan, operands)
+    queries, topk = operands.topk_indices.shape
+    keys, ragged = operands.k_index.shape[0], operands.starts is not None
+    pieces = pieces_of(runner, shared(plan), queries, keys, topk, ragged)
+    launch = bind_plan(runner, plan, operands, pieces)
     if not sorted:
         return runner.on_device(launch)
-    queries, topk = operands.topk_indices.shape
     width = next(width for width in TOPK if width >= topk)
     order = runner.function(PREFILL_ORDER, OrderPlan(width))
     empty_scores = runner.allocator(queries, topk, dtype=torch.int32)
@@ -76,23 +80,41 @@ def _bind_rows(
 
 
 def bind_plan(
-    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands
+    runner: Runner,
+    plan: PrefillPlan,
+    operands: TopkPrefillOperands,
+    pieces: Sequence[Piece] = (),
 ) -> Callable[..., Tensor]:
-    """Bind a launch of a plan's kernel on operands that differ from these only in their values,
-    inside `runner.launching()`; it returns `topk_indices`. Neither queries nor keys are empty.
+    """Bind the launches of a plan's kernel on operands that differ from these only in their values,
+    inside `runner.launching()`; they return `topk_indices`. Neither queries nor keys are empty.
 
     A plan with scores takes their buffer too: (S, topk) int32 for the bits of fp32.
+
+    Args:
+        plan: of launches whose CTAs share no tiles. pieces: the launches; none: one of that kind.
     """
-    function = runner.function(PREFILL, plan)
-    words, num_sms = plan.workspace_words, runner.num_sms
+    queries = operands.q_index.shape[0]
+    pieces = pieces or (Piece(0, queries, runner.num_sms, 1),)
+    words = plan.workspace_words
     allocate = partial(_allocate, words=words)
     arguments = _bind_arguments(runner, operands.inputs)
+    launches = []
+    for piece in pieces:
+        own = plan if piece.cluster_size == 1 else shared(plan)
+        numbers = (piece.num_ctas, *([piece.cluster_size] if own.shared else []))
+        launches.append((slice(*piece[:2]), runner.function(PREFILL, own), numbers))
 
     def launch(operands: Sequence[Any], *topk_scores: Tensor) -> Tensor:
         q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands
         inputs = arguments(q_index, k_index, weights, ends, starts, k_scale)
+        # Launches follow each other, so that they share the workspace.
         (workspace,) = runner.workspace(words, allocate)
-        function(*inputs, topk_indices, *topk_scores, workspace, num_sms)
+        for own, function, numbers in launches:
+            given = (*inputs, topk_indices, *topk_scores)
+            if len(launches) > 1:
+                q, k, k_scale, w, *rows = given
+                given = (q[own], k, k_scale, w[own], *(x[own] for x in rows))
+            function(*given, workspace, *numbers)
         return topk_indices  # type: ignore[no-any-return]
 
     return launch
@@ -128,6 +150,12 @@ def plan_of(
 def _plan(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
     """A plan checks its barriers, which takes longer than a launch."""
     return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores)
+
+
+@cache
+def shared(plan: PrefillPlan) -> PrefillPlan:
+    """The same plan for CTAs that share tiles."""
+    return replace(plan, shared=True)
 
 
 def _bind_arguments(runner: Runner, operands: PrefillOperands) -> Callable[..., tuple[Tensor, ...]]:

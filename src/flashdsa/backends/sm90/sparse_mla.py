@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Launches, Write
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.backends.sparse_mla_launches import Form, Launches, Write
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
@@ -17,17 +17,30 @@ from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
+ITEM_US, STEP_US = 3.85, 3.67
+"""Measured times of an item, and of each of its steps, on an H200."""
+UNION_BIT_US = 2.8e-5
+"""Time of a group's union for each bit, a row and query: 13 to 50 ps were measured."""
+LEAST_SAMPLED_US = 400
+"""Estimated time of a call from which on groups are sampled; that costs 10."""
+MOST_SAMPLED_KEYS = 1 << 16
+"""Rows up to which they are: queries one by one wait longer for rows outside the second-level cache
+(131,072 random rows, 32 heads: 2.9 ms, in groups 2.6)."""
+
 
 def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
     num_queries, num_heads, _ = operands.q.shape
-    plan = plan_for(num_queries, num_heads, runner.num_sms, max_logits)
-    topk = operands.indices.shape[1]
-    if plan == _plan(1) and sparse_mla_decode.beats_the_forward(
-        runner, num_queries, num_heads, topk
-    ):
+    varied, topk = operands.topk_length is not None, operands.indices.shape[1]
+    group = group_for(num_queries, num_heads, topk, operands.kv.shape[0], runner.num_sms)
+    plan = plan_for(group, num_queries, num_heads, runner.num_sms, max_logits, varied=varied)
+    sampled = operands.kv.shape[0] <= MOST_SAMPLED_KEYS
+    if group > 1 and sampled and is_long(num_queries, topk, runner.num_sms):
+        return bind_either(runner, plan, operands, sm_scale)
+    deals = sparse_mla_decode.beats_the_forward
+    if group == 1 and not max_logits and deals(runner, num_queries, num_heads, topk):
         return sparse_mla_decode.bind_plan(runner, DealtPlan(), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
@@ -36,33 +49,80 @@ bind = partial(sparse_mla_launches.bind, choose)
 bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
-def plan_for(num_queries: int, num_heads: int, num_sms: int, max_logits: bool = False) -> FwdPlan:
+def group_for(num_queries: int, num_heads: int, topk: int, num_keys: int, num_sms: int) -> int:
     """Choose groups of queries if few heads would leave rows of the MMAs empty.
 
     A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
-    that many queries groups are never slower, whatever they have in common.
+    that many queries groups are never slower, whatever they have in common, but for the unions. A
+    union passes over bits of all rows: it may take half of what groups can save.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
-    if group in GROUPS and num_queries > (group - 1) * num_sms:
-        return _plan(group, max_logits)
-    return _plan(1, max_logits)
+    if group not in GROUPS or num_queries <= (group - 1) * num_sms:
+        return 1
+    saved = time_of_items(num_queries - num_queries / group, topk)
+    unions = num_queries * num_keys * UNION_BIT_US
+    return group if unions < saved / 2 else 1
+
+
+def plan_for(
+    group: int,
+    num_queries: int,
+    num_heads: int,
+    num_sms: int,
+    max_logits: bool = False,
+    *,
+    varied: bool = False,
+) -> FwdPlan:
+    """The plan of groups of `group` queries.
+
+    Args:
+        varied: lengths of lists vary: items are drawn, if the SMs do not have one each.
+    """
+    return _plan(group, max_logits, varied and num_items(group, num_queries, num_heads) > num_sms)
+
+
+def num_items(group: int, num_queries: int, num_heads: int) -> int:
+    """Work items of a launch."""
+    groups = -(-num_queries // group)
+    return groups * -(-num_heads // ROWS) if group == 1 else groups
 
 
 @cache
-def _plan(group: int, max_logits: bool = False) -> FwdPlan:
+def _plan(group: int, max_logits: bool, drawn: bool) -> FwdPlan:
     """A plan checks its barriers, which takes longer than a launch."""
-    return FwdPlan(group, max_logits)
+    return FwdPlan(group, max_logits, drawn)
+
+
+def is_long(num_queries: int, topk: int, num_sms: int) -> bool:
+    """Whether queries of an item each take so long that a sample of the groups costs little."""
+    return time_of_items(-(-num_queries // num_sms), topk) > LEAST_SAMPLED_US
+
+
+def time_of_items(items: float, topk: int) -> float:
+    """Microseconds of a CTA for so many items of one query."""
+    return items * (ITEM_US + STEP_US * -(-topk // Tile().step_keys))
 
 
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
     """Bind the launches of a plan's kernel."""
+    return Launches(runner, operands, sm_scale, form_of(runner, plan, operands))
+
+
+def bind_either(
+    runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
+) -> Write:
+    """Bind the launches of groups and of queries one by one, of which a sample chooses."""
+    plans = (_plan(group, plan.max_logits, True) for group in (plan.group, 1))
+    forms = (form_of(runner, plan, operands) for plan in plans)
+    return Launches(runner, operands, sm_scale, *forms)
+
+
+def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
+    """A plan's kernel for operands of these heads."""
     num_heads, num_sms = operands.q.shape[1], runner.num_sms
 
     def num_ctas(queries: int) -> tuple[int]:
         """CTAs of a launch: one for each item, at most one an SM."""
-        groups = -(-queries // plan.group)
-        items = groups * -(-num_heads // ROWS) if plan.group == 1 else groups
-        return (min(items, num_sms),)
+        return (min(num_items(plan.group, queries, num_heads), num_sms),)
 
-    function = runner.function(SPARSE_MLA_FWD, plan)
-    return Launches(runner, function, operands, sm_scale, plan.group, num_ctas)
+    return Form(runner.function(SPARSE_MLA_FWD, plan), plan.group, num_ctas, plan.drawn)

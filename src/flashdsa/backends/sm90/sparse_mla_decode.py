@@ -49,17 +49,29 @@ _SPECS: Mapping[type[Plan], KernelSpec] = {
 INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
 """Waves of items, a CTA each, beyond which dealing saves little."""
-MOST_OF_WAVES = 0.97
+MOST_OF_WAVES = 0.94
 """Dealt tiles take less than this of the time by clusters, or clusters are taken: whole waves of
 them, of which the formula sees no overlap."""
 MOST_FORWARD_WAVES = 4
 MOST_OF_TURNS = 0.95
 """Likewise of the forward's time, for bf16 rows up to so many waves."""
-PACKED_TIMES = Times(launch=9.4, tile=2.53, wave=9.4, item=5.0, merge=3.5, part=1.0)
-"""Times of 64 heads, and of 32 by clusters; those of items and merges are predicted."""
-BF16_TIMES = PACKED_TIMES._replace(tile=1.9)
-SIXTEEN_TIMES = Times(launch=7.0, tile=1.47, wave=1.0, item=4.0, merge=3.5, part=1.0)
-FORWARD_TIMES = Times(launch=3.85, tile=1.84, wave=3.85, item=0.0, merge=0.0, part=0.0)
+PACKED, BF16, SIXTEEN = range(3)
+"""Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
+WAVE_TIMES = {
+    PACKED: Times(9.4, 2.53, item=9.4),
+    BF16: Times(9.4, 1.9, item=9.4),
+    SIXTEEN: Times(7.0, 1.47, item=1.0),
+}
+"""Times by clusters; those of packed rows are of 32 heads, too."""
+DEALT_TIMES = {
+    PACKED: Times(6.0, 2.7, item=8.0, merge=1.0, part=1.0),
+    BF16: Times(9.4, 2.0, item=14.0, merge=6.0, part=1.0),
+    SIXTEEN: Times(7.0, 1.55, item=5.0, merge=2.0, part=1.0),
+}
+"""Times of dealt tiles: within 5 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16; of 16
+heads predicted."""
+FORWARD_TIMES = Times(4.5, 2.1, item=4.5)
+"""Times of an item of the forward."""
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -133,14 +145,14 @@ def choose(
     """
     plan, size = choose_clusters(runner, packed, queries, num_heads, topk)
     dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed)
-    times = PACKED_TIMES if packed else BF16_TIMES
+    kind = PACKED if packed else BF16
     if packed and num_heads <= COLUMNS[0]:
-        dealt, times = DealtFewHeadsPlan(), SIXTEEN_TIMES
+        dealt, kind = DealtFewHeadsPlan(), SIXTEEN
     tiles = tiles_of(topk)
     waves = -(-queries * plan.items(num_heads) // _capacity(runner, plan)[size])
-    by_clusters = time_of_waves(times, -(-tiles // size), waves)
+    by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
     items = queries * dealt.items(num_heads)
-    if time_of_dealing(times, runner.num_sms, items, tiles) < MOST_OF_WAVES * by_clusters:
+    if time_of_dealing(kind, runner.num_sms, items, tiles) < MOST_OF_WAVES * by_clusters:
         return dealt, 1
     return plan, size
 
@@ -168,12 +180,12 @@ def choose_clusters(
     return many, many_size
 
 
-def time_of_dealing(times: Times, num_sms: int, items: int, tiles: int) -> float:
+def time_of_dealing(kind: int, num_sms: int, items: int, tiles: int) -> float:
     """Time of items of so many tiles, at most, that are dealt out among all SMs."""
     line = items * (tiles + OVERHEAD_TILES)
     if items > MOST_WAVES * num_sms or line * num_sms > INT32_MAX:
         return math.inf
-    return time_of_dealt(times, items, tiles, num_sms)
+    return time_of_dealt(DEALT_TIMES[kind], items, tiles, num_sms)
 
 
 def tiles_of(topk: int) -> int:
@@ -189,7 +201,7 @@ def beats_the_forward(runner: Runner, queries: int, num_heads: int, topk: int) -
         return False
     tiles = tiles_of(topk)
     by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // runner.num_sms))
-    return time_of_dealing(BF16_TIMES, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
+    return time_of_dealing(BF16, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
 
 
 def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:

@@ -247,11 +247,12 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 
 
 @cute.jit
-def launch_mend_out(x: Operands, group: cutlass.Constexpr, stream: Any):
-    """Launch on `stream`, after the forward of `x`, which took `group` queries together."""
+def launch_mend_out(x: Operands, group: cutlass.Constexpr, choice: Any, stream: Any):
+    """Launch on `stream`, after the forward of `x`, which took `group` queries together; choice:
+    see `launch_mend`."""
     read = flat(x.q, x.q.shape[2]), x.kv, x.indices, x.topk_length, flat(x.lse)
     queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group))
-    launch_mend(queries, None, x.attn_sink, flat(x.out, x.out.shape[2]), None, stream)
+    launch_mend(queries, None, x.attn_sink, flat(x.out, x.out.shape[2]), choice, stream)
 
 
 @cute.jit

@@ -20,7 +20,7 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.choice import SECOND, is_taken
+from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists, members_bits
 
 THREADS = 512
@@ -42,6 +42,7 @@ class Slots(NamedTuple):
     first_query: Int32
     group: cutlass.Constexpr  # queries
     tile: cutlass.Constexpr  # see Lists; 0: not asked for
+    lean: cutlass.Constexpr = False  # lengths are loaded at each use: ptxas spilled them once
 
     @property
     def row_bits(self) -> int:
@@ -139,10 +140,11 @@ def mark(x: Slots, shared: Shared, base: Int32, thread: Int32) -> None:
 def mark_several(x: Slots, shared: Shared, base: Int32, start: Int32, thread: Int32) -> None:
     """Mark the rows of slots start, start + THREADS, ... of each query."""
     rows = []
+    first = opaque(x.first_query) if cutlass.const_expr(x.lean) else x.first_query
     for member in cutlass.range_constexpr(x.group):
-        query = cutlass.min(x.first_query + member, Int32(x.indices.shape[0]) - 1)
+        query = cutlass.min(first + member, Int32(x.indices.shape[0]) - 1)
         line = x.indices.iterator + Int64(query) * x.indices.shape[1]
-        length = length_of(x, x.first_query + member)
+        length = length_of(x, first + member)
         for i in cutlass.range_constexpr(slots_at_once(x.group)):
             slot = start + i * THREADS
             row = (line + cutlass.min(slot, Int32(x.indices.shape[1]) - 1)).load()
@@ -405,15 +407,17 @@ def union_kernel(
     group: cutlass.Constexpr,
     tile: cutlass.Constexpr,
     choice: Any,
+    grouping: cutlass.Constexpr = SECOND,
 ):
     """One group; arguments as in `launch_union`."""
     number, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile)
-    x = Slots(indices, topk_length, num_keys, number * group, group, tile)
+    lean = grouping == FIRST
+    x = Slots(indices, topk_length, num_keys, number * group, group, tile, lean)
     if cutlass.const_expr(choice is None):
         make_list(x, shared, lists)
     else:
-        if is_taken(choice, Int32(SECOND)):
+        if is_taken(choice, Int32(grouping)):
             make_list(x, shared, lists)
 
 
@@ -463,6 +467,7 @@ def launch_union(
     stream: Any,
     tile: cutlass.Constexpr = 0,
     choice: Any = None,
+    grouping: cutlass.Constexpr = SECOND,
 ):
     """Launch on `stream`.
 
@@ -470,8 +475,8 @@ def launch_union(
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,). lists: written.
         num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
         tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
-        choice: lists are made if it says SECOND, see `choice.py`; None: they are made.
+        choice: lists are made if it says `grouping`, see `choice.py`; None: they are made.
     """
-    union_kernel(indices, topk_length, lists, num_keys, group, tile, choice).launch(
+    union_kernel(indices, topk_length, lists, num_keys, group, tile, choice, grouping).launch(
         grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -7,6 +7,7 @@ from cutlass import Int32, cute
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.sizes import NUM_BINS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_WARP_SUMS,
     ClusterBuffers,
@@ -37,6 +38,25 @@ class Selecting(NamedTuple):
     def plan(self) -> Any:
         """The plan."""
         return self.static.value
+
+    @property
+    def threads(self) -> int:
+        """Consumers that select in the row."""
+        return int(self.plan.consumer_threads)
+
+    @property
+    def bins(self) -> int:
+        """Bins of the row's histogram."""
+        return NUM_BINS
+
+    @property
+    def most_parts(self) -> int:
+        """CTAs that may share the row."""
+        return int(self.plan.largest_cluster)
+
+    def sync(self) -> None:
+        """Sync them."""
+        consumer_sync(self.plan)
 
 
 def unpacked(s: Selecting) -> Selecting:

@@ -144,11 +144,16 @@ class SelectPlan:
             raise ValueError("lists.capacity: no room for a batch of pages beside the best tokens")
         if self.selects_alone and capacity < 2 * self.most_kept:
             raise ValueError("lists.capacity: no room for what a CTA publishes beside the best")
+        if self.rows is By.CLUSTERS and min(self.most_at_bin) < self.most_kept:
+            raise ValueError("lists.capacity: no room for what three clusters publish")
         first = lists.first_fill_pages * PAGE_SIZE
         most = first + (FILLS - 1) * lists.fill_step_pages * PAGE_SIZE
         if not self.topk <= first <= most <= capacity:
             raise ValueError("lists: a first fill has topk tokens and fits the capacity")
         assert self.smem.total <= self.arch.smem_bytes
+        if self.keys_alone:
+            between = self.smem.offset("positions") - self.smem.offset("keys")
+            assert between == self.smem.size("keys"), "the positions follow the keys"
 
     @property
     def name(self) -> str:
@@ -212,6 +217,17 @@ class SelectPlan:
         return self.lists.capacity // self.consumer_warps
 
     @property
+    def keys_alone(self) -> bool:
+        """A list in the order of positions has keys only, in the memory of the positions too: an
+        entry's place in it says the position."""
+        return self.rows is By.PAIRS
+
+    @property
+    def ordered_entries(self) -> int:
+        """Most entries of a list in the order of positions."""
+        return 2 * self.lists.capacity if self.keys_alone else self.lists.capacity
+
+    @property
     def candidate_words(self) -> int:
         """32-bit words for a row's own candidates, or for the offsets of published chunks."""
         offsets = 3 * LISTED_SLOTS + self.lists.capacity // WARP_SIZE
@@ -227,6 +243,20 @@ class SelectPlan:
         """Entries that are left after a list is cut down at a bin, and that a CTA publishes: the
         best, and those in the bin of the last of them."""
         return self.topk + self.max_candidates
+
+    @property
+    def most_at_bin(self) -> tuple[int, int]:
+        """Entries that are left after a cluster cuts its part at a bin, if several share a row. A
+        CTA of the last cluster lists what CTAs of two neighbouring ones published, or, where a row
+        has more clusters than they have CTAs and one, of three. Merging more than 2 topk takes
+        longer than the second round that they save."""
+        worth = 2 * self.topk
+        return min(self.lists.capacity // 2, worth), min(self.lists.capacity // 3, worth)
+
+    @property
+    def most_published(self) -> int:
+        """Entries that a CTA publishes, at most."""
+        return self.most_at_bin[0] if self.rows is By.CLUSTERS else self.most_kept
 
     @property
     def unscored_length(self) -> int:
@@ -321,7 +351,7 @@ class SelectPlan:
     @property
     def slot_words(self) -> int:
         """Most 32-bit words that a CTA publishes: see select/by_clusters.py."""
-        return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_kept
+        return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_published
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
         """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it

@@ -18,7 +18,7 @@ from flashdsa.kernels.indexer.select.lists import (
     PageRange,
     count_in_bin,
     first_room,
-    put,
+    put_key,
 )
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_FULLEST,
@@ -118,7 +118,7 @@ def score_together(
     # All consumers of the CTA: both lists may be added to, and both floors are written.
     consumer_sync(whole)
     # A row without room in the list is listed by segments from the start.
-    ordered = floor == 0 and tile.num_pages <= plan.lists.capacity // PAGE_SIZE
+    ordered = floor == 0 and tile.num_pages <= plan.ordered_entries // PAGE_SIZE
     lane_floor = cutlass.max(Uint32(lists.scratch[SCRATCH_LIST_FLOOR]), Uint32(LOWEST_KEY))
     slot, free = own_segment(lists, listed.pages > 0, source.thread, whole)
     # It syncs all consumers of the CTA: everyone has read all of both lists.
@@ -126,7 +126,7 @@ def score_together(
     prepared = scoring.prepare(x, stage)
     room = free // WARP_TOKENS * whole.consumer_warpgroups
     if ordered:
-        room = Int32(plan.lists.capacity // PAGE_SIZE)
+        room = Int32(plan.ordered_entries // PAGE_SIZE)
     elif floor == 0:
         room = cutlass.min(room, first_room(room, cutlass.Boolean(True), tile, s.coord, plan))
     first_number = word_in(s.inputs.tiles, stage, "first_number")
@@ -211,7 +211,7 @@ def list_pair(
     key = sortable(score)
     valid = valid and position < sink.length
     if sink.ordered:
-        put(sink.select, position - sink.first_position, key, position, valid)
+        put_key(sink.select, position - sink.first_position, key, valid)
     else:
         wanted = valid and key >= sink.floor
         mask = Int32(cute.arch.vote_ballot_sync(wanted))

@@ -65,7 +65,7 @@ class SelectBuffers(NamedTuple):
     that the producer reads `own_rows`, `lengths` and the scratch words of the schedule after a
     CTA-wide barrier."""
 
-    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
+    keys: cute.Tensor  # (list_capacity,) Int32, bits of Uint32; see the plan's `keys_alone`
     positions: cute.Tensor  # (list_capacity,) Int32, bits of Uint32
     histogram: cute.Tensor  # (NUM_BINS,) Int32
     candidates: cute.Tensor  # (candidate_words,) Int32: keys and positions
@@ -90,6 +90,7 @@ SCRATCH_TOP = 58  # the best key that the caller publishes, likewise
 SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
 SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see select/by_pairs.py
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
+SCRATCH_RANGE = 62  # lowest and highest key that may win, see select/by_clusters.py
 SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, likewise
 
 

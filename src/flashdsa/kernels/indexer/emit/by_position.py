@@ -81,25 +81,34 @@ def emit_in_order(
     """Write the part's entries as good as the threshold, after those of the previous parts.
 
     Entry i of the list is the part's i-th token. A warp takes 128 at a time, a lane four of them;
-    the bits of one register say which of the lane's entries win.
+    the bits of one register say which of the lane's entries win, if it has enough bits; otherwise
+    the entries are looked at once more.
     """
     select, output, thread, plan = s.select, s.output, s.thread, s.plan
-    most_blocks = plan.lists.capacity // (plan.consumer_warps * WARP_ENTRIES)
-    assert const_expr(ENTRIES_EACH * most_blocks <= WINNER_BITS)
+    most_blocks = -(-plan.ordered_entries // (plan.consumer_warps * WARP_ENTRIES))
+    remembers = const_expr(ENTRIES_EACH * most_blocks <= WINNER_BITS)
     blocks = (span.end - span.first + WARP_ENTRIES - 1) // WARP_ENTRIES
     lane = thread % WARP_SIZE
     # No token has key 0: if the threshold has it, all tokens win.
     last = Int32(threshold.position) - part.first if threshold.key != 0 else Int32(-1)
-    winners = Int32(0)
+    winners, count = Int32(0), Int32(0)
     for block in cutlass.range(blocks, unroll=1):
         index = span.first + block * WARP_ENTRIES + ENTRIES_EACH * lane
         found = winners_at(select, threshold, last, index, span.end)
-        winners |= found << (ENTRIES_EACH * block)
-    of_warp = cute.arch.warp_redux_sync(Int32(cute.arch.popc(winners)), "add")
+        if const_expr(remembers):
+            winners |= found << (ENTRIES_EACH * block)
+        else:
+            count += Int32(cute.arch.popc(found))
+    if const_expr(remembers):
+        count = Int32(cute.arch.popc(winners))
+    of_warp = cute.arch.warp_redux_sync(count, "add")
     sums = warp_sums(s, of_warp)
     to = threshold.first_out_index + before_warp(sums, thread)
     below = Int32(cute.arch.lanemask_lt())
     for block in cutlass.range(blocks, unroll=1):
+        if const_expr(not remembers):
+            again = span.first + block * WARP_ENTRIES + ENTRIES_EACH * lane
+            winners = winners_at(select, threshold, last, again, span.end)
         mine = to
         for k in cutlass.range_constexpr(ENTRIES_EACH):
             vote = Int32(cute.arch.vote_ballot_sync(wins(winners, k)))

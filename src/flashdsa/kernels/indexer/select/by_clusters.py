@@ -4,7 +4,10 @@ One cluster has at most 16 CTAs, of some 132 that a device runs. Each cluster of
 in its part as it does in a whole row, but stops at a bin: entries in better bins or in the bin of
 the k-th best are *published*, each CTA into its own slot in device memory. The last cluster selects
 from the published entries, again as in a whole row: each of its CTAs takes neighbouring slots, one
-for each cluster of the row. No cluster waits for another.
+for each cluster of the row. It knows a range of keys from the slots' headers: no entry below the
+highest of the clusters' bins wins, and none is above the best one. The range is cut into steps for
+its first round, which are narrow, so that few entries are left after it, also where scores are in
+order. No cluster waits for another.
 """
 
 from typing import Any
@@ -25,8 +28,21 @@ from flashdsa.kernels.indexer.emit.by_position import (
     own_span,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import Part, accepts
-from flashdsa.kernels.indexer.select.lists import clear_histogram, key_at, position_at, put
+from flashdsa.kernels.indexer.select.keys import (
+    BIN_BITS,
+    SIGN,
+    Part,
+    accepts,
+    signed,
+    step_bits,
+    unsigned,
+)
+from flashdsa.kernels.indexer.select.lists import (
+    clear_histogram,
+    count_in_bin,
+    key_at,
+    position_at,
+)
 from flashdsa.kernels.indexer.select.published import load_entry, slot_of
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
@@ -41,10 +57,14 @@ from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     SCRATCH_PART,
+    SCRATCH_RANGE,
+    SCRATCH_TOP,
 )
 
 SLOTS_TOGETHER = 8
 """Slots of which a thread loads an entry each before it uses the first."""
+HEADERS_TOGETHER = 4
+"""Slots of which a lane loads the headers before it uses the first."""
 
 
 @cute.jit
@@ -55,6 +75,10 @@ def select_by_clusters(
     tiles.py."""
     listed, selected = nothing_listed(), cutlass.Boolean(False)
     merges = cutlass.Boolean(False)  # the list has published entries
+    scratch = s.select.scratch
+    if s.thread == 0:
+        # `fill` ends with a sync of all consumers.
+        scratch[SCRATCH_RANGE], scratch[SCRATCH_RANGE + 1] = Int32(0), Int32(-1)
     while not selected:
         part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
         if not merges:
@@ -74,12 +98,12 @@ def select_by_clusters(
                 span = own_span(s, tile.row, part)
             # A list that is compacted keeps at least topk entries; those of the last bin, too.
             threshold, phases = find_threshold(
-                s, scored and s.coord.num_parts > 1, publishes or not scored, part, phases
+                s, scored and s.coord.num_parts > 1, publishes or not scored, part, phases, merges
             )
             if not scored:
                 listed = compacted(s, listed, threshold)
             elif publishes:
-                merges, entries = publish_part(s, tile.row, part, threshold)
+                merges, entries = publish_part(s, tile, part, threshold)
                 listed = listed._replace(entries=entries)
                 selected = not merges
             else:
@@ -93,16 +117,16 @@ def select_by_clusters(
 
 @cute.jit
 def publish_part(
-    s: Selecting, row: Int32, part: Part, threshold: Threshold
+    s: Selecting, tile: WorkTile, part: Part, threshold: Threshold
 ) -> tuple[cutlass.Boolean, Int32]:
     """Publish the part's best. The list in the row's last cluster becomes what the caller selects
     from all clusters' best. Return (whether this is the last, entries of the list)."""
     entries = Int32(0)
     cta, _, _ = cute.arch.block_idx()
     publish(s, cta, part, threshold)
-    is_last = announce_published(s, row)
+    is_last = announce_published(s, tile.row)
     if is_last:
-        entries = list_published(s, cta)
+        entries = list_published(s, cta, tile.length)
     return is_last, entries
 
 
@@ -112,8 +136,9 @@ def publish(s: Selecting, cta: Int32, part: Part, threshold: Threshold) -> None:
     select, thread, plan = s.select, s.thread, s.plan
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
+        select.scratch[SCRATCH_TOP] = Int32(SIGN)
     consumer_sync(plan)
-    slot = slot_of(s, cta)
+    slot, top = slot_of(s, cta), Int32(SIGN)
     for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
         i = first + thread
         key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
@@ -124,10 +149,16 @@ def publish(s: Selecting, cta: Int32, part: Part, threshold: Threshold) -> None:
         if wins:
             at = slot + (SLOT_HEADER_WORDS + 2 * index)
             store2(at, Int32(key), Int32(position))
+            top = cutlass.max(top, signed(key))
+    top = cute.arch.warp_redux_sync(top, "max")
+    if thread % WARP_SIZE == 0:
+        cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
     consumer_sync(plan)
     if thread == 0:
+        # Of CTAs that have the same key as the last winner's, only the first ones accept it.
+        floor = threshold.key if s.coord.part == 0 else Uint32(0)
         store2(slot, select.scratch[SCRATCH_COUNT], part.first)
-        store2(slot + 2, part.end, Int32(0))
+        store2(slot + 2, select.scratch[SCRATCH_TOP], signed(floor))
     consumer_sync(plan)
 
 
@@ -171,54 +202,79 @@ def announce_published(s: Selecting, row: Int32) -> cutlass.Boolean:
 
 
 @cute.jit
-def list_published(s: Selecting, cta: Int32) -> Int32:
+def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
     """Fill the list with the entries of the caller's slots, one slot for each cluster of the row,
-    in the order of their parts; return the number of entries. Their part of the row is in scratch.
-    Synced."""
+    in the order of their parts; return the number of entries. Their part of the row is in scratch,
+    and the range of the entries that may win, whose steps the histogram counts. Synced."""
     select, coord, thread, plan = s.select, s.coord, s.thread, s.plan
     clear_histogram(s)
     lane = thread % WARP_SIZE
-    split = coord.group % coord.num_splits
-    first_slot = cta - coord.part - split * coord.num_parts + coord.part * coord.num_splits
-    count, first, end = Int32(0), Int32(0), Int32(0)
+    first_cta = cta - coord.part - coord.group % coord.num_splits * coord.num_parts
+    first_slot = first_cta + coord.part * coord.num_splits
+    count, first, best, stop = Int32(0), Int32(0), Int32(SIGN), row_end
     if lane < coord.num_splits:
-        slot = slot_of(s, first_slot + lane)
-        count, first = load2(slot)
-        end, _ = load2(slot + 2)
+        count, first = load2(slot_of(s, first_slot + lane))
+        best, _ = load2(slot_of(s, first_slot + lane) + 2)
+    if coord.part < coord.num_parts - 1:
+        _, stop = load2(slot_of(s, first_slot + coord.num_splits))
+    floor, top = best_of_all(s, first_cta, lane)
+    # A slot of which nothing can win is passed over.
+    count = count if best >= floor else Int32(0)
+    low = unsigned(floor)
+    high = cutlass.max(unsigned(top), low + 1)
+    shift = step_bits(high - low, BIN_BITS)
     inclusive = prefix_sum(count, lane)
     # All consumers: the histogram is clear, and nobody reads the old list any more.
     consumer_sync(plan)
-    for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
-        # All loads are under way before the first one is waited for.
-        keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
-        positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
-        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
-            keys[i], positions[i] = Int32(0), Int32(0)
-            if thread < cute.arch.shuffle_sync(count, block + i):
-                keys[i], positions[i] = load_entry(s, first_slot + block + i, thread)
-        for i in cutlass.range_constexpr(SLOTS_TOGETHER):
-            entries = cute.arch.shuffle_sync(count, block + i)
-            before = cute.arch.shuffle_sync(inclusive, block + i) - entries
-            if thread < entries:
-                index = before + thread
-                put(select, index, Uint32(keys[i]), positions[i], cutlass.Boolean(True))
-    # The rest of slots with more entries than the consumers' number, which are rare. The loop is
-    # the same for all lanes: ptxas would keep no uniform registers with one of each lane's own.
+    # The loops are the same for all lanes: ptxas would keep no uniform registers with one of each
+    # lane's own.
     most = cute.arch.warp_redux_sync(count, "max")
-    for begin in cutlass.range(plan.consumer_threads, most, plan.consumer_threads, unroll=1):
-        for slot in cutlass.range(coord.num_splits, unroll=1):
-            entries = cute.arch.shuffle_sync(count, slot)
-            before = cute.arch.shuffle_sync(inclusive, slot) - entries
-            at = begin + thread
-            if at < entries:
-                key, position = load_entry(s, first_slot + slot, at)
-                put(select, before + at, Uint32(key), position, cutlass.Boolean(True))
-    last = coord.num_splits - 1
-    start, stop = cute.arch.shuffle_sync(first, 0), cute.arch.shuffle_sync(end, last)
+    for begin in cutlass.range(0, most, plan.consumer_threads, unroll=1):
+        at = begin + thread
+        for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
+            # All loads are under way before the first one is waited for.
+            keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+            positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
+            for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+                keys[i], positions[i] = Int32(0), Int32(0)
+                if at < cute.arch.shuffle_sync(count, block + i):
+                    keys[i], positions[i] = load_entry(s, first_slot + block + i, at)
+            for i in cutlass.range_constexpr(SLOTS_TOGETHER):
+                entries = cute.arch.shuffle_sync(count, block + i)
+                index = cute.arch.shuffle_sync(inclusive, block + i) - entries + at
+                if at < entries:
+                    select.keys[index], select.positions[index] = keys[i], positions[i]
+                    if Uint32(keys[i]) >= low:
+                        count_in_bin(select, Int32((Uint32(keys[i]) - low) >> Uint32(shift)))
+    start = cute.arch.shuffle_sync(first, 0)
     if thread == 0:
         select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1] = start, stop
+        select.scratch[SCRATCH_RANGE], select.scratch[SCRATCH_RANGE + 1] = Int32(low), Int32(high)
     consumer_sync(plan)
-    return cute.arch.shuffle_sync(inclusive, last)
+    return cute.arch.shuffle_sync(inclusive, coord.num_splits - 1)
+
+
+@cute.jit
+def best_of_all(s: Selecting, first_cta: Int32, lane: Int32) -> tuple[Int32, Int32]:
+    """A warp: (the highest key that `topk` entries of a cluster have at least, the best key), of
+    all CTAs that share the row, as signed words."""
+    coord = s.coord
+    ctas = coord.num_splits * coord.num_parts
+    floor, top = Int32(SIGN), Int32(SIGN)
+    for block in cutlass.range(0, ctas, HEADERS_TOGETHER * WARP_SIZE, unroll=1):
+        tops = cute.make_rmem_tensor(HEADERS_TOGETHER, Int32)
+        floors = cute.make_rmem_tensor(HEADERS_TOGETHER, Int32)
+        for i in cutlass.range_constexpr(HEADERS_TOGETHER):
+            tops[i], floors[i] = Int32(SIGN), Int32(SIGN)
+            cta = block + i * WARP_SIZE + lane
+            if cta < ctas:
+                tops[i], floors[i] = load2(slot_of(s, first_cta + cta) + 2)
+        for i in cutlass.range_constexpr(HEADERS_TOGETHER):
+            floor, top = cutlass.max(floor, floors[i]), cutlass.max(top, tops[i])
+    return (
+        cute.arch.warp_redux_sync(floor, "max"),
+        cute.arch.warp_redux_sync(top, "max"),
+    )
 
 
 @cute.jit

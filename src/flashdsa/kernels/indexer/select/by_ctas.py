@@ -27,13 +27,13 @@ from flashdsa.kernels.indexer.emit.by_position import (
     own_span,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import Part, accepts
+from flashdsa.kernels.indexer.select.keys import SIGN, Part, accepts, signed
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
     append_all,
     compact,
     key_at,
-    position_at,
+    position_of,
     reset,
 )
 from flashdsa.kernels.indexer.select.published import (
@@ -80,8 +80,6 @@ CHUNKS_TOGETHER = 8
 """Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 PUBLISHED_TOGETHER = 4
 """Entries of a thread that it publishes with one atomic of its warp."""
-SIGN = -(2**31)
-"""Flips the order of unsigned words into that of signed ones."""
 
 
 @cute.jit
@@ -192,7 +190,8 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
             index = first + thread + i * plan.consumer_threads
             keys[i], positions[i], wins[i] = Int32(0), Int32(0), Int32(0)
             if index < part.entries:
-                key, position = key_at(select, index), position_at(select, index)
+                key = key_at(select, index)
+                position = position_of(select, part, index, key)
                 keys[i], positions[i] = Int32(key), Int32(position)
                 wins[i] = Int32(accepts(key, position, threshold.key, threshold.position))
         alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wins, indices, PUBLISHED_TOGETHER)
@@ -220,11 +219,6 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
             (counters + thread).store(Int32(0))
         reset(s)
     return is_last
-
-
-def signed(key: Uint32) -> Int32:
-    """The key as a signed word in the same order."""
-    return Int32(key) ^ Int32(SIGN)
 
 
 @cute.jit

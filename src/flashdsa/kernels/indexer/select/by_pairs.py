@@ -6,9 +6,10 @@ is alone with its row between two batches of pages: its list, histogram and cand
 barrier. Lists are compacted at the same time in both teams, whichever is full, so that both list
 the same pages.
 
-A list that is not in the order of positions has a segment for each warp that lists scores, filled
-from its front. Nothing follows a segment's last entry, or, if the list is full or complete, entries
-that never win. The row's scratch has the number of entries of each segment.
+A list in the order of positions has a row's part whole: keys alone, in the memory of the positions
+too, as an entry's place says its position. Any other list has a segment for each warp that lists
+scores, filled from its front. Nothing follows a segment's last entry, or, if the list is full or
+complete, entries that never win. The row's scratch has the number of entries of each segment.
 """
 
 from typing import Any
@@ -88,14 +89,19 @@ def select_by_team(
     listed, selected = nothing_listed(), cutlass.Boolean(False)
     merges = cutlass.Boolean(False)  # the list is filled with published entries
     while not selected:
-        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
+        nothing = Part(Int32(0), Int32(0), Int32(0), cutlass.Boolean(False))
+        part, last = nothing, tile.num_pages
         if not merges:
             listed = fill(s, source, tile, tile_stage(s, phases), listed)
             part = part_of(tile, listed.entries)
-            part = part._replace(end=cutlass.max(part.first, part.end))  # the row may be shorter
+            # The row may be shorter. A part that is listed whole has not been compacted.
+            part = part._replace(
+                end=cutlass.max(part.first, part.end),
+                keys_alone=listed.floor == 0 and listed.pages == tile.num_pages,
+            )
         else:
             listed = list_slots(s, listed)
-            part = Part(Int32(0), tile.length, listed.entries)
+            part = nothing._replace(end=tile.length, entries=listed.entries)
             last = tile.num_splits
         scored = listed.pages == last
         if scored and not merges:

@@ -29,6 +29,8 @@ MIDDLE = 1 << (31 - KEY_SHIFT)
 WINDOW_START = 112 * 64
 """Shifted magnitude of 2**-15, where the window begins."""
 BIN_BITS = 12
+SIGN = -(2**31)
+"""Flips the order of unsigned words into that of signed ones."""
 NO_POSITION = -(2**31)
 """The position of no token; as an unsigned number it is above all positions."""
 
@@ -37,6 +39,13 @@ def key_of(word: Int32) -> Int32:
     """Signed integer in the order of scores, of a word: the bits of a score, or `INVALID`. The
     addition of 2 turns the greatest one, `NAN`, into `LOWEST`, and `INVALID` into the least."""
     return (word ^ ((word >> 31) & MAGNITUDE)) + 2
+
+
+def word_of(key: Int32) -> Int32:
+    """The word of a key: the inverse of `key_of`. Keys of no score give words that no score is at
+    least, if compared as fp32."""
+    word = key - 2
+    return word ^ ((word >> 31) & MAGNITUDE)
 
 
 def sortable(score: Float32) -> Uint32:
@@ -76,6 +85,16 @@ def lowest_key(bin_index: Int32) -> Uint32:
 def highest_key(bin_index: Int32) -> Uint32:
     """The largest key of a bin."""
     return lowest_key(bin_index + 1) - 1
+
+
+def signed(key: Uint32) -> Int32:
+    """The key as a signed word in the same order."""
+    return Int32(key) ^ Int32(SIGN)
+
+
+def unsigned(word: Int32) -> Uint32:
+    """The key of which `signed` gives the word."""
+    return Uint32(word ^ Int32(SIGN))
 
 
 @cute.jit
@@ -126,6 +145,7 @@ class Part(NamedTuple):
     first: Int32
     end: Int32
     entries: Int32
+    keys_alone: Any = None  # Boolean: entry i is the part's i-th token; None: all have positions
 
 
 class Range(NamedTuple):

@@ -7,13 +7,13 @@ range, are never accepted, and go when the list is compacted.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Uint32, cute
+from cutlass import Float32, Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.smem import store4
 from flashdsa.dsl.warp import alloc_slot, alloc_slots
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import NO_POSITION, accepts, bin_of, sortable
+from flashdsa.kernels.indexer.select.keys import NO_POSITION, Part, accepts, bin_of, sortable
 from flashdsa.kernels.indexer.sizes import FILLS, NUM_BINS
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COUNT, SelectBuffers
 
@@ -26,6 +26,19 @@ def key_at(select: SelectBuffers, index: Int32) -> Uint32:
 def position_at(select: SelectBuffers, index: Int32) -> Uint32:
     """Position of the list's entry."""
     return Uint32(select.positions[index])
+
+
+@cute.jit
+def position_of(select: SelectBuffers, part: Part, index: Int32, key: Uint32) -> Uint32:
+    """Position of the list's entry, whose key is given."""
+    if const_expr(part.keys_alone is None):
+        return position_at(select, index)
+    position = Uint32(part.first + index)
+    if key == 0:
+        position = Uint32(NO_POSITION)
+    if not part.keys_alone:
+        position = position_at(select, index)
+    return position
 
 
 @cute.jit
@@ -83,6 +96,14 @@ def put(
     """Store an entry at a given index; one that is not `valid` never wins and is not counted."""
     select.keys[index] = Int32(key) if valid else Int32(0)
     select.positions[index] = position if valid else Int32(NO_POSITION)
+    if valid:
+        count_in_bin(select, bin_of(key))
+
+
+@cute.jit
+def put_key(select: SelectBuffers, index: Int32, key: Uint32, valid: cutlass.Boolean) -> None:
+    """Same as `put`, in a list that has keys only."""
+    select.keys[index] = Int32(key) if valid else Int32(0)
     if valid:
         count_in_bin(select, bin_of(key))
 

@@ -7,10 +7,10 @@ each compares them itself. The CTAs' counts say how many of its own each accepts
 is left that many entries have: smaller parts of the row have the smaller positions.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.cluster import send
 from flashdsa.dsl.pipeline import PackedPhases
@@ -18,6 +18,7 @@ from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.select.exchange import (
     COUNTED,
     GATHERED,
@@ -39,11 +40,12 @@ from flashdsa.kernels.indexer.select.keys import (
     narrowed,
     steps_of,
 )
-from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_at
+from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_of
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_BEFORE,
     SCRATCH_CANDIDATES,
+    SCRATCH_RANGE,
     SCRATCH_THRESHOLD,
     SelectBuffers,
 )
@@ -126,7 +128,7 @@ def gather(
         for k in cutlass.range_constexpr(4):
             key = Uint32(keys[k])
             if between(key, range_.low, width) and 4 * i + k < part.entries:
-                position = position_at(select, 4 * i + k)
+                position = position_of(select, part, 4 * i + k, key)
                 if ~position >= range_.inv_low and ~position <= range_.inv_high:
                     add_entry(select, select.candidates, key, position)
     # All consumers: the caller's candidates are complete.
@@ -243,30 +245,56 @@ def count_entry(
 
 
 @cute.jit
-def recount(s: Selecting, range_: Range, steps: Steps, listed: Int32, candidate: Candidate) -> None:
-    """Count the range's entries into the histogram: of the first `listed` of the list, and of the
-    candidates in registers. Synced."""
+def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Candidate) -> None:
+    """Count the range's entries into the histogram: of the part's list, and of the candidates in
+    registers. Synced."""
     select, thread, plan = s.select, s.thread, s.plan
     consumer_sync(plan)  # everyone has read what the round before counted
     clear_histogram(s)
     consumer_sync(plan)
-    for i in cutlass.range(thread, listed, plan.consumer_threads, unroll=1):
-        count_entry(select, range_, steps, key_at(select, i), position_at(select, i))
+    for i in cutlass.range(thread, part.entries, plan.consumer_threads, unroll=1):
+        key = key_at(select, i)
+        count_entry(select, range_, steps, key, position_of(select, part, i, key))
     if thread < candidate.count:
         count_entry(select, range_, steps, candidate.key, candidate.position)
     consumer_sync(plan)
 
 
+def published_range(select: SelectBuffers, range_: Range) -> Range:
+    """The range of the entries, of all that clusters published, that may win, at least two keys; of
+    all entries until they have; see by_clusters.py."""
+    low, high = Uint32(select.scratch[SCRATCH_RANGE]), Uint32(select.scratch[SCRATCH_RANGE + 1])
+    return range_._replace(low=low, high=high)
+
+
+@cute.jit
+def few_at_bin(s: Selecting, kept: Int32) -> cutlass.Boolean:
+    """Whether a cluster may cut its part at a bin with so many entries in it and above."""
+    coord = s.coord
+    few, fewer = s.plan.most_at_bin
+    return kept <= (Int32(few) if coord.num_splits <= coord.num_parts + 1 else Int32(fewer))
+
+
 @cute.jit
 def find_threshold(
-    s: Selecting, shared: cutlass.Boolean, to_bin: cutlass.Boolean, part: Part, phases: PackedPhases
+    s: Selecting,
+    shared: cutlass.Boolean,
+    to_bin: cutlass.Boolean,
+    part: Part,
+    phases: PackedPhases,
+    merges: Any = None,
 ) -> tuple[Threshold, PackedPhases]:
     """Find the `topk`-th best among the lists of all CTAs, or of the caller if not `shared`. Ends
     synced.
 
     All entries are accepted if they are `topk` or fewer. The histogram holds the bins of the list's
     entries; it is destroyed. A worse entry is enough if `to_bin`: at most max_candidates more
-    entries are accepted then, and `first_out_index` means nothing. Returns the events' phases, too.
+    entries are accepted then, or of clusters that share rows what the plan's `most_at_bin` says,
+    and `first_out_index` means nothing. Returns the events' phases, too.
+
+    Args:
+        merges: the lists have what clusters published, and the histogram the steps of
+            `published_range`; None: never.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     range_ = Range(Uint32(0), Uint32(0xFFFFFFFF), ~Uint32(LAST_POSITION), Uint32(0xFFFFFFFF))
@@ -279,6 +307,9 @@ def find_threshold(
     # `above` is the second warp's: the caller's entries above the range.
     above, state = Int32(0), Int32(LISTED)
     at_key, at_position = Uint32(0), Uint32(LAST_POSITION)
+    if const_expr(merges is not None):
+        range_ = published_range(select, range_)
+        at_key = range_.low
     if thread == 0:
         select.scratch[SCRATCH_BEFORE] = Int32(0)
         select.scratch[SCRATCH_CANDIDATES] = Int32(0)
@@ -286,7 +317,7 @@ def find_threshold(
         steps = steps_of(range_)
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)
-            recount(s, range_, steps, listed, candidate)
+            recount(s, range_, steps, part._replace(entries=listed), candidate)
             recounted = cutlass.Boolean(True)
         found = find_kth(s, shared, left, phases.phase(COUNTED))
         if shared:
@@ -301,7 +332,11 @@ def find_threshold(
         was_shared = shared
         if counted:
             total = found.total
-            range_ = range_._replace(low=lowest_key(found.bin), high=highest_key(found.bin))
+            of_bin = range_._replace(low=lowest_key(found.bin), high=highest_key(found.bin))
+            if const_expr(merges is not None):
+                if merges:
+                    of_bin = narrowed(range_, steps, found.bin)
+            range_ = of_bin
             if total <= plan.topk:
                 state = Int32(FOUND)
                 first_out_index += bin_.before
@@ -310,7 +345,10 @@ def find_threshold(
             range_ = narrowed(range_, steps, found.bin)
         counted = cutlass.Boolean(False)
         gathers = state == LISTED and found.within <= plan.max_candidates
-        if to_bin and gathers and not steps.by_position:
+        cuts = gathers
+        if const_expr(plan.rows is By.CLUSTERS):
+            cuts = state == LISTED and few_at_bin(s, plan.topk - left + found.within)
+        if to_bin and cuts and not steps.by_position:
             at_key = range_.low
             state = Int32(FOUND)
             gathers = cutlass.Boolean(False)

@@ -22,7 +22,8 @@ def compile_per_item(plan: PerItemPlan) -> Any:
     dq, dkv, heads, sm_scale, spread, num_ctas). If plan.more is not 0, then (more_rows,
     more_members, more_counts, more_present, more_named, choice, ratio, most_keys). A plan with
     slots has no spread, and (num_sms, slots, words, cursors, begins, keys, unordered, again,
-    row_of_key, unit_groups) follow num_ctas. See `launch_backward`.
+    row_of_key, unit_groups) follow num_ctas. A plan with tickets has them last. See
+    `launch_backward`.
     """
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
@@ -30,6 +31,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
     more = []
     if plan.more:
         more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
+    tickets = [fake_tensor(Int32, (cute.sym_int32(),), 4)] if plan.tickets else []
     return cute.compile(
         launch_backward,
         plan,
@@ -53,6 +55,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
         Int32(1),
         *slots,
         *more,
+        *tickets,
         options=options_for(SM90),
     )
 

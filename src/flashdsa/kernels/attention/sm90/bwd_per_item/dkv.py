@@ -17,7 +17,7 @@ from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     Context,
     Tiles,
     tile_after,
@@ -30,6 +30,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     LINE_PACKS,
     ROWS_CHUNK_BYTES,
 )
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, STEPS, four_dims
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -239,31 +240,55 @@ def dkv_all(role: Dkv) -> None:
     p = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
     ds = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
     number, items = Int32(0), Int32(0)
-    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        tiles = tiles_of(ctx, item)
-        line = ctx.line_of(ctx.lists.rows, item)
+    if cutlass.const_expr(ctx.plan.tickets):
+        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        while item >= 0:
+            number, items = dkv_item(role, accs, (p, ds), item, (number, items))
+            item = next_item(ctx, drawn)
+            drawn += 1
+    else:
+        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            number, items = dkv_item(role, accs, (p, ds), item, (number, items))
+
+
+@cute.jit
+def dkv_item(
+    role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, numbers: tuple[Int32, Int32]
+) -> tuple[Int32, Int32]:
+    """Take every tile of an item.
+
+    Args:
+        matrices: registers for P and dS. numbers: tiles of the CTA, and items with keys, before
+            this one; returned after it.
+    """
+    ctx = role.ctx
+    p, ds = matrices
+    number, items = numbers
+    tiles = tiles_of(ctx, item)
+    line = ctx.line_of(ctx.lists.rows, item)
+    if cutlass.const_expr(ctx.plan.slots):
+        line = ctx.line_of(role.offsets, item)
+    tile = tiles.first
+    keys = read_keys(role, line, tiles, tile)
+    if tiles.count > 0:
+        ctx.memory.rows_full.wait_round(items)
+        # Q and dO have been copied by threads; the fence shows them to wgmma.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        items += 1
+    for _ in cutlass.range(tiles.count, unroll=1):
+        tile = tile_after(tile, tiles.count)
+        ahead = read_keys(role, line, tiles, tile)
+        ctx.memory.scores_full.wait_round(number)
+        load_matrix(ctx.memory.p.address(), p, ctx.thread)
+        load_matrix(ctx.memory.ds.address(), ds, ctx.thread)
+        arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
         if cutlass.const_expr(ctx.plan.slots):
-            line = ctx.line_of(role.offsets, item)
-        tile = tiles.first
-        keys = read_keys(role, line, tiles, tile)
-        if tiles.count > 0:
-            ctx.memory.rows_full.wait_round(items)
-            # Q and dO have been copied by threads; the fence shows them to wgmma.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            items += 1
-        for _ in cutlass.range(tiles.count, unroll=1):
-            tile = tile_after(tile, tiles.count)
-            ahead = read_keys(role, line, tiles, tile)
-            ctx.memory.scores_full.wait_round(number)
-            load_matrix(ctx.memory.p.address(), p, ctx.thread)
-            load_matrix(ctx.memory.ds.address(), ds, ctx.thread)
-            arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
-            if cutlass.const_expr(ctx.plan.slots):
-                block = item % ctx.row_blocks
-                store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys])
-            else:
-                add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
-            keys = ahead
-            number += 1
-        if tiles.count > 0:
-            arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
+            block = item % ctx.row_blocks
+            store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys])
+        else:
+            add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
+        keys = ahead
+        number += 1
+    if tiles.count > 0:
+        arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
+    return number, items

@@ -20,13 +20,9 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import (
-    Context,
-    Gatherer,
-    PerItemMemory,
-    gather_all,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, gather_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     Offsets,
     launch_offsets,
@@ -66,31 +62,34 @@ def per_item_kernel(
     choice: Any,
     offsets: Any,
     number: Any,
+    tickets: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do. choice: None: it is
-    taken. A plan with slots has them as dkv, and offsets and number of the part; else None."""
+    taken. A plan with slots has them as dkv, and offsets and number of the part; else None.
+    tickets: see `tickets.py`; None: the plan has none."""
     q, kv, do = operands
     thread, _, _ = cute.arch.thread_idx()
     memory = PerItemMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    of_launch = lists, heads, dq, spread, choice, offsets, number, tickets
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_all(Gatherer(locate(memory, lists, heads, dq, spread, choice, offsets, number), kv))
+        gather_all(Gatherer(locate(memory, *of_launch), kv))
     elif group == 1:
         cute.arch.setmaxregister_increase(plan.score.registers)
-        ctx = locate(memory, lists, heads, dq, spread, choice, offsets, number)
+        ctx = locate(memory, *of_launch)
         score_all(Scorer(ctx, lse, delta, dq, sm_scale))
     elif group == 2:
         cute.arch.setmaxregister_increase(plan.high.registers)
-        ctx = locate(memory, lists, heads, dq, spread, choice, offsets, number)
+        ctx = locate(memory, *of_launch)
         high_all(High(ctx, q, do, dq))
     else:
         cute.arch.setmaxregister_decrease(plan.dkv.registers)
-        ctx = locate(memory, lists, heads, dq, spread, choice, offsets, number)
+        ctx = locate(memory, *of_launch)
         rows = offsets.rows if cutlass.const_expr(plan.slots) else None
         dkv_all(Dkv(ctx, dkv, rows))
 
@@ -105,6 +104,7 @@ def locate(
     choice: Any,
     offsets: Any,
     number: Any,
+    tickets: Any,
 ) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
@@ -121,7 +121,7 @@ def locate(
         first = part.begin * row_blocks + cta
         num_items = cutlass.min(num_items, part.end * row_blocks)
     own = thread % WARPGROUP_SIZE
-    return Context(memory, lists, row_blocks, first, num_ctas, num_items, spread, own)
+    return Context(memory, lists, row_blocks, first, num_ctas, num_items, spread, own, tickets)
 
 
 class Operands(NamedTuple):
@@ -165,6 +165,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
             ratio, most_keys: see `launch_choice`.
+        and if plan.tickets
+            tickets: (1 + num_ctas,) int32, written.
     """
     front = Operands._fields.index("lists")
     behind = front + LIST_TENSORS
@@ -173,14 +175,16 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     fields: tuple[Any, ...] = (*arguments[:front], lists, *arguments[behind:end])
     x = Operands(*fields)
     rest = arguments[end:]
-    more, choice = None, None
+    more, choice, tickets = None, None, None
+    if cutlass.const_expr(plan.tickets):
+        rest, tickets = rest[:-1], rest[-1]
     if cutlass.const_expr(plan.more > 0):
         of_more = rest[-LIST_TENSORS - 3 :]
         choice = of_more[LIST_TENSORS]
         more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
     of_delta = x.do, x.out, x.delta
     of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
-    launch_prepare(of_delta, x.heads, of_slots, keys, lists, more, plan, stream)
+    launch_prepare(of_delta, x.heads, of_slots, keys, lists, (more, tickets), plan, stream)
     operands = x.q, x.copy, x.do
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
@@ -191,7 +195,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     else:
         spread, num_ctas = rest[:2]
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
-        launch_part(work, spread, choice, None, None, num_ctas, plan, stream)
+        launch_part(work, spread, choice, None, None, tickets, num_ctas, plan, stream)
     if cutlass.const_expr(plan.queries > 1):
         read = x.q, x.kv, x.indices, x.topk_length, x.lse
         queries = Queries(*read, x.heads, x.sm_scale, Int32(plan.queries))
@@ -205,13 +209,14 @@ def launch_part(
     choice: Any,
     offsets: Any,
     number: Any,
+    tickets: Any,
     num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch the backward of all groups, or of the part `number`; arguments as for
     `per_item_kernel`."""
-    per_item_kernel(*work, spread, choice, offsets, number, plan).launch(
+    per_item_kernel(*work, spread, choice, offsets, number, tickets, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
 
@@ -238,5 +243,5 @@ def launch_parts(
     launch_split(work.lists, offsets, room, unit_groups, choice, stream)
     for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
         launch_offsets(work.lists, offsets, number, num_sms, stream)
-        launch_part(work, Int32(0), None, offsets, number, num_ctas, plan, stream)
+        launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
         launch_sums(dkv, work.dkv, offsets, number, blocks, num_sms, plan, stream)

@@ -1,27 +1,25 @@
-"""Context of all roles, and what comes to shared memory: keys, Q and dO.
+"""Keys, Q and dO on their way to shared memory.
 
 Role gather copies the rows of the lists into the tile of keys, a chunk as soon as it is free. The
 warps of role high copy Q and dO of an item's 64 rows.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units, copy_word
-from flashdsa.dsl.memory import Memory, Region
-from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     HALF_ROWS,
     ROWS_CHUNK_BYTES,
-    PerItemPlan,
 )
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
 from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -29,78 +27,6 @@ from flashdsa.plan.row_tiles import ROW_BYTES
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 ROPE_WARP = 3
 """Warp that copies the columns that only Q has."""
-
-
-class PerItemMemory(Memory):
-    """Regions and barriers of `PerItemPlan`."""
-
-    rows: Region
-    k: Region
-    p: Region
-    ds: Region
-    statistics: Region
-    k_full: Barriers
-    k_free_low: Barriers
-    k_free_high: Barriers
-    scores_full: Barriers
-    scores_free: Barriers
-    rows_full: Barriers
-    rows_free: Barriers
-
-
-class Context(NamedTuple):
-    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
-
-    Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list;
-    its first tile is `spread` tiles after that of the previous CTA.
-    """
-
-    memory: PerItemMemory
-    lists: Lists
-    row_blocks: Int32  # of a group: 2 with 128 heads, else 1
-    cta: Int32
-    num_ctas: Int32
-    num_items: Int32
-    spread: Int32
-    thread: Int32  # in its warpgroup
-
-    @property
-    def plan(self) -> PerItemPlan:
-        """The compile-time plan."""
-        return self.memory.plan
-
-    def group_of(self, item: Int32) -> Int32:
-        """The item's group."""
-        return item // self.row_blocks
-
-    def line_of(self, of_lists: Any, item: Int32) -> Any:
-        """Pointer to the first entry of the item's group in `rows` or `members`."""
-        return of_lists.iterator + Int64(self.group_of(item)) * of_lists.shape[1]
-
-
-class Tiles(NamedTuple):
-    """Tiles of an item: keys of its list, tiles, and the tile with which the CTA begins."""
-
-    keys: Int32
-    count: Int32
-    first: Int32
-
-
-@cute.jit
-def tiles_of(ctx: Context, item: Int32) -> Tiles:
-    """The item's tiles."""
-    keys = ctx.lists.counts[ctx.group_of(item)]
-    count = (keys + (ctx.plan.tile.keys - 1)) // ctx.plan.tile.keys
-    return Tiles(keys, count, ctx.cta * ctx.spread % cutlass.max(count, Int32(1)))
-
-
-@cute.jit
-def tile_after(tile: Int32, count: Int32) -> Int32:
-    """The tile after `tile`, going round."""
-    tile += 1
-    if tile >= count:
-        tile = Int32(0)
-    return tile
 
 
 class Gatherer(NamedTuple):
@@ -135,24 +61,46 @@ def read_rows(ctx: Context, line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 
 @cute.jit
+def gather_item(
+    role: Gatherer, item: Int32, place: tuple[Int32, Int32], to: Int32, number: Int32
+) -> Int32:
+    """Copy every tile of an item; return the number of the CTA's tiles then.
+
+    Args:
+        place: this thread's row, of those copied at once, and its unit. to: where it copies to.
+    """
+    ctx = role.ctx
+    own, unit = place
+    tiles = tiles_of(ctx, item)
+    line = ctx.line_of(ctx.lists.rows, item) + own
+    tile = tiles.first
+    rows = read_rows(ctx, line, tile)
+    for _ in cutlass.range(tiles.count, unroll=1):
+        # The next tile's numbers come while this tile's chunks become free.
+        tile = tile_after(tile, tiles.count)
+        ahead = read_rows(ctx, line, tile)
+        copy_tile(role, rows, to, unit, number)
+        rows = ahead
+        number += 1
+    return number
+
+
+@cute.jit
 def gather_all(role: Gatherer) -> None:
     """All four warps: copy every tile of the CTA."""
     ctx = role.ctx
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     to = ctx.memory.k.address() + swizzled_128(own, unit)
     number = Int32(0)
-    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        tiles = tiles_of(ctx, item)
-        line = ctx.line_of(ctx.lists.rows, item) + own
-        tile = tiles.first
-        rows = read_rows(ctx, line, tile)
-        for _ in cutlass.range(tiles.count, unroll=1):
-            # The next tile's numbers come while this tile's chunks become free.
-            tile = tile_after(tile, tiles.count)
-            ahead = read_rows(ctx, line, tile)
-            copy_tile(role, rows, to, unit, number)
-            rows = ahead
-            number += 1
+    if cutlass.const_expr(ctx.plan.tickets):
+        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        while item >= 0:
+            number = gather_item(role, item, (own, unit), to, number)
+            item = next_item(ctx, drawn)
+            drawn += 1
+    else:
+        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            number = gather_item(role, item, (own, unit), to, number)
 
 
 class Rows(NamedTuple):

@@ -20,6 +20,8 @@ HALF_BYTES = HALF_ROWS * ROW_BYTES
 """Bytes of half a chunk of Q, or of dO: 64 columns of 32 rows."""
 ROWS_CHUNK_BYTES = 4 * HALF_BYTES
 """Bytes of 64 columns: Q and dO of the first 32 rows, then of the others."""
+ITEM_STAGES = 2
+"""Items that may be drawn and not yet taken by all roles."""
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
@@ -40,6 +42,11 @@ KEY_WORDS = 4
 """Words of a key that has rows."""
 
 
+def num_tickets(num_ctas: int) -> int:
+    """Words of a launch's tickets: positions drawn, and the last items in order."""
+    return 1 + num_ctas
+
+
 @dataclass(frozen=True)
 class PerItemPlan(Sm90Plan):
     """One compiled kernel: choices, then derived values.
@@ -50,12 +57,14 @@ class PerItemPlan(Sm90Plan):
             have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `ordered_slots/offsets.py`.
+        tickets: items are drawn, see `tickets.py`; else CTAs take turns.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """
 
     queries: int = 1
     more: int = 0
     slots: bool = False
+    tickets: bool = False
     tile: Tile = Tile()
     gather_registers: int = 32
     consumer_registers: int = 192
@@ -71,6 +80,8 @@ class PerItemPlan(Sm90Plan):
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.more not in MORE:
             raise ValueError(f"more: expected one of {MORE}; got {self.more}")
+        if self.slots and self.tickets:
+            raise ValueError("tickets: rows of the slots leave no registers for them")
         if self.tile.chunks != self.tile.value_chunks + 1:
             raise ValueError(f"tile: one chunk has no value; got {self.tile}")
         self.check()
@@ -79,6 +90,7 @@ class PerItemPlan(Sm90Plan):
     def name(self) -> str:
         """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
+        kind += "_tickets" * self.tickets
         return f"mla_bwd_fused_group{self.queries}{kind}"
 
     @property
@@ -133,12 +145,14 @@ class PerItemPlan(Sm90Plan):
         """Shared memory regions before the mbarriers, in order."""
         tile, rows = self.tile, self.rope_at + 2 * HALF_BYTES
         keys = f"keys of a tile, {tile.chunks} x [64, 64] SW128"
+        items = SmemRegion("items", ITEM_STAGES * 4, 16, "drawn items", stages=ITEM_STAGES)
         return [
             SmemRegion("rows", rows, 1024, "Q and dO of 64 rows, by chunks and halves"),
             SmemRegion("k", tile.bytes, 1024, keys),
             SmemRegion("p", tile.p_bytes, 1024, "P, [key][row] SW128"),
             SmemRegion("ds", tile.p_bytes, 1024, "dS, [key][row] SW128"),
             SmemRegion("statistics", ROWS * STATISTICS * 4, 16, "lse and delta of the rows"),
+            *([items] if self.tickets else []),
         ]
 
     @property
@@ -177,10 +191,21 @@ class PerItemPlan(Sm90Plan):
     def barriers(self) -> tuple[Barrier, ...]:
         """The mbarriers, in order.
 
-        Barriers of rows complete a phase for each item that has keys, the others one for each tile.
+        Barriers of rows complete a phase for each item that has keys, those of items one for each
+        that is drawn, the others one for each tile.
         """
         gather, score, high, dkv = self.roles
         chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
+        drawn = (
+            Barrier(
+                "item_full", ITEM_STAGES, high, Arrives.ONE_THREAD, gather, 0, "an item is drawn",
+                also_awaited_by=(score, high, dkv),
+            ),
+            Barrier(
+                "item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, high, 0,
+                "all roles have read an item", others=(gather, score, dkv),
+            ),
+        )  # fmt: skip
         return (
             Barrier(
                 "k_full", chunks, gather, Arrives.EVERY_THREAD, score, 0, "a chunk is there"
@@ -209,4 +234,5 @@ class PerItemPlan(Sm90Plan):
                 "rows_free", 1, score, Arrives.EVERY_WARP, high, 0, "Q and dO have been read",
                 also_produced_by=dkv,
             ),
+            *(drawn if self.tickets else ()),
         )  # fmt: skip

@@ -17,6 +17,8 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import delta_of, launch_delta
 from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union import (
     THREADS,
     WARPS,
@@ -33,7 +35,7 @@ WORDS = 4
 
 
 @cute.kernel
-def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any):
+def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     """16 dims a thread; arguments as in `launch_permute`."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
@@ -48,6 +50,10 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any):
         every = [words[half][i] for half in range(2) for i in range(WORDS)]
         for half in cutlass.range_constexpr(2):
             store_four(to + half * WORDS, every[half::2])
+    if cutlass.const_expr(order is not None):
+        if taken and block == 0:
+            tickets, counts, row_blocks = order
+            order_tail(tickets, counts, row_blocks, COPY_THREADS)
 
 
 def load_four(pointer: Any) -> Any:
@@ -64,15 +70,16 @@ def store_four(pointer: Any, words: list[Any]) -> None:
 
 
 @cute.jit
-def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, stream: Any):
+def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, stream: Any):
     """Launch on `stream`.
 
     Args:
         kv: (S_kv, 576) bf16. copy: the same with its columns in order, written.
         choice: written where it is SECOND, see `choice.py`; None: written.
+        order: tickets, written; counts of the lists; items of a group. None: there are none.
     """
     pieces = kv.shape[0] * (kv.shape[1] // PIECE_DIMS)
-    permute_kernel(kv, copy, choice).launch(
+    permute_kernel(kv, copy, choice, order).launch(
         grid=[(pieces + COPY_THREADS - 1) // COPY_THREADS, 1, 1],
         block=[COPY_THREADS, 1, 1],
         stream=stream,
@@ -132,7 +139,7 @@ def launch_prepare(
     slots: tuple[cute.Tensor, cute.Tensor],
     keys: tuple[cute.Tensor, cute.Tensor],
     lists: Lists,
-    more: Any,
+    more_and_tickets: tuple[Any, Any],
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -142,10 +149,11 @@ def launch_prepare(
         of_delta: do, out (S * H, 512) bf16; delta (S * H,) fp32, written. heads: H.
         slots: indices (S, topk) int32; topk_length (S,) int32, or (0,). keys: kv, copy.
         lists: of groups of plan.queries queries, written.
-        more: lists of groups of plan.more queries, choice, and ratio and most_keys, see
-            `launch_choice`; None: no choice.
+        more_and_tickets: lists of groups of plan.more queries, choice, and ratio and most_keys, see
+            `launch_choice`, None: no choice; see `tickets.py`, written, None: none.
     """
     num_keys = Int32(keys[0].shape[0])
+    more, tickets = more_and_tickets
     choice = None
     if cutlass.const_expr(more is not None):
         of_more, choice, (ratio, most_keys) = more
@@ -164,4 +172,7 @@ def launch_prepare(
     else:
         launch_delta(*of_delta, stream)
         launch_union(*slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice)
-    launch_permute(*keys, choice, stream)
+    order = None
+    if cutlass.const_expr(tickets is not None):
+        order = tickets, lists.counts, cutlass.max(heads // ROWS, Int32(1))
+    launch_permute(*keys, choice, order, stream)

@@ -19,17 +19,18 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import (
-    Context,
-    Rows,
-    copy_rows,
-    tile_after,
-    tiles_of,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import Rows, copy_rows
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     HALF_ROWS,
     ROWS_CHUNK_BYTES,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    TILES_AHEAD,
+    draw_item,
+    item_at,
+    next_item,
 )
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, multiply
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
@@ -254,28 +255,56 @@ def score_all(role: Scorer) -> None:
     lane = ctx.thread % WARP_SIZE
     own = ctx.thread // WARP_SIZE * MMA_ROWS + lane // 4
     number, items = Int32(0), Int32(0)
-    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        tiles = tiles_of(ctx, item)
-        line = ctx.line_of(ctx.lists.members, item) + Int64(own)
-        tile = tiles.first
-        for acc in accs:
-            acc.fill(0.0)
-        if tiles.count > 0:
-            write_statistics(role, item)
-            ctx.memory.rows_full.wait_round(items)
-            # Q and dO have been copied by threads; the fence shows them to wgmma.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            items += 1
-        for _ in cutlass.range(tiles.count, unroll=1):
-            members = read_members(role, line, tile)
-            score_tile(role, scores, members, number)
-            add_dq(ctx, accs, ctx.plan.low_chunks, ctx.memory.k_free_low)
-            tile = tile_after(tile, tiles.count)
-            number += 1
-        if tiles.count > 0:
-            arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
-        for dq, chunks in zip(accs, ctx.plan.low_chunks, strict=True):
-            store_dq(ctx, role.dq, dq, item, chunks)
+    if cutlass.const_expr(ctx.plan.tickets):
+        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        while item >= 0:
+            number, items = score_item(role, scores, accs, item, own, (number, items))
+            item = next_item(ctx, drawn)
+            drawn += 1
+    else:
+        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            number, items = score_item(role, scores, accs, item, own, (number, items))
+
+
+@cute.jit
+def score_item(
+    role: Scorer,
+    scores: cute.Tensor,
+    accs: Any,
+    item: Int32,
+    own: Int32,
+    numbers: tuple[Int32, Int32],
+) -> tuple[Int32, Int32]:
+    """Score every tile of an item, and store its dims of dQ.
+
+    Args:
+        own: the first of this thread's keys of a tile.
+        numbers: tiles of the CTA, and items with keys, before this one; returned after it.
+    """
+    ctx = role.ctx
+    number, items = numbers
+    tiles = tiles_of(ctx, item)
+    line = ctx.line_of(ctx.lists.members, item) + Int64(own)
+    tile = tiles.first
+    for acc in accs:
+        acc.fill(0.0)
+    if tiles.count > 0:
+        write_statistics(role, item)
+        ctx.memory.rows_full.wait_round(items)
+        # Q and dO have been copied by threads; the fence shows them to wgmma.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        items += 1
+    for _ in cutlass.range(tiles.count, unroll=1):
+        members = read_members(role, line, tile)
+        score_tile(role, scores, members, number)
+        add_dq(ctx, accs, ctx.plan.low_chunks, ctx.memory.k_free_low)
+        tile = tile_after(tile, tiles.count)
+        number += 1
+    if tiles.count > 0:
+        arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
+    for dq, chunks in zip(accs, ctx.plan.low_chunks, strict=True):
+        store_dq(ctx, role.dq, dq, item, chunks)
+    return number, items
 
 
 class High(NamedTuple):
@@ -293,21 +322,49 @@ def high_all(role: High) -> None:
     ctx = role.ctx
     accs = make_accs(ctx.plan.high_chunks)
     number, items = Int32(0), Int32(0)
-    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        tiles = tiles_of(ctx, item)
-        if tiles.count > 0:
-            # rows_free: S, dP and dKV of the item before have read its Q and dO.
-            ctx.memory.rows_free.wait_round(items - 1)
-            copy_rows(Rows(ctx, role.q, role.do), item)
-            items += 1
-        for acc in accs:
-            acc.fill(0.0)
-        for _ in cutlass.range(tiles.count, unroll=1):
-            ctx.memory.scores_full.wait_round(number)
-            # The keys have been copied by threads; the fence shows them to wgmma.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            add_dq(ctx, accs, ctx.plan.high_chunks, ctx.memory.k_free_high)
-            arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
-            number += 1
-        for dq, chunks in zip(accs, ctx.plan.high_chunks, strict=True):
-            store_dq(ctx, role.dq, dq, item, chunks)
+    if cutlass.const_expr(ctx.plan.tickets):
+        item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        while item >= 0:
+            number, items = high_item(role, accs, item, drawn, (number, items))
+            item = next_item(ctx, drawn)
+            drawn += 1
+    else:
+        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            number, items = high_item(role, accs, item, None, (number, items))
+
+
+@cute.jit
+def high_item(
+    role: High, accs: Any, item: Int32, drawn: Any, numbers: tuple[Int32, Int32]
+) -> tuple[Int32, Int32]:
+    """Take every tile of an item, and store its dims of dQ; with tickets draw the next item.
+
+    Args:
+        drawn: number of the next item; None: there are no tickets. numbers: as for `score_item`.
+    """
+    ctx = role.ctx
+    number, items = numbers
+    tiles = tiles_of(ctx, item)
+    if tiles.count > 0:
+        # rows_free: S, dP and dKV of the item before have read its Q and dO.
+        ctx.memory.rows_free.wait_round(items - 1)
+        copy_rows(Rows(ctx, role.q, role.do), item)
+        items += 1
+    for acc in accs:
+        acc.fill(0.0)
+    if cutlass.const_expr(ctx.plan.tickets):
+        if tiles.count == 0:
+            draw_item(ctx, drawn)
+    for tile in cutlass.range(tiles.count, unroll=1):
+        if cutlass.const_expr(ctx.plan.tickets):
+            if tile == cutlass.max(tiles.count - TILES_AHEAD, Int32(0)):
+                draw_item(ctx, drawn)
+        ctx.memory.scores_full.wait_round(number)
+        # The keys have been copied by threads; the fence shows them to wgmma.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        add_dq(ctx, accs, ctx.plan.high_chunks, ctx.memory.k_free_high)
+        arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
+        number += 1
+    for dq, chunks in zip(accs, ctx.plan.high_chunks, strict=True):
+        store_dq(ctx, role.dq, dq, item, chunks)
+    return number, items

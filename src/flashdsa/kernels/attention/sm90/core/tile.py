@@ -22,6 +22,8 @@ LAST_STEP_OF_ITEM = 1
 """Flag of a step: no step of its work item follows."""
 LAST_STEP_OF_CTA = 2
 """Flag of a step: none of the CTA's follows."""
+FLAG_BITS = 2
+"""Bits of a step's flags; above them the number of an item that was drawn, at its last step."""
 
 
 @dataclass(frozen=True)

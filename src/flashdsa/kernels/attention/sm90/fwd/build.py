@@ -8,6 +8,7 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.dsl.compile_options import options_for
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import (
     fake_lists,
@@ -18,10 +19,16 @@ from flashdsa.kernels.attention.sm90.fwd.kernel import launch_forward
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 
 
+def fake_draws() -> list[Any]:
+    """Order, counters and choice of items that are drawn."""
+    numbers = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
+    return [fake_tensor(Int32, (cute.sym_int32(), 2), 8), *numbers]
+
+
 def compile_forward(plan: FwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
-    `Operands`, max_logits, num_ctas, and of a group rows, members and counts; see
-    `launch_forward`."""
+    `Operands`, max_logits, num_ctas, of a group rows, members and counts, and where items are
+    drawn order, counters and choice; see `launch_forward`."""
     grouped = plan.group > 1
     heads = plan.group_heads if grouped else None
     return cute.compile(
@@ -32,5 +39,6 @@ def compile_forward(plan: FwdPlan) -> Any:
         fake_max_logits(),
         Int32(1),
         *(fake_lists(plan.group)[:3] if grouped else ()),
+        *(fake_draws() if plan.drawn else ()),
         options=options_for(SM90),
     )

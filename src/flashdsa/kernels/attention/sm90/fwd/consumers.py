@@ -31,6 +31,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     restart,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
+    FLAG_BITS,
     LAST_STEP_OF_CTA,
     LAST_STEP_OF_ITEM,
     ROWS,
@@ -70,7 +71,7 @@ def consume0(role: Consumer) -> None:
         ctx.memory.p1_full.wait(ctx.phase(step))
         issue_others(ctx, r, role.scale, 1, p1, v1)
         step += 1
-        if flags == LAST_STEP_OF_ITEM:
+        if bits_of(ctx, flags) == LAST_STEP_OF_ITEM:
             ctx.memory.q_full.wait_for(items + 1)
         issue_scores(ctx, r.s, step, more, tile.low_slices)
         warpgroup.wait_group(1)
@@ -80,7 +81,7 @@ def consume0(role: Consumer) -> None:
         if more:
             announce_scores(ctx, step)
         if flags != 0:
-            write_item(role, r, items, 0)
+            write_item(role, r, items, flags, 0)
             restart(r.rows)
             r.out.fill(0.0)
             items += 1
@@ -117,12 +118,24 @@ def consume1(role: Consumer) -> None:
         add_tile1(ctx, r, role.scale, v1)
         step += 1
         if flags != 0:
-            write_item(role, r, items, 1)
+            write_item(role, r, items, flags, 1)
             restart(r.rows)
             r.out.fill(0.0)
             items += 1
             if more:
                 ctx.memory.q_full.wait_for(items)
+
+
+def bits_of(ctx: Context, flags: Int32) -> Int32:
+    """Flags of a step without the item's number."""
+    return flags & ((1 << FLAG_BITS) - 1) if ctx.plan.drawn else flags
+
+
+def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:
+    """Number of an item, of which CTA c has c, c + CTAs, ... or those that it draws."""
+    if ctx.plan.drawn:
+        return flags >> FLAG_BITS
+    return ctx.first_item + items * ctx.num_ctas
 
 
 @cute.jit
@@ -141,15 +154,17 @@ def rows_of_item(role: Consumer, number: Int32) -> ItemRows:
 
 
 @cute.jit
-def write_item(role: Consumer, r: Registers, items: Int32, consumer: cutlass.Constexpr) -> None:
+def write_item(
+    role: Consumer, r: Registers, items: Int32, flags: Int32, consumer: cutlass.Constexpr
+) -> None:
     """Write a consumer's half of O, divided by the rows' sums; consumer 0 writes lse and maxima.
 
     Args:
-        items: number that the CTA has ended before.
+        items: number that the CTA has ended before. flags: of the item's last step.
     """
     ctx = role.ctx
     sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
-    item = rows_of_item(role, ctx.first_item + items * ctx.num_ctas)
+    item = rows_of_item(role, number_of_item(ctx, items, flags))
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         total, head = sums[h], item.head

@@ -18,11 +18,13 @@ class FwdMemory(StepMemory):
     """Regions and barriers of `FwdPlan`."""
 
     flags: Region
+    drawn: Region  # if items are drawn
     q_free: Barriers
 
 
 class Context(NamedTuple):
-    """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...
+    """One CTA's position in the launch. Its work items are first_item, first_item + num_ctas, ...,
+    or the one at place first_item of the order and those that it draws.
 
     An item is 64 rows of Q: of a group of queries, or of `blocks` items of one query each.
     """

@@ -20,12 +20,14 @@ from flashdsa.kernels.attention.sm90.core.gather import (
     turns_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
+    FLAG_BITS,
     LAST_STEP_OF_CTA,
     LAST_STEP_OF_ITEM,
     ROWS,
     TILES,
 )
 from flashdsa.kernels.attention.sm90.fwd.context import Context
+from flashdsa.kernels.attention.sm90.fwd.draws import draw_place, item_at, publish, read_drawn
 
 
 class Gatherer(NamedTuple):
@@ -37,6 +39,7 @@ class Gatherer(NamedTuple):
     slots: cute.Tensor  # (queries or groups, any) int32: the rows that they name
     num_slots: cute.Tensor  # (queries or groups,) int32, or (0,): all of them
     members: Any  # of a group (groups, any) uint8: bit i, query i names the row; else None
+    draws: Any  # of items that are drawn `Draws`; else None
 
 
 class Cursor(NamedTuple):
@@ -46,7 +49,8 @@ class Cursor(NamedTuple):
     list: Int32  # the row of `slots`
     step: Int32
     num_slots: Int32
-    next_slots: Int32  # of the item after it
+    next_slots: Any  # of the item after it; None if items are drawn
+    number: Any  # of the item among the CTA's, if items are drawn; else None
 
 
 class Slots(NamedTuple):
@@ -70,23 +74,39 @@ def count_slots(role: Gatherer, item: Int32) -> Int32:
 @cute.jit
 def first_cursor(role: Gatherer) -> Cursor:
     """The CTA's first step."""
-    item = role.ctx.first_item
-    next_slots = count_slots(role, item + role.ctx.num_ctas)
-    return Cursor(item, item // role.ctx.blocks, Int32(0), count_slots(role, item), next_slots)
+    ctx, item = role.ctx, role.ctx.first_item
+    if cutlass.const_expr(role.draws is not None):
+        item, slots = item_at(ctx, role.draws, item)
+        return Cursor(item, item // ctx.blocks, Int32(0), slots, None, Int32(0))
+    next_slots = count_slots(role, item + ctx.num_ctas)
+    return Cursor(item, item // ctx.blocks, Int32(0), count_slots(role, item), next_slots, None)
 
 
 @cute.jit
 def next_cursor(role: Gatherer, cursor: Cursor) -> Cursor:
     """The step after a step: an item has one, even without a slot."""
     item, row, step = cursor.item, cursor.list, cursor.step + 1
-    num_slots, next_slots = cursor.num_slots, cursor.next_slots
+    num_slots, next_slots, number = cursor.num_slots, cursor.next_slots, cursor.number
     if step * role.ctx.plan.tile.step_keys >= num_slots:
-        item += role.ctx.num_ctas
-        row = item // role.ctx.blocks
-        step = Int32(0)
-        num_slots = next_slots
-        next_slots = count_slots(role, item + role.ctx.num_ctas)
-    return Cursor(item, row, step, num_slots, next_slots)
+        if cutlass.const_expr(role.draws is None):
+            item += role.ctx.num_ctas
+            row = item // role.ctx.blocks
+            step = Int32(0)
+            num_slots = next_slots
+            next_slots = count_slots(role, item + role.ctx.num_ctas)
+        else:
+            number += 1
+            item, num_slots = read_drawn(role.ctx, number)
+            row = item // role.ctx.blocks
+            step = Int32(0)
+    return Cursor(item, row, step, num_slots, next_slots, number)
+
+
+@cute.jit
+def ends_item(role: Gatherer, cursor: Cursor) -> Boolean:
+    """Whether the step is an item's last one."""
+    last = (cursor.step + 1) * role.ctx.plan.tile.step_keys >= cursor.num_slots
+    return last & (cursor.item < role.ctx.num_items)
 
 
 @cute.jit
@@ -156,6 +176,11 @@ def gather_all(role: Gatherer) -> None:
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
     cursor = first_cursor(role)
+    if cutlass.const_expr(role.draws is not None):
+        is_due = ends_item(role, cursor)
+        drawn = item_at(ctx, role.draws, draw_place(ctx, role.draws, is_due))
+        if is_due:
+            publish(ctx, cursor.number + 1, drawn)
     slots = read_slots(role, cursor, lane)
     step, items = Int32(0), Int32(0)
     more = Boolean(cursor.item < ctx.num_items)
@@ -166,6 +191,11 @@ def gather_all(role: Gatherer) -> None:
         if following.step == 0:
             last = Int32(LAST_STEP_OF_ITEM | LAST_STEP_OF_CTA)
             flags = Int32(LAST_STEP_OF_ITEM) if more else last
+            if cutlass.const_expr(role.draws is not None):
+                flags = flags | (cursor.item << FLAG_BITS)
+        if cutlass.const_expr(role.draws is not None):
+            is_due = ends_item(role, following)
+            place = draw_place(ctx, role.draws, is_due)
         rows = [row_of_turn(slots.rows, turn, copies.row) for turn in range(TILES * turns_of(tile))]
         if cursor.step == 0:
             if warp == 0:
@@ -184,6 +214,12 @@ def gather_all(role: Gatherer) -> None:
             if cutlass.const_expr(number == 0 or number == 2):
                 if warp == half.tile:
                     store_masks(role, slots, flags, lane, half.tile)
+            # The place has come during the copies before, and the item comes during those after.
+            if cutlass.const_expr(number == 1 and role.draws is not None):
+                drawn = item_at(ctx, role.draws, place)
+        if cutlass.const_expr(role.draws is not None):
+            if is_due:
+                publish(ctx, following.number + 1, drawn)
         slots = read_slots(role, following, lane)
         cursor = following
         step += 1

@@ -12,7 +12,7 @@ tile 0 low, high      |                             |     P1 = exp2(S1) -> share
 tile 1 high, low      |     then the next step's S0 |
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
@@ -20,18 +20,27 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.order import launch_order
+from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
+from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
+from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
+RATIOS = {2: 1.7, 4: 3.3, 8: 6.0}
+"""Longest union of a group, as a multiple of a query's list, with which groups are taken."""
+SORTED_TURNS = 4
+"""Items that are drawn longest first, as a multiple of CTAs."""
 
 
 @cute.kernel
@@ -46,6 +55,7 @@ def forward_kernel(
     lse: cute.Tensor,
     max_logits: cute.Tensor,
     sm_scale: Float32,
+    draws: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_forward`.
@@ -53,47 +63,115 @@ def forward_kernel(
     Args:
         slots, num_slots: indices and topk_length, or rows and counts of the groups' lists.
         members: of the lists; None: no group.
+        draws: of items that are drawn `Draws`; else None.
     """
     thread, _, _ = cute.arch.thread_idx()
     memory = FwdMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
+    if cutlass.const_expr(plan.drawn):
+        # The kernel that makes the order, which this one follows early, has ended.
+        cute.arch.griddepcontrol_wait()
+    inputs = Inputs(kv, slots, num_slots, members)
+    results = Results(out, lse, max_logits)
+    if cutlass.const_expr(plan.drawn):
+        if is_taken(draws.choice, Int32(grouping_of(plan))):
+            run_roles(memory, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), draws)
+    else:
+        run_roles(memory, q_map.get_ptr(), inputs, results, (attn_sink, sm_scale), None)
+
+
+class Inputs(NamedTuple):
+    """Rows of keys, and which of them each item names; see `forward_kernel`."""
+
+    kv: cute.Tensor
+    slots: cute.Tensor
+    num_slots: cute.Tensor
+    members: Any
+
+
+class Results(NamedTuple):
+    """Results; see `Operands`."""
+
+    out: cute.Tensor
+    lse: cute.Tensor
+    max_logits: cute.Tensor
+
+
+def grouping_of(plan: FwdPlan) -> int:
+    """The plan's number in a choice: groups of queries are the first grouping."""
+    return FIRST if plan.group > 1 else SECOND
+
+
+@cute.jit
+def run_roles(
+    memory: FwdMemory,
+    q_map: Any,
+    inputs: Inputs,
+    results: Results,
+    rest: tuple[Any, Any],
+    draws: Any,
+) -> None:
+    """Each warpgroup takes its role.
+
+    Args:
+        rest: attn_sink, sm_scale.
+    """
+    plan, (attn_sink, sm_scale) = memory.plan, rest
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(lse, memory)
-        gather_all(Gatherer(ctx, q_map.get_ptr(), kv, slots, num_slots, members))
+        ctx = locate(results.lse, memory)
+        gather_all(Gatherer(ctx, q_map, *inputs, draws))
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        ctx = locate(lse, memory)
+        ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
-        consume0(Consumer(ctx, out, lse, max_logits, attn_sink, scale))
+        consume0(Consumer(ctx, *results, attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        ctx = locate(lse, memory)
+        ctx = locate(results.lse, memory)
         scale = make_scale(sm_scale * LOG2_E)
-        consume1(Consumer(ctx, out, lse, max_logits, attn_sink, scale))
+        consume1(Consumer(ctx, *results, attn_sink, scale))
 
 
 @cute.jit
 def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the forward on `stream`; the kernel for the groups' unions comes first.
+    """Launch the forward on `stream`; the kernels for the groups' unions and for the order of items
+    come first.
 
     Args:
         arguments: those of `Operands`, of a group with H = plan.group_heads. Then
             max_logits: (S * H,) fp32, written; of a plan without them (0,).
             num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best
             the number that runs at once.
-        and of a group
+        of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.
+        and where items are drawn those of `Draws`
+            order: (groups or S, 2) int32, written.
+            counters: see `Draws`.
+            choice: (1,) int32, of a group written from a sample: whether the groups are taken; or
+            (0,): they are, or there are none.
     """
-    x, (max_logits, num_ctas, *of_group) = split(arguments)
+    x, (max_logits, num_ctas, *rest) = split(arguments)
     make, wide = tensor_map.create_tensor_map_tiled_from_view, tensor_map.TensorMapSwizzle.s128b
+    draws: Any = Draws(*rest[-len(Draws._fields) :]) if cutlass.const_expr(plan.drawn) else None
+    choice: Any = draws.choice if cutlass.const_expr(plan.drawn) else None
+    blocks = Int32(1)
     if cutlass.const_expr(plan.group > 1):
-        lists = Lists(*of_group)
-        launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
+        lists = Lists(*rest[:3])
+        num_keys = Int32(x.kv.shape[0])
+        if cutlass.const_expr(plan.drawn):
+            if choice.shape[0] > 0:
+                counts, ratio = draws.counters.iterator + COUNTS, Float32(RATIOS[plan.group])
+                of_queries = x.indices, x.topk_length
+                launch_sample(*of_queries, num_keys, counts, choice, ratio, plan.group, stream)
+        grouping = FIRST if plan.drawn else SECOND
+        launch_union(
+            x.indices, x.topk_length, lists, num_keys, plan.group, stream, 0, choice, grouping
+        )
         slots = lists.rows, lists.counts, lists.members
         rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
         flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))
@@ -101,9 +179,17 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     else:
         slots = x.indices, x.topk_length, None
         q_map = make(x.q, box_dims=(1, ROWS, CHUNK), stride_order=(2, 1, 0), swizzle=wide)
+        blocks = (Int32(x.q.shape[1]) + ROWS - 1) // ROWS
+    if cutlass.const_expr(plan.drawn):
+        most, in_order = Int32(slots[0].shape[1]), SORTED_TURNS * num_ctas // blocks
+        launch_order(slots[1], draws.order, most, in_order, choice, grouping_of(plan), stream)
     results = x.out, x.lse, max_logits
-    forward_kernel(q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    forward_kernel(q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, plan).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=plan.drawn,
     )
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(x, plan.group, stream)
+        launch_mend_out(x, plan.group, choice, stream)

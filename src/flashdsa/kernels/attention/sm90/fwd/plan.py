@@ -10,6 +10,8 @@ from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 GROUPS = (1, 2, 4, 8)
+DRAWN_WORDS = 4
+"""Words of two items that were drawn, each a number and its slots."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class FwdPlan(Sm90Plan):
         group: neighbouring queries whose 64 / group heads share the rows of a work item, over the
             union of their keys; 1: an item is 64 heads of one query.
         max_logits: the largest logits are written, which takes 0.8% more time.
+        drawn: a CTA draws its next item from a counter when it needs one, in the order of a list
+            that a kernel in front makes; else CTA c takes items c, c + CTAs, ...
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -27,6 +31,7 @@ class FwdPlan(Sm90Plan):
 
     group: int = 1
     max_logits: bool = False
+    drawn: bool = False
     gather_registers: int = 72
     consumer_registers: int = 216
     lazy_log2: float = 8.0
@@ -46,7 +51,7 @@ class FwdPlan(Sm90Plan):
     def name(self) -> str:
         """Exported name of its function."""
         group = f"_group{self.group}" if self.group > 1 else ""
-        return "mla_fwd" + group + "_max_logits" * self.max_logits
+        return "mla_fwd" + group + "_max_logits" * self.max_logits + "_drawn" * self.drawn
 
     @property
     def group_heads(self) -> int:
@@ -66,6 +71,7 @@ class FwdPlan(Sm90Plan):
         masks = TILES * self.group * tile.mask_words * 4
         chunks = f"{tile.chunks} x [64, 64] SW128"
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
+        drawn = [SmemRegion("drawn", DRAWN_WORDS * 4, 16, "two items by turns, and their slots")]
         return [
             SmemRegion("q", tile.q_bytes, 1024, f"Q of an item, {chunks}"),
             SmemRegion(
@@ -77,6 +83,7 @@ class FwdPlan(Sm90Plan):
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             *(largest if self.max_logits else []),
+            *(drawn if self.drawn else []),
         ]
 
     @property

@@ -18,8 +18,8 @@ from flashdsa.problem import INDEX_HEAD_DIM
 def compile_prefill(plan: PrefillPlan) -> Any:
     """A TVM-FFI function (q_index, k_index, k_scale, weights, starts, ends, topk_indices,
     workspace, num_ctas), with scores (..., topk_indices, topk_scores, workspace, num_ctas), or of
-    the scores alone (..., ends, scores, num_ctas), on torch's current stream; needs no GPU. See
-    `launch_prefill`."""
+    the scores alone (..., ends, scores, num_ctas), on torch's current stream; with a cluster_size
+    at last if CTAs share tiles. Needs no GPU. See `launch_prefill`."""
     queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
@@ -42,6 +42,6 @@ def compile_prefill(plan: PrefillPlan) -> Any:
         fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
         fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
         *outputs,
-        Int32(1),
+        *([Int32(1)] * (1 + plan.shared)),
         options=options_for(SM90),
     )

@@ -13,6 +13,7 @@ from cutlass import GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -40,15 +41,21 @@ from flashdsa.kernels.indexer.sm90.prefill.select import (
     prepare_select,
     select_segment,
 )
-from flashdsa.kernels.indexer.sm90.prefill.team import clear, team_of
+from flashdsa.kernels.indexer.sm90.prefill.team import (
+    SCRATCH_PHASES,
+    clear,
+    team_of,
+)
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
     first_segment,
     num_turns,
+    stretch_of,
     tile_at,
     tile_number,
 )
+from flashdsa.kernels.indexer.sm90.prefill.together import select_share
 from flashdsa.kernels.indexer.sm90.prefill.window import score_sync
 
 
@@ -69,8 +76,11 @@ def prefill_kernel(
     """One CTA; arguments as in `launch_prefill`. scores: the workspace, or (S, S_kv)."""
     thread, _, _ = cute.arch.thread_idx()
     memory = PrefillMemory.allocate(plan)
-    initialise_barriers(memory, thread)
-    cute.arch.sync_threads()
+    if cutlass.const_expr(plan.shared):
+        enter_cluster(memory, thread)
+    else:
+        initialise_barriers(memory, thread)
+        cute.arch.sync_threads()
     score, load = plan.roles
     topk = Int32(0)
     if cutlass.const_expr(not plan.scores_only):
@@ -80,6 +90,8 @@ def prefill_kernel(
     lane = thread % WARP_SIZE
     if warp >= plan.select_warps:
         cute.arch.setmaxregister_decrease(load.registers)
+        if cutlass.const_expr(plan.shared):
+            cute.arch.cluster_wait()  # all threads that arrived wait, see sm90/kernel.py
         if warp == plan.select_warps:
             if lane == 0:
                 prims.prefetch_tensormap(queries_map.get_ptr())
@@ -110,6 +122,10 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if cutlass.const_expr(not plan.scores_only):
         clear_histograms(ctx.memory, thread, plan)
+    if cutlass.const_expr(plan.shared):
+        # The cluster's barrier: every CTA of it has initialised its mbarriers, so that messages may
+        # be sent to them.
+        cute.arch.cluster_wait()
     scored, number = Int32(0), Int32(0)  # tiles, and key tiles, so far
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == 1:
@@ -119,14 +135,16 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
         if tile_idx >= 0:
             tile = tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
-                score_tile(ctx, select, tile, scored, number, thread)
+                own = stretch_of(tile, plan)
+                score_tile(ctx, select, own, scored, number + plan.sample_tiles, thread)
                 scored += 1
-                number += tile.key_tiles
+                number += own.key_tiles + plan.sample_tiles
             elif cutlass.const_expr(not plan.scores_only):
-                emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
-                if cutlass.const_expr(plan.with_scores):
-                    # Its queries see no keys at all: -1, which are no scores either.
-                    emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
+                if is_first_cta(plan):
+                    emit_unscored(ctx.ranges, tile, select.topk_indices, warp, lane, plan)
+                    if cutlass.const_expr(plan.with_scores):
+                        # Its queries see no keys at all: -1, which are no scores either.
+                        emit_unscored(ctx.ranges, tile, select.topk_scores, warp, lane, plan)
     if cutlass.const_expr(plan.in_turns):
         if ctx.group == number % 2:
             wait_for_turn(FIRST_TURN + ctx.group)  # it was passed on after the last product
@@ -134,9 +152,12 @@ def score_all(ctx: ScoreContext, select: SelectContext, thread: Int32) -> None:
 
 @cute.jit
 def clear_histograms(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
-    """Clear the histograms of all queries of a tile, by all warps that score. These count after the
-    barrier of a tile's sample at the earliest."""
+    """Clear the histograms of all queries of a tile, and the phases of messages, by all warps that
+    score. These count after the barrier of a tile's sample at the earliest."""
     team = team_of(memory, thread, plan)
+    if cutlass.const_expr(plan.shared):
+        if team.member == 0 and team.lane == 0:
+            team.scratch[SCRATCH_PHASES] = Int32(0)
     for query in cutlass.range(team.number, plan.tile_queries, plan.teams, unroll=1):
         clear(team, memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
@@ -160,18 +181,30 @@ def score_tile(
     else:
         team = team_of(ctx.memory, thread, plan)
         begin, end = Int32(0), first_segment(tile, plan)
-        while begin < tile.key_tiles:
+        more = begin < tile.key_tiles
+        if cutlass.const_expr(plan.shared):
+            more = cutlass.Boolean(True)  # a CTA without keys takes part, too
+        while more:
             score_segment(ctx, prepared, tile, number, begin, end, thread)
             if end == tile.key_tiles:
                 release_queries(ctx, scored, lane)
             seen = prepare_select(select, team, tile, prepared, begin, end)
             # All that score: the segment's scores are in the workspace.
             score_sync(plan)
-            select_segment(select, team, tile, seen, begin)
+            if cutlass.const_expr(plan.shared):
+                select_share(select, team, tile, seen, begin)
+            else:
+                select_segment(select, team, tile, seen, begin)
             # They have been read, so that the next ones may be written.
             score_sync(plan)
             begin = end
             end = cutlass.min(begin + plan.segment // TILE_KEYS, tile.key_tiles)
+            more = begin < tile.key_tiles
+
+
+def is_first_cta(plan: Any) -> Any:
+    """Whether this CTA is the first of those that share its tiles."""
+    return cute.arch.block_idx_in_cluster() == 0 if plan.shared else True
 
 
 @cute.jit
@@ -192,8 +225,14 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             scores: (S, S_kv) fp32; written where a query sees the key.
         and at last
             num_ctas: best one an SM.
+            cluster_size: only for a plan whose CTAs share tiles: CTAs of a cluster, which divides
+                `num_ctas`; 1 to plan.most_parts.
     """
     q_index, k_index, k_scale, weights, starts, ends, *best, scores, num_ctas = arguments
+    cluster: dict[str, Any] = {}
+    if cutlass.const_expr(plan.shared):
+        *best, scores, num_ctas, cluster_size = (*best, scores, num_ctas)
+        cluster = {"cluster": [cluster_size, 1, 1]}
     topk_indices, topk_scores = (*best, None, None)[:2]
     keys_map = key_map(k_index, plan)
     prefill_kernel(
@@ -208,4 +247,10 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         topk_scores,
         scores,
         plan,
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    ).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        **cluster,
+    )

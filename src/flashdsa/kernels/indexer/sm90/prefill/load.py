@@ -15,6 +15,7 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Tile,
     key_tile_at,
     num_turns,
+    stretch_of,
     tile_at,
     tile_number,
 )
@@ -51,12 +52,15 @@ def load_all(ctx: LoadContext, lane: Int32) -> None:
             tile = tile_at(ctx.ranges, tile_idx, lane, plan)
             if tile.key_tiles > 0:
                 prefetch_weights(ctx, tile, lane)
+                own = stretch_of(tile, plan)
                 if lane == 0:
                     load_queries(ctx, tile, loaded)
-                    for i in cutlass.range(tile.key_tiles, unroll=1):
-                        first_key = tile.first_key + key_tile_at(tile, i, plan) * TILE_KEYS
-                        load_keys(ctx, first_key, number + i)
-                number += tile.key_tiles
+                    for i in cutlass.range_constexpr(plan.sample_tiles):
+                        load_keys(ctx, own.samples[i], number + i)
+                    for i in cutlass.range(own.key_tiles, unroll=1):
+                        first_key = own.first_key + key_tile_at(own, i, plan) * TILE_KEYS
+                        load_keys(ctx, first_key, number + plan.sample_tiles + i)
+                number += own.key_tiles + plan.sample_tiles
                 loaded += 1
 
 

@@ -256,16 +256,25 @@ def mark_candidates(team: Team, listed: Int32, wanted: Int32) -> None:
     begin = team.member * WARP_SIZE + team.lane
     for own in cutlass.range(begin, listed, plan.team_warps * WARP_SIZE, unroll=1):
         key, index = team.keys[own], team.indices[own]
-        better = Int32(0)
-        for others in cutlass.range((listed + COMPARED - 1) // COMPARED, unroll=1):
-            for four in cutlass.range_constexpr(COMPARED // 4):
-                keys = load4(team.keys, others * (COMPARED // 4) + four)
-                indices = load4(team.indices, others * (COMPARED // 4) + four)
-                for i in cutlass.range_constexpr(4):
-                    tie = keys[i] == key and indices[i] < index
-                    better += Int32(1) if Boolean(keys[i] > key or tie) else Int32(0)
-        if better < wanted:
+        if number_of_better(team.keys, team.indices, listed, key, index) < wanted:
             set_bit(masks + 4 * (index // WARP_SIZE), Int32(1) << index % WARP_SIZE)
+
+
+@cute.jit
+def number_of_better(
+    keys: cute.Tensor, indices: cute.Tensor, listed: Int32, key: Int32, index: Int32
+) -> Int32:
+    """Candidates with a greater key, or with this one and a lower index. After the last one keys
+    below any fill the list up to a multiple of `COMPARED`."""
+    better = Int32(0)
+    for others in cutlass.range((listed + COMPARED - 1) // COMPARED, unroll=1):
+        for four in cutlass.range_constexpr(COMPARED // 4):
+            other_keys = load4(keys, others * (COMPARED // 4) + four)
+            other_indices = load4(indices, others * (COMPARED // 4) + four)
+            for i in cutlass.range_constexpr(4):
+                tie = other_keys[i] == key and other_indices[i] < index
+                better += Int32(1) if Boolean(other_keys[i] > key or tie) else Int32(0)
+    return better
 
 
 def set_bit(address: Int32, bit: Int32) -> None:

@@ -18,7 +18,15 @@ class PrefillMemory(Memory):
     samples: Region
     windows: Region
     logged: Region
+    fine: Region
+    coarse: Region
+    received: Region
+    above: Region
+    own_coarse: Region
     key_full: Barriers
     key_empty: Barriers
     query_full: Barriers
     query_empty: Barriers
+    coarse_full: Barriers
+    fine_full: Barriers
+    received_full: Barriers

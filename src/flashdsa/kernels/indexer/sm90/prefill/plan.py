@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.plan import NUM_HEADS
+from flashdsa.kernels.indexer.sizes import BIN_GROUP, MAX_CLUSTER
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -31,6 +32,10 @@ ROUND_BINS = 2 * CANDIDATES
 """Bins of a team, for an exact search; they overlay the candidates, which were too many."""
 SCRATCH_WORDS = 4
 """Scratch words of a team."""
+SHARED_SCRATCH_WORDS = 24
+"""The same if CTAs share tiles; see smem_views.py for those of a round, and team.py."""
+SAMPLE_TILES = 2
+"""Key tiles that every CTA of a cluster scores, for the window of scores; see window.py."""
 INDEX_BYTES = 2
 """Bytes of an index in a segment. The indices of a query's best wait where its bins were."""
 SEGMENTS = {64: 16_384, 32: 8192, 16: 8192}
@@ -56,6 +61,7 @@ class PrefillPlan(Sm90Plan):
         num_heads: 16, 32 or 64. dtype: of queries and keys.
         scores_only: write the scores, rank nothing.
         with_scores: write the scores of the best, too.
+        shared: a tile is a cluster's, whose CTAs have a stretch of its keys each.
         segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.
         log_keys: scores of a query that are kept of earlier segments; 0: as many as fit.
         load_registers, score_registers: of a thread.
@@ -67,6 +73,7 @@ class PrefillPlan(Sm90Plan):
     with_scores: bool = False
     segment_keys: int = 0
     log_keys: int = 0
+    shared: bool = False
     load_registers: int = 40
     score_registers: int = 232
 
@@ -86,6 +93,8 @@ class PrefillPlan(Sm90Plan):
             raise ValueError(f"segment_keys: indices do not fit in {INDEX_BYTES} bytes")
         if self.bins * WORD < MAX_TOPK * INDEX_BYTES:
             raise ValueError("HISTOGRAM_BINS: no room for the indices of a query's best")
+        if self.shared and self.scores_only:
+            raise ValueError("shared: scores that are not ranked need no cluster")
         self.check()
 
     @property
@@ -94,6 +103,8 @@ class PrefillPlan(Sm90Plan):
         what = "prefill_logits" if self.scores_only else "prefill"
         if self.with_scores:
             what = "prefill_scored"
+        if self.shared:
+            what += "_shared"
         return f"{what}_h{self.num_heads}_{'fp8' if self.is_fp8 else 'bf16'}"
 
     @property
@@ -145,6 +156,33 @@ class PrefillPlan(Sm90Plan):
     def bins(self) -> int:
         """Bins of a query's histogram."""
         return HISTOGRAM_BINS // self.tile_queries
+
+    @property
+    def bin_groups(self) -> int:
+        """Groups of bins of a query, for the first message between CTAs."""
+        return self.bins // BIN_GROUP
+
+    @property
+    def bin_bits(self) -> int:
+        """Bits of a bin's number."""
+        return self.bins.bit_length() - 1
+
+    @property
+    def most_parts(self) -> int:
+        """CTAs that may share a tile: as many as have room for their messages."""
+        if not self.shared:
+            return 1
+        return MAX_CLUSTER if self.is_fp8 or self.num_heads != 32 else MAX_CLUSTER // 2
+
+    @property
+    def sample_tiles(self) -> int:
+        """Key tiles that a CTA scores besides its own."""
+        return SAMPLE_TILES if self.shared else 0
+
+    @property
+    def scratch_words(self) -> int:
+        """Scratch words of a team."""
+        return SHARED_SCRATCH_WORDS if self.shared else SCRATCH_WORDS
 
     @property
     def segment(self) -> int:
@@ -199,8 +237,9 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def stages(self) -> int:
-        """Key tiles in flight; even, so that a stage is always read by the same warpgroup."""
-        return 8 if self.is_fp8 else 6
+        """Key tiles in flight; even, so that a stage is always read by the same warpgroup. Messages
+        of CTAs that share tiles have the place of two of bf16 keys."""
+        return 8 if self.is_fp8 else 6 - 2 * self.shared
 
     @property
     def in_turns(self) -> bool:
@@ -215,8 +254,9 @@ class PrefillPlan(Sm90Plan):
 
     @property
     def query_stages(self) -> int:
-        """Tiles of queries in shared memory."""
-        return 2 if self.is_fp8 else 1
+        """Tiles of queries in shared memory. Messages of CTAs that share tiles are in the place of
+        the second one: the next queries may come while these are ranked."""
+        return 2 if self.is_fp8 and not self.shared else 1
 
     @property
     def select_warps(self) -> int:
@@ -235,7 +275,9 @@ class PrefillPlan(Sm90Plan):
             SmemRegion(
                 "candidates", self.teams * ROUND_BINS * WORD, 16, "keys and indices, or bins"
             ),
-            SmemRegion("scratch", self.teams * SCRATCH_WORDS * WORD, 16, "counts of the teams"),
+            SmemRegion(
+                "scratch", self.teams * self.scratch_words * WORD, 16, "counts of the teams"
+            ),
             SmemRegion("samples", 2 * self.select_warps * self.tile_queries * WORD, 16, "extremes"),
             SmemRegion("windows", 2 * self.tile_queries * WORD, 16, "scores to bins"),
             SmemRegion("logged", self.tile_queries * WORD, 16, "scores in the logs"),
@@ -246,6 +288,20 @@ class PrefillPlan(Sm90Plan):
             SmemRegion("keys", keys, 1024, "a ring of 64 rows each, SW128"),
             *(scales if self.is_fp8 else []),
             *([] if self.scores_only else rank),
+            *(self.messages if self.shared else []),
+        ]
+
+    @property
+    def messages(self) -> list[SmemRegion]:
+        """Regions that the CTAs of a cluster write in each other, and what is sent there."""
+        teams, parts = self.teams * WORD, self.most_parts
+        fine, coarse = teams * parts * BIN_GROUP, teams * parts * self.bin_groups
+        return [
+            SmemRegion("fine", fine, 16, "received: bins of a group"),
+            SmemRegion("coarse", coarse, 16, "received: groups of bins"),
+            SmemRegion("received", teams * 2 * CANDIDATES, 16, "received: keys and entries"),
+            SmemRegion("above", teams * parts, 16, "received: entries above the last bin"),
+            SmemRegion("own_coarse", teams * self.bin_groups, 16, "what is sent to coarse"),
         ]
 
     @property
@@ -268,4 +324,18 @@ class PrefillPlan(Sm90Plan):
             Barrier("key_empty", self.stages, score, group, load, 0, "they have been read"),
             Barrier("query_full", self.query_stages, load, one, score, queries, "a tile is there"),
             Barrier("query_empty", self.query_stages, score, warps, load, 0, "its keys are scored"),
+            *(self.message_barriers if self.shared else ()),
+        )
+
+    @property
+    def message_barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers of the messages to each team."""
+        score, _ = self.roles
+        one, teams, parts = Arrives.ONE_THREAD, self.teams, self.most_parts * WORD
+        coarse, fine = parts * self.bin_groups, parts * BIN_GROUP
+        most = parts + 2 * CANDIDATES * WORD
+        return (
+            Barrier("coarse_full", teams, score, one, score, coarse, "groups' counts"),
+            Barrier("fine_full", teams, score, one, score, fine, "bins' counts"),
+            Barrier("received_full", teams, score, one, score, most, "candidates, counts above"),
         )

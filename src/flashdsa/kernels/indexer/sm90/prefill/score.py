@@ -30,9 +30,10 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, 
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     Ranges,
     Tile,
+    first_turn,
     range_of,
     scores_at,
-    step_from,
+    steps_from,
     walk_of,
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import (
@@ -187,12 +188,13 @@ def score_segment(
     """Score this warpgroup's key tiles among `begin` to `end` - 1 of the tile: every other one.
 
     Args:
-        number: of the tile's first key tile, among the CTA's.
+        number: of the tile's first key tile, among the CTA's; its samples come before it.
     """
     plan = ctx.plan
     lane, warp = thread % WARP_SIZE, thread % WARPGROUP_SIZE // WARP_SIZE
     ring = RingConsumer(ctx.memory.key_full, ctx.memory.key_empty)
-    first = uniform(begin + ((ctx.group - number - begin) & 1))
+    start = first_turn(begin, plan)
+    first = uniform(start + ((ctx.group - number - start) & 1))
     state = ring.state(number + first)
     accumulator = cute.make_rmem_tensor(of_tile(plan), Float32)
     keys = uniform(low_word(ctx.memory.keys.address()))
@@ -200,16 +202,18 @@ def score_segment(
     if cutlass.const_expr(not plan.scores_only):
         own = lane % QUERY_GROUP * (4 * plan.bins)
         bins = ctx.memory.histogram.address() + own - Int32(FIRST_BIN_OFFSET)
-        if begin == 0 and first >= end:
-            sample_nothing(ctx.memory, thread // WARP_SIZE, lane, plan)
+        if cutlass.const_expr(not plan.shared):
+            if begin == 0 and first >= end:
+                sample_nothing(ctx.memory, thread // WARP_SIZE, lane, plan)
     own_turn, other_turn = Int32(0), Int32(0)
     if cutlass.const_expr(plan.in_turns):
         own_turn = kept(FIRST_TURN + ctx.group, lane)
         other_turn = kept(FIRST_TURN + 1 - ctx.group, lane)
     bins, lane = kept(bins, lane), kept(lane, lane)
     walk = walk_of(tile, first, plan)
-    key = walk.key + (warp * 16 + lane // QUERY_GROUP)  # of the tile: this lane's first one
-    to = target_of(ctx, tile, begin, lane) + Int64(key)
+    row = warp * 16 + lane // QUERY_GROUP
+    key = walk.key + row  # of the tile: this lane's first one
+    to = target_of(ctx, tile, begin, lane) + Int64(walk.place + row)
     if begin > 0 and first > begin:
         delay_second_group(plan)
     for i in cutlass.range(first, end, 2, unroll=1):
@@ -247,18 +251,24 @@ def score_segment(
                 )
                 at = to + (Int64(group) * group_words(ctx) + apart)
                 words.append(store(at, total, scales[half], seen, plan))
-        step = step_from(walk, key)
-        key += step
+        key_step, step = steps_from(walk, key, i, plan)
+        key += key_step
         to = to + Int64(step)
         if cutlass.const_expr(not plan.scores_only):
-            if i < 2:  # turns of the first segment
+            if i < 2 - plan.sample_tiles:  # turns of the first segment
                 # The tile's first keys may belong to either warpgroup; the other one may have none.
-                writes = first == begin and warp == 0
+                writes = first == start and warp == 0
                 of_all = thread // WARP_SIZE
                 take_sample(ctx.memory, words, prepared.window, of_all, lane, writes, plan)
-                if i == 1:
+                if i == 1 - plan.sample_tiles:
                     delay_second_group(plan)
-            count_words(words, prepared.window, bins, plan)
+            if is_counted(i, plan):
+                count_words(words, prepared.window, bins, plan)
+
+
+def is_counted(turn: Int32, plan: Any) -> Any:
+    """Whether a turn's scores are counted: not those of a sample beside the tile's keys."""
+    return turn >= 0 if plan.shared else True
 
 
 def delay_second_group(plan: Any) -> None:

@@ -40,6 +40,7 @@ from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
 from flashdsa.kernels.indexer.sm90.prefill.team import (
     SCRATCH_COUNT,
     SCRATCH_SURE,
+    SCRATCH_WINNERS,
     Team,
     address_of,
     clear,
@@ -69,6 +70,8 @@ class Seen(NamedTuple):
     logged: Int32  # scores in the log
     keys: Int32  # that the query sees, of this segment and those before
     is_last: cutlass.Boolean  # segment
+    whole: Any = None  # Int32: keys that it sees, of all CTAs. None: one CTA has all
+    before: Any = None  # Int32: those of the CTAs before
 
 
 @cute.jit
@@ -83,6 +86,12 @@ def prepare_select(
     start, length = range_kept(prepared, query, plan)
     row_end = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
     written = (end - begin) * TILE_KEYS
+    whole, before = None, None
+    if cutlass.const_expr(plan.shared):
+        whole = length
+        before = cutlass.min(cutlass.max(tile.first_key - start, Int32(0)), length)
+        start = start + before
+        written = cutlass.max(written, Int32(1))  # a chunk at least
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
         logged = team.memory.logged.array(Int32, plan.tile_queries)[query]
@@ -95,9 +104,11 @@ def prepare_select(
         if team.lane == 0:
             team.scratch[SCRATCH_COUNT] = Int32(0)
             team.scratch[SCRATCH_SURE] = Int32(0)
+            if cutlass.const_expr(plan.shared):
+                team.scratch[SCRATCH_WINNERS] = Int32(0)
     entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
     keys = cutlass.max(row_end - start, Int32(0))
-    return Seen(query, entries, logged, keys, end == tile.key_tiles)
+    return Seen(query, entries, logged, keys, end == tile.key_tiles, whole, before)
 
 
 @cute.jit
@@ -121,11 +132,8 @@ def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin
         ahead = load_ahead(team, seen.entries, first_chunk(team, seen))
         topk = ctx.ranges.topk
         histogram = team.memory.histogram.array(Int32, plan.bins, query)
-        cut = find_bin(histogram, plan.bins, topk, team.lane).bin
-        bounds = bounds_of(team.memory, query, cut, plan)
-        bounds = Bounds(bounds.maybe, bounds.sure, bounds.known and seen.keys > topk)
-        rows = ctx.workspace + query * plan.row_words
-        source = Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
+        bounds = own_bounds(team, seen, histogram, topk)
+        source = source_of(ctx, team, tile, seen, begin)
         if seen.is_last:
             mark_best(team, seen, bounds, ahead, topk)
             to, scores = row_of(ctx.topk_indices, tile.first_query + query, topk), None
@@ -136,15 +144,47 @@ def select_segment(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin
             stage, best = address_of(histogram), cutlass.min(seen.keys, topk)
             write_rows(team, source, stage, to, scores, best, topk)
         else:
-            keep = mark_kept(team, source, seen, bounds, ahead, topk)
-            total = append(team, source, keep)
-            logs = team.memory.logged.array(Int32, plan.tile_queries)
-            if team.member == 0 and team.lane == 0:
-                logs[query] = total
+            log_best(team, source, seen, bounds, ahead, topk)
     if seen.is_last:
-        # The next tile's scores are counted after a barrier of all warps that score.
-        team_sync(team)
-        clear(team, team.memory.histogram.array(Int32, plan.bins, query), plan.bins)
+        clear_counts(team, query)
+
+
+@cute.jit
+def own_bounds(team: Team, seen: Seen, histogram: cute.Tensor, topk: Int32) -> Bounds:
+    """Bounds of the `topk`-th best among what this CTA has counted."""
+    plan = team.plan
+    cut = find_bin(histogram, plan.bins, topk, team.lane).bin
+    bounds = bounds_of(team.memory, seen.query, cut, plan)
+    return Bounds(bounds.maybe, bounds.sure, bounds.known and seen.keys > topk)
+
+
+def source_of(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: Int32) -> Source:
+    """The query's entries with their rows, if a segment begins with the key tile `begin`."""
+    rows = ctx.workspace + seen.query * team.plan.row_words
+    return Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
+
+
+@cute.jit
+def log_best(
+    team: Team, source: Source, seen: Seen, bounds: Bounds, ahead: Any, topk: Int32
+) -> Int32:
+    """Put the segment's entries that may be among the best in the log; return how many it has
+    then. Starts synced."""
+    keep = mark_kept(team, source, seen, bounds, ahead, topk)
+    total = append(team, source, keep)
+    logs = team.memory.logged.array(Int32, team.plan.tile_queries)
+    if team.member == 0 and team.lane == 0:
+        logs[seen.query] = total
+    return total
+
+
+@cute.jit
+def clear_counts(team: Team, query: Int32) -> None:
+    """Clear the query's bins after a tile. Starts not synced; the next tile's scores are counted
+    after a barrier of all warps that score."""
+    plan = team.plan
+    team_sync(team)
+    clear(team, team.memory.histogram.array(Int32, plan.bins, query), plan.bins)
 
 
 @cute.jit

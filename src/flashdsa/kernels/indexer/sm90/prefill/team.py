@@ -10,11 +10,13 @@ from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import reach
 from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
-from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS, SCRATCH_WORDS
+from flashdsa.kernels.indexer.sm90.prefill.plan import CANDIDATES, ROUND_BINS
 
 FIRST_TEAM = 2
 """The named barrier of the first team."""
 SCRATCH_COUNT, SCRATCH_SURE, SCRATCH_LOW, SCRATCH_HIGH = range(4)
+SCRATCH_WINNERS, SCRATCH_PHASES = 4, 5
+"""If CTAs share tiles: winners among the candidates of the CTAs before, and phases of messages."""
 BINS_READ = 4 * WARP_SIZE
 """Bins that a warp reads at once."""
 
@@ -31,7 +33,7 @@ class Team(NamedTuple):
     rounds: cute.Tensor  # (ROUND_BINS,) Int32
     keys: cute.Tensor  # (CANDIDATES,) Int32, the first half of the same
     indices: cute.Tensor  # (CANDIDATES,) Int32, the second one
-    scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32
+    scratch: cute.Tensor  # (scratch_words,) Int32
 
     @property
     def plan(self) -> Any:
@@ -54,7 +56,7 @@ def team_of(memory: PrefillMemory, thread: Int32, plan: cutlass.Constexpr) -> Te
         memory.candidates.array(Int32, ROUND_BINS, number),
         memory.candidates.array(Int32, CANDIDATES, 2 * number),
         memory.candidates.array(Int32, CANDIDATES, 2 * number + 1),
-        memory.scratch.array(Int32, SCRATCH_WORDS, number),
+        memory.scratch.array(Int32, plan.scratch_words, number),
     )
 
 

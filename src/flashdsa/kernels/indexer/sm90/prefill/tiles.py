@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.warp import uniform
-from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, TILE_KEYS
+from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, SAMPLE_TILES, TILE_KEYS
 
 NOWHERE = 0x7FFFFFFF
 """The start of an empty range."""
@@ -29,11 +29,13 @@ class Ranges(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A tile of queries. None of them needs scores if it has no key tiles."""
+    """A tile of queries, and its keys or a CTA's stretch of them. None of the queries needs scores
+    if it has no key tiles; a stretch may have none."""
 
     first_query: Int32
     first_key: Int32
     key_tiles: Int32
+    samples: Any = None  # first keys of two key tiles for the window; None: it has them
 
 
 @cute.jit
@@ -68,6 +70,21 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
 
 
 @cute.jit
+def stretch_of(tile: Tile, plan: cutlass.Constexpr) -> Tile:
+    """The keys of a tile that this CTA scores: all, or a stretch of them if CTAs share it. Samples
+    are the first key tile and a late one, so that they span scores that rise or fall."""
+    stretch = tile
+    if cutlass.const_expr(plan.shared):
+        part, parts = cute.arch.block_idx_in_cluster(), cute.arch.cluster_size()
+        first, end = tile.key_tiles * part // parts, tile.key_tiles * (part + 1) // parts
+        late = cutlass.max(late_tile(tile.key_tiles), Int32(0))
+        samples = (tile.first_key, tile.first_key + late * TILE_KEYS)
+        first_key = tile.first_key + first * TILE_KEYS
+        stretch = Tile(tile.first_query, first_key, end - first, samples)
+    return stretch
+
+
+@cute.jit
 def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Key tiles of the first segment: all key tiles, if they are one segment."""
     tiles = tile.key_tiles
@@ -91,7 +108,7 @@ def key_tile_at(tile: Tile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
     """The key tile that is scored in a turn. Odd turns of the first segment begin with a late tile,
     so that the sample of the first two (window.py) spans scores that rise or fall."""
     key_tile = turn
-    if cutlass.const_expr(not plan.scores_only):
+    if cutlass.const_expr(not plan.scores_only and not plan.shared):
         tiles = first_segment(tile, plan)
         if turn % 2 == 1 and turn < tiles:
             key_tile = turn - 1 + late_tile(tiles)
@@ -115,29 +132,65 @@ class Walk(NamedTuple):
     additions alone."""
 
     key: Int32  # of the tile, the first one's
-    wraps: Int32  # from this key on the next step is another one
+    wraps: Int32  # from this key on the next step is another one; unused if CTAs share tiles
     back: Int32  # that one, in keys
+    place: Int32  # of the first key's scores, in keys
+
+
+def first_turn(begin: Int32, plan: Any) -> Int32:
+    """First turn of the segment that begins with key tile `begin`. Samples of a tile that CTAs
+    share have the turns before 0."""
+    return begin - samples_before(begin, plan) if plan.shared else begin
+
+
+@cute.jit
+def samples_before(begin: Int32, plan: cutlass.Constexpr) -> Int32:
+    """Samples that are scored before the key tile `begin` of a CTA."""
+    return Int32(plan.sample_tiles) if begin == 0 else Int32(0)
 
 
 @cute.jit
 def walk_of(tile: Tile, first: Int32, plan: cutlass.Constexpr) -> Walk:
     """The walk from the turn `first` on."""
+    if cutlass.const_expr(plan.shared):
+        return shared_walk(tile, first)
     wraps, back = Int32(NOWHERE), Int32(0)
-    if cutlass.const_expr(not plan.scores_only):
+    if cutlass.const_expr(not plan.scores_only and not plan.shared):
         if first == 1:
             tiles = first_segment(tile, plan)
             wraps = (tiles - 2) * TILE_KEYS
             back = (2 - odd_tiles(tiles)) * TILE_KEYS
-    return Walk(key_tile_at(tile, first, plan) * TILE_KEYS, uniform(wraps), uniform(back))
+    key = key_tile_at(tile, first, plan) * TILE_KEYS
+    return Walk(key, uniform(wraps), uniform(back), key)
 
 
 @cute.jit
-def step_from(walk: Walk, key: Int32) -> Int32:
-    """Keys from one turn's key tile to the next one's."""
+def shared_walk(tile: Tile, first: Int32) -> Walk:
+    """The walk through a stretch, from a sample on if `first` is a turn before 0. A sample's scores
+    lie where the same thread stores the next ones."""
+    key, place = first * TILE_KEYS, first * TILE_KEYS
+    if first < 0:
+        place = (first + SAMPLE_TILES) * TILE_KEYS
+        at, late = tile.samples
+        if first != -SAMPLE_TILES:
+            at = late
+        key = at - tile.first_key
+    return Walk(key, Int32(0), uniform(place - key), place)
+
+
+@cute.jit
+def steps_from(walk: Walk, key: Int32, turn: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
+    """Keys from one turn's key tile to the next one's, and from its scores to the next ones."""
     step = Int32(2 * TILE_KEYS)
-    if key >= walk.wraps:
-        step = walk.back
-    return step
+    key_step = step
+    if cutlass.const_expr(plan.shared):
+        if turn < 0:
+            key_step, step = walk.back, Int32(0)
+    else:
+        if key >= walk.wraps:
+            step = walk.back
+        key_step = step
+    return key_step, step
 
 
 def unscored_length(ranges: Ranges, plan: Any) -> Any:
@@ -152,18 +205,25 @@ def num_tiles(ranges: Ranges, plan: Any) -> Int32:
 
 @cute.jit
 def tile_number(ranges: Ranges, turn: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The tile that this CTA takes in a turn, negative if none is left. Last queries come first,
-    as they see most keys if attention is causal; the order of the CTAs alternates from turn to
-    turn."""
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    index = cta
+    """The tile that this CTA, or its cluster, takes in a turn, negative if none is left. Last
+    queries come first, as they see most keys if attention is causal; the order of the CTAs
+    alternates from turn to turn."""
+    own, count = taker(plan)
+    index = own
     if turn % 2 == 1:
-        index = num_ctas - 1 - cta
-    return num_tiles(ranges, plan) - 1 - (turn * num_ctas + index)
+        index = count - 1 - own
+    return num_tiles(ranges, plan) - 1 - (turn * count + index)
+
+
+def taker(plan: Any) -> tuple[Int32, Int32]:
+    """(number, count) of the CTA, or of the cluster if its CTAs share tiles."""
+    number, count = cute.arch.block_idx(), cute.arch.grid_dim()
+    if plan.shared:
+        number, count = cute.arch.cluster_idx(), cute.arch.cluster_dim()
+    return number[0], count[0]
 
 
 def num_turns(ranges: Ranges, plan: Any) -> Int32:
     """Turns of every CTA."""
-    num_ctas, _, _ = cute.arch.grid_dim()
-    return (num_tiles(ranges, plan) + num_ctas - 1) // num_ctas
+    _, count = taker(plan)
+    return (num_tiles(ranges, plan) + count - 1) // count

@@ -1,17 +1,19 @@
 """Scores counted in bins while they are computed: the map to bins, from a sample, and the counts.
 
 A window is linear and monotone: scores outside fall into the end bins. It is set once for each tile
-from the first 128 keys, and any window is right: a bad one leaves more to the exact search.
+from 128 keys, and any window is right: a bad one leaves more to the exact search. CTAs that share a
+tile score the same 128 keys for it, count none of them then, and so have the same window without a
+message.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer.select.keys import MAGNITUDE
-from flashdsa.kernels.indexer.sm90.prefill.entries import count
+from flashdsa.kernels.indexer.select.keys import MAGNITUDE, key_of, word_of
+from flashdsa.kernels.indexer.sm90.prefill.entries import KeyRange, count
 from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
 
@@ -131,18 +133,19 @@ def count_words(
     """
     for group in cutlass.range_constexpr(plan.groups):
         for half in cutlass.range_constexpr(2):
-            bits = cute.arch.inline_ptx(
-                "{ .reg .f32 t; mov.b32 t, {$r0}; fma.rn.sat.f32 t, t, {$r1}, {$r2}; "
-                "fma.rn.f32 t, t, {$r3}, 0f4B000000; mov.b32 {$w0}, t; }",
-                write_only_types=[Int32],
-                read_only_args=[
-                    words[2 * group + half],
-                    window[2 * group],
-                    window[2 * group + 1],
-                    Float32(plan.bins - 1),
-                ],
-            )
+            word = words[2 * group + half]
+            bits = bin_bits(word, window[2 * group], window[2 * group + 1], plan)
             count(first + (bits << 2), 4 * QUERY_GROUP * plan.bins * group)
+
+
+def bin_bits(word: Int32, factor: Float32, offset: Float32, plan: Any) -> Int32:
+    """A word's bin in a window, plus FIRST_BIN."""
+    return cute.arch.inline_ptx(
+        "{ .reg .f32 t; mov.b32 t, {$r0}; fma.rn.sat.f32 t, t, {$r1}, {$r2}; "
+        "fma.rn.f32 t, t, {$r3}, 0f4B000000; mov.b32 {$w0}, t; }",
+        write_only_types=[Int32],
+        read_only_args=[word, factor, offset, Float32(plan.bins - 1)],
+    )
 
 
 @cute.jit
@@ -158,3 +161,41 @@ def bounds_of(memory: PrefillMemory, query: Int32, cut: Int32, plan: cutlass.Con
     if cut == plan.bins - 1:
         sure = Float32.nan  # nothing is above
     return Bounds(maybe, sure, cut > 0 and factor > Float32(0.0))
+
+
+SEARCH_BITS = 4
+"""Bits of a key that one step of `keys_of_bin` finds, by half a warp."""
+NO_SCORE, INFINITE = 0xFF800000 - 2**32, 0x7F800000
+"""Words of the least and of the greatest score."""
+
+
+@cute.jit
+def keys_of_bin(
+    memory: PrefillMemory, query: Int32, cut: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> tuple[KeyRange, cutlass.Boolean]:
+    """The keys that are counted in the bin `cut` of a query's window, exactly, and whether the bin
+    has scores only: the first one has NaN and entries without a score, too. All lanes call.
+
+    Bins rise with scores, so that half of the lanes search for the bin's first key, the others for
+    that of the next bin.
+    """
+    windows = memory.windows.array(Float32, 2 * plan.tile_queries)
+    factor, offset = windows[2 * query], windows[2 * query + 1]
+    points = 1 << SEARCH_BITS
+    half, target = lane // points, cut + lane // points
+    least = key_of(Int32(NO_SCORE))
+    span = Uint32(key_of(Int32(INFINITE)) - least)
+    below = Uint32(0)  # keys of lower bins, less one
+    for step in cutlass.range_constexpr(32 // SEARCH_BITS):
+        shift = 32 - SEARCH_BITS * (step + 1)
+        at = cutlass.min(below + (Uint32(lane % points) << shift), span)
+        own = bin_bits(word_of(least + Int32(at)), factor, offset, plan) - FIRST_BIN
+        lower = Uint32(cute.arch.vote_ballot_sync(own < target)) >> Uint32(points * half)
+        ones = cute.arch.popc(lower & Uint32(2**points - 1))
+        below += Uint32(ones - 1) << shift
+    last = least + Int32(below)
+    low = cute.arch.shuffle_sync(last, 0) + 1
+    high = cute.arch.shuffle_sync(last, points)
+    if cut == plan.bins - 1:
+        high = Int32(MAGNITUDE)
+    return KeyRange(low, high), cut > 0 and factor > Float32(0.0)

@@ -1,0 +1,133 @@
+"""Division of a prefill call among launches and clusters: so that the last wave fills the device.
+
+A tile of queries is one CTA's, or a cluster's, whose CTAs have a part of its keys each. Tiles
+beyond whole waves of one kind are a second launch. Times are estimates, in units of the time that a
+CTA takes for 64 keys, for a device that does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from flashdsa.backends.cluster_limit import allowed_clusters
+from flashdsa.backends.indexer.clusters import USUAL_CLUSTER
+from flashdsa.backends.runner import Runner
+from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
+
+RANKING, SHARING, LAUNCH, UNSCORED = 9.0, 13.0, 11.0, 3.0
+"""Time of a turn besides its keys: to load and rank a tile, more of it if CTAs share the tile. Time
+of a launch, and of a turn whose tile needs no scores."""
+
+WORTHWHILE = 0.97
+"""Share of the time without clusters from which on clusters are taken."""
+
+
+class Piece(NamedTuple):
+    """A launch."""
+
+    first: int  # query
+    end: int
+    num_ctas: int
+    cluster_size: int  # 1: no CTA shares a tile
+
+
+class Work(NamedTuple):
+    """Tiles, the last one first: those before it see fewer keys."""
+
+    tiles: int  # that need scores
+    unscored: int  # further ones
+    longest: float  # key tiles of the first
+    shorter: float  # key tiles by which each next one has fewer
+
+    def behind(self, tiles: int) -> Work:
+        """The work without the first `tiles`."""
+        left = self.longest - self.shorter * tiles
+        return self._replace(tiles=self.tiles - tiles, longest=left)
+
+
+def pieces_of(
+    runner: Runner, shared: PrefillPlan, queries: int, keys: int, topk: int, ragged: bool
+) -> tuple[Piece, ...]:
+    """Choose the launches of a call, in their order.
+
+    Args:
+        shared: the plan whose CTAs share tiles.
+        ragged: each query's first key is known to the device alone, so that nobody knows how many
+            tiles need scores. Clusters share tiles then only if all tiles are theirs at once.
+            Otherwise the last query sees all keys, and each one before it a key less: a guess.
+    """
+    capacity = runner.cluster_capacity(shared.threads, shared.smem_bytes)
+    allowed = allowed_clusters(capacity, USUAL_CLUSTER)
+    at_once = tuple(
+        (size, min(number, runner.num_sms // size))
+        for size, number in sorted({**allowed, 1: runner.num_sms}.items())
+        if size <= shared.most_parts and min(number, runner.num_sms // size) > 0
+    )
+    return _pieces(
+        at_once,
+        shared.tile_queries,
+        queries,
+        keys,
+        0 if shared.with_scores else topk,
+        ragged,
+    )
+
+
+@lru_cache(maxsize=256)
+def _pieces(
+    at_once: tuple[tuple[int, int], ...],
+    tile_queries: int,
+    queries: int,
+    keys: int,
+    unscored: int,
+    ragged: bool,
+) -> tuple[Piece, ...]:
+    """Choose by the number of clusters that run at once, (size, number) from size 1 on."""
+    clusters = dict(at_once)
+    tiles = -(-queries // tile_queries)
+    scored = min(tiles, max(-(-(keys - unscored) // tile_queries), 0))
+    work = Work(scored, tiles - scored, keys / TILE_KEYS, tile_queries / TILE_KEYS)
+    if ragged:
+        clusters = {size: n for size, n in clusters.items() if size == 1 or n >= tiles}
+        work = Work(tiles, 0, keys / TILE_KEYS, 0.0) if scored else work
+    alone, *_ = divisions = list(_divisions(clusters, work, 1 if ragged else 2))
+    time, sizes = min(divisions)
+    if time > WORTHWHILE * alone[0]:
+        sizes = (1,)
+    pieces: list[Piece] = []
+    end, left = queries, work
+    for size in sizes:
+        taken = left.tiles // clusters[size] * clusters[size]
+        first = ((end - 1) // tile_queries - (taken - 1)) * tile_queries
+        if len(pieces) == len(sizes) - 1:
+            first = 0
+        most = -(-(end - first) // tile_queries)
+        number = clusters[1] if size == 1 else min(clusters[size], most) * size
+        pieces.append(Piece(first, end, number, size))
+        end, left = first, left.behind(taken)
+    return tuple(pieces)
+
+
+def _divisions(
+    clusters: Mapping[int, int], work: Work, launches: int
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """(time, size of each launch's clusters): all tiles in one launch, or whole waves and the
+    rest."""
+    for size, number in clusters.items():
+        rest = -(-work.unscored // number) * UNSCORED
+        yield _time(size, number, work) + rest, (size,)
+        whole = work.tiles // number * number
+        if launches > 1 and 0 < whole < work.tiles:
+            time, sizes = min(_divisions(clusters, work.behind(whole), launches - 1))
+            own = _time(size, number, work._replace(tiles=whole))
+            yield own + LAUNCH + time, (size, *sizes)
+
+
+def _time(size: int, number: int, work: Work) -> float:
+    """Time of a launch of `number` clusters of `size` CTAs: each turn is as long as the tile that
+    has most keys, the first."""
+    turns = -(-work.tiles // number)
+    longest = work.longest - work.shorter * number * (turns - 1) / 2  # of a turn, on average
+    return turns * (longest / size + RANKING + SHARING * (size > 1))

@@ -1,0 +1,155 @@
+"""Choice of groups of queries or of queries one by one, from a sample of the groups, before a list
+is made.
+
+A group is sampled by a CTA, which counts the rows that its queries name together by a bit for each
+row of kv in shared memory. If kv has more rows than bits, blocks of neighbouring rows are left out,
+evenly. The counts of all groups are added in one 64-bit number with the CTAs that have counted, so
+that one addition tells the last CTA all, and nothing needs an order."""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.memory import SmemAllocator
+
+from flashdsa.dsl.smem import VECTOR, store4
+from flashdsa.dsl.warp import neighbours_sum
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.choice import FIRST, SECOND
+
+THREADS = 512
+WARPS = THREADS // WARP_SIZE
+SAMPLES = 64
+"""Groups of a sample."""
+WORD_BITS = 32
+WORDS = 1 << 14
+"""Words of shared memory, with a bit a row."""
+BLOCK = 64
+"""Neighbouring rows that are counted, or left out, together."""
+COUNT_BITS = 28
+"""Bits of each of the two counts: of 64 groups, of 2^22 slots each."""
+
+
+class Asked(NamedTuple):
+    """Slots of all queries, and what to choose by."""
+
+    indices: cute.Tensor  # (S, topk) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    num_keys: Int32
+    ratio: Float32  # see `choice.py`
+
+
+@cute.jit
+def length_of(x: Asked, query: Int32) -> Int32:
+    """Slots of the query that may be valid; 0 after the last query."""
+    count = Int32(0)
+    if query < x.indices.shape[0]:
+        count = Int32(x.indices.shape[1])
+        if x.topk_length.shape[0] > 0:
+            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
+    return count
+
+
+@cute.jit
+def count_rows(
+    x: Asked, bits: cute.Tensor, first_query: Int32, group: cutlass.Constexpr
+) -> tuple[Int32, Int32]:
+    """This thread's part of the rows that the group's queries name, and of the slots that name
+    one."""
+    thread, _, _ = cute.arch.thread_idx()
+    rows, slots = Int32(0), Int32(0)
+    every = (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)
+    for member in cutlass.range_constexpr(group):
+        line = x.indices.iterator + Int64(first_query + member) * x.indices.shape[1]
+        for slot in cutlass.range(thread, length_of(x, first_query + member), THREADS, unroll=4):
+            row = (line + slot).load()
+            block = row // BLOCK
+            if row >= 0 and row < x.num_keys and block % every == 0:
+                place = block // every * BLOCK + row % BLOCK
+                bit = Int32(1) << (place % WORD_BITS)
+                word = bits.iterator + place // WORD_BITS
+                old = cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
+                slots += 1
+                if (old & bit) == 0:
+                    rows += 1
+    return rows, slots
+
+
+@cute.jit
+def add_counts(counts: Any, rows: Int32, slots: Int32) -> Int64:
+    """Add a CTA's counts; the sums with them."""
+    own = Int64(rows) + (Int64(slots) << COUNT_BITS) + (Int64(1) << (2 * COUNT_BITS))
+    before = cute.arch.inline_ptx(
+        "atom.relaxed.gpu.global.add.u64 {$w0}, [{$r0}], {$r1};",
+        write_only_types=[Int64],
+        read_only_args=[counts, own],
+    )
+    return before + own
+
+
+@cute.kernel
+def sample_kernel(x: Asked, counts: Any, choice: cute.Tensor, group: cutlass.Constexpr):
+    """One group; arguments as in `launch_sample`."""
+    thread, _, _ = cute.arch.thread_idx()
+    number, _, _ = cute.arch.block_idx()
+    samples, _, _ = cute.arch.grid_dim()
+    allocator = SmemAllocator()
+    pointer = allocator.allocate_array(Int32, WORDS)
+    bits = cute.make_tensor(pointer, cute.make_layout(WORDS))
+    sums = cute.make_tensor(
+        allocator.allocate_array(Int32, 2 * WARPS), cute.make_layout((WARPS, 2), stride=(2, 1))
+    )
+    nothing = cute.make_rmem_tensor(VECTOR, Int32)
+    nothing.fill(0)
+    used = cutlass.min((x.num_keys + WORD_BITS - 1) // WORD_BITS, Int32(WORDS))
+    for at in cutlass.range(thread, (used + VECTOR - 1) // VECTOR, THREADS, unroll=4):
+        store4(bits, at, nothing.load())
+    cute.arch.sync_threads()
+    groups = (x.indices.shape[0] + group - 1) // group
+    first_query = Int32(Int64(number) * groups // samples) * group
+    for i, own in enumerate(count_rows(x, bits, first_query, group)):
+        total = neighbours_sum(own, WARP_SIZE)
+        if thread % WARP_SIZE == 0:
+            sums[thread // WARP_SIZE, i] = total
+    cute.arch.sync_threads()
+    if thread == 0:
+        rows, slots = Int32(0), Int32(0)
+        for warp in cutlass.range_constexpr(WARPS):
+            rows += sums[warp, 0]
+            slots += sums[warp, 1]
+        both = add_counts(counts, rows, slots)
+        if both >> (2 * COUNT_BITS) == samples:
+            mask = Int64((1 << COUNT_BITS) - 1)
+            keys, named = Float32(both & mask), Float32((both >> COUNT_BITS) & mask)
+            choice[0] = Int32(FIRST) if keys * group <= x.ratio * named else Int32(SECOND)
+            # Every CTA has added: the last one leaves 0 for the next launch.
+            cute.arch.inline_ptx(
+                "st.relaxed.gpu.global.u64 [{$r0}], {$r1};", read_only_args=[counts, Int64(0)]
+            )
+
+
+@cute.jit
+def launch_sample(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    num_keys: Int32,
+    counts: Any,
+    choice: cute.Tensor,
+    ratio: Float32,
+    group: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch on `stream`.
+
+    Args:
+        indices: (S, topk) int32. topk_length: (S,) int32, or (0,). num_keys: S_kv, at least 1.
+        counts: pointer to 8 bytes of device memory, 0 before the launch and after it.
+        choice: (1,) int32, written: FIRST, the groups, or SECOND; see `choice.py`.
+        ratio: of a union's length to that of one query's list, up to which groups are taken.
+        group: queries of a group.
+    """
+    groups = (indices.shape[0] + group - 1) // group
+    x = Asked(indices, topk_length, num_keys, ratio)
+    sample_kernel(x, counts, choice, group).launch(
+        grid=[cutlass.min(groups, Int32(SAMPLES)), 1, 1], block=[THREADS, 1, 1], stream=stream
+    )

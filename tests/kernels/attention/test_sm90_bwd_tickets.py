@@ -1,0 +1,71 @@
+"""Items of the Hopper backward drawn by ticket, on ptxemu: more than CTAs, of any length."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+import flashdsa
+from flashdsa.backends.emulated.devices import SMALL, Device
+from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.sm90.mla_bwd_per_item import Call
+from flashdsa.verify import sparse_mla_cases
+from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from ptxemu import Policy
+from tests.kernels.findings import unexpected
+
+TWO_SMS = Device(2, {1: 2})
+TOPK = 200
+LENGTHS = [130, 0, 200, 1, 64, 65, 0, 0, 192, 128, 3]
+"""Items of 0 to 4 tiles, neighbours without any among them."""
+
+
+@pytest.fixture(autouse=True)
+def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries' lengths go round these."""
+    monkeypatch.setattr(sparse_mla_cases, "length_values", lambda topk: LENGTHS)
+
+
+def gradients_of(
+    heads: int, queries: int, device: Device, policy: Policy, *, deterministic: bool = False
+) -> tuple[Tensor, ...]:
+    """dQ and dKV, within the contract; ptxemu finds nothing."""
+    case = SparseMlaCase("tickets", queries, 260, heads, TOPK, topk_length=True, poison=True)
+    inputs = make_sparse_mla_inputs(case, 0, "cpu")
+    O, lse = forward_results(inputs)
+    with emulation(device, policy=policy) as emulator:
+        gradients = flashdsa.mla_bwd(
+            *(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices),
+            topk_length=inputs.topk_length,
+            deterministic=deterministic,
+            backend="emulate-sm90",
+        )
+    named = dict(zip(("dQ", "dKV"), gradients, strict=True))
+    assert failures(judge_backward(inputs, O, lse, named, bf16_operands=True)) == []
+    assert unexpected(emulator.findings, in_order=deterministic) == []
+    return gradients
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "device"),
+    [
+        (64, 11, TWO_SMS),
+        pytest.param(128, 5, SMALL, marks=pytest.mark.slow),
+        pytest.param(16, 30, SMALL, marks=pytest.mark.slow),
+    ],
+)
+def test_dq_has_the_bits_of_items_in_turns(
+    heads: int, queries: int, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = [
+        gradients_of(heads, queries, device, policy)[0]
+        for policy in (Policy(), Policy(asynchronous="random", seed=3))
+    ]
+    monkeypatch.setattr(Call, "tickets", property(lambda call: False))
+    in_turns = gradients_of(heads, queries, device, Policy())[0]
+    assert all(torch.equal(dq, in_turns) for dq in drawn)

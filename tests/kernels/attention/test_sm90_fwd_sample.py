@@ -1,0 +1,84 @@
+"""What a sample of groups of queries chooses, on ptxemu: exactly as counted by torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+import cutlass
+from cutlass import Float32, Int32, cute
+from cutlass.cute.runtime import from_dlpack
+
+from flashdsa.kernels.attention.choice import FIRST, SECOND
+from flashdsa.kernels.attention.sample import (
+    BLOCK,
+    SAMPLES,
+    THREADS,
+    WORD_BITS,
+    WORDS,
+    Asked,
+    sample_kernel,
+)
+from ptxemu.cutedsl import emulate
+
+TOPK = 150
+
+
+@cute.jit
+def sample(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    counts: cute.Tensor,
+    choice: cute.Tensor,
+    num_keys: cutlass.Constexpr,
+    ratio: cutlass.Constexpr,
+    group: cutlass.Constexpr,
+):
+    groups = (indices.shape[0] + group - 1) // group
+    asked = Asked(indices, topk_length, Int32(num_keys), Float32(ratio))
+    sample_kernel(asked, counts.iterator, choice, group).launch(
+        grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[THREADS, 1, 1]
+    )
+
+
+def ratio_of(indices: Tensor, lengths: Tensor, num_keys: int, group: int) -> float:
+    """Rows that groups name, as a multiple of what a query of them names."""
+    every = -(-num_keys // (WORDS * WORD_BITS))
+    groups = -(-len(indices) // group)
+    samples = min(groups, SAMPLES)
+    rows = slots = 0
+    for number in range(samples):
+        first = number * groups // samples * group
+        named = [
+            row
+            for query in range(first, min(first + group, len(indices)))
+            for row in indices[query, : int(lengths[query])].tolist()
+            if 0 <= row < num_keys and row // BLOCK % every == 0
+        ]
+        rows, slots = rows + len(set(named)), slots + len(named)
+    assert slots > 0
+    return rows * group / slots
+
+
+@pytest.mark.parametrize(
+    ("queries", "group", "num_keys"), [(7, 4, 400), (131, 2, 5000), (9, 8, 1_200_000)]
+)
+def test_it_chooses_by_the_rows_that_groups_name(queries: int, group: int, num_keys: int) -> None:
+    """Fewer groups than a sample has and more, rows that are all counted and that are not, slots
+    that are not valid, lengths; twice, as the counts are 0 again."""
+    generator = torch.Generator().manual_seed(queries)
+    indices = torch.randint(-9, num_keys + 9, (queries, TOPK), dtype=torch.int32,
+                            generator=generator)  # fmt: skip
+    indices[:, ::3] = indices[:1, ::3]
+    lengths = torch.randint(-5, TOPK + 9, (queries,), dtype=torch.int32, generator=generator)
+    ratio = ratio_of(indices, lengths.clamp(0, TOPK), num_keys, group)
+    counts, choice = torch.zeros(2, dtype=torch.int32), torch.full((1,), -7, dtype=torch.int32)
+    with emulate() as emulator:
+        for factor, chosen in ((1.001, FIRST), (0.999, SECOND)):
+            tensors = indices, lengths, counts, choice
+            sample(*map(from_dlpack, tensors), num_keys, ratio * factor, group)
+            assert (choice.tolist(), counts.tolist()) == ([chosen], [0, 0])
+    assert list(emulator.findings) == []

@@ -1,0 +1,1 @@
+"""Shapes drawn from a written distribution, timed beside every peer, and their report."""

@@ -1,0 +1,286 @@
+"""The written distribution: the values of each operation's draws, in the order in which they come.
+
+python -m workbench.draws.distribution    # writes them into workbench/DRAWS.md
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, KV_ROW_BYTES
+from workbench.draws.terms import Term, choice, combine, fixed, kind, logu, pick, randint, uniform
+
+MOST = (40e9, 20_000.0)
+"""Bytes of the inputs and estimated microseconds: a draw with more is halved until it has less."""
+FLOP_A_US, BYTES_A_US = 4.5e8, 3e6
+"""450 TFLOPS and 3 TB/s: what the estimate assumes."""
+MOST_ROWS = 1024
+"""Queries of a decode step, all requests together."""
+MOST_PACKED = 65_536
+"""Keys of packed documents."""
+
+_SHIFT = pick((0, 0.5), (logu(1, "topk"), 0.5))
+_MTP = pick((1, 0.7), (2, 0.15), (3, 0.05), (4, 0.1))
+_TOPK = pick(
+    (2048, 0.5), (1024, 0.15), (512, 0.15), (256, 0.1),
+    (combine("64 * {}", lambda n: 64 * n, logu(1, 32)), 0.1),
+)  # fmt: skip
+_INDEX_TOPK = pick((2048, 0.7), (1024, 0.15), (512, 0.15))
+_HEADS = pick(
+    (128, 0.3), (64, 0.25), (32, 0.15), (16, 0.15), (8, 0.05), (choice(20, 24, 40, 96), 0.1)
+)
+_TRAINED_HEADS = pick((128, 0.3), (64, 0.3), (32, 0.15), (16, 0.15), (8, 0.1))
+_IDS = pick(
+    (kind("corr", uniform(0.02, 0.6)), 0.35),
+    (kind("random"), 0.2),
+    (kind("causal"), 0.15),
+    (kind("window", logu(128, "topk")), 0.2),
+    (kind("prefix", _SHIFT), 0.1),
+)
+_LENGTHS = pick(
+    (None, 0.5),
+    (kind("uniform", fixed("1", 0.0), fixed("topk", 1.0)), 0.2),
+    (kind("uniform", fixed("0.7 topk", 0.7), fixed("topk", 1.0)), 0.1),
+    (kind("prefix", _SHIFT), 0.1),
+    (kind("uniform", fixed("1", 0.0), fixed("topk / 8", 0.125)), 0.1),
+)
+_INVALID = pick((0.0, 0.8), (0.3, 0.15), (0.9, 0.05))
+_WAVES = "132 * {} + {}"
+_QUERIES = pick(
+    (logu(128, 8192), 0.5),
+    (combine("2 ** {}", lambda n: 2**n, randint(9, 13)), 0.35),
+    (combine(_WAVES, lambda n, m: 132 * n + m, randint(1, 16), choice(0, 1, 2)), 0.15),
+)
+_CONTEXTS = pick(
+    (kind("chat", fixed("logu(300, 30_000) each", (300, 30_000))), 0.35),
+    (kind("agents", fixed("logu(8_000, 200_000) each", (8_000, 200_000))), 0.25),
+    (kind("equal", logu(1024, 300_000)), 0.2),
+    (kind("one", logu(65_536, 300_000), fixed("others logu(1024, 8192)", 0)), 0.2),
+)
+_DOCUMENT = logu(50, 30_000)
+_KEYS = logu(4096, 2**20)
+_TAIL = {
+    "heads": _HEADS,
+    "topk": _TOPK,
+    "ids": _IDS,
+    "lengths": _LENGTHS,
+    "invalid": _INVALID,
+    "sink": pick((True, 0.2), (False, 0.8)),
+}
+FIELDS: dict[str, dict[str, Term]] = {
+    "forward": {
+        "S": _QUERIES, "S_kv": _KEYS, **_TAIL, "max_logits": pick((True, 0.05), (False, 0.95)),
+    },
+    "decode": {
+        "b": pick(
+            (logu(1, 512), 0.6),
+            (randint(1, 300), 0.25),
+            (combine("66 * {} + {}", lambda n, m: 66 * n + m, randint(1, 4), choice(0, 1, 2)),
+             0.15),
+        ),
+        "next_n": _MTP,
+        "heads": pick((128, 0.35), (64, 0.25), (32, 0.1), (16, 0.2), (8, 0.1)),
+        "contexts": _CONTEXTS,
+        "topk": _TOPK,
+        "ids": pick((kind("random"), 0.5), (kind("window", logu(128, "topk")), 0.5)),
+        "lengths": pick((True, 0.3), (False, 0.7)),
+        "rows": pick(("packed", 0.7), ("bf16", 0.3)),
+        "scales": pick(("ue8m0", 0.8), ("fp32", 0.2)),
+    },
+    "backward": {"S": logu(256, 8192), "S_kv": _KEYS, **_TAIL, "heads": _TRAINED_HEADS},
+    "indexer": {
+        "b": logu(1, 512),
+        "next_n": _MTP,
+        "contexts": _CONTEXTS,
+        "heads": pick((64, 0.7), (32, 0.2), (16, 0.1)),
+        "topk": _INDEX_TOPK,
+        "scores": pick(
+            (None, 0.8), ("ascending", 0.05), ("descending", 0.05), ("equal", 0.05),
+            ("one bin", 0.05),
+        ),
+    },
+    "prefill": {
+        "kind": pick(
+            (kind("chunk", logu(16, 4096), logu(1024, 131_072)), 0.5),
+            (kind("causal", logu(512, 32_768)), 0.25),
+            (kind("documents", logu(2, 64)), 0.25),
+        ),
+        "heads": pick((64, 0.6), (32, 0.25), (16, 0.15)),
+        "dtype": pick(("fp8", 0.7), ("bf16", 0.3)),
+        "topk": _INDEX_TOPK,
+    },
+    "training": {
+        "S": logu(256, 8192),
+        "S_kv": logu(4096, 131_072),
+        "heads": _TRAINED_HEADS,
+        "index_heads": pick((64, 0.7), (32, 0.3)),
+        "topk": _TOPK,
+        "ids": _IDS,
+    },
+}  # fmt: skip
+OPERATIONS = tuple(FIELDS)
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One draw.
+
+    Attributes:
+        values: of the operation's FIELDS, and `tensors`, the seed of its tensors.
+        lengths: tokens of each request, or of each packed document.
+        halved: how often it was halved.
+    """
+
+    operation: str
+    seed: int
+    number: int
+    values: Mapping[str, Any]
+    lengths: tuple[int, ...] = ()
+    halved: int = 0
+
+    @property
+    def name(self) -> str:
+        """The words by which the command finds it."""
+        return f"{self.operation}/{self.seed}/{self.number}"
+
+    @property
+    def queries(self) -> int:
+        """Rows of the call."""
+        v = self.values
+        if self.operation == "prefill":
+            return v["kind"][1] if v["kind"][0] == "chunk" else self.keys
+        return int(v["S"]) if "S" in v else len(self.lengths) * int(v["next_n"])
+
+    @property
+    def keys(self) -> int:
+        """Rows of kv, or tokens of all requests."""
+        v = self.values
+        if self.operation != "prefill":
+            return int(v["S_kv"]) if "S_kv" in v else sum(self.lengths)
+        name, *sizes = v["kind"]
+        return sum(self.lengths) if name == "documents" else sum(sizes)
+
+    @cached_property
+    def line(self) -> str:
+        """All of it in one line."""
+        words = []
+        for name, value in self.values.items():
+            if isinstance(value, tuple):
+                value = "-".join(f"{x:.3g}" if isinstance(x, float) else str(x) for x in value)
+            if name != "tensors" and value not in (None, False, 0.0):
+                words.append(f"{name}={value}")
+        if self.lengths:
+            many = f"{len(self.lengths)} of {min(self.lengths)} to {max(self.lengths)}"
+            words.append(f"({many}, {sum(self.lengths)} together)")
+        if self.halved:
+            words.append(f"halved {self.halved}x")
+        return f"{self.name} {' '.join(words)}"
+
+    def cost(self) -> tuple[float, float]:
+        """Bytes of the inputs, and estimated microseconds of the longest of its calls."""
+        v, rows, keys = self.values, self.queries, self.keys
+        topk = v["topk"]
+        if self.operation in ("forward", "backward", "training"):
+            columns = {"forward": D_QK + D_V, "backward": 3 * D_QK + 2 * D_V, "training": D_QK}
+            flop = 2.0 * rows * max(64, v["heads"]) * topk * columns[self.operation]
+            flop = max(flop, 6.0 * rows * v.get("index_heads", 0) * topk * INDEX_HEAD_DIM)
+            size = rows * (v["heads"] * (D_QK + D_V) * 2 + topk * 4) + keys * D_QK * 2
+            return float(size), flop / FLOP_A_US
+        if self.operation == "prefill":
+            seen = rows * (2 * keys - rows) / 2
+            if v["kind"][0] == "documents":
+                seen = sum(n * n for n in self.lengths) / 2
+            size = (rows * v["heads"] + keys) * INDEX_HEAD_DIM * (1 if v["dtype"] == "fp8" else 2)
+            return float(size), 2.0 * seen * v["heads"] * INDEX_HEAD_DIM / FLOP_A_US
+        if self.operation == "indexer":
+            size = keys * INDEX_TOKEN_BYTES
+            return float(size), size / BYTES_A_US
+        row = KV_ROW_BYTES if v["rows"] == "packed" else 2 * D_QK
+        return float(keys * row), rows * topk * row / BYTES_A_US
+
+    def half(self) -> Draw:
+        """The same with half of the queries or requests."""
+        v = dict(self.values)
+        if self.operation == "prefill" and v["kind"][0] != "documents":
+            name, first, *rest = v["kind"]
+            v["kind"] = (name, first // 2, *rest)
+        elif "S" in v:
+            v["S"] //= 2
+        lengths = self.lengths[: max(1, len(self.lengths) // 2)]
+        return replace(self, values=v, lengths=lengths, halved=self.halved + 1)
+
+    def small(self) -> Draw:
+        """A tiny form of the same kinds, which a CPU computes at once."""
+        v, lengths = dict(self.values), tuple(1 + n // 400 for n in self.lengths[:3])
+        for name, most in (("S", 7), ("S_kv", 300), ("topk", 64), ("heads", 16), ("b", 3)):
+            if name in v:
+                v[name] = min(v[name], most)
+        if "kind" in v:
+            v["kind"] = (v["kind"][0], *(min(n, 80) for n in v["kind"][1:]))
+        return replace(self, values=v, lengths=lengths)
+
+
+def draw(operation: str, seed: int, number: int) -> Draw:
+    """The draw of this number."""
+    r = Random(f"{operation}/{seed}/{number}")
+    values: dict[str, Any] = {}
+    for name, term in FIELDS[operation].items():
+        values[name] = term.draw(r, values)
+    if "S_kv" in values:
+        values["S_kv"] = max(values["topk"], values["S_kv"])
+    if "lengths" in values and values["ids"][0] == "prefix":
+        values["lengths"] = values["ids"]
+    drawn = Draw(operation, seed, number, values, _lengths(values, r))
+    values["tensors"] = r.getrandbits(31)
+    while max(size / most for size, most in zip(drawn.cost(), MOST, strict=True)) > 1:
+        drawn = drawn.half()
+    return drawn
+
+
+def _lengths(values: dict[str, Any], r: Random) -> tuple[int, ...]:
+    """Tokens of each request, or of each packed document; none elsewhere."""
+    if values.get("kind", ("",))[0] == "documents":
+        drawn: list[int] = []
+        while len(drawn) < values["kind"][1] and sum(drawn) < MOST_PACKED:
+            drawn.append(min(_DOCUMENT.draw(r, values), MOST_PACKED - sum(drawn)))
+        return tuple(drawn)
+    if "b" not in values:
+        return ()
+    while values["b"] * values["next_n"] > MOST_ROWS:
+        values["b"] //= 2
+    name, size, *_ = values["contexts"]
+    others = logu(*(size if isinstance(size, tuple) else (1024, 8192)))
+    lengths = [others.draw(r, values) for _ in range(values["b"])]
+    if name == "equal":
+        lengths = [size] * values["b"]
+    elif name == "one":
+        lengths[r.randrange(values["b"])] = size
+    values["contexts"] = name
+    return tuple(lengths)
+
+
+def describe() -> str:
+    """The distribution in words, an operation a block."""
+    return "\n\n".join(
+        "\n".join([f"{operation}:", *(f"  {name:<11} {term}" for name, term in fields.items())])
+        for operation, fields in FIELDS.items()
+    )
+
+
+PAGE = Path(__file__).parents[1] / "DRAWS.md"
+_BLOCK = re.compile(r"(<!-- distribution -->\n).*?(<!-- /distribution -->)", re.DOTALL)
+
+
+def page(text: str) -> str:
+    """The page with the distribution as it is."""
+    return _BLOCK.sub(lambda found: f"{found[1]}```text\n{describe()}\n```\n{found[2]}", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,225 @@
+"""Tasks of a draw: inputs made on the device, the call, its judge of four rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+import torch
+from torch import Tensor
+
+import flashdsa
+from flashdsa.bench import attention, indexer, training
+from flashdsa.bench.attention import AttentionInputs
+from flashdsa.bench.cases import Case, Task, Verdict, judged_queries
+from flashdsa.problem import D_QK, INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.verify.tolerances import SCORE_TOLERANCES
+from workbench.bench import prefill
+from workbench.bench.indexer import fill_scores
+from workbench.draws.distribution import Draw
+from workbench.draws.ids import (
+    causal_rows,
+    draw_ids,
+    draw_lengths,
+    positions,
+    shuffled_pages,
+)
+
+PARTS = {"training": ("target", "scores", "backward")}
+"""Calls of a draw that are timed one by one, where there is not one only."""
+
+
+def case_of(draw: Draw, part: str = "") -> Case:
+    """Sizes of a draw as peers read them."""
+    v = draw.values
+    index_heads = v.get("index_heads", 0)
+    heads = index_heads if part in ("scores", "backward") else v["heads"]
+    dtype = v.get("dtype", "fp8" if draw.operation == "indexer" else "bfloat16")
+    options = {"part": part} if part else {}
+    if draw.operation == "decode":
+        options = {"packed": v["rows"] == "packed", "next_n": v["next_n"]}
+    return Case(draw.queries, draw.keys, heads, v["topk"], dtype, options, draw.line)
+
+
+def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
+    """The task of a draw, or of one of its PARTS."""
+    if draw.operation in ("forward", "backward"):
+        x = attention_inputs(draw, device)
+        if draw.operation == "backward":
+            return attention.backward_task(x, draw.values["tensors"], backend)
+        return attention.forward_task(x, backend, max_logits=draw.values["max_logits"])
+    if draw.operation == "decode":
+        return attention.forward_task(decode_inputs(draw, device), backend)
+    if draw.operation == "indexer":
+        return exact_indexer(indexer_inputs(draw, device, backend), backend)
+    if draw.operation == "prefill":
+        return exact_prefill(prefill_inputs(draw, device), draw.values["topk"], backend)
+    return training.training_task(training_inputs(draw, device), part, backend)
+
+
+def _rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows of a tensor of any dtype, e4m3 included."""
+    return x.view(torch.uint8)[rows].view(x.dtype)
+
+
+def _generator(draw: Draw, device: str) -> torch.Generator:
+    return torch.Generator(device).manual_seed(draw.values["tensors"])
+
+
+def attention_inputs(draw: Draw, device: str) -> AttentionInputs:
+    """Operands of the forward and the backward."""
+    v, g = draw.values, _generator(draw, device)
+    normal = partial(torch.randn, device=device, generator=g, dtype=torch.bfloat16)
+    ids = draw_ids(v["ids"], causal_rows(v["S"], v["S_kv"], device), v["topk"], v["S_kv"], g)
+    if v["invalid"]:
+        bad = torch.rand(ids.shape, device=device, generator=g) < v["invalid"]
+        ids.masked_fill_(bad, -1)
+    lengths = draw_lengths(v["lengths"], v["S"], v["topk"], g)
+    sink = torch.randn(v["heads"], device=device, generator=g) if v["sink"] else None
+    q = normal(v["S"], v["heads"], D_QK)
+    return AttentionInputs(q, normal(v["S_kv"], D_QK), ids, lengths, sink)
+
+
+def decode_inputs(draw: Draw, device: str) -> AttentionInputs:
+    """A step over pages: query j of a request sees all of its tokens but the last next_n - 1 - j.
+
+    Slots from a query's length on are -1: a kernel without lengths serves them, too.
+    """
+    v, g = draw.values, _generator(draw, device)
+    tokens, k, next_n = torch.tensor(draw.lengths, device=device), v["topk"], v["next_n"]
+    table, pool = shuffled_pages(tokens, PAGE_SIZE, g)
+    behind = torch.arange(next_n - 1, -1, -1, device=device)
+    rows = (tokens[:, None] - behind).clamp(min=1).flatten()
+    newest = min(v["ids"][1], k) if v["ids"][0] == "window" else 0
+    at = positions(newest, rows, k, g)
+    pages = table.repeat_interleave(next_n, 0).gather(1, at.clamp(min=0) // PAGE_SIZE)
+    ids = (pages * PAGE_SIZE + at % PAGE_SIZE).where(at >= 0, -1).int()
+    given = v["lengths"] or min(draw.lengths) - next_n + 1 < k
+    own = torch.randn(min(pool * PAGE_SIZE, attention.OWN_ROWS), D_QK, device=device, generator=g)
+    kv = own.bfloat16()
+    if v["rows"] == "packed":
+        kv = flashdsa.quantize_kv(kv, scale=v["scales"])
+    kv = kv.repeat(-(-pool * PAGE_SIZE // len(kv)), 1)[: pool * PAGE_SIZE]
+    q = torch.randn(len(rows), v["heads"], D_QK, device=device, generator=g).bfloat16()
+    return AttentionInputs(q, kv, ids, rows.clamp(max=k).int() if given else None, None)
+
+
+def indexer_inputs(draw: Draw, device: str, backend: str) -> indexer.IndexerInputs:
+    """Pages and rows as the named cases have them, and scores of the draw's kind."""
+    v = draw.values
+    last = range(v["next_n"] - 1, -1, -1)
+    rows = tuple(max(0, n - behind) for n in draw.lengths for behind in last)
+    options = {"lengths": rows, "next_n": v["next_n"]}
+    case = Case(len(rows), max(rows), v["heads"], v["topk"], "fp8", options)
+    x = indexer.make_inputs(case, device, v["tensors"], backend)
+    if v["scores"]:
+        fill_scores(x, v["scores"], torch.Generator(device).manual_seed(v["tensors"] + 1))
+    return x
+
+
+def exact_indexer(x: indexer.IndexerInputs, backend: str) -> Task:
+    """The call; four rows are judged: their form, scores in float64, and the exact choice."""
+    rows = judged_queries(len(x.lengths))
+
+    def judge(ids: Tensor) -> Verdict:
+        findings = indexer.judge_ids(x, ids, rows).findings
+        scores = flashdsa.indexer_logits(
+            _rows(x.q, rows),
+            x.cache,
+            x.weights[rows],
+            x.seq_lens[rows],
+            x.block_table[[row // x.next_n for row in rows]],
+            max(x.lengths),
+            backend=backend,
+        )
+        for row, own in zip(rows, scores, strict=True):
+            length = x.lengths[row]
+            chosen, _ = indexer.positions_of(x, row, ids[row])
+            right, sizes = indexer.float64_scores(x, row)
+            findings += _judge_exact(row, own[:length], right, sizes, chosen, x.tolerance)
+        return Verdict({}, findings)
+
+    task = indexer.indexer_task(x, backend)
+    return replace(task, judge=judge)
+
+
+def _judge_exact(
+    row: int, own: Tensor, right: Tensor, sizes: Tensor, chosen: Tensor, tolerance: float
+) -> list[str]:
+    """Faults of a row's scores, and of the choice that follows from them."""
+    findings = []
+    if len(own) and not bool((own - right).abs().max() <= tolerance * sizes.max()):
+        findings.append(f"row {row}: a score off by {float((own - right).abs().max()):.3g}")
+    best = own.sort(descending=True, stable=True).indices[: chosen.numel()]
+    if not torch.equal(best.sort().values, chosen.sort().values):
+        findings.append(f"row {row}: not the best scores, ties to the smallest positions")
+    return findings
+
+
+def prefill_inputs(draw: Draw, device: str) -> prefill.Inputs:
+    """Causal queries at the end of the keys, or packed documents."""
+    v, g = draw.values, _generator(draw, device)
+    normal = partial(torch.randn, device=device, generator=g)
+    queries, keys, fp8 = draw.queries, draw.keys, v["dtype"] == "fp8"
+    dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
+    q, k = normal(queries, v["heads"], INDEX_HEAD_DIM), normal(keys, INDEX_HEAD_DIM)
+    scale = k.abs().amax(-1).clamp_min(1e-4) / indexer.E4M3_MAX if fp8 else None
+    starts, ends = None, causal_rows(queries, keys, device).int()
+    if draw.lengths:
+        ends_of = torch.tensor((0, *draw.lengths), device=device).cumsum(0)
+        starts, ends = flashdsa.causal_ranges(ends_of, num_queries=queries)
+    return {
+        "q_index": q.to(dtype),
+        "k_index": (k if scale is None else k / scale[:, None]).to(dtype),
+        "weights": normal(queries, v["heads"]),
+        "starts": starts,
+        "ends": ends,
+        "k_scale": scale,
+    }
+
+
+def exact_prefill(x: prefill.Inputs, topk: int, backend: str) -> Task:
+    """The call; four queries are judged: scores in float64, and the exact choice."""
+    task = prefill.task_of(x, topk, False, backend)
+    some = judged_queries(len(x["ends"]))
+
+    def judge(ids: Tensor) -> Verdict:
+        starts = None if x["starts"] is None else x["starts"][some]
+        scores = flashdsa.prefill_logits(
+            _rows(x["q_index"], some), x["k_index"], x["weights"][some], starts, x["ends"][some],
+            k_scale=x["k_scale"], backend=backend,
+        )  # fmt: skip
+        findings = prefill.judge_rows(x, SCORE_TOLERANCES[backend], ids, queries=some).findings
+        for query, own in zip(some, scores, strict=True):
+            begin = 0 if starts is None else int(x["starts"][query])
+            end = int(x["ends"][query])
+            right, sizes = prefill.float64_scores(x, query, begin, end)
+            chosen = ids[query][: min(topk, end - begin)].long() - begin
+            tolerance = SCORE_TOLERANCES[backend]
+            findings += _judge_exact(query, own[begin:end], right, sizes, chosen, tolerance)
+            if not bool((ids[query][end - begin :] == -1).all()):
+                findings.append(f"query {query}: not -1 after the last id")
+        return Verdict({}, findings)
+
+    return replace(task, judge=judge)
+
+
+@lru_cache(maxsize=1)
+def training_inputs(draw: Draw, device: str) -> training.TrainingInputs:
+    """Operands of all parts of a draw; the last draw's are kept."""
+    v, g = draw.values, _generator(draw, device)
+    normal = partial(torch.randn, device=device, generator=g)
+    rows = causal_rows(v["S"], v["S_kv"], device)
+    return training.TrainingInputs(
+        normal(v["S"], v["heads"], D_QK, dtype=torch.bfloat16),
+        normal(v["S_kv"], D_QK, dtype=torch.bfloat16),
+        training.LSE + 0.1 * normal(v["S"], v["heads"]),
+        normal(v["S"], v["index_heads"], INDEX_HEAD_DIM, dtype=torch.bfloat16),
+        normal(v["S_kv"], INDEX_HEAD_DIM, dtype=torch.bfloat16),
+        0.1 * normal(v["S"], v["index_heads"]),
+        draw_ids(v["ids"], rows, v["topk"], v["S_kv"], g),
+        normal(v["S"], v["topk"]),
+        normal(v["S"], v["topk"]).exp(),
+        torch.full((v["S"],), 1 / v["S"], device=device),
+    )
