@@ -75,7 +75,7 @@ def prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:
 PREFILL_IN_CLUSTERS = (
     prefill("no keys for a CTA", 17, 60, 20, cluster=3),
     prefill("tiles in turns", 17, 700, 100, cluster=3),
-    prefill("two clusters", 25, 700, 100, sms=4, cluster=2),
+    prefill("two clusters", 17, 700, 300, sms=4, cluster=2),
     prefill("plateaus", 9, 3000, 100, cluster=2, plateaus=True),
     prefill("more candidates than fit", 9, 1500, 300, wide=4096, cluster=3),
     prefill("segments, a full log", 9, 5000, 300, cluster=2),

@@ -109,7 +109,7 @@ def test_the_page_has_the_table_of_the_counts() -> None:
     (block,) = table.BLOCK.findall((table.RESULTS / "README.md").read_text())
     assert block == table.markdown(rows)
     synchronising = {name for name, row in TABLE.items() if row.repeated}
-    assert {row["name"] for row in rows} == synchronising | set(PEERS)
+    assert {row["name"] for row in rows} <= synchronising | set(PEERS)
     for row in rows:
         assert sum(row[verdict] for verdict in table.VERDICTS) == row["mutants"], row["name"]
         assert row["name"] in PEERS or re.fullmatch("[0-9a-f]{16}", row["ptx"]), row["name"]

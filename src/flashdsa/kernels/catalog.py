@@ -275,6 +275,10 @@ MLA_BWD_FUSED = KernelSpec(
             for slots, tickets in ((False, False), (True, False), (False, True))
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
         ),
+        *(
+            per_item.PerItemPlan(more=more, tickets=tickets, short=True)
+            for tickets, more in product((False, True), (2, 4))
+        ),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",

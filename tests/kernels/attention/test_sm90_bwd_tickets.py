@@ -11,6 +11,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.sm90 import mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call
 from flashdsa.verify import sparse_mla_cases
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -52,16 +53,18 @@ def gradients_of(
 
 
 @pytest.mark.parametrize(
-    ("heads", "queries", "device"),
+    ("heads", "queries", "device", "short"),
     [
-        (64, 11, TWO_SMS),
-        pytest.param(128, 5, SMALL, marks=pytest.mark.slow),
-        pytest.param(16, 30, SMALL, marks=pytest.mark.slow),
+        (64, 11, TWO_SMS, 0),
+        pytest.param(128, 5, SMALL, TOPK, marks=pytest.mark.slow),
+        pytest.param(16, 30, SMALL, TOPK, marks=pytest.mark.slow),
     ],
 )
 def test_dq_has_the_bits_of_items_in_turns(
-    heads: int, queries: int, device: Device, monkeypatch: pytest.MonkeyPatch
+    heads: int, queries: int, device: Device, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With lists of a bitmap, and of a sort where they are short."""
+    monkeypatch.setattr(mla_bwd_per_item, "SHORT_SLOTS", short)
     drawn = [
         gradients_of(heads, queries, device, policy)[0]
         for policy in (Policy(), Policy(asynchronous="random", seed=3))

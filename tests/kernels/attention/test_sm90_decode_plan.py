@@ -136,6 +136,8 @@ def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> N
         (140, 64, 2048, True),
         (140, 64, 128, False),
         (160, 64, 2048, True),
+        (200, 64, 2048, False),
+        (300, 64, 2048, True),
         (264, 64, 2048, False),
         (70, 128, 2048, True),
         (529, 64, 2048, False),

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
+
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.devices import Device

@@ -254,7 +254,7 @@ def test_graphs_have_workspaces_of_their_own_which_their_launches_share(splittin
 def test_graphs_clear_counters_only_where_no_cleared_ones_are_left(
     splitting: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "GRAPHS", 1)
+    monkeypatch.setattr(workspaces, "GRAPHS", 1)
     cleared: list[tuple[int, ...]] = []
     zeros = runner.Gpu._zeros
 

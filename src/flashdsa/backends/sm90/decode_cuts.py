@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -113,11 +112,9 @@ def time_of_waves(times: Times, tiles: int, waves: int) -> float:
 
 @lru_cache(maxsize=1024)
 def time_of_dealt(times: Times, items: int, tiles: int, num_ctas: int) -> float:
-    """Time of the dealt tiles of items of `tiles` each; infinite if each CTA has one whole item."""
+    """Time of the dealt tiles of items of `tiles` each."""
     cuts = cut_equal_items(items, tiles, num_ctas)
     cuts_inside = Counter(item for item, tile in cuts if tile)
-    if items <= num_ctas and not cuts_inside:
-        return math.inf
     longest = 0.0
     for (item, tile), (last, end) in pairwise(cuts):
         stretches = last - item + (end > 0)

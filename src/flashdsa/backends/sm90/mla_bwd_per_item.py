@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SHORT_SLOTS, PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
@@ -133,7 +133,9 @@ class Call(NamedTuple):
     def plan(self, *, slots: bool = False) -> PerItemPlan:
         """Plan of the kernel."""
         more = 0 if self.large is None else self.large.queries
-        return plan_of(self.num_heads, more, slots, self.tickets and not slots)
+        short = more > 0 and self.topk <= SHORT_SLOTS
+        kind = (True, False, False) if slots else (False, self.tickets, short)
+        return plan_of(self.num_heads, more, *kind)
 
     def allocate_tickets(self) -> tuple[Tensor, ...]:
         """Memory of the tickets, if there are any: the last argument of `launch_backward`."""
@@ -143,10 +145,10 @@ class Call(NamedTuple):
 
 
 @lru_cache
-def plan_of(num_heads: int, more: int, slots: bool, tickets: bool) -> PerItemPlan:
+def plan_of(num_heads: int, more: int, slots: bool, tickets: bool, short: bool) -> PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets)
+    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets, short)
 
 
 def bind_per_item(call: Call) -> LaunchSmall:

@@ -64,11 +64,11 @@ WAVE_TIMES = {
 }
 """Times by clusters; those of packed rows are of 32 heads, too."""
 DEALT_TIMES = {
-    PACKED: Times(6.0, 2.7, item=8.0, merge=1.0, part=1.0),
+    PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
     BF16: Times(9.4, 2.0, item=14.0, merge=6.0, part=1.0),
-    SIXTEEN: Times(7.0, 1.55, item=5.0, merge=2.0, part=1.0),
+    SIXTEEN: Times(7.0, 1.57, item=5.0, merge=1.0, part=1.0),
 }
-"""Times of dealt tiles: within 5 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16; of 16
+"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16; of 16
 heads predicted."""
 FORWARD_TIMES = Times(4.5, 2.1, item=4.5)
 """Times of an item of the forward."""

@@ -25,6 +25,8 @@ ITEM_STAGES = 2
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
+SHORT_SLOTS = 512
+"""Most slots of a query whose list a warp sorts."""
 MOST_PART_GROUPS = 1024
 """Most groups of a part of the slots: each group counts for enough keys that no part has more."""
 WORD_BITS = 32
@@ -58,6 +60,7 @@ class PerItemPlan(Sm90Plan):
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `ordered_slots/offsets.py`.
         tickets: items are drawn, see `tickets.py`; else CTAs take turns.
+        short: queries have at most SHORT_SLOTS slots, see `short_lists.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """
 
@@ -65,6 +68,7 @@ class PerItemPlan(Sm90Plan):
     more: int = 0
     slots: bool = False
     tickets: bool = False
+    short: bool = False
     tile: Tile = Tile()
     gather_registers: int = 32
     consumer_registers: int = 192
@@ -82,6 +86,8 @@ class PerItemPlan(Sm90Plan):
             raise ValueError(f"more: expected one of {MORE}; got {self.more}")
         if self.slots and self.tickets:
             raise ValueError("tickets: rows of the slots leave no registers for them")
+        if self.short and (self.slots or self.queries > 1):
+            raise ValueError("short: only for lists of one query that may name a row twice")
         if self.tile.chunks != self.tile.value_chunks + 1:
             raise ValueError(f"tile: one chunk has no value; got {self.tile}")
         self.check()
@@ -90,7 +96,7 @@ class PerItemPlan(Sm90Plan):
     def name(self) -> str:
         """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
-        kind += "_tickets" * self.tickets
+        kind += "_tickets" * self.tickets + "_short" * self.short
         return f"mla_bwd_fused_group{self.queries}{kind}"
 
     @property

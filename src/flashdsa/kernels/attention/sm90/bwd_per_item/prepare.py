@@ -1,7 +1,7 @@
 """Preparation of the backward: delta, the groups' lists, the choice and the copy of kv.
 
 A list is made in shared memory, and delta is read from device memory. So if a group is one query
-its CTA makes both, every second CTA in the other order.
+its CTA makes both, every second CTA in the other order; if its slots are few, see `short_lists.py`.
 
 S and dP need the columns of the keys in the order of Q's and dO's, see `core/backward.py`: a small
 kernel copies the keys so.
@@ -17,6 +17,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import delta_of, launch_delta
 from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union import (
@@ -161,7 +162,9 @@ def launch_prepare(
         unordered = of_more.present if cutlass.const_expr(plan.slots) else None
         statistics = of_more.counts, of_more.named
         launch_choice(*statistics, choice, ratio, plan.more, stream, most_keys, unordered)
-    if cutlass.const_expr(plan.queries == 1):
+    if cutlass.const_expr(plan.short):
+        launch_short(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
+    elif cutlass.const_expr(plan.queries == 1):
         query_kernel(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys).launch(
             grid=[lists.counts.shape[0], 1, 1],
             block=[THREADS, 1, 1],

@@ -198,7 +198,6 @@ def select_share(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: 
             histogram = team.memory.histogram.array(Int32, team.plan.bins, seen.query)
             bounds = own_bounds(team, seen, histogram, topk)
             logged = log_best(team, source, seen, bounds, ahead, topk)
-            team_sync(team)
             count_log(team, seen.query, source.entries, logged)
     if seen.is_last:
         clear_counts(team, seen.query)
@@ -207,13 +206,14 @@ def select_share(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: 
 @cute.jit
 def count_log(team: Team, query: Int32, entries: Entries, logged: Int32) -> None:
     """Count the entries of the log, and no others: what was dropped is in no bin, so that bins and
-    entries agree. Starts synced; the next segment's scores are counted after a barrier of all warps
-    that score."""
+    entries agree. Starts after a sync since bins were read; the next segment's scores are counted
+    after a barrier of all warps that score."""
     plan = team.plan
     histogram = team.memory.histogram.array(Int32, plan.bins, query)
     windows = team.memory.windows.array(Float32, 2 * plan.tile_queries)
     factor, offset = windows[2 * query], windows[2 * query + 1]
     clear(team, histogram, plan.bins)
+    # The team: all bins are 0, and all warps have written what they log.
     team_sync(team)
     log = Entries(entries.words, entries.segment, chunks_of(logged), chunks_of(logged))
     first = address_of(histogram) - Int32(FIRST_BIN_OFFSET)

@@ -1,0 +1,93 @@
+"""Lists that a warp sorts, and the order of the last tickets, on ptxemu."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+import cutlass
+from cutlass import Int32, cute
+from cutlass.cute.runtime import from_dlpack
+
+from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import short_kernel
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
+from flashdsa.kernels.attention.union import THREADS
+from flashdsa.verify.sparse_mla_cases import invalid_values
+from ptxemu.cutedsl import emulate
+
+NUM_KEYS, TILE, HEADS, QUERIES = 700, 64, 17, 6
+
+
+@cute.jit
+def make_lists(
+    slots: tuple[cute.Tensor, cute.Tensor],
+    lists: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+    of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+):
+    short_kernel(slots, Lists(*lists), Int32(NUM_KEYS), of_delta, Int32(HEADS), None, TILE).launch(
+        grid=[QUERIES, 1, 1], block=[THREADS, 1, 1]
+    )
+
+
+@pytest.mark.parametrize("topk", [1, 40, 300, 512])
+def test_lists_ascend_with_repeats_and_delta_is_made(topk: int) -> None:
+    """Full, short by its length, repeated, invalid by a third, of one row, and empty."""
+    generator = torch.Generator().manual_seed(topk)
+    indices = torch.stack(
+        [torch.randperm(NUM_KEYS, generator=generator)[:topk].int() for _ in range(QUERIES)]
+    )
+    indices[2] = indices[2, torch.randint(topk, (topk,), generator=generator)]
+    invalid = torch.tensor(invalid_values(NUM_KEYS)).int()
+    indices[3, ::3] = invalid[torch.arange(topk)[::3] % len(invalid)]
+    indices[4], indices[5] = 699, -1
+    lengths = torch.tensor([topk + 9, topk // 2, topk, topk, topk, topk], dtype=torch.int32)
+    capacity = -(-topk // TILE) * TILE
+    rows = torch.full((QUERIES, capacity), -7, dtype=torch.int32)
+    members = torch.full((QUERIES, capacity), 7, dtype=torch.uint8)
+    counts, present, named = (torch.full((QUERIES,), -7, dtype=torch.int32) for _ in range(3))
+    do, out = (torch.randn(QUERIES * HEADS, 512, generator=generator).bfloat16() for _ in range(2))
+    delta = torch.full((QUERIES * HEADS,), torch.nan)
+    with emulate() as emulator:
+        make_lists(
+            tuple(map(from_dlpack, (indices, lengths))),
+            tuple(map(from_dlpack, (rows, members, counts, present, named))),
+            tuple(map(from_dlpack, (do, out, delta))),
+        )
+    assert list(emulator.findings) == []
+    torch.testing.assert_close(delta, (do.float() * out.float()).sum(1), rtol=1e-4, atol=1e-4)
+    for query in range(QUERIES):
+        own = indices[query, : max(0, int(lengths[query]))]
+        want = own[(own >= 0) & (own < NUM_KEYS)].sort().values
+        count = len(want)
+        padded = -(-count // TILE) * TILE
+        assert counts[query] == named[query] == count and present[query] == min(count, 1)
+        assert torch.equal(rows[query, :count], want)
+        assert (members[query, :count] == 1).all() and not members[query, count:padded].any()
+        assert torch.isin(rows[query, count:padded], want).all()
+        assert (rows[query, padded:] == -7).all() and (members[query, padded:] == 7).all()
+
+
+@cute.kernel
+def tail_kernel(tickets: cute.Tensor, counts: cute.Tensor, row_blocks: Int32):
+    order_tail(tickets, counts, row_blocks, 32)
+
+
+@cute.jit
+def order(tickets: cute.Tensor, counts: cute.Tensor, row_blocks: cutlass.Constexpr):
+    tail_kernel(tickets, counts, Int32(row_blocks)).launch(grid=[1, 1, 1], block=[32, 1, 1])
+
+
+@pytest.mark.parametrize("row_blocks", [1, 2])
+@pytest.mark.parametrize(("groups", "num_ctas"), [(90, 40), (90, 1), (7, 10)])
+def test_the_last_items_are_ordered_by_length(groups: int, num_ctas: int, row_blocks: int) -> None:
+    counts = torch.randint(5, (groups,), generator=torch.Generator().manual_seed(1)).int()
+    tickets = torch.full((1 + num_ctas,), -7, dtype=torch.int32)
+    with emulate() as emulator:
+        order(from_dlpack(tickets), from_dlpack(counts), row_blocks)
+    assert list(emulator.findings) == []
+    items = range(groups * row_blocks)[-num_ctas:]
+    want = sorted(items, key=lambda item: (-int(counts[item // row_blocks]), item))
+    assert tickets[: 1 + len(want)].tolist() == [0, *want]
