@@ -12,6 +12,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -314,6 +315,15 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
 )
+SPARSE_MLA_DECODE_DEALT_FEW_HEADS = KernelSpec(
+    name="mla_decode_dealt_heads",
+    arch=SM90.name,
+    operations=("sparse_mla_fwd",),
+    plans=(DealtFewHeadsPlan(),),
+    build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.build:compile_dealt",
+    entry="dealt_few_heads_kernel",
+    roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
+)
 _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 
 INDEXER_BWD = KernelSpec(
@@ -387,6 +397,7 @@ KERNELS = (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,
+    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     ATTENTION_TARGET,
     INDEXER_SCORES,
     INDEXER_BWD,
