@@ -175,7 +175,7 @@ def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any,
     allocate_lists = lists_allocator(runner, call.num_groups, call.group_queries, call.capacity)
 
     def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:
-        q, kv, dO, lse, O, indices, lengths, _ = operands
+        q, kv, dO, lse, O, indices, lengths = operands[:7]
         delta, dq, dkv = outputs
         lists = allocate_lists()
         read = (
