@@ -17,12 +17,14 @@ class DecodePlan(ClusterPlan):
 
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
+        joined: bf16 rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
     """
 
     packed: bool = False
+    joined: bool = False
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -36,7 +38,7 @@ class DecodePlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode" + self.tile.suffix + ("_packed" if self.packed else "")
+        return "mla_decode" + self.tile.suffix + "_packed" * self.packed + "_joined" * self.joined
 
     @property
     def buffers(self) -> list[SmemRegion]:

@@ -40,6 +40,7 @@ class ClusterPlan(Sm90Plan):
 
     tile: Tile
     packed: bool
+    joined: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
