@@ -15,17 +15,20 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
-from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.kernels.attention.operands import MoreOperands
+import flashdsa
+from flashdsa.backends.emulated.devices import Device
+from flashdsa.backends.emulated.runner import compiled, emulation
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_FWD
+from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify.cases import SparseMlaCase
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
 from flashdsa.verify.sparse_mla_cases import INT32_MAX, INT32_MIN, SparseMlaInputs
 from ptxemu import Policy
+from ptxemu.launch_setup import LaunchSetup
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 NONE = torch.empty(0, dtype=torch.int32)
@@ -39,6 +42,12 @@ class Lists:
     ids: Tensor
     lengths: Tensor = NONE
     ends: Tensor = NONE
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of the public operation."""
+        if len(self.ends):
+            return {"indices": (self.ids[:, 0], self.ends)}
+        return {"indices": self.ids, "topk_length": self.lengths if len(self.lengths) else None}
 
     def named(self, query: int, block: int) -> list[int]:
         """The row that each slot names, -1 where it is not valid; by the contract's words."""
@@ -127,34 +136,30 @@ SMALL_SOURCES = replace(
 """One source without a row, one of fewer than a tile."""
 
 
-def launch(call: Call, plan: FwdPlan | DecodePlan, last: int, policy: Policy | None = None) -> None:
-    """The call by that plan; its results are judged, and nothing may be found.
-
-    Args:
-        last: the launch's last number, CTAs or the cluster's size.
-    """
+def run(call: Call, device: Device, policy: Policy, *, max_logits: bool) -> LaunchSetup:
+    """The public operation on that device; its results are judged, and nothing may be found. Return
+    its one launch."""
     q, kv, extra, sink = call.tensors()
-    emulator = Emulator(policy=policy, on_finding="collect")
-    out = emulator.empty(3, call.heads, 512, dtype=torch.bfloat16)
-    lse, largest = (emulator.empty(3, call.heads, dtype=torch.float32) for _ in range(2))
-    operands = q, kv, call.main.ids, call.main.lengths, sink, out, lse, call.d_qk**-0.5
-    lists = call.extra.ids, call.extra.lengths, call.extra.ends
-    more = MoreOperands(call.main.ends, extra, *lists, call.block.bit_length() - 1)
-    is_forward = isinstance(plan, FwdPlan)
-    function = emulator.function(SPARSE_MLA_FWD if is_forward else SPARSE_MLA_DECODE, plan)
-    with emulator.launching():
-        if is_forward:
-            function(*operands, largest.view(-1), last, *more)
-        else:
-            function(*operands, *more, last)
-    results = (out, lse, largest) if is_forward else (out, lse)
+    given = {
+        **call.main.arguments(),
+        **{f"extra_{name}": value for name, value in call.extra.arguments().items()},
+    }
+    with emulation(device, policy=policy, on_finding="collect") as emulator:
+        results = flashdsa.sparse_mla_fwd(
+            q,
+            kv,
+            **given,
+            extra_kv=extra,
+            index_block=call.block,
+            attn_sink=sink,
+            return_max_logits=max_logits,
+            backend="emulate-sm90",
+        )
     judged = judge_forward(call.as_one(q, kv, extra, sink), *results, backend="emulate-sm90")
     assert failures(judged) == []
     assert [str(finding) for finding in emulator.findings] == []
-
-
-FORWARD = FwdPlan(max_logits=True, joined=True)
-DECODE = DecodePlan(joined=True)
+    (setup,) = emulator.setups
+    return setup
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,10 @@ DECODE = DecodePlan(joined=True)
 )
 def test_the_forward_joins_both_sources(call: Call, when: str) -> None:
     """One CTA takes all items, whose last steps have two tiles or one."""
-    launch(call, replace(FORWARD, tile=Tile(call.d_qk)), 1, Policy(asynchronous=when, seed=3))
+    policy = Policy(asynchronous=when, seed=3)
+    setup = run(call, Device(1, {1: 1}), policy, max_logits=True)
+    plan = FwdPlan(max_logits=True, joined=True, tile=Tile(call.d_qk))
+    assert setup.grid[0] == 1 and setup.smem == plan.smem.total
 
 
 @pytest.mark.parametrize(
@@ -173,12 +181,31 @@ def test_the_forward_joins_both_sources(call: Call, when: str) -> None:
     ids=["blocks", "window", "small"],
 )
 def test_the_decode_joins_both_sources(call: Call, size: int, when: str) -> None:
-    launch(call, replace(DECODE, tile=Tile(call.d_qk)), size, Policy(asynchronous=when, seed=3))
+    device = Device(3 * size, {1: 3 * size, size: 3})
+    setup = run(call, device, Policy(asynchronous=when, seed=3), max_logits=False)
+    assert setup.grid[0] == 3 * size
+
+
+def test_a_source_of_its_own_may_be_a_range_or_blocks_alone() -> None:
+    """Without a second source: ids of blocks, and a range."""
+    for main, block in ((BLOCKS_AND_TAIL.main, 4), (WINDOW_AND_IDS.main, 1)):
+        call = Call(main, Lists(0, torch.empty(3, 0, dtype=torch.int32)), block, heads=8)
+        q, kv, _, sink = call.tensors()
+        with emulation(Device(3, {1: 3})):
+            O, lse = flashdsa.sparse_mla_fwd(
+                q, kv, **main.arguments(), index_block=block, backend="emulate-sm90"
+            )
+        inputs = replace(call.as_one(q, kv, kv[:0], sink), attn_sink=None)
+        assert failures(judge_forward(inputs, O, lse, backend="emulate-sm90")) == []
 
 
 @pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, tile: Tile) -> None:
     """Nor does it make a wgmma wait for the one before, though half a step is a branch."""
-    for spec, plan in ((SPARSE_MLA_FWD, FORWARD), (SPARSE_MLA_DECODE, DECODE)):
-        text = str(compiled(spec, replace(plan, tile=tile)).__ptx__).rstrip("\0")
+    plans: tuple[tuple[KernelSpec, Any], ...] = (
+        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, joined=True, tile=tile)),
+        (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=tile)),
+    )
+    for spec, plan in plans:
+        text = str(compiled(spec, plan).__ptx__).rstrip("\0")
         assert_it_assembles_without_spills(text, tmp_path)

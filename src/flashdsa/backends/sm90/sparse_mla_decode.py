@@ -83,19 +83,40 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
+def bind_joined(
+    runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
+) -> Write:
+    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows; a range may be as
+    long as its source."""
+    plan = DecodePlan(joined=True, tile=tile)
+    main = operands.kv, operands.indices, operands.ends, index_block
+    extra = operands.extra_kv, operands.extra_indices, operands.extra_ends, 1
+    most = 0
+    for kv, slots, ends, block in (main, extra):
+        if kv is not None and slots is not None:
+            rows = kv.shape[0] if ends is not None else slots.shape[1] * block
+            most += tiles_of(rows) * tile.keys
+    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), most)
+    return bind_plan(runner, plan, size, operands, sm_scale, index_block)
+
+
 def bind_plan(
     runner: Runner,
     plan: DecodePlan | FewHeadsPlan,
     cluster_size: int,
     operands: SparseMlaOperands,
     sm_scale: float,
+    index_block: int = 1,
 ) -> Write:
     """Bind the one launch of a plan's kernel.
 
     Args:
         cluster_size: CTAs of an item; of dealt tiles any.
     """
-    function, inputs = runner.function(spec_of(plan), plan), Inputs(runner, operands, sm_scale)
+    function = runner.function(spec_of(plan), plan)
+    inputs = Inputs(runner, operands, sm_scale, index_block)
+    if plan.joined:
+        return lambda operands: function(*inputs(operands), *inputs.more(operands), cluster_size)
     if isinstance(plan, DealtPlan):
         return _bind_dealt(runner, plan, function, inputs)
     return lambda operands: function(*inputs(operands), cluster_size)
