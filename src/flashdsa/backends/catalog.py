@@ -81,16 +81,23 @@ _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
-    d_qk=OneOf((576,)),
+    d_qk=OneOf((512, 576)),
     d_v=OneOf((512,)),
     attn_sink=True,
     topk_length=True,
     deterministic=True,
     packed_kv=True,
 )
-"""Features with any form of rows; `_SM90_MAX_LOGITS` has bf16 rows only."""
-_SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
-_SM90_BACKWARD = replace(_SM90_FORWARD, packed_kv=False)
+"""Features with any form of rows; `_SM90_BF16` has bf16 rows only."""
+_SM90_BF16 = replace(
+    _SM90_FORWARD,
+    max_logits=True,
+    packed_kv=False,
+    extra_kv=True,
+    ranges=True,
+    index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
+)
+_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), packed_kv=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),
@@ -159,7 +166,7 @@ _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITION
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
-        *((one, (_SM90[one][0], _SM90_MAX_LOGITS)) for one in _FORWARDS),
+        *((one, (_SM90[one][0], _SM90_BF16)) for one in _FORWARDS),
     ),
     "sm100": (
         *_INDEXER_OF_POSITIONS,

@@ -96,8 +96,26 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
     """Bind the kernel that serves a query and a kv row at least, without max_logits."""
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk)
+    tile = Tile(operands.q.shape[2])
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
+
+
+def bind_joined(
+    runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
+) -> Write:
+    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows; a range may be as
+    long as its source."""
+    plan = DecodePlan(joined=True, tile=tile)
+    main = operands.kv, operands.indices, operands.ends, index_block
+    extra = operands.extra_kv, operands.extra_indices, operands.extra_ends, 1
+    most = 0
+    for kv, slots, ends, block in (main, extra):
+        if kv is not None and slots is not None:
+            rows = kv.shape[0] if ends is not None else slots.shape[1] * block
+            most += tiles_of(rows) * tile.keys
+    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), most)
+    return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
 def bind_plan(
@@ -106,15 +124,19 @@ def bind_plan(
     cluster_size: int,
     operands: SparseMlaOperands,
     sm_scale: float,
+    index_block: int = 1,
 ) -> Write:
     """Bind the one launch of a plan's kernel.
 
     Args:
         cluster_size: CTAs of an item; of dealt tiles any.
     """
-    function, inputs = runner.function(spec_of(plan), plan), Inputs(runner, operands, sm_scale)
+    function = runner.function(spec_of(plan), plan)
+    inputs = Inputs(runner, operands, sm_scale, index_block)
     if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
         return _bind_dealt(runner, plan, function, inputs)
+    if isinstance(plan, DecodePlan) and plan.joined:
+        return lambda operands: function(*inputs(operands), *inputs.more(operands), cluster_size)
     return lambda operands: function(*inputs(operands), cluster_size)
 
 
@@ -136,15 +158,15 @@ def _bind_dealt(
 
 
 def choose(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile = Tile()
 ) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
     Tiles are dealt out where that takes less time than clusters. Dealt items of 17 to 32 heads are
     of the kernel of 64, which has the same time a tile there.
     """
-    plan, size = choose_clusters(runner, packed, queries, num_heads, topk)
-    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed)
+    plan, size = choose_clusters(runner, packed, queries, num_heads, topk, tile)
+    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed, tile=tile)
     kind = PACKED if packed else BF16
     if packed and num_heads <= COLUMNS[0]:
         dealt, kind = DealtFewHeadsPlan(), SIXTEEN
@@ -158,14 +180,14 @@ def choose(
 
 
 def choose_clusters(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel of whole items, and CTAs of an item.
 
     Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
     that none has more steps than with all 64 heads in each, as its steps are shorter.
     """
-    many = DecodePlan(packed=packed)
+    many = DecodePlan(packed=packed, tile=tile)
     sizes = _capacity(runner, many)
     many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
     if not packed:

@@ -20,6 +20,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     find_extent,
+    first_row_of,
     last_slots,
     read_slots,
 )
@@ -114,7 +115,8 @@ def gather_rows(
             half = halves_of_step(tile)[number]
             if step * TILES + half.tile < num_tiles:
                 acquire(ctx, half, ctx.phase(before.use(half.tile, step)))
-                copy_half(ctx, role.kv, rows, copies, number)
+                slot = ctx.first_slot + step * tile.step_keys + half.tile * tile.keys
+                copy_half(ctx, first_row_of(role, slot), rows, copies, number)
                 if cutlass.const_expr(number == 0 or number == 2):
                     if warp == half.tile:
                         first = half.tile * tile.mask_words
