@@ -156,7 +156,8 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
         (X.q, X.kv, X.indices),
         {"d_v": X.d_v, "deterministic": True},
         TypeError,
-        "sparse_mla_fwd: expected d_v, sm_scale, max_logits, index_block; got deterministic",
+        "sparse_mla_fwd: expected d_v, sm_scale, max_logits, index_block, batch_invariant; got "
+        "deterministic",
     ),
     "missing": (
         "sparse_mla_fwd",

@@ -79,6 +79,7 @@ _FLAGS = (
     "packed_kv",
     "extra_kv",
     "ranges",
+    "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
 
@@ -122,6 +123,8 @@ class Features:
     """Lists of neighbouring rows, of each source that it takes."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
+    batch_invariant: bool = False
+    """A query's bits do not depend on the others."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
 

@@ -277,6 +277,7 @@ SPARSE_MLA_FWD = register(
             *OF_BACKWARD,
             Parameter("max_logits", "bool"),
             INDEX_BLOCK,
+            Parameter("batch_invariant", "bool"),
         ),
         outputs=(
             Output("out", "S H d_v", ("q",)),
@@ -316,6 +317,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     extra_indices: Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
+    batch_invariant: bool = False,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """Attention of every query over the kv rows that `indices` names for it.
@@ -345,6 +347,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         extra_topk_length: (S,), slots in use of `extra_indices`.
         index_block: rows that an id of `indices` names: B from ``B * indices[s, i]`` on. A range
             has no blocks.
+        batch_invariant: a query's bits follow from its q, its lists and their rows alone, whatever
+            other queries the call has; few queries take longer.
         backend: "auto" or the name of one (`flashdsa info` lists them).
 
     Returns:
@@ -359,6 +363,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             buffers are given or kv has packed rows.
     """
     require_bool("return_max_logits", return_max_logits)
+    require_bool("batch_invariant", batch_invariant)
     operands: Sequence[Any] = (
         q,
         kv,
@@ -374,7 +379,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
         operands = split_ranges(SparseMlaOperands, operands)
     scale = scale_or_default(sm_scale, q)
-    values = d_v, scale, False, backend, return_max_logits, index_block
+    values = d_v, scale, False, backend, return_max_logits, index_block, batch_invariant
     if out is not None or lse is not None:
         buffers = {"out": out, "lse": lse}
         return _INTO.call(operands, values, buffers, backend)
@@ -396,6 +401,7 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     extra_indices: Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
+    batch_invariant: bool = False,
     backend: str | tuple[str, str] = "auto",
 ) -> Tensor:
     """`sparse_mla_fwd`'s O, differentiable in `q`, `kv`, `extra_kv` and `attn_sink`.
@@ -411,8 +417,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
         attn_sink: (H,) fp32, a logit that takes weight and gives no value.
         deterministic: gradients are bit-identical from run to run; otherwise the last bits of
             kv's gradient may differ (order of fp32 additions).
-        extra_kv, extra_indices, extra_topk_length, index_block: a second source and blocks of rows;
-            see `sparse_mla_fwd`.
+        extra_kv, extra_indices, extra_topk_length, index_block, batch_invariant: see
+            `sparse_mla_fwd`; the last is O's.
         backend: the name of one or "auto", of both directions or, as a pair, of the forward and
             the backward: ``("cpu", "emulate-sm100")``.
 
@@ -435,7 +441,15 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
         operands = split_ranges(SparseMlaOperands, operands)
     forward, backward = _pair(backend)
-    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, index_block
+    values = (
+        d_v,
+        scale_or_default(sm_scale, q),
+        deterministic,
+        backward,
+        False,
+        index_block,
+        batch_invariant,
+    )
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 

@@ -30,6 +30,12 @@ class RowList(NamedTuple):
     """Slots of the longest list."""
     rows_of_id: int = 1
     step: int = 1
+    whole_blocks: bool = False
+    """Spans are of `k_block` slots, and those without a valid one are left out."""
+
+    def in_whole_blocks(self) -> RowList:
+        """The same list of spans whose sizes do not depend on the other queries' lists."""
+        return self._replace(whole_blocks=True)
 
     def row_numbers(self, queries: slice, first: int, last: int) -> Tensor:
         """Rows (queries, keys) that slots [`first`, `last`) name; invalid ones any numbers outside
@@ -50,7 +56,13 @@ class RowList(NamedTuple):
                 slots = int(lengths.max())
         for first, last in spans(slots, tile.k_block):
             row_numbers = self.row_numbers(queries, first, last)
-            yield gather_rows(self.kv, row_numbers, first, lengths, dtype)
+            if self.whole_blocks:
+                missing = tile.k_block - (last - first)
+                row_numbers = torch.nn.functional.pad(row_numbers, (0, missing), value=-1)
+            gathered = gather_rows(self.kv, row_numbers, first, lengths, dtype)
+            if self.whole_blocks and gathered.valid is not None and not gathered.valid.any():
+                continue
+            yield gathered
 
 
 def row_lists(
