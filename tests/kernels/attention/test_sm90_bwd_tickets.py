@@ -56,7 +56,7 @@ def gradients_of(
     ("heads", "queries", "device", "short"),
     [
         (64, 11, TWO_SMS, 0),
-        pytest.param(128, 5, SMALL, TOPK, marks=pytest.mark.slow),
+        pytest.param(64, 11, SMALL, TOPK, marks=pytest.mark.slow),
         pytest.param(16, 30, SMALL, TOPK, marks=pytest.mark.slow),
     ],
 )

@@ -86,21 +86,27 @@ def load_rows_of_query(role: Gatherer, _: Before) -> None:
 
 
 @cute.jit
-def gather_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) -> Int32:
+def gather_rows(
+    role: Gatherer, before: Before, load: cutlass.Constexpr, waits: cutlass.Constexpr = False
+) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot.
 
     Args:
         load: loads the item's rows of Q, called with (role, before).
+        waits: it waits for the consumers: ids are asked for first.
     """
     ctx = role.ctx
     tile = ctx.plan.tile
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    load(role, before)
+    if cutlass.const_expr(not waits):
+        load(role, before)
     slots = read_slots(role, Int32(0), lane)
     last = last_slots(role, ctx.num_steps, lane)
+    if cutlass.const_expr(waits):
+        load(role, before)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]

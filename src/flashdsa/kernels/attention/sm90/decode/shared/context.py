@@ -37,6 +37,8 @@ class DecodeMemory(StepMemory):
     dealt: Region
     ticket: Region
     q_free: Barriers
+    extent_free: Barriers
+    stretch_read: Barriers
     part_stored: Barriers
     ticket_full: Barriers
 
