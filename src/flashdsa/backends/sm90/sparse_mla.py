@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Form, Launches, Write, is_joined
+from flashdsa.backends.sm90.sparse_mla_decode import INT32_MAX
+from flashdsa.backends.sparse_mla_launches import (
+    Form,
+    Launches,
+    Write,
+    is_joined,
+    queries_at_a_time,
+    slots_of,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -61,11 +69,20 @@ def choose_joined(
     max_logits: bool,
     index_block: int,
 ) -> Write:
-    """Likewise of two sources, ranges and blocks: items are of one query, and not dealt."""
-    tile = Tile(operands.q.shape[2])
+    """Likewise of two sources, ranges and blocks: tiles are not dealt, and items not drawn.
+
+    Groups of queries need lists with room for all slots, which ranges of long sources have not.
+    """
+    num_queries, num_heads, d_qk = operands.q.shape
+    tile = Tile(d_qk)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.bind_joined(runner, tile, operands, sm_scale, index_block)
-    form = form_of(runner, FwdPlan(max_logits=True, joined=True, tile=tile), operands)
+    topk, sources = sum(slots_of(operands, index_block)), (operands.kv, operands.extra_kv)
+    num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
+    group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
+    if num_queries > queries_at_a_time(group, topk) or num_keys > INT32_MAX:
+        group = 1
+    form = form_of(runner, FwdPlan(group, max_logits=True, joined=True, tile=tile), operands)
     return Launches(runner, operands, sm_scale, form, index_block=index_block)
 
 
