@@ -20,7 +20,8 @@ _CPU_ATTENTION = Features(
     topk_length=True,
     deterministic=True,
 )
-_CPU_FORWARD = replace(_CPU_ATTENTION, max_logits=True, packed_kv=True)
+_CPU_BACKWARD = replace(_CPU_ATTENTION, extra_kv=True, ranges=True, index_block=ANY)
+_CPU_FORWARD = replace(_CPU_BACKWARD, max_logits=True, packed_kv=True)
 _CPU_INDEXER = Features(
     devices=("cpu",),
     dtypes=("float8_e4m3fn",),
@@ -47,7 +48,7 @@ _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=
 _CPU = {
     "sparse_mla_fwd": ("sparse_mla:forward", _CPU_FORWARD),
     "sparse_mla_fwd_out": ("sparse_mla:forward_out", _CPU_FORWARD),
-    "mla_bwd": ("sparse_mla:backward", _CPU_ATTENTION),
+    "mla_bwd": ("sparse_mla:backward", _CPU_BACKWARD),
     "dsa_topk_indexer": ("indexer:topk_indexer", _CPU_INDEXER),
     "indexer_logits": ("indexer:logits", _CPU_INDEXER),
     "topk_indices": ("topk:topk_positions", _CPU_SCORES),

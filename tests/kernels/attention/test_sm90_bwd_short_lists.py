@@ -14,7 +14,7 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import short_kernel
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
 from flashdsa.kernels.attention.union import THREADS
-from flashdsa.verify.sparse_mla_cases import invalid_values
+from flashdsa.verify.draw_rows import invalid_values
 from ptxemu.cutedsl import emulate
 
 NUM_KEYS, TILE, HEADS, QUERIES = 700, 64, 17, 6

@@ -126,10 +126,10 @@ def bind_plan(
     """
     function = runner.function(spec_of(plan), plan)
     inputs = Inputs(runner, operands, sm_scale, index_block)
-    if plan.joined:
-        return lambda operands: function(*inputs(operands), *inputs.more(operands), cluster_size)
     if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
         return _bind_dealt(runner, plan, function, inputs)
+    if isinstance(plan, DecodePlan) and plan.joined:
+        return lambda operands: function(*inputs(operands), *inputs.more(operands), cluster_size)
     return lambda operands: function(*inputs(operands), cluster_size)
 
 
@@ -173,7 +173,7 @@ def choose(
 
 
 def choose_clusters(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile = Tile()
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel of whole items, and CTAs of an item.
 
