@@ -14,7 +14,7 @@ from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
-from flashdsa.backends.sparse_mla_launches import Inputs, Write
+from flashdsa.backends.sparse_mla_launches import Inputs, Write, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
@@ -107,17 +107,10 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
 def bind_joined(
     runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
 ) -> Write:
-    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows; a range may be as
-    long as its source."""
+    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows."""
     plan = DecodePlan(joined=True, tile=tile)
-    main = operands.kv, operands.indices, operands.ends, index_block
-    extra = operands.extra_kv, operands.extra_indices, operands.extra_ends, 1
-    most = 0
-    for kv, slots, ends, block in (main, extra):
-        if kv is not None and slots is not None:
-            rows = kv.shape[0] if ends is not None else slots.shape[1] * block
-            most += tiles_of(rows) * tile.keys
-    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), most)
+    tiles = sum(map(tiles_of, slots_of(operands, index_block)))
+    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), tiles * tile.keys)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
