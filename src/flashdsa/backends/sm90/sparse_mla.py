@@ -112,7 +112,11 @@ def choose_invariant(
     if is_packed(operands.kv):
         return sparse_mla_decode.bind_invariant(runner, operands, sm_scale)
     if is_joined(operands, index_block):
-        return bind_joined(runner, 1, operands, sm_scale, index_block)
+        write = bind_joined(runner, 1, operands, sm_scale, index_block)
+        if operands.ends is not None:
+            return write
+        # The second list begins at a whole tile after the first one.
+        return sparse_mla_decode.with_used_slots(write, index_block)
     return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
 
 

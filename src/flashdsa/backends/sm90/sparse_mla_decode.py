@@ -123,16 +123,20 @@ def bind_invariant(runner: Runner, operands: SparseMlaOperands, sm_scale: float)
     if num_heads <= COLUMNS[-1]:
         plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads))
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
-    write = bind_plan(runner, plan, size, operands, sm_scale)
-    return lambda given: write(given._replace(topk_length=used_slots(given)))
+    return with_used_slots(bind_plan(runner, plan, size, operands, sm_scale), 1)
 
 
-def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands) -> Tensor:
-    """Slots (S,) int32 up to the last valid one of each query: so -1 that fill a table up, or a
-    larger length, change no share of a list."""
+def with_used_slots(write: Write, index_block: int) -> Write:
+    """`write` of lists that end at their last valid slot: so -1 that fill a table up, or a larger
+    length, change no share of a list."""
+    return lambda given: write(given._replace(topk_length=used_slots(given, index_block)))
+
+
+def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int = 1) -> Tensor:
+    """Ids (S,) int32 of each query up to the last one that names a row."""
     indices, length = operands.indices, operands.topk_length
     numbers = torch.arange(1, indices.shape[1] + 1, dtype=torch.int32, device=indices.device)
-    valid = (indices >= 0) & (indices < operands.kv.shape[0])
+    valid = (indices >= 0) & (indices < -(-operands.kv.shape[0] // index_block))
     if length is not None:
         valid &= numbers <= length[:, None]
     return numbers.where(valid, 0).amax(1)
