@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.backends.packed_rows import is_packed
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
+from flashdsa.row_formats import RowFormat, find_row_format
 from flashdsa.settings import BACKENDS
 
 INT32_MAX = 2**31 - 1
@@ -204,6 +206,31 @@ def kv_rows(name: str, kv: Tensor) -> Tensor:
             f"through; got shape {list(kv.shape)} with strides {list(kv.stride())}"
         )
     return pages.flatten(0, 1)
+
+
+def row_format_of(
+    name: str, kv: Tensor, kv_format: str | None, *, alone: bool = True
+) -> RowFormat | None:
+    """Return the format of packed rows `kv` in any form; None of other rows, which have no name.
+
+    Args:
+        alone: as for `find_row_format`; else other rows may come with a name.
+    """
+    if not is_packed(kv):
+        if kv_format is not None and alone:
+            raise ArgumentValueError(
+                f"kv_format: {name} has dtype {dtype_name(kv.dtype)}, not packed rows; "
+                f"got {kv_format!r}"
+            )
+        return None
+    form = find_row_format(name, kv.shape, kv_format, alone=alone)
+    has_pages = kv.dim() > 2 and kv.shape[1] > 1 and kv.numel() > 0
+    if form.split and has_pages and not kv[0].is_contiguous():
+        raise ArgumentValueError(
+            f"{name}: expected pages without gaps inside, as {form.name} has all data of a page "
+            f"before its scales; got {_shape(kv)} with strides {list(kv.stride())}"
+        )
+    return form
 
 
 def as_int32(tensor: Tensor, lowest: int) -> Tensor:

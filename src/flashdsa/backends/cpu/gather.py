@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.packed_rows import is_packed, unpack
+from flashdsa.row_formats import V32
 
 
 class GatheredRows(NamedTuple):
@@ -44,7 +45,7 @@ def gather_rows(
     every_slot = bool(valid.all())
     row_ids = indices if every_slot else indices.masked_fill(~valid, 0)
     rows = kv.index_select(0, row_ids.reshape(-1))
-    rows = unpack(rows, dtype) if is_packed(kv) else rows.to(dtype)
+    rows = unpack(rows, V32, dtype) if is_packed(kv) else rows.to(dtype)
     rows = rows.view(queries, keys, -1)
     if every_slot:
         return GatheredRows(rows, row_ids, None)
