@@ -81,7 +81,7 @@ _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
-    d_qk=OneOf((576,)),
+    d_qk=OneOf((512, 576)),
     d_v=OneOf((512,)),
     attn_sink=True,
     topk_length=True,
@@ -90,7 +90,7 @@ _SM90_FORWARD = Features(
 )
 """Features with any form of rows; `_SM90_MAX_LOGITS` has bf16 rows only."""
 _SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
-_SM90_BACKWARD = replace(_SM90_FORWARD, packed_kv=False)
+_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), packed_kv=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),

@@ -126,12 +126,14 @@ class Form(NamedTuple):
         group: queries of a group.
         last: arguments by the number of queries.
         drawn: items are drawn.
+        max_logits: the largest logits are written, asked for or not.
     """
 
     function: Callable[..., Any]
     group: int = 1
     last: Callable[[int], tuple[Any, ...]] = lambda _: ()
     drawn: bool = False
+    max_logits: bool = False
 
     def lists(self, runner: Runner, num_queries: int, topk: int) -> list[Callable[[], Tensor]]:
         """Functions that allocate the lists of so many queries, and their order."""
@@ -158,7 +160,8 @@ class Launches:
     ) -> None:
         """Choose the number of launches."""
         self._inputs = Inputs(runner, operands, sm_scale)
-        self._no_logits = runner.empty(0, dtype=torch.float32)
+        unasked = operands.q.shape[:2] if any(form.max_logits for form in forms) else (0,)
+        self._unasked = runner.allocator(*unasked, dtype=torch.float32)
         num_queries, topk = operands.indices.shape
         group = max(form.group for form in forms)
         groups = max(1, MOST_UNION_BYTES // (UNION_BYTES * group * topk))
@@ -176,7 +179,7 @@ class Launches:
     def __call__(self, operands: SparseMlaOutOperands) -> None:
         """Write the results."""
         x, max_logits = self._inputs(operands), operands.max_logits
-        largest = self._no_logits if max_logits is None else max_logits
+        largest = self._unasked() if max_logits is None else max_logits
         draws = self._draws()
         num_queries = x.q.shape[0]
         if num_queries <= self._at_a_time:

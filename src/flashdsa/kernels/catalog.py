@@ -12,6 +12,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -209,9 +210,14 @@ SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(
-        FwdPlan(group, largest, drawn)
-        for drawn, largest, group in product((False, True), (False, True), GROUPS)
+    plans=(
+        *(
+            FwdPlan(group, largest, drawn)
+            for drawn, largest, group in product((False, True), (False, True), GROUPS)
+        ),
+        FwdPlan(tile=WITHOUT_ROPE),
+        FwdPlan(drawn=True, tile=WITHOUT_ROPE),
+        *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -292,7 +298,7 @@ SPARSE_MLA_DECODE = KernelSpec(
     name="mla_decode",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(DecodePlan(), DecodePlan(packed=True)),
+    plans=(DecodePlan(), DecodePlan(packed=True), DecodePlan(tile=WITHOUT_ROPE)),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},
@@ -301,7 +307,7 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
     name="mla_decode_dealt",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(DealtPlan(), DealtPlan(packed=True)),
+    plans=(DealtPlan(), DealtPlan(packed=True), DealtPlan(tile=WITHOUT_ROPE)),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},

@@ -15,6 +15,7 @@ from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.decode_cuts import deal
 from flashdsa.backends.sm90.sparse_mla_decode import bind_plan, spec_of
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -24,6 +25,7 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 PACKED, BF16 = DealtPlan(packed=True), DealtPlan()
+OF_512 = DealtPlan(tile=WITHOUT_ROPE)
 A_WAVE_AND_ONE = SparseMlaCase(
     "five items", 5, 700, 64, 530, packed="ue8m0", invalid=True, attn_sink="finite"
 )
@@ -94,15 +96,16 @@ def test_nothing_but_empty_queries() -> None:
     Launcher(PACKED)(case, [0, 0, 0])
 
 
-def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale() -> None:
+@pytest.mark.parametrize("plan", [BF16, OF_512], ids=["576", "512"])
+def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPlan) -> None:
     case = SparseMlaCase(
         "bf16", 3, 600, 64, 450, invalid=True, empty_rows=True, attn_sink="infinite"
     )
     assert parts_of([8] * 3).count(2) >= 1
-    Launcher(BF16)(case)
+    Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
 
 
-@pytest.mark.parametrize("plan", [PACKED, BF16])
+@pytest.mark.parametrize("plan", [PACKED, BF16, OF_512])
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: DealtPlan) -> None:
     text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(text, tmp_path)

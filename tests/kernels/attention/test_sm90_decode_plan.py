@@ -15,7 +15,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     cluster_size_for,
     serves,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -127,11 +127,12 @@ def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> N
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
-    for size in CLUSTER_SIZES:
-        with subtests.test(size):
-            plan = DecodePlan()
+    for size, d_qk in product(CLUSTER_SIZES, (512, 576)):
+        with subtests.test(f"{size=}, {d_qk=}"):
+            plan = DecodePlan(tile=Tile(d_qk))
             largest = -(-plan.dim_groups // size)
             assert size * ROWS * largest * 16 <= plan.staged_at
+            assert plan.staged_at + ROWS * 512 * 2 <= plan.buffers[1].bytes
 
 
 def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:

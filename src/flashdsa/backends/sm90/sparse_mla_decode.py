@@ -78,7 +78,8 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
     """Bind the kernel that serves a query and a kv row at least, without max_logits."""
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk)
+    tile = Tile(operands.q.shape[2])
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
@@ -115,14 +116,14 @@ def _bind_dealt(
 
 
 def choose(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile = Tile()
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
     Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
     that none has more steps than with all 64 heads in each, as its steps are shorter.
     """
-    many = DecodePlan(packed=packed)
+    many = DecodePlan(packed=packed, tile=tile)
     sizes = _capacity(runner, many)
     many_items = queries * many.items(num_heads)
     many_size = cluster_size_for(sizes, many_items, topk)
@@ -138,7 +139,7 @@ def choose(
     waves = -(-many_items // sizes[many_size])
     by_clusters = time_of_waves(WAVE_TIMES[packed], -(-tiles // many_size), waves)
     if time_of_dealing(runner.num_sms, packed, many_items, tiles) < MOST_OF_WAVES * by_clusters:
-        return DealtPlan(packed=packed), 1
+        return DealtPlan(packed=packed, tile=tile), 1
     return many, many_size
 
 

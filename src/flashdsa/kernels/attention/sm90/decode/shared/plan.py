@@ -66,8 +66,10 @@ class ClusterPlan(Sm90Plan):
 
     @property
     def staged_at(self) -> int:
-        """Offset in region k of this CTA's O, after what other CTAs send."""
-        return self.tile.bytes
+        """Offset in region k of this CTA's O, after what other CTAs send: a share each, of as many
+        groups as the largest one's."""
+        sent = max(size * -(-self.dim_groups // size) for size in CLUSTER_SIZES)
+        return max(self.tile.bytes, sent * self.group_heads * GROUP_BYTES)
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
