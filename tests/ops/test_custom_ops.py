@@ -31,11 +31,16 @@ def _compare_float8_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", allclose_with_float8)
 
 
+NO_RANGES = (None,) * 5
+"""ends, and the four tensors of a second source."""
+
+
 def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, ...]:
     x = inputs.attention(dtype)
     q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
     length, sink = (x.topk_length, x.attn_sink.requires_grad_(grad)) if optional else (None, None)
-    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu", optional, "cpu")
+    lists = x.indices, length, sink, *NO_RANGES
+    return (q, kv, *lists, x.d_v, 0.3, False, "cpu", optional, 1, "cpu")
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
@@ -51,7 +56,7 @@ def test_opcheck_sparse_mla_fwd_out(optional: bool) -> None:
     rows = x.q.shape[:2]
     out, lse = torch.zeros(*rows, x.d_v, dtype=torch.bfloat16), torch.zeros(rows)
     further = (torch.zeros(rows), x.topk_length, x.attn_sink) if optional else (None,) * 3
-    args = (x.q, x.kv, x.indices, out, lse, *further, 0.3, "cpu")
+    args = (x.q, x.kv, x.indices, out, lse, *further, *NO_RANGES, 0.3, 1, "cpu")
     opcheck(custom_op(OPERATIONS["sparse_mla_fwd_out"]), args)
 
 
@@ -64,7 +69,7 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
         x.q, x.kv, x.indices, d_v=x.d_v, topk_length=length, attn_sink=sink
     )
     args = (x.q, x.kv, torch.randn_like(out), lse, out, x.indices, length, sink)
-    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, dkv_dtype, "cpu"))
+    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, *NO_RANGES, 0.3, True, dkv_dtype, 1, "cpu"))
 
 
 def _indexer_out() -> tuple[Any, ...]:

@@ -45,8 +45,10 @@ def bind(
     d_v: int,
     sm_scale: float,
     max_logits: bool,
+    index_block: int = 1,
 ) -> Callable[[Sequence[Any]], Results]:
-    """Results in new buffers."""
+    """Results in new buffers; no kernel has blocks of rows."""
+    del index_block
     write = _choose(choose, runner, operands, sm_scale, max_logits)
     rows = operands.q.shape[:2]
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
@@ -55,23 +57,30 @@ def bind(
     into = operands.into
 
     def serve(operands: Sequence[Any]) -> Results:
-        q, kv, indices, topk_length, attn_sink = operands
+        q, kv, indices, *lists = operands
         out, lse, largest = empty_out(), empty_lse(), empty_logits()
         asked = largest if max_logits else None
-        write(into(q, kv, indices, out, lse, asked, topk_length, attn_sink))
+        write(into(q, kv, indices, out, lse, asked, *lists))
         return out, lse, largest
 
     return runner.on_device(serve)
 
 
 def bind_out(
-    choose: Choose, runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOutOperands,
+    *,
+    sm_scale: float,
+    index_block: int = 1,
 ) -> Callable[[Sequence[Any]], None]:
-    """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written.
+    """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written; no kernel has blocks of
+    rows.
 
     The function that it returns raises ArgumentValueError if the kernels cannot write 16 bytes to
     the address of `out`.
     """
+    del index_block
     asked = operands.max_logits is not None
     write = _choose(choose, runner, operands.inputs, sm_scale, asked)
     kind = type(operands)
@@ -106,7 +115,7 @@ class Inputs:
 
     def __call__(self, operands: SparseMlaOutOperands) -> Operands:
         """The arguments."""
-        q, kv, indices, out, lse, _, topk_length, attn_sink = operands
+        q, kv, indices, out, lse, _, topk_length, attn_sink = operands[:8]
         lengths = self._every if topk_length is None else topk_length
         sink = self._no_sink if attn_sink is None else attn_sink
         if not self._dense:

@@ -20,7 +20,7 @@ LARGE_LOGIT = 64.0
 
 
 def forward(
-    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool
+    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool, index_block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
@@ -29,21 +29,23 @@ def forward(
         sm_scale: factor of the logits.
         max_logits: whether they are asked for; else they have no element.
     """
-    q, kv, indices, topk_length, attn_sink = operands
+    q, kv, indices, *lists = operands
     rows, dtype = q.shape[:2], compute_dtype(q)
     out, lse = torch.empty(*rows, d_v, dtype=q.dtype), torch.empty(rows, dtype=dtype)
     largest = torch.empty(rows if max_logits else 0, dtype=dtype)
     asked = largest if max_logits else None
     forward_out(
-        operands.into(q, kv, indices, out, lse, asked, topk_length, attn_sink),
+        operands.into(q, kv, indices, out, lse, asked, *lists),
         sm_scale=sm_scale,
+        index_block=index_block,
     )
     return out, lse, largest
 
 
-def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
+def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float, index_block: int) -> None:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
-    q, kv, indices, out, lse, max_logits, topk_length, attn_sink = operands
+    del index_block
+    q, kv, indices, out, lse, max_logits, topk_length, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
     d_v, topk = out.shape[2], indices.shape[1]
     dtype = compute_dtype(q)
@@ -123,16 +125,22 @@ def _attend(
 
 
 def backward(
-    operands: MlaBwdOperands, *, sm_scale: float, deterministic: bool, dkv_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink like the sink or empty.
+    operands: MlaBwdOperands,
+    *,
+    sm_scale: float,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
+    index_block: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, no dextra_kv, d_sink like the
+    sink or empty.
 
     Let P = exp(s - lse'), lse' = logaddexp(lse, sink), delta = sum_d O dO: dS = P (dP - delta)
     sm_scale, dQ = dS K, dKV = dS^T Q + [P^T dO, 0] (FlashAttention-2, section 3.2, with V the first
     columns of K). Always deterministic: tiles run in order.
     """
-    del deterministic
-    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+    del deterministic, index_block
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
     d_v = dO.shape[-1]
     dtype = compute_dtype(q)
@@ -141,7 +149,7 @@ def backward(
     d_sink = torch.zeros(0 if attn_sink is None else num_heads, dtype=dtype)
     sink_dtype = dtype if attn_sink is None else attn_sink.dtype
     if kv.shape[0] == 0:
-        return dq, dkv.to(dkv_dtype), d_sink.to(sink_dtype)
+        return dq, dkv.to(dkv_dtype), dkv.new_empty(0, dtype=dkv_dtype), d_sink.to(sink_dtype)
     bytes_per_key = dtype.itemsize * (4 * num_heads + 2 * d_qk) + kv.element_size() * d_qk
     for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key):
         rows = slice(tile.first, tile.last)
@@ -167,7 +175,7 @@ def backward(
             dkv,
             tile,
         ).to(q.dtype)
-    return dq, dkv.to(dkv_dtype), d_sink.to(sink_dtype)
+    return dq, dkv.to(dkv_dtype), dkv.new_empty(0, dtype=dkv_dtype), d_sink.to(sink_dtype)
 
 
 def _backward_tile(

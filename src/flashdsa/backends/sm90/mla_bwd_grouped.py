@@ -194,7 +194,7 @@ def part_of(
     groups: slice,
 ) -> Part:
     """The groups of that number; arguments as for `bind_large`'s."""
-    q, kv, dO, lse, O, indices, lengths, _ = operands
+    q, kv, dO, lse, O, indices, lengths = operands[:7]
     delta, dq, dkv = outputs
     if groups.start or groups.stop < lists.counts.shape[0]:
         queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
@@ -224,7 +224,7 @@ def launch_part(
     """
     compute_scores, compute_dq, compute_dkv = functions
     workspace, choice, words = scratch
-    q, kv, dO, lse, _, indices, lengths, _ = part.operands
+    q, kv, dO, lse, _, indices, lengths = part.operands[:7]
     rows, _, counts, present, _ = part.lists
     groups = counts.shape[0]
     scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice

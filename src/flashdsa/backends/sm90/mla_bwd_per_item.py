@@ -173,7 +173,7 @@ def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any,
     queries, capacity, sm_scale = call.group_queries, call.capacity, call.sm_scale
 
     def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:
-        q, kv, dO, lse, O, indices, lengths, _ = operands
+        q, kv, dO, lse, O, indices, lengths = operands[:7]
         delta, dq, dkv = outputs
         copy = runner.empty(*kv.shape, dtype=kv.dtype)
         lists = allocate_lists(runner, num_groups, queries, capacity)
