@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.row_formats import V32
+from flashdsa.row_formats import V32, find_row_format
 
 D_QK = 576
 """Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
@@ -54,6 +54,11 @@ class Problem:
     """Name of the main operand's dtype, e.g. "bfloat16"."""
     kv_dtype: str | None = None
     """Dtype of kv if the operation has it: `dtype`, or bytes for packed rows."""
+    width: int | None = None
+    """Columns of kv, or bytes of its packed rows."""
+    extra_width: int | None = None
+    kv_format: str | None = None
+    """The name that a caller gave for packed rows."""
     num_heads: int | None = None
     d_qk: int | None = None
     d_v: int | None = None
@@ -75,9 +80,13 @@ class Problem:
     """CUDA compute capability of the tensors' GPU; None on the CPU."""
 
     @property
-    def packed_kv(self) -> bool:
-        """Whether kv has packed rows."""
-        return self.kv_dtype in PACKED_DTYPES
+    def row_formats(self) -> tuple[str, ...]:
+        """Formats of packed rows of kv, and of a second source."""
+        if self.kv_dtype not in PACKED_DTYPES:
+            return ()
+        widths = [width for width in (self.width, self.extra_width) if width is not None]
+        found = (find_row_format("kv", (x,), self.kv_format, alone=False) for x in widths)
+        return tuple(form.name for form in found)
 
     @property
     def ranges(self) -> bool:

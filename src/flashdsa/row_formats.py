@@ -134,7 +134,7 @@ def find_row_format(
     if not found:
         known = ", ".join(f"{form.row_bytes} ({form.name})" for form in ROW_FORMATS.values())
         raise ArgumentValueError(
-            f"{name}: expected packed rows of so many bytes: {known}; got shape {list(shape)}"
+            f"{name}: expected packed rows of {known} bytes; got shape {list(shape)}"
         )
     if len(found) > 1:
         names = " or ".join(form.name for form in found)

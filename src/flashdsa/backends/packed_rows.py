@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from flashdsa.backends.e4m3_scales import scale_of
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.problem import E4M3_MAX, MIN_AMAX
-from flashdsa.row_formats import V32, RowFormat
+from flashdsa.row_formats import RowFormat, find_row_format
 
 E2M1_MAX = 6.0
 """Largest number of a 4-bit float with 2 exponent bits and 1 of mantissa."""
@@ -24,7 +25,7 @@ def is_packed(kv: Tensor) -> bool:
     return kv.dtype in (torch.uint8, torch.int8)
 
 
-def pack(rows: Tensor, form: RowFormat = V32, *, power_of_two: bool) -> Tensor:
+def pack(rows: Tensor, form: RowFormat, *, power_of_two: bool) -> Tensor:
     """Rows (T, d_qk) bf16 or fp32 as (T, row_bytes) uint8, each with its scales.
 
     A group's scale is by `_scales`; values are rounded to nearest even.
@@ -115,6 +116,31 @@ def unpack(rows: Tensor, form: RowFormat, dtype: torch.dtype) -> Tensor:
         return coded
     rope = rows[:, form.rope_at : form.rope_at + 2 * form.rope].contiguous().view(torch.bfloat16)
     return torch.cat([coded, rope.to(dtype)], dim=1)
+
+
+def form_of(kv: Tensor, kv_format: str | None) -> RowFormat | None:
+    """Return the format of packed rows or pages of a call; None of other rows."""
+    return find_row_format("kv", kv.shape, kv_format, alone=False) if is_packed(kv) else None
+
+
+def num_rows(kv: Tensor) -> int:
+    """Rows of kv (S_kv, width), or of pages (num_pages, page_size, width)."""
+    return kv.shape[0] if kv.dim() == 2 else kv.shape[0] * kv.shape[1]
+
+
+def aligned_pages(kv: Tensor, form: RowFormat) -> Tensor:
+    """Rows (S_kv, row_bytes) or pages of them as pages (num_pages, page_size, row_bytes) that begin
+    at multiples of 16 bytes and have no gaps inside: views where they do, else copies."""
+    if kv.dim() == 2:  # whole rows follow each other in a joined page
+        kv = kv[:, None] if form.split else kv[None]
+    num_pages, page_size, row_bytes = kv.shape
+    apart = -(-page_size * row_bytes // BULK_ALIGNMENT) * BULK_ALIGNMENT
+    if kv.numel() and kv[0].is_contiguous() and not kv.data_ptr() % BULK_ALIGNMENT:
+        stride = kv.stride(0) if num_pages > 1 else apart
+        if not stride % BULK_ALIGNMENT:
+            return kv.as_strided(kv.shape, (stride, row_bytes, 1))
+    memory = kv.new_empty(num_pages, apart)
+    return memory.as_strided(kv.shape, (apart, row_bytes, 1)).copy_(kv)
 
 
 def parts_of(pages: Tensor, form: RowFormat | None) -> list[Tensor]:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
+from flashdsa.backends.packed_rows import aligned_pages
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.attention.operands import Operands
+from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -32,9 +34,9 @@ is not asked for."""
 Write = Callable[["SparseMlaOutOperands"], None]
 """Writes the results of tensors like those that it was bound to, inside `runner.launching()`;
 results have no gaps."""
-Choose = Callable[[Runner, "SparseMlaOperands", float, bool], Write]
+Choose = Callable[[Runner, "SparseMlaOperands", float, bool, "str | None"], Write]
 """Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
-asked for)."""
+asked for, kv_format)."""
 
 
 def bind(
@@ -46,10 +48,11 @@ def bind(
     sm_scale: float,
     max_logits: bool,
     index_block: int = 1,
+    kv_format: str | None = None,
 ) -> Callable[[Sequence[Any]], Results]:
     """Results in new buffers; no kernel has blocks of rows."""
     del index_block
-    write = _choose(choose, runner, operands, sm_scale, max_logits)
+    write = _choose(choose, runner, operands, sm_scale, max_logits, kv_format)
     rows = operands.q.shape[:2]
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
     empty_lse = runner.allocator(*rows, dtype=torch.float32)
@@ -73,6 +76,7 @@ def bind_out(
     *,
     sm_scale: float,
     index_block: int = 1,
+    kv_format: str | None = None,
 ) -> Callable[[Sequence[Any]], None]:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written; no kernel has blocks of
     rows.
@@ -82,7 +86,7 @@ def bind_out(
     """
     del index_block
     asked = operands.max_logits is not None
-    write = _choose(choose, runner, operands.inputs, sm_scale, asked)
+    write = _choose(choose, runner, operands.inputs, sm_scale, asked, kv_format)
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> None:
@@ -93,11 +97,9 @@ def bind_out(
     return runner.on_device(serve)
 
 
-def _choose(
-    choose: Choose, runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
-) -> Write:
+def _choose(choose: Choose, runner: Runner, operands: SparseMlaOperands, *values: Any) -> Write:
     if operands.q.shape[0] and operands.kv.shape[0]:
-        return choose(runner, operands, sm_scale, max_logits)
+        return choose(runner, operands, *values)
     return write_without_keys
 
 
@@ -105,9 +107,17 @@ class Inputs:
     """The first arguments of every launch on operands like those that it was made for; some are
     copied for it."""
 
-    def __init__(self, runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> None:
-        """Look at the operands' layouts and dtypes."""
+    def __init__(
+        self,
+        runner: Runner,
+        operands: SparseMlaOperands,
+        sm_scale: float,
+        pages: RowFormat | None = None,
+    ) -> None:
+        """Look at the operands' layouts and dtypes. `pages`: the format of a kv that the kernel
+        takes in pages."""
         sink = operands.attn_sink
+        self._pages = pages
         self._dense = lie_densely(operands) and (sink is None or sink.dtype is torch.float32)
         self._signed, self._sm_scale = operands.kv.dtype is torch.int8, sm_scale
         self._every = runner.empty(0, dtype=torch.int32)
@@ -119,10 +129,15 @@ class Inputs:
         lengths = self._every if topk_length is None else topk_length
         sink = self._no_sink if attn_sink is None else attn_sink
         if not self._dense:
-            q, kv, indices, lengths = (x.contiguous() for x in (q, kv, indices, lengths))
+            q, indices, lengths = (x.contiguous() for x in (q, indices, lengths))
+            kv = kv.contiguous() if self._pages is None else kv
             sink = sink.to(torch.float32).contiguous()
         if self._signed:
             kv = kv.view(torch.uint8)
+        if self._pages is not None:
+            kv = aligned_pages(kv, self._pages)
+        elif kv.dim() == 3:
+            kv = kv.flatten(0, 1)
         return Operands(aligned(q), aligned(kv), indices, lengths, sink, out, lse, self._sm_scale)
 
 

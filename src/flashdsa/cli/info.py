@@ -28,7 +28,6 @@ _FLAGS = (
     "deterministic",
     "sorted",
     "positions",
-    "packed_kv",
 )
 
 
@@ -157,6 +156,8 @@ def _operations_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         has = row["features"]
         options = [name for name in _FLAGS if has[name]]
+        if has["row_formats"]:
+            options.append(f"{len(has['row_formats'])} kv_formats")
         table.add_row(
             row["operation"],
             ", ".join(_SHORT.get(name, name) for name in has["dtypes"]),

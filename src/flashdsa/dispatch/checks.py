@@ -16,7 +16,7 @@ from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
-from flashdsa.row_formats import RowFormat, find_row_format
+from flashdsa.row_formats import V32, RowFormat, find_row_format
 from flashdsa.settings import BACKENDS
 
 INT32_MAX = 2**31 - 1
@@ -184,6 +184,9 @@ def drop_kv_head(name: str, tensor: Tensor, layout: str) -> Tensor:
 def kv_rows(name: str, kv: Tensor) -> Tensor:
     """Every row of `kv` as (n, d): MLA in MQA form has one kv head, and pages follow each other.
 
+    Packed pages stay pages (num_pages, page_size, bytes), unless they have one row or are whole
+    rows that follow each other, which 656 bytes tell.
+
     Args:
         kv: (n, d), (n, 1, d), or pages (num_pages, 64, d) or (num_pages, page_size, 1, d).
     """
@@ -200,12 +203,23 @@ def kv_rows(name: str, kv: Tensor) -> Tensor:
     if kv.dim() == 3 and kv.shape[1] == 1:
         return kv.squeeze(1)
     pages = kv.squeeze(2) if kv.dim() == 4 else kv
+    if is_packed(kv):
+        return _packed_pages(pages)
     if pages.shape[0] > 1 and pages.stride(0) != pages.shape[1] * pages.stride(1):
         raise ArgumentValueError(
             f"{name}: expected pages that follow each other in memory, as ids count their rows "
             f"through; got shape {list(kv.shape)} with strides {list(kv.stride())}"
         )
     return pages.flatten(0, 1)
+
+
+def _packed_pages(pages: Tensor) -> Tensor:
+    """Packed pages as rows (n, bytes) where these are alike, else as they are."""
+    num_pages, page_size, row_bytes = pages.shape
+    if page_size == 1:
+        return pages[:, 0]
+    adjacent = num_pages <= 1 or pages.stride(0) == page_size * pages.stride(1)
+    return pages.flatten(0, 1) if adjacent and row_bytes == V32.row_bytes else pages
 
 
 def row_format_of(

@@ -301,6 +301,7 @@ def _checked(
         "backward_backend": backend,
         "max_logits": False,
         "index_block": 1,
+        "kv_format": None,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     sizes["H"] *= group.size

@@ -179,7 +179,11 @@ REFUSED = [
     ((4, 584), {"kv_format": "v41"}, r"cache: expected rows of 528 bytes \(v41\); got .*584"),
     ((4, 584), {"kv_format": "V4"}, "kv_format: expected one of v32, v32_no_rope, v4, v41, "),
     ((4, 584), {"scale": "fp32"}, "scale: v4 has e8m0 scales; got 'fp32'"),
-    ((4, 600), {}, r"cache: expected packed rows of .* 288 \(v41_fp4\); got shape \[4, 600\]"),
+    (
+        (4, 600),
+        {},
+        r"cache: expected packed rows of .* 288 \(v41_fp4\) bytes; got .* 600\]",
+    ),
     ((2, 2, 1168), {}, "cache: expected pages without gaps inside, as v4 has all data"),
 ]
 
@@ -192,3 +196,81 @@ def test_what_is_refused(shape: tuple[int, ...], options: dict[str, Any], messag
     with pytest.raises(ValueError, match=message):
         flashdsa.write_kv_cache(torch.zeros(2, 512), torch.arange(2), cache, **options)
     assert not cache.any()
+
+
+@FORMATS
+def test_attention_over_packed_rows_is_attention_over_their_values(form: RowFormat) -> None:
+    """In fp64 exactly: queries that name one row each get it. Every finite code, every scale."""
+    rows = rows_of_every_code(form)
+    if form.scale != "fp32":
+        scales = rows[:, form.scales_at : form.scales_at + form.stored_scales]
+        scales[(scales == 255) | ((scales == 127) & form.fp4)] = 0
+    if not form.fp4:
+        codes = rows[:, : form.code_bytes]
+        codes[codes % 128 == 127] = 0
+    q = torch.zeros(256, 1, form.d_qk, dtype=torch.float64)
+    slots = torch.arange(256, dtype=torch.int32)[:, None]
+    for kv in (rows, rows.view(torch.int8)[:, None]):
+        O, lse = flashdsa.sparse_mla_fwd(q, kv, slots, kv_format=form.name)
+        assert torch.equal(O[:, 0], reference.unpack_kv(rows, form.name)[:, :512])
+        assert not lse.any()
+
+
+@pytest.mark.parametrize("page_size", [2, 64])
+@FORMATS
+def test_attention_over_pages_is_that_over_their_rows(form: RowFormat, page_size: int) -> None:
+    """Padding, and rows that no slot names, hold NaN; slots of the last page are named."""
+    generator = torch.Generator().manual_seed(0)
+    buffer = torch.full((128 // page_size, form.page_bytes(page_size) + 32), 0xFF).byte()
+    pages, slots = in_pages(buffer, form, page_size), torch.arange(128)
+    kv = torch.randn(128, form.d_qk, generator=generator)
+    flashdsa.write_kv_cache(kv, slots, pages, kv_format=form.name)
+    read = flashdsa.read_kv_cache(pages, slots, kv_format=form.name).double()
+    flashdsa.write_kv_cache(kv[::5] * torch.nan, slots[::5], pages, kv_format=form.name)
+    q = torch.randn(5, 3, form.d_qk, generator=generator, dtype=torch.float64)
+    indices = torch.randint(-1, 140, (5, 40), generator=generator).int()
+    indices[(indices % 5 == 0) & (indices < 128)] = -1
+    indices[:, 0] = 127
+    found = flashdsa.sparse_mla_fwd(q, pages, indices, kv_format=form.name)
+    expected = reference.sparse_mla_fwd(q, read, indices)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+NOT_ATTENDED = [
+    ((9, 528), 512, None, "kv: rows of 528 bytes are v32_no_rope or v41; expected kv_format"),
+    ((9, 656), 576, "v4", r"kv: expected rows of 584 bytes \(v4\); got shape \[9, 656\]"),
+    ((9, 584), 576, None, r"kv: packed rows of 584 bytes \(v4\) are of 512 columns"),
+    ((9, 512), 512, "v4", "kv_format: kv has dtype bfloat16, not packed rows; got 'v4'"),
+    ((9, 584), 512, "V4", "kv_format: expected one of v32, .*; got 'V4'"),
+    ((3, 64, 600), 512, None, "kv: expected packed rows of 656"),
+]
+
+
+@pytest.mark.parametrize(("shape", "d_qk", "kv_format", "message"), NOT_ATTENDED)
+def test_attention_refuses(
+    shape: tuple[int, ...], d_qk: int, kv_format: str | None, message: str
+) -> None:
+    kv = torch.zeros(shape, dtype=torch.bfloat16 if shape[-1] == 512 else torch.uint8)
+    q, indices = torch.zeros(2, 1, d_qk).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
+    for function in (flashdsa.sparse_mla_fwd, flashdsa.sparse_mla):
+        with pytest.raises(ValueError, match=message):
+            function(q, kv, indices, kv_format=kv_format)
+
+
+def test_kernels_name_the_formats_that_they_lack() -> None:
+    kv = flashdsa.quantize_kv(torch.zeros(9, 512), kv_format="v41_fp4")
+    q, indices = torch.zeros(2, 16, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match="kv_format: takes no packed rows; got v41_fp4"):
+        flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm100")
+
+
+def test_pages_of_a_named_format_are_compiled() -> None:
+    buffer = torch.zeros(3, ROW_FORMATS["v41"].page_bytes(4) + 16, dtype=torch.uint8)
+    pages = in_pages(buffer, ROW_FORMATS["v41"], 4)
+    flashdsa.write_kv_cache(torch.randn(12, 512), torch.arange(12), pages, kv_format="v41")
+    q, indices = torch.randn(2, 4, 512), torch.tensor([[3, 11], [-1, 5]])
+    eager = flashdsa.sparse_mla_fwd(q, pages, indices, kv_format="v41")
+    compiled = torch.compile(flashdsa.sparse_mla_fwd, fullgraph=True, backend="aot_eager")
+    for x, y in zip(compiled(q, pages, indices, kv_format="v41"), eager, strict=True):
+        assert torch.equal(x, y)

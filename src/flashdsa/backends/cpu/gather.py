@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.packed_rows import is_packed, unpack
-from flashdsa.row_formats import V32
+from flashdsa.backends.packed_rows import num_rows, take, unpack
+from flashdsa.row_formats import RowFormat
 
 
 class GatheredRows(NamedTuple):
@@ -26,26 +26,32 @@ class GatheredRows(NamedTuple):
 
 
 def gather_rows(
-    kv: Tensor, indices: Tensor, first_slot: int, topk_length: Tensor | None, dtype: torch.dtype
+    kv: Tensor,
+    indices: Tensor,
+    first_slot: int,
+    topk_length: Tensor | None,
+    dtype: torch.dtype,
+    form: RowFormat | None = None,
 ) -> GatheredRows:
     """Gather kv[indices], zero where a slot is invalid.
 
     Args:
-        kv: (S_kv, d_qk) or packed rows (S_kv, 656), S_kv >= 1.
+        kv: (S_kv, d_qk), or packed rows or pages, S_kv >= 1.
         indices: (queries, keys) int32, any values.
         first_slot: position of the first of these keys among the query's topk slots.
         topk_length: (queries,) int32 or None; slots at or beyond it are invalid.
         dtype: dtype of the gathered rows.
+        form: of packed rows.
     """
     queries, keys = indices.shape
-    valid = (indices >= 0) & (indices < kv.shape[0])
+    valid = (indices >= 0) & (indices < num_rows(kv))
     if topk_length is not None:
         slots = torch.arange(first_slot, first_slot + keys, dtype=torch.int32)
         valid &= slots < topk_length[:, None]
     every_slot = bool(valid.all())
     row_ids = indices if every_slot else indices.masked_fill(~valid, 0)
-    rows = kv.index_select(0, row_ids.reshape(-1))
-    rows = unpack(rows, V32, dtype) if is_packed(kv) else rows.to(dtype)
+    rows = take(kv, form, row_ids.reshape(-1))
+    rows = rows.to(dtype) if form is None else unpack(rows, form, dtype)
     rows = rows.view(queries, keys, -1)
     if every_slot:
         return GatheredRows(rows, row_ids, None)

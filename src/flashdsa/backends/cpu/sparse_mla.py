@@ -10,6 +10,8 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.gather import gather_rows
 from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
+from flashdsa.backends.packed_rows import form_of, num_rows
+from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -20,7 +22,13 @@ LARGE_LOGIT = 64.0
 
 
 def forward(
-    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool, index_block: int
+    operands: SparseMlaOperands,
+    *,
+    d_v: int,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+    kv_format: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
@@ -38,18 +46,21 @@ def forward(
         operands.into(q, kv, indices, out, lse, asked, *lists),
         sm_scale=sm_scale,
         index_block=index_block,
+        kv_format=kv_format,
     )
     return out, lse, largest
 
 
-def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float, index_block: int) -> None:
+def forward_out(
+    operands: SparseMlaOutOperands, *, sm_scale: float, index_block: int, kv_format: str | None
+) -> None:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
     del index_block
     q, kv, indices, out, lse, max_logits, topk_length, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
     d_v, topk = out.shape[2], indices.shape[1]
     dtype = compute_dtype(q)
-    if kv.shape[0] == 0:
+    if num_rows(kv) == 0:
         write_without_keys(operands)
         return
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
@@ -63,6 +74,7 @@ def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float, index_block:
             sm_scale,
             None if topk_length is None else topk_length[rows],
             tile,
+            form_of(kv, kv_format),
         )
         tile_lse = row_max + row_sum.log()  # float64; -inf where every logit is
         acc /= row_sum.masked_fill(empty, 1)[..., None].to(dtype)
@@ -93,6 +105,7 @@ def _attend(
     sm_scale: float,
     topk_length: Tensor | None,
     tile: QueryTile,
+    form: RowFormat | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile, and
     which queries have no valid slot (queries, 1).
@@ -106,7 +119,7 @@ def _attend(
     acc = q.new_zeros(queries, num_heads, d_v)
     empty = torch.ones(queries, 1, dtype=torch.bool)
     for first, last in spans(indices.shape[1], tile.k_block):
-        gathered = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
+        gathered = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype, form)
         s = logits(q, gathered.rows.transpose(1, 2), sm_scale)  # (queries, H, keys)
         if gathered.valid is None:
             empty.fill_(False)

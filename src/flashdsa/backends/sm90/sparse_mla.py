@@ -28,10 +28,16 @@ MOST_SAMPLED_KEYS = 1 << 16
 (131,072 random rows, 32 heads: 2.9 ms, in groups 2.6)."""
 
 
-def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:
+def choose(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    kv_format: str | None = None,
+) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
+        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
     tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]

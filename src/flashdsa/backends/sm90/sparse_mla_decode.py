@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.packed_rows import is_packed
+from flashdsa.backends.packed_rows import form_of, is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
 from flashdsa.backends.sparse_mla_launches import Inputs, Write
@@ -31,6 +31,7 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE_FEW_HEADS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.row_formats import V32, RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
@@ -74,12 +75,14 @@ def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
-def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> Write:
+def choose_kernel(
+    runner: Runner, operands: SparseMlaOperands, sm_scale: float, kv_format: str | None
+) -> Write:
     """Bind the kernel that serves a query and a kv row at least, without max_logits."""
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
-    tile = Tile(operands.q.shape[2])
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile)
+    tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format) or V32
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
@@ -95,7 +98,8 @@ def bind_plan(
     Args:
         cluster_size: CTAs of an item; of dealt tiles any.
     """
-    function, inputs = runner.function(spec_of(plan), plan), Inputs(runner, operands, sm_scale)
+    function = runner.function(spec_of(plan), plan)
+    inputs = Inputs(runner, operands, sm_scale, plan.form if plan.paged else None)
     if isinstance(plan, DealtPlan):
         return _bind_dealt(runner, plan, function, inputs)
     return lambda operands: function(*inputs(operands), cluster_size)
@@ -116,18 +120,25 @@ def _bind_dealt(
 
 
 def choose(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile = Tile()
+    runner: Runner,
+    packed: bool,
+    queries: int,
+    num_heads: int,
+    topk: int,
+    tile: Tile = Tile(),
+    form: RowFormat = V32,
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
-    Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
-    that none has more steps than with all 64 heads in each, as its steps are shorter.
+    Packed rows of 656 bytes take the kernel of few heads if heads are few; or if so many of its
+    CTAs run at once that none has more steps than with all 64 heads in each, as its steps are
+    shorter.
     """
-    many = DecodePlan(packed=packed, tile=tile)
+    many = DecodePlan(packed=packed, form=form, tile=tile)
     sizes = _capacity(runner, many)
     many_items = queries * many.items(num_heads)
     many_size = cluster_size_for(sizes, many_items, topk)
-    if packed:
+    if packed and form == V32:
         few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
         of_few = _capacity(runner, few)
         few_items = queries * few.items(num_heads)
@@ -139,7 +150,7 @@ def choose(
     waves = -(-many_items // sizes[many_size])
     by_clusters = time_of_waves(WAVE_TIMES[packed], -(-tiles // many_size), waves)
     if time_of_dealing(runner.num_sms, packed, many_items, tiles) < MOST_OF_WAVES * by_clusters:
-        return DealtPlan(packed=packed, tile=tile), 1
+        return DealtPlan(packed=packed, form=form, tile=tile), 1
     return many, many_size
 
 

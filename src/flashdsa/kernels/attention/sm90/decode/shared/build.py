@@ -32,7 +32,7 @@ def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
         launch,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        *fake_operands(packed=plan.packed, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v),
+        *fake_operands(form=plan.form if plan.packed else None, d_qk=plan.tile.d_qk),
         *last,
         options=options_for(SM90),
     )
