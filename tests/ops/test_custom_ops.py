@@ -35,6 +35,34 @@ NO_RANGES = (None,) * 5
 """ends, and the four tensors of a second source."""
 
 
+def _second_source(dtype: torch.dtype, grad: bool = False) -> tuple[Any, ...]:
+    """No ends, then rows and a range of them."""
+    x = inputs.attention(dtype, seed=1)
+    starts, ends = (torch.tensor(one, dtype=torch.int32) for one in ([[0], [-2], [5]], [4, 3, 9]))
+    return None, x.kv.requires_grad_(grad), starts, None, ends
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_opcheck_of_two_sources(grad: bool) -> None:
+    x, second = inputs.attention(torch.float32), _second_source(torch.float32, grad)
+    q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
+    lists = x.indices, x.topk_length, x.attn_sink, *second
+    opcheck(
+        custom_op(OPERATIONS["sparse_mla_fwd"]),
+        (q, kv, *lists, x.d_v, 0.3, False, "cpu", True, 2, "cpu"),
+    )
+    out, lse = torch.randn(3, 2, x.d_v), torch.randn(3, 2)
+    args = (
+        q.detach(),
+        kv.detach(),
+        out,
+        lse,
+        out,
+        *(None if y is None else y.detach() for y in lists),
+    )
+    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, None, 2, "cpu"))
+
+
 def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, ...]:
     x = inputs.attention(dtype)
     q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)

@@ -13,7 +13,7 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
 from flashdsa.backends.packed_rows import aligned_pages
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.attention.operands import Operands
+from flashdsa.kernels.attention.operands import MoreOperands, Operands
 from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ is not asked for."""
 Write = Callable[["SparseMlaOutOperands"], None]
 """Writes the results of tensors like those that it was bound to, inside `runner.launching()`;
 results have no gaps."""
-Choose = Callable[[Runner, "SparseMlaOperands", float, bool, "str | None"], Write]
+Choose = Callable[..., Write]
 """Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
-asked for, kv_format)."""
+asked for, and by name index_block where it is not 1, and kv_format where it is given)."""
 
 
 def bind(
@@ -50,9 +50,8 @@ def bind(
     index_block: int = 1,
     kv_format: str | None = None,
 ) -> Callable[[Sequence[Any]], Results]:
-    """Results in new buffers; no kernel has blocks of rows."""
-    del index_block
-    write = _choose(choose, runner, operands, sm_scale, max_logits, kv_format)
+    """Results in new buffers."""
+    write = _choose(choose, runner, operands, sm_scale, max_logits, index_block, kv_format)
     rows = operands.q.shape[:2]
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
     empty_lse = runner.allocator(*rows, dtype=torch.float32)
@@ -78,15 +77,13 @@ def bind_out(
     index_block: int = 1,
     kv_format: str | None = None,
 ) -> Callable[[Sequence[Any]], None]:
-    """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written; no kernel has blocks of
-    rows.
+    """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written.
 
     The function that it returns raises ArgumentValueError if the kernels cannot write 16 bytes to
     the address of `out`.
     """
-    del index_block
     asked = operands.max_logits is not None
-    write = _choose(choose, runner, operands.inputs, sm_scale, asked, kv_format)
+    write = _choose(choose, runner, operands.inputs, sm_scale, asked, index_block, kv_format)
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> None:
@@ -97,10 +94,33 @@ def bind_out(
     return runner.on_device(serve)
 
 
-def _choose(choose: Choose, runner: Runner, operands: SparseMlaOperands, *values: Any) -> Write:
-    if operands.q.shape[0] and operands.kv.shape[0]:
-        return choose(runner, operands, *values)
-    return write_without_keys
+def _choose(
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+    kv_format: str | None,
+) -> Write:
+    sources = operands.kv, operands.extra_kv
+    if not operands.q.shape[0] or not any(kv is not None and kv.shape[0] for kv in sources):
+        return write_without_keys
+    if index_block != 1:
+        choose = partial(choose, index_block=index_block)
+    if kv_format is not None:
+        choose = partial(choose, kv_format=kv_format)
+    return choose(runner, operands, sm_scale, max_logits)
+
+
+def is_joined(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int) -> bool:
+    """Whether a call has a second source, a range or blocks of rows."""
+    return operands.extra_kv is not None or operands.ends is not None or index_block != 1
+
+
+def _given(one: Tensor | None, none: Tensor) -> Tensor:
+    """An operand without gaps, or what stands for none."""
+    return none if one is None else one.contiguous()
 
 
 class Inputs:
@@ -112,6 +132,7 @@ class Inputs:
         runner: Runner,
         operands: SparseMlaOperands,
         sm_scale: float,
+        index_block: int = 1,
         pages: RowFormat | None = None,
     ) -> None:
         """Look at the operands' layouts and dtypes. `pages`: the format of a kv that the kernel
@@ -122,6 +143,21 @@ class Inputs:
         self._signed, self._sm_scale = operands.kv.dtype is torch.int8, sm_scale
         self._every = runner.empty(0, dtype=torch.int32)
         self._no_sink = runner.empty(0, dtype=torch.float32)
+        self._block_log2 = index_block.bit_length() - 1
+        q, kv = operands.q, operands.kv
+        self._no_rows = runner.empty(0, kv.shape[1], dtype=kv.dtype)
+        self._no_slots = runner.empty(q.shape[0], 0, dtype=torch.int32)
+
+    def more(self, operands: SparseMlaOutOperands) -> MoreOperands:
+        """The arguments of a second source, of ranges and of blocks."""
+        return MoreOperands(
+            ends=_given(operands.ends, self._every),
+            extra_kv=aligned(_given(operands.extra_kv, self._no_rows)),
+            extra_indices=_given(operands.extra_indices, self._no_slots),
+            extra_topk_length=_given(operands.extra_topk_length, self._every),
+            extra_ends=_given(operands.extra_ends, self._every),
+            block_log2=self._block_log2,
+        )
 
     def __call__(self, operands: SparseMlaOutOperands) -> Operands:
         """The arguments."""
@@ -145,12 +181,13 @@ class Form(NamedTuple):
     """A compiled forward.
 
     Attributes:
-        function: its arguments: `Operands`, max_logits, `last`, lists of groups of several queries,
-            and if items are drawn their order, counters and a choice.
+        function: its arguments: `Operands`, max_logits, `last`, joined `MoreOperands`, lists of
+            groups of several queries, and if items are drawn their order, counters and a choice.
         group: queries of a group.
         last: arguments by the number of queries.
         drawn: items are drawn.
         max_logits: the largest logits are written, asked for or not.
+        joined: `MoreOperands` follow `last`.
     """
 
     function: Callable[..., Any]
@@ -158,6 +195,7 @@ class Form(NamedTuple):
     last: Callable[[int], tuple[Any, ...]] = lambda _: ()
     drawn: bool = False
     max_logits: bool = False
+    joined: bool = False
 
     def lists(self, runner: Runner, num_queries: int, topk: int) -> list[Callable[[], Tensor]]:
         """Functions that allocate the lists of so many queries, and their order."""
@@ -180,10 +218,15 @@ class Launches:
     """
 
     def __init__(
-        self, runner: Runner, operands: SparseMlaOperands, sm_scale: float, *forms: Form
+        self,
+        runner: Runner,
+        operands: SparseMlaOperands,
+        sm_scale: float,
+        *forms: Form,
+        index_block: int = 1,
     ) -> None:
         """Choose the number of launches."""
-        self._inputs = Inputs(runner, operands, sm_scale)
+        self._inputs = Inputs(runner, operands, sm_scale, index_block)
         unasked = operands.q.shape[:2] if any(form.max_logits for form in forms) else (0,)
         self._unasked = runner.allocator(*unasked, dtype=torch.float32)
         num_queries, topk = operands.indices.shape
@@ -208,7 +251,8 @@ class Launches:
         num_queries = x.q.shape[0]
         if num_queries <= self._at_a_time:
             for form, last, lists in self._forms:
-                of_form = (*last, *(allocate() for allocate in lists), *(draws * form.drawn))
+                more = self._inputs.more(operands) if form.joined else ()
+                of_form = (*last, *more, *(allocate() for allocate in lists), *(draws * form.drawn))
                 form.function(*x, largest.view(-1), *of_form)
             return
         memory = [[allocate() for allocate in lists] for _, _, lists in self._forms]

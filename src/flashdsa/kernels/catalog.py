@@ -13,6 +13,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, DecodePlan
@@ -218,6 +219,8 @@ SPARSE_MLA_FWD = KernelSpec(
         FwdPlan(tile=WITHOUT_ROPE),
         FwdPlan(drawn=True, tile=WITHOUT_ROPE),
         *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
+        FwdPlan(max_logits=True, joined=True),
+        FwdPlan(max_logits=True, joined=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -279,11 +282,10 @@ MLA_BWD_FUSED = KernelSpec(
             per_item.PerItemPlan(queries, more, slots, tickets)
             for slots, tickets in ((False, False), (True, False), (False, True))
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+            if more != 2 or not tickets
         ),
-        *(
-            per_item.PerItemPlan(more=more, tickets=tickets, short=True)
-            for tickets, more in product((False, True), (2, 4))
-        ),
+        *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
+        per_item.PerItemPlan(more=4, tickets=True, short=True),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",
@@ -303,6 +305,8 @@ SPARSE_MLA_DECODE = KernelSpec(
         DecodePlan(packed=True),
         DecodePlan(tile=WITHOUT_ROPE),
         *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        DecodePlan(joined=True),
+        DecodePlan(joined=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
@@ -330,6 +334,15 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
+)
+SPARSE_MLA_DECODE_DEALT_FEW_HEADS = KernelSpec(
+    name="mla_decode_dealt_heads",
+    arch=SM90.name,
+    operations=("sparse_mla_fwd",),
+    plans=(DealtFewHeadsPlan(),),
+    build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.build:compile_dealt",
+    entry="dealt_few_heads_kernel",
+    roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
 )
 _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 
@@ -404,6 +417,7 @@ KERNELS = (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,
+    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     ATTENTION_TARGET,
     INDEXER_SCORES,
     INDEXER_BWD,

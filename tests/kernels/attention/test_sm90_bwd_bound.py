@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,11 +29,14 @@ class Noted:
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         return lambda *arguments: self.launched.append((spec.name, arguments))
 
-    def launching(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        return serve
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        return partial(self.empty, *shape, dtype=dtype)
 
 
 def operands_of(heads: int, queries: int, value: float) -> MlaBwdOperands:

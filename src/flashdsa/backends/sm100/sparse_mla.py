@@ -16,15 +16,8 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
 
-def choose(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    max_logits: bool,
-    kv_format: str | None = None,
-) -> Write:
+def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:
     """Same as `sparse_mla_launches.Choose`; one plan serves calls with max_logits and without."""
-    del max_logits, kv_format
     return bind_plan(runner, _plan(PAIR_ROWS // operands.q.shape[1]), operands, sm_scale)
 
 

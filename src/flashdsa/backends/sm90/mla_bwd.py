@@ -47,12 +47,14 @@ def bind(
     ]
     buffers = max(part[2].buffers for part in parts)
     every, kind = runner.empty(0, dtype=torch.int32), type(operands)
+    q, lse = operands.q, operands.lse
+    allocate_dkv = runner.allocator(*([buffers] * bool(buffers)), *kv.shape, dtype=torch.float32)
+    allocate_dq = runner.allocator(*q.shape, dtype=q.dtype)
+    allocate_delta = runner.allocator(*lse.shape, dtype=torch.float32)
 
     def serve(operands: MlaBwdOperands) -> Gradients:
         q, kv, dO, lse, O, indices, topk_length, attn_sink = operands[:8]
-        dkv = runner.empty(*((buffers,) if buffers else ()), *kv.shape, dtype=torch.float32).zero_()
-        dq = runner.empty(*q.shape, dtype=q.dtype)
-        delta = runner.empty(*lse.shape, dtype=torch.float32)
+        dkv, dq, delta = allocate_dkv().zero_(), allocate_dq(), allocate_delta()
         lengths = every if topk_length is None else topk_length.contiguous()
         with_sink = lse
         if attn_sink is not None:
@@ -81,7 +83,7 @@ def bind(
             dkv = dkv[0] if buffers == 1 else dkv.sum(0)
         return dq, dkv.to(dkv_dtype), runner.empty(0, dtype=dkv_dtype), d_sink
 
-    return serve
+    return runner.on_device(serve)
 
 
 def head_parts(num_heads: int) -> list[tuple[slice, int]]:

@@ -177,11 +177,10 @@ def bind_large(
         words = None
         if deterministic:
             words = runner.empty(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
-        with runner.launching():
-            for first in range(0, groups, at_a_time):
-                part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
-                scratch = workspace, choice, words
-                launch_part(functions, slices, part, scratch, sm_scale, num_sms)
+        for first in range(0, groups, at_a_time):
+            part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
+            scratch = workspace, choice, words
+            launch_part(functions, slices, part, scratch, sm_scale, num_sms)
 
     return launch
 

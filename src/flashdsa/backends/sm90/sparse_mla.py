@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Form, Launches, Write
+from flashdsa.backends.sparse_mla_launches import Form, Launches, Write, is_joined
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -33,9 +33,12 @@ def choose(
     operands: SparseMlaOperands,
     sm_scale: float,
     max_logits: bool,
+    index_block: int = 1,
     kv_format: str | None = None,
 ) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
+    if is_joined(operands, index_block):
+        return choose_joined(runner, operands, sm_scale, max_logits, index_block)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
@@ -50,6 +53,21 @@ def choose(
     if group == 1 and not max_logits and deals(runner, num_queries, num_heads, topk):
         return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
+
+
+def choose_joined(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+) -> Write:
+    """Likewise of two sources, ranges and blocks: items are of one query, and not dealt."""
+    tile = Tile(operands.q.shape[2])
+    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
+        return sparse_mla_decode.bind_joined(runner, tile, operands, sm_scale, index_block)
+    form = form_of(runner, FwdPlan(max_logits=True, joined=True, tile=tile), operands)
+    return Launches(runner, operands, sm_scale, form, index_block=index_block)
 
 
 bind = partial(sparse_mla_launches.bind, choose)
@@ -142,4 +160,4 @@ def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
         return (min(num_items(plan.group, queries, num_heads), num_sms),)
 
     function = runner.function(SPARSE_MLA_FWD, plan)
-    return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits)
+    return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits, plan.joined)

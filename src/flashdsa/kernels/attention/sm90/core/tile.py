@@ -23,6 +23,8 @@ LAST_STEP_OF_ITEM = 1
 """Flag of a step: no step of its work item follows."""
 LAST_STEP_OF_CTA = 2
 """Flag of a step: none of the CTA's follows."""
+HALF_STEP = 4
+"""Flag of an item's last step that has no key of tile 1, in plans that do not draw items."""
 FLAG_BITS = 2
 """Bits of a step's flags; above them the number of an item that was drawn, at its last step."""
 

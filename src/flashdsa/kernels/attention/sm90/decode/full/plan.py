@@ -21,6 +21,7 @@ class DecodePlan(ClusterPlan):
 
     Attributes:
         packed: kv has packed rows, which are expanded to f16 in shared memory.
+        joined: bf16 rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         form: of packed rows.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
@@ -28,6 +29,7 @@ class DecodePlan(ClusterPlan):
     """
 
     packed: bool = False
+    joined: bool = False
     form: RowFormat = V32
     gather_registers: int = 104
     consumer0_registers: int = 208
@@ -42,7 +44,7 @@ class DecodePlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode" + self.suffix
+        return "mla_decode" + self.suffix + "_joined" * self.joined
 
     @property
     def buffers(self) -> list[SmemRegion]:

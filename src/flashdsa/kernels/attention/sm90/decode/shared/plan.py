@@ -17,6 +17,8 @@ GROUP_BYTES = GROUP_DIMS * F16
 CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
 """CTAs that may share an item; the key tiles then have room for all dims of O."""
 MOST_CTAS = max(CLUSTER_SIZES)
+OF_CLUSTERS = ("staged", "o_full", "ready", "done")
+"""Barriers of messages, which a kernel of dealt tiles has not."""
 STATISTICS = 4
 """fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
 STATISTICS_BYTES = STATISTICS * FP32
@@ -42,6 +44,7 @@ class ClusterPlan(Sm90Plan):
     tile: Tile
     packed: bool
     form: RowFormat
+    joined: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
 from flashdsa.plan import Arrives, Barrier, SmemRegion
-
-OF_CLUSTERS = ("staged", "o_full", "ready", "done")
-"""Barriers of messages, which a CTA alone has not."""
 
 
 @dataclass(frozen=True)
