@@ -74,13 +74,13 @@ MUTATIONS = {
         ATTENTION, "_attend", "row_max, row_sum, empty", "new_max, p.sum(-1), empty",
         "sparse_mla_fwd", TWO),
     "a range has its end, too": (
-        GATHER, "_row_list", "ends.clamp(0, num_rows)", "(ends + 1).clamp(0, num_rows)",
+        GATHER, "_row_list", "ends.clamp(0, count)", "(ends + 1).clamp(0, count)",
         "sparse_mla_fwd", "two ranges"),
     "a range ends one row early": (
-        GATHER, "_row_list", "(ends.clamp(0, num_rows) -", "(ends.clamp(0, num_rows) - 1 -",
+        GATHER, "_row_list", "(ends.clamp(0, count) -", "(ends.clamp(0, count) - 1 -",
         "sparse_mla_fwd", "40 rows and a window"),
     "a start outside is the first row": (
-        GATHER, "_row_list", "indices.long().clamp(0, num_rows)", "indices.long() % num_rows",
+        GATHER, "_row_list", "indices.long().clamp(0, count)", "indices.long() % count",
         "sparse_mla_fwd", "two ranges"),
     "an id is not multiplied by its block": (
         GATHER, "RowList", "ids * self.step +", "ids +", "sparse_mla_fwd", POOLS),
