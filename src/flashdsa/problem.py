@@ -69,6 +69,7 @@ class Problem:
     ends: bool = False
     extra_ends: bool = False
     index_block: int = 1
+    batch_invariant: bool = False
     max_logits: bool = False
     deterministic: bool = False
     sorted: bool = False

@@ -23,7 +23,9 @@ _CPU_ATTENTION = Features(
     deterministic=True,
 )
 _CPU_BACKWARD = replace(_CPU_ATTENTION, extra_kv=True, ranges=True, index_block=ANY)
-_CPU_FORWARD = replace(_CPU_BACKWARD, max_logits=True, row_formats=tuple(ROW_FORMATS))
+_CPU_FORWARD = replace(
+    _CPU_BACKWARD, max_logits=True, row_formats=tuple(ROW_FORMATS), batch_invariant=True
+)
 _CPU_INDEXER = Features(
     devices=("cpu",),
     dtypes=("float8_e4m3fn",),
@@ -90,6 +92,7 @@ _SM90_FORWARD = Features(
     topk_length=True,
     deterministic=True,
     row_formats=tuple(form.name for form in HOPPER_FORMATS),
+    batch_invariant=True,
 )
 """Features with any form of rows; `_SM90_BF16` has bf16 rows only."""
 _SM90_BF16 = replace(
@@ -100,7 +103,7 @@ _SM90_BF16 = replace(
     ranges=True,
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
-_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), row_formats=())
+_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), row_formats=(), batch_invariant=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),

@@ -78,6 +78,7 @@ _FLAGS = (
     "positions",
     "extra_kv",
     "ranges",
+    "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
 
@@ -121,6 +122,8 @@ class Features:
     """Lists of neighbouring rows, of each source that it takes."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
+    batch_invariant: bool = False
+    """A query's bits do not depend on the others."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
 

@@ -87,6 +87,7 @@ def _row(
             "topk_length": has.topk_length,
             "extra_kv": has.extra_kv,
             "ranges": has.ranges,
+            "batch_invariant": has.batch_invariant,
             "index_block": str(has.index_block),
             "deterministic": has.deterministic,
             "sorted": has.sorted,

@@ -301,6 +301,7 @@ def _checked(
         "backward_backend": backend,
         "max_logits": False,
         "index_block": 1,
+        "batch_invariant": False,
         "kv_format": None,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)

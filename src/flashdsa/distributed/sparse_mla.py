@@ -246,6 +246,7 @@ def _check(
         "backward_backend": options.backend,
         "max_logits": False,
         "index_block": 1,
+        "batch_invariant": False,
         "kv_format": None,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)

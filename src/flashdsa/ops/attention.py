@@ -299,6 +299,7 @@ SPARSE_MLA_FWD = register(
             *OF_BACKWARD,
             Parameter("max_logits", "bool"),
             INDEX_BLOCK,
+            Parameter("batch_invariant", "bool"),
             Parameter("kv_format", "str?", rule=_require_row_format),
         ),
         outputs=(
@@ -339,6 +340,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     extra_indices: Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
+    batch_invariant: bool = False,
     kv_format: str | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
@@ -370,6 +372,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         extra_topk_length: (S,), slots in use of `extra_indices`.
         index_block: rows that an id of `indices` names: B from ``B * indices[s, i]`` on. A range
             has no blocks.
+        batch_invariant: a query's bits follow from its q, its lists and their rows alone, whatever
+            other queries the call has; few queries take longer.
         kv_format: of packed rows, "v32", "v32_no_rope", "v4", "v41" or "v41_fp4"; found by the
             bytes of a row, but 528 bytes need it. A second source with other bytes has the format
             that they tell.
@@ -387,6 +391,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             buffers are given or kv has packed rows.
     """
     require_bool("return_max_logits", return_max_logits)
+    require_bool("batch_invariant", batch_invariant)
     operands: Sequence[Any] = (
         q,
         kv,
@@ -402,7 +407,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
         operands = split_ranges(SparseMlaOperands, operands)
     scale = scale_or_default(sm_scale, q)
-    values = d_v, scale, False, backend, return_max_logits, index_block, kv_format
+    choices = index_block, batch_invariant, kv_format
+    values = d_v, scale, False, backend, return_max_logits, *choices
     if out is not None or lse is not None:
         buffers = {"out": out, "lse": lse}
         return _INTO.call(operands, values, buffers, backend)
@@ -424,6 +430,7 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     extra_indices: Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
+    batch_invariant: bool = False,
     kv_format: str | None = None,
     backend: str | tuple[str, str] = "auto",
 ) -> Tensor:
@@ -440,8 +447,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
         attn_sink: (H,) fp32, a logit that takes weight and gives no value.
         deterministic: gradients are bit-identical from run to run; otherwise the last bits of
             kv's gradient may differ (order of fp32 additions).
-        extra_kv, extra_indices, extra_topk_length, index_block, kv_format: a second source, blocks
-            of rows and the format of packed ones; see `sparse_mla_fwd`.
+        extra_kv, extra_indices, extra_topk_length, index_block, batch_invariant, kv_format: see
+            `sparse_mla_fwd`; batch_invariant is O's.
         backend: the name of one or "auto", of both directions or, as a pair, of the forward and
             the backward: ``("cpu", "emulate-sm100")``.
 
@@ -464,8 +471,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
         operands = split_ranges(SparseMlaOperands, operands)
     forward, backward = _pair(backend)
-    scale = scale_or_default(sm_scale, q)
-    values = d_v, scale, deterministic, backward, False, index_block, kv_format
+    choices = index_block, batch_invariant, kv_format
+    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, *choices
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 

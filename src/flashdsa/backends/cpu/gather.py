@@ -33,6 +33,12 @@ class RowList(NamedTuple):
     step: int = 1
     form: RowFormat | None = None
     """Format of packed rows."""
+    whole_blocks: bool = False
+    """Spans are of `k_block` slots, and those without a valid one are left out."""
+
+    def in_whole_blocks(self) -> RowList:
+        """The same list of spans whose sizes do not depend on the other queries' lists."""
+        return self._replace(whole_blocks=True)
 
     def row_numbers(self, queries: slice, first: int, last: int) -> Tensor:
         """Rows (queries, keys) that slots [`first`, `last`) name; invalid ones any numbers outside
@@ -53,7 +59,13 @@ class RowList(NamedTuple):
                 slots = int(lengths.max())
         for first, last in spans(slots, tile.k_block):
             row_numbers = self.row_numbers(queries, first, last)
-            yield gather_rows(self.kv, row_numbers, first, lengths, dtype, self.form)
+            if self.whole_blocks:
+                missing = tile.k_block - (last - first)
+                row_numbers = torch.nn.functional.pad(row_numbers, (0, missing), value=-1)
+            gathered = gather_rows(self.kv, row_numbers, first, lengths, dtype, self.form)
+            if self.whole_blocks and gathered.valid is not None and not gathered.valid.any():
+                continue
+            yield gathered
 
 
 def row_lists(

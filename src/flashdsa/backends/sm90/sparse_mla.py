@@ -6,6 +6,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
+from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sparse_mla_launches import Form, Launches, Write, is_joined
@@ -34,9 +35,12 @@ def choose(
     sm_scale: float,
     max_logits: bool,
     index_block: int = 1,
+    batch_invariant: bool = False,
     kv_format: str | None = None,
 ) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
+    if batch_invariant:
+        return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
     if is_joined(operands, index_block):
         return choose_joined(runner, operands, sm_scale, max_logits, index_block)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
@@ -66,8 +70,34 @@ def choose_joined(
     tile = Tile(operands.q.shape[2])
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.bind_joined(runner, tile, operands, sm_scale, index_block)
+    return bind_joined(runner, tile, operands, sm_scale, index_block)
+
+
+def bind_joined(
+    runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
+) -> Write:
+    """Bind the forward over two sources, ranges and blocks, one query an item."""
     form = form_of(runner, FwdPlan(max_logits=True, joined=True, tile=tile), operands)
     return Launches(runner, operands, sm_scale, form, index_block=index_block)
+
+
+def choose_invariant(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+    kv_format: str | None,
+) -> Write:
+    """Likewise where a query's bits must not depend on the others: bf16 rows take the forward,
+    whose CTAs go over a query's list from its first slot on, and packed rows a decode by clusters
+    of one size."""
+    tile = Tile(operands.q.shape[2])
+    if is_packed(operands.kv):
+        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
+    if is_joined(operands, index_block):
+        return bind_joined(runner, tile, operands, sm_scale, index_block)
+    return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
 
 
 bind = partial(sparse_mla_launches.bind, choose)

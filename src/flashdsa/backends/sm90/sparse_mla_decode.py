@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.packed_rows import form_of, is_packed
+from flashdsa.backends.packed_rows import form_of, is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
 from flashdsa.backends.sparse_mla_launches import Inputs, Write
@@ -36,7 +36,7 @@ from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.row_formats import V32, RowFormat
 
 if TYPE_CHECKING:
-    from flashdsa.ops.attention import SparseMlaOperands
+    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 
 
 Plan = DecodePlan | FewHeadsPlan
@@ -53,6 +53,9 @@ MOST_WAVES = 32
 MOST_OF_WAVES = 0.94
 """Dealt tiles take less than this of the time by clusters, or clusters are taken: whole waves of
 them, of which the formula sees no overlap."""
+INVARIANT_CTAS = 4
+"""CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
+have them."""
 MOST_FORWARD_WAVES = 4
 MOST_OF_TURNS = 0.95
 """Likewise of the forward's time, for bf16 rows up to so many waves."""
@@ -119,6 +122,33 @@ def bind_joined(
             most += tiles_of(rows) * tile.keys
     size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), most)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
+
+
+def bind_invariant(
+    runner: Runner, operands: SparseMlaOperands, sm_scale: float, kv_format: str | None
+) -> Write:
+    """Bind the kernel for packed rows by which a query's bits do not depend on the others: one
+    kernel for each number of heads, clusters of one size, and shares of the slots up to the last
+    that names a row."""
+    num_heads = operands.q.shape[1]
+    form, tile = form_of(operands.kv, kv_format) or V32, Tile(operands.q.shape[2])
+    plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
+    if num_heads <= COLUMNS[-1] and form == V32:
+        plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads))
+    size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
+    write = bind_plan(runner, plan, size, operands, sm_scale)
+    return lambda given: write(given._replace(topk_length=used_slots(given)))
+
+
+def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands) -> Tensor:
+    """Slots (S,) int32 up to the last valid one of each query: so -1 that fill a table up, or a
+    larger length, change no share of a list."""
+    indices, length = operands.indices, operands.topk_length
+    numbers = torch.arange(1, indices.shape[1] + 1, dtype=torch.int32, device=indices.device)
+    valid = (indices >= 0) & (indices < num_rows(operands.kv))
+    if length is not None:
+        valid &= numbers <= length[:, None]
+    return numbers.where(valid, 0).amax(1)
 
 
 def bind_plan(
