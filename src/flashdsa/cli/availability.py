@@ -92,7 +92,7 @@ def _row(
             "deterministic": has.deterministic,
             "sorted": has.sorted,
             "positions": has.positions,
-            "packed_kv": has.packed_kv,
+            "row_formats": list(has.row_formats),
         }
     why_not = [reason for reason in reasons if reason]
     return {

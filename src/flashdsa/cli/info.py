@@ -29,7 +29,6 @@ _FLAGS = (
     "deterministic",
     "sorted",
     "positions",
-    "packed_kv",
 )
 
 
@@ -159,6 +158,8 @@ def _operations_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         has = row["features"]
         options = [name for name in _FLAGS if has[name]]
+        if has["row_formats"]:
+            options.append("packed_kv")  # --json names the formats
         dtypes = ", ".join(_SHORT.get(name, name) for name in has["dtypes"])
         takes = "; ".join([*_sizes(has), *([", ".join(options)] if options else [])]) or "-"
         operations.setdefault((dtypes, takes), []).append(row["operation"])

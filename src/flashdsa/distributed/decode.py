@@ -302,6 +302,7 @@ def _checked(
         "max_logits": False,
         "index_block": 1,
         "batch_invariant": False,
+        "kv_format": None,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     sizes["H"] *= group.size

@@ -29,6 +29,7 @@ def forward(
     max_logits: bool,
     index_block: int,
     batch_invariant: bool,
+    kv_format: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
@@ -47,18 +48,24 @@ def forward(
         sm_scale=sm_scale,
         index_block=index_block,
         batch_invariant=batch_invariant,
+        kv_format=kv_format,
     )
     return out, lse, largest
 
 
 def forward_out(
-    operands: SparseMlaOutOperands, *, sm_scale: float, index_block: int, batch_invariant: bool
+    operands: SparseMlaOutOperands,
+    *,
+    sm_scale: float,
+    index_block: int,
+    batch_invariant: bool,
+    kv_format: str | None,
 ) -> None:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
     q, kv, _, out, lse, max_logits, _, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
     d_v, dtype = out.shape[2], compute_dtype(q)
-    lists = row_lists(operands, index_block)
+    lists = row_lists(operands, index_block, kv_format)
     slots = max(one.slots for one in lists)
     if slots == 0:
         write_without_keys(operands)

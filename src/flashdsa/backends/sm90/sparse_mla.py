@@ -44,14 +44,15 @@ def choose(
     max_logits: bool,
     index_block: int = 1,
     batch_invariant: bool = False,
+    kv_format: str | None = None,
 ) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if batch_invariant:
-        return choose_invariant(runner, operands, sm_scale, max_logits, index_block)
+        return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
     if is_joined(operands, index_block):
         return choose_joined(runner, operands, sm_scale, max_logits, index_block)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
+        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
     tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
@@ -104,13 +105,14 @@ def choose_invariant(
     sm_scale: float,
     max_logits: bool,
     index_block: int,
+    kv_format: str | None,
 ) -> Write:
     """Likewise where a query's bits must not depend on the others: bf16 rows take the forward,
     whose CTAs go over a query's list from its first slot on, and packed rows a decode by clusters
     of one size."""
     tile = Tile(operands.q.shape[2])
     if is_packed(operands.kv):
-        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale)
+        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
     if is_joined(operands, index_block):
         write = bind_joined(runner, 1, operands, sm_scale, index_block)
         if operands.ends is not None:
