@@ -227,11 +227,24 @@ def test_atomics_do_not_race_with_each_other_but_with_weak_accesses() -> None:
     for warp in (a, b):
         run.access(warp, "red.add", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
     assert run.codes == []
-    run.barrier(b, c)
+    run.barrier(a, c)
     run.read(c, 0x2000, space=GLOBAL)
     (finding,) = run.findings
     assert (finding.code, finding.level) == ("mixed-race", "warning")
-    assert finding.first is not None and finding.first.warp == a.index
+    assert finding.first is not None and finding.first.warp == b.index
+
+
+def test_what_an_atomic_has_observed_comes_before_what_follows_it() -> None:
+    run = FakeRun(warps=3)
+    a, b, c = run.warps
+    run.write(a, 0x3000, space=GLOBAL)
+    for warp in (a, b):
+        run.access(warp, "red.add", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
+    run.barrier(b, c)
+    run.write(c, 0x2000, space=GLOBAL)
+    assert run.codes == []
+    run.read(c, 0x3000, space=GLOBAL)
+    assert run.codes == ["race"]
 
 
 def test_weak_and_atomic_accesses_of_shared_memory_are_an_error(run: FakeRun) -> None:

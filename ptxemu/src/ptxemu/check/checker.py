@@ -203,7 +203,9 @@ class Checker(Observer):
         held = tokens.get(token) or new_token(tokens, token)
         if scope in ("", "relaxed"):
             if isinstance(actor, WarpActor):
-                relaxed.release(actor, held, at_mbarrier=is_mbarrier_token(token))
+                at_mbarrier = is_mbarrier_token(token)
+                is_remote = not at_mbarrier or token[1] != actor.cta  # type: ignore[index]
+                relaxed.release(actor, held, at_mbarrier=at_mbarrier, is_remote=is_remote)
             return
         held.unite(actor.know)
         if isinstance(actor, WarpActor):
@@ -217,7 +219,9 @@ class Checker(Observer):
         self._signal(actor, token, arrives=False)
         held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
-            relaxed.acquire(actor, held, self._no_mbarrier.get(actor.home, 0))
+            assert isinstance(token, tuple)
+            no_mbarrier = self._no_mbarrier.get(actor.home, 0)
+            relaxed.acquire(actor, token[:-1], held, no_mbarrier)
         elif held is not None:
             if isinstance(actor, WarpActor) and is_mbarrier_token(token):
                 lane_order.acquires(actor, agent)
@@ -284,7 +288,7 @@ class Checker(Observer):
             return
         actor.lagging = None
         if kind is FenceKind.MEMORY:
-            if fence.order != "release" and actor.to_acquire is not None:
+            if fence.order != "release" and actor.pending:
                 lane_order.acquires(actor, agent)
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +12,7 @@ from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import Entry, Findings, Place, Site
 from ptxemu.check.granules import Index
 from ptxemu.check.shadow import Page, ShadowRegion
-from ptxemu.check.state import Actor, Event, State, WarpActor
+from ptxemu.check.state import Actor, Event, Observation, State, WarpActor
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
 from ptxemu.events import AccessKind, Proxy, Space
@@ -87,16 +87,18 @@ class Races:
                 and only.reach <= event.reach
             ):
                 return state
-        hidden = state.hidden
+        hidden, observers = state.hidden, state.observers
         now = known_order.reads_now(reads, event)
         if event.reach:
             hidden = _united(hidden, (r for r in reads if r.reach < event.reach and actor.knows(r)))
+            observers = (*observers, *_observations(event, state))
         return State(
             state.writes,
             now,
             initialised=state.initialised,
             suspects=suspects,
             hidden=hidden,
+            observers=observers,
         )
 
     def _write(self, state: State, event: Event, spot: Spot) -> State:
@@ -129,7 +131,10 @@ class Races:
             )[1 - MAX_EQUAL :]
         hidden = _hidden_behind(event, state, kept)
         if kept or hidden or suspects:
-            return State((*kept, event), (), suspects=suspects, hidden=hidden)
+            before = (*kept, *hidden)
+            observers = tuple(one for one in state.observers if one.write in before)
+            now = (*kept, event)
+            return State(now, (), suspects=suspects, hidden=hidden, observers=observers)
         if event.write_state is None:
             event.write_state = State((event,), ())
         return event.write_state
@@ -155,6 +160,8 @@ class Races:
                 note = tcgen05_order.note(first, second)
                 if note is not None:
                     self._report(note[0], first, second, note[1], state, spot)
+            return
+        if _is_observed(first, second, state):
             return
         if _nobody_can_tell(first, second) and state.initialised:
             edge = "harmless, since one of them writes what was there already"
@@ -248,6 +255,49 @@ class Races:
         self._findings.add(code, place(event), None, message, level=level, instance=event.time)
 
 
+def _observations(read: Event, state: State) -> Iterator[Observation]:
+    """Writes that a strong read observes for the first time, without knowing them."""
+    after = read
+    for write in reversed(state.writes):
+        if not _observes(after, write):
+            return
+        if not read.actor.knows(write) and not any(
+            one.write is write and one.by.actor is read.actor for one in state.observers
+        ):
+            yield Observation(write, read)
+        if write.kind is not AccessKind.ATOMIC:
+            return
+        after = write
+
+
+def _observes(read: Event, write: Event) -> bool:
+    """Whether an access that reads what `write` wrote observes it: the two are morally strong."""
+    is_generic = read.proxy is Proxy.GENERIC and write.proxy is Proxy.GENERIC
+    return is_generic and bool(write.reach) and read.is_strong_with(write)
+
+
+def _is_observed(first: Event, second: Event, state: State) -> bool:
+    """Whether an access that observed the write `first` comes before `second`: causality.
+
+    Atomics observe what they read, and through atomics what those have observed. What `first`'s
+    agent did before is not ordered by that.
+    """
+    if first.kind is AccessKind.READ or not first.reach:
+        return False
+    knows = second.actor.knows
+    if any(one.write is first and knows(one.by) for one in state.observers):
+        return True
+    before = first
+    following = state.writes[state.writes.index(first) + 1 :] if first in state.writes else ()
+    for one in following:
+        if one.kind is not AccessKind.ATOMIC or not _observes(one, before):
+            return False
+        if knows(one):
+            return True
+        before = one
+    return False
+
+
 def _to_judge(writes: tuple[Event, ...], event: Event, space: Space) -> list[Event]:
     """The last writes that a read is to be judged against; of equal ones one that it may see will
     do."""
@@ -292,9 +342,14 @@ def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple
             for one in before
             if one not in kept
             and not one.is_silent
-            and (event.is_silent or one.reach < event.reach)
+            and (event.is_silent or one.reach < event.reach or _may_be_out_of_reach(one, event))
         ),
     )
+
+
+def _may_be_out_of_reach(first: Event, event: Event) -> bool:
+    """Whether a later access of a narrow scope may be strong with `event`, but not with `first`."""
+    return first.actor.cta != event.actor.cta and not event.actor.knows(first)
 
 
 def _united(hidden: tuple[Event, ...], more: Iterable[Event]) -> tuple[Event, ...]:

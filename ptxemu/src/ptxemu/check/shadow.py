@@ -25,8 +25,8 @@ WORD_SHIFT = 2
 
 
 def is_simple(state: State) -> bool:
-    """Whether a state is of known writes and reads alone, with nothing suspected or hidden."""
-    return state.initialised and not state.hidden and not state.suspects
+    """Whether a state is of known writes and reads alone."""
+    return state.initialised and not (state.hidden or state.suspects or state.observers)
 
 
 class States:
