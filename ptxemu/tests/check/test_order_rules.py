@@ -49,11 +49,15 @@ def test_repetitions_of_a_pair_of_instructions_only_count(run: FakeRun) -> None:
     assert finding.count == 5
 
 
-def test_two_warps_that_write_the_same_value_are_a_note(run: FakeRun) -> None:
+@pytest.mark.parametrize("fixed, code", [(True, "same-value-race"), (False, "race")])
+def test_two_warps_that_write_the_same_value_race_unless_no_data_decide_it(
+    fixed: bool, code: str
+) -> None:
+    run = FakeRun(fixed_values=fixed)
     a, b = run.warps
     run.write(a, 0x400)
     run.access(b, "st.b32", "write", 0x400, is_silent=True)
-    assert [(f.code, f.level) for f in run.findings] == [("same-value-race", "note")]
+    assert run.codes == [code]
 
 
 @pytest.mark.parametrize("second", ["read", "write"])

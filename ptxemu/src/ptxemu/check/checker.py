@@ -49,9 +49,9 @@ class Checker(Observer):
         self._no_mbarrier: dict[int, int] = {}
         """Bits of a cluster's operations: tcgen05 instructions; what completes no mbarrier."""
         self._cta_names: dict[int, str] = {}
-        races = Races(self._collected)
-        self._undetermined = races.undetermined
-        self._memory = ShadowMemory(races, self._cta_names.__getitem__)
+        self._races = Races(self._collected)
+        self._undetermined = self._races.undetermined
+        self._memory = ShadowMemory(self._races, self._cta_names.__getitem__)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
         self._barrier_users = BarrierUsers()
@@ -90,7 +90,7 @@ class Checker(Observer):
         if cta.index == 0:
             program = getattr(cta.warps[0], "program", None)
             self._wgmma = WgmmaFences.of(program)
-            self._undetermined.started(program)
+            self._races.started(program)
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
             self._actors[warp.agent_id] = WarpActor(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import Entry, Findings, Place, Site
+from ptxemu.check.fixed_values import FixedValues
 from ptxemu.check.granules import Index
 from ptxemu.check.shadow import Page, ShadowRegion
 from ptxemu.check.state import Actor, Event, Observation, State, WarpActor
@@ -57,8 +58,14 @@ class Races:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self.undetermined = Undetermined(findings)
+        self.values = FixedValues()
         self._told: dict[tuple[int, int], Entry] = {}
         """Findings of additions in no order, by the ids of the two instructions."""
+
+    def started(self, program: Any) -> None:
+        """The kernel's program is known."""
+        self.undetermined.started(program)
+        self.values = FixedValues(program)
 
     def judge(self, state: State, event: Event, spot: Spot) -> State:
         """The state that a granule in `state` has after `event`, whatever stands between them."""
@@ -127,7 +134,7 @@ class Races:
             kept = tuple(
                 write
                 for write in state.writes
-                if _nobody_can_tell(write, event) and not actor.knows(write)
+                if self._nobody_can_tell(write, event, state) and not actor.knows(write)
             )[1 - MAX_EQUAL :]
         hidden = _hidden_behind(event, state, kept)
         if kept or hidden or suspects:
@@ -163,10 +170,13 @@ class Races:
             return
         if _is_observed(first, second, state):
             return
-        if _nobody_can_tell(first, second) and state.initialised:
-            edge = "harmless, since one of them writes what was there already"
+        if self._nobody_can_tell(first, second, state) and state.initialised:
+            edge = "harmless, since the value that is written is the same whatever the data are"
             self._report("same-value-race", first, second, edge, state, spot)
             return
+        equal = ""
+        if _changes_nothing(first, second):
+            equal = "the value was the same in this run, which other data need not be: "
         # Of two unordered accesses the one whose operation was issued first is named first, but
         # a read of what nobody has written yet came too early.
         if not state.initialised or _start(second) < _start(first):
@@ -174,7 +184,31 @@ class Races:
         if spot.space is Space.TMEM and tcgen05_order.is_too_early(first, second):
             first, second = second, first
         code, edge = _unordered(first, second, spot.space)
-        self._report(code, first, second, edge, state, spot)
+        self._report(code, first, second, equal + edge, state, spot)
+
+    def _nobody_can_tell(self, first: Event, second: Event, state: State) -> bool:
+        """Whether nobody can tell in which order `first` and `second` came, whatever the data are.
+
+        One of them wrote what was there already, and all that was written there has nothing to do
+        with data. Of asynchronous operations only several warps' same copy counts.
+        """
+        if not _changes_nothing(first, second):
+            return False
+        one, other = first.actor, second.actor
+        if one.is_warp and other.is_warp:
+            writes = {*state.writes, *(e for e in (first, second) if _writes(e))}
+            return bool(state.writes) and all(
+                write.kind is AccessKind.WRITE and self.values.is_fixed(write.instruction)
+                for write in writes
+            )
+        if isinstance(one, OperationActor) and isinstance(other, OperationActor):
+            return (
+                second.is_silent
+                and first.instruction is second.instruction
+                and first.kind is AccessKind.WRITE
+                and (one.home, one.issuer_slot) != (other.home, other.issuer_slot)
+            )
+        return False
 
     def tell_again(self, firsts: list[Event], event: Event) -> bool:
         """Count additions in no order with `event`; False, and nothing is done, if one of them is
@@ -330,9 +364,11 @@ def _is_other(first: Event, second: Event) -> bool:
 def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple[Event, ...]:
     """Return events that a later access may conflict with though not with the write `event`.
 
-    An access that conflicts with an event before a plain write conflicts with the write too.
+    An access that conflicts with an event before a plain write conflicts with the write too; of a
+    write that nobody can tell from those before it (`kept`) any of them will do.
     """
-    if event.reach == 0 and not event.is_silent:
+    repeats = event.is_silent and bool(kept)
+    if event.reach == 0 and not repeats:
         return ()
     before = (*state.writes, *state.reads) if event.reach else state.writes
     return _united(
@@ -341,8 +377,7 @@ def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple
             one
             for one in before
             if one not in kept
-            and not one.is_silent
-            and (event.is_silent or one.reach < event.reach or _may_be_out_of_reach(one, event))
+            and (repeats or one.reach < event.reach or _may_be_out_of_reach(one, event))
         ),
     )
 
@@ -362,24 +397,9 @@ def _united(hidden: tuple[Event, ...], more: Iterable[Event]) -> tuple[Event, ..
     return hidden
 
 
-def _nobody_can_tell(first: Event, second: Event) -> bool:
-    """Whether nobody can tell in which order `first` and `second` came.
-
-    One of them wrote what was there already. Of asynchronous operations that counts only where
-    several warps issue the same copy: the data of a test may be the same by chance, as in a
-    buffer that is filled again too early.
-    """
-    one, other = first.actor, second.actor
-    if one.is_warp and other.is_warp:
-        return second.is_silent or (first.is_silent and second.kind is AccessKind.READ)
-    if isinstance(one, OperationActor) and isinstance(other, OperationActor):
-        return (
-            second.is_silent
-            and first.instruction is second.instruction
-            and first.kind is AccessKind.WRITE
-            and (one.home, one.issuer_slot) != (other.home, other.issuer_slot)
-        )
-    return False
+def _changes_nothing(first: Event, second: Event) -> bool:
+    """Whether their order made no difference: one of the two wrote what was there already."""
+    return second.is_silent or (first.is_silent and second.kind is AccessKind.READ)
 
 
 def _is_plain(event: Event) -> bool:
