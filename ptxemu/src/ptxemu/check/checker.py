@@ -19,8 +19,8 @@ from ptxemu.check.shadow_memory import ShadowMemory
 from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.tcgen05_order import DEALLOC
 from ptxemu.check.tmem_loads import TmemLoads
-from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token
-from ptxemu.check.vector_clock import NOTHING
+from ptxemu.check.tokens import Neighbours, Tokens, is_mbarrier_token, new_token
+from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
@@ -40,6 +40,7 @@ class Checker(Observer):
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
         self._actors: dict[int, Actor] = {}
+        self._neighbours = Neighbours()
         self._tokens: dict[int, Tokens] = {}
         """Tokens by cluster; no other cluster can reach them."""
         self._widths: dict[int, int] = {}
@@ -91,6 +92,7 @@ class Checker(Observer):
             program = getattr(cta.warps[0], "program", None)
             self._wgmma = WgmmaFences.of(program)
             self._races.started(program)
+            self._neighbours.started(program)
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
             self._actors[warp.agent_id] = WarpActor(
@@ -207,6 +209,8 @@ class Checker(Observer):
                 is_remote = not at_mbarrier or token[1] != actor.cta  # type: ignore[index]
                 relaxed.release(actor, held, at_mbarrier=at_mbarrier, is_remote=is_remote)
             return
+        if is_mbarrier_token(token):
+            self._neighbours.arrived(actor, token, held)
         held.unite(actor.know)
         if isinstance(actor, WarpActor):
             actor.tick()
@@ -225,6 +229,11 @@ class Checker(Observer):
         elif held is not None:
             if isinstance(actor, WarpActor) and is_mbarrier_token(token):
                 lane_order.acquires(actor, agent)
+                near = self._neighbours.known(token) if scope == "cta" else None
+                if near is not None:
+                    actor.know.unite_row(held, OUT_OF_SCOPE, GENERIC)
+                    actor.know.unite_row(held, ARRIVED, GENERIC)
+                    held = near
             actor.know.unite(held)
             actor.unfenced_tcgen05 = True
 

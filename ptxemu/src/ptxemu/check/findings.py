@@ -18,6 +18,7 @@ LEVELS: dict[str, str] = {
     "lost-update": "error",
     "scope-race": "error",
     "relaxed-barrier-race": "error",
+    "narrow-wait-race": "error",
     "non-coherent-read": "error",
     "missing-wait": "error",
     "missing-proxy-fence": "error",
@@ -55,6 +56,7 @@ LEVELS: dict[str, str] = {
 AGAINST_THE_ISA = frozenset(
     (
         "missing-mbarrier-init-fence",
+        "narrow-wait-race",
         "relaxed-barrier-race",
         "remote-mbarrier-scope",
         "tmem-alloc-after-relinquish",
@@ -73,6 +75,7 @@ UNORDERED = (
     "lost-update",
     "scope-race",
     "relaxed-barrier-race",
+    "narrow-wait-race",
     "missing-wait",
     "unordered-mma",
     "missing-tcgen05-wait",

@@ -16,6 +16,7 @@ from ptxemu.check.shadow import Page, ShadowRegion
 from ptxemu.check.state import Actor, Event, Observation, State, WarpActor
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
+from ptxemu.check.vector_clock import OUT_OF_SCOPE, RELAXED
 from ptxemu.events import AccessKind, Proxy, Space
 
 MAX_SUSPECTS = 4
@@ -432,7 +433,12 @@ def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
         elif isinstance(second.actor, OperationActor):
             wait = completion(second, second.actor)
             edge += f" (or, if the read is of what the second writes, {wait} before it)"
-    if second.actor.knows_by_relaxed(first):
+    if second.actor.knows_by(first, OUT_OF_SCOPE):
+        return "narrow-wait-race", (
+            "only an mbarrier wait of .cta scope stands between them, and another CTA arrived: "
+            "needs .acquire.cluster"
+        )
+    if second.actor.knows_by(first, RELAXED):
         return "relaxed-barrier-race", (
             "only a relaxed barrier.cluster.arrive stands between them, which orders no memory: "
             "needs .release"

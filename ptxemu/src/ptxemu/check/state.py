@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ptxemu.check.pending import Pending
-from ptxemu.check.vector_clock import GENERIC, RELAXED, SEEN, TCGEN05, Knowledge, Snapshots
+from ptxemu.check.vector_clock import GENERIC, SEEN, TCGEN05, Knowledge, Snapshots
 from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
@@ -313,12 +313,12 @@ class Actor:
             return True
         return event.kind is AccessKind.READ and bool(part.reads >> first.slot & 1)
 
-    def knows_by_relaxed(self, event: Event) -> bool:
-        """Whether a relaxed barrier of the cluster stands between the warp's `event` and now."""
+    def knows_by(self, event: Event, row: int) -> bool:
+        """Whether a row of clocks, which orders nothing (RELAXED, OUT_OF_SCOPE), has the event."""
         part = self.know.parts.get(event.actor.home)
         if part is None or not event.actor.is_warp:
             return False
-        return bool(part.clocks.item(RELAXED, event.actor.slot) >= event.clock)
+        return bool(part.clocks.item(row, event.actor.slot) >= event.clock)
 
     def knows_past(self, other: Actor, clock: int) -> bool:
         """Whether what `other` did until its `clock` happened before what this agent does now."""

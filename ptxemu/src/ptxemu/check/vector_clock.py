@@ -34,7 +34,9 @@ RELAXED = 8
 """Generic accesses that only a relaxed barrier of the cluster separates: the ISA orders nothing."""
 SEEN = 9
 """Events that came before in time, even by relaxed arrivals and waits, which order no memory."""
-ROWS = 10
+OUT_OF_SCOPE = 10
+"""Generic accesses that only a wait of a scope stands behind which does not reach their agent."""
+ROWS = 11
 
 
 class Part:
@@ -166,11 +168,12 @@ class Knowledge:
         if other.seen_pasts:
             self.seen_pasts = united(self.seen_pasts, other.seen_pasts)
 
-    def unite_row(self, other: Knowledge, row: int) -> None:
-        """Learn one row of clocks only (a relaxed arrival after fence.mbarrier_init)."""
+    def unite_row(self, other: Knowledge, row: int, source: int | None = None) -> None:
+        """Learn one row of clocks only, by default from the same row."""
+        source = row if source is None else source
         for home, part in other.parts.items():
             mine = self.part(home, part.clocks.shape[1])
-            np.maximum(mine.clocks[row], part.clocks[row], out=mine.clocks[row])
+            np.maximum(mine.clocks[row], part.clocks[source], out=mine.clocks[row])
 
 
 NOTHING = Knowledge()
