@@ -234,7 +234,7 @@ def test_atomics_do_not_race_with_each_other_but_with_weak_accesses() -> None:
     run.barrier(a, c)
     run.read(c, 0x2000, space=GLOBAL)
     (finding,) = run.findings
-    assert (finding.code, finding.level) == ("mixed-race", "warning")
+    assert (finding.code, finding.level, finding.kind) == ("mixed-race", "error", "isa")
     assert finding.first is not None and finding.first.warp == b.index
 
 

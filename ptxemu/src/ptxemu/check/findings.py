@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 LEVELS: dict[str, str] = {
     "race": "error",
-    "mixed-race": "warning",
+    "mixed-race": "error",
     "lost-update": "error",
     "scope-race": "error",
     "relaxed-barrier-race": "error",
@@ -56,6 +56,7 @@ LEVELS: dict[str, str] = {
 AGAINST_THE_ISA = frozenset(
     (
         "missing-mbarrier-init-fence",
+        "mixed-race",
         "narrow-wait-race",
         "relaxed-barrier-race",
         "remote-mbarrier-scope",
