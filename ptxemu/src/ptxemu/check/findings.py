@@ -60,6 +60,7 @@ AGAINST_THE_ISA = frozenset(
         "narrow-wait-race",
         "relaxed-barrier-race",
         "remote-mbarrier-scope",
+        "skipped-aligned",
         "tmem-alloc-after-relinquish",
         "tmem-alloc-grows",
         "tmem-lanes",
