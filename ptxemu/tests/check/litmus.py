@@ -47,6 +47,7 @@ STORE = "st.relaxed.gpu.global.b32 [%rd_f], 2;\n"
 LOOK_AGAIN = "ld.acquire.gpu.global.b32 %r5, [%rd_f];\n"
 TOLD = "st.relaxed.gpu.global.b32 [%rd_g], 1;\n"
 SPIN_TOLD = spin("ld.relaxed.gpu.global.b32", "g")
+VOLATILE = "st.volatile.global.b32 [%rd_x],"
 RED = "red.relaxed.gpu.global.add.u32 [%rd_f], 1;\n"
 ATOM = "atom.relaxed.gpu.global.add.u32 %r5, [%rd_f], 1;\n"
 SPIN_RELAXED = spin("ld.relaxed.gpu.global.b32")
@@ -135,6 +136,25 @@ TABLE = [
     Litmus("message passing, volatile flag between membar's",
            (WRITE + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
             spin("ld.volatile.global.b32") + MEMBAR + READ), "ordered", CLEAN),
+    Litmus("volatile data that two write", (f"{VOLATILE} %r10;\n",) * 2,
+           "no race, but one in CUDA C++", codes("volatile-race")),
+    Litmus("volatile data that two write alike", (f"{VOLATILE} 7;\n",) * 2, "ordered", CLEAN),
+    Litmus("volatile data that one writes and one reads",
+           (f"{VOLATILE} 7;\n", "ld.volatile.global.b32 %r6, [%rd_x];\n" + KEEP),
+           "no race, but one in CUDA C++", codes("volatile-race")),
+    Litmus("message passing of volatile data, membar.cta between CTAs",
+           (f"{VOLATILE} 7;\n" + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
+            spin("ld.volatile.global.b32") + "membar.cta;\n"
+            + "ld.volatile.global.b32 %r6, [%rd_x];\n" + KEEP),
+           "the data may be old", codes("volatile-race")),
+    Litmus("message passing of volatile data, volatile flag between membar's",
+           (f"{VOLATILE} 7;\n" + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
+            spin("ld.volatile.global.b32") + MEMBAR
+            + "ld.volatile.global.b32 %r6, [%rd_x];\n" + KEEP), "ordered", CLEAN),
+    Litmus("a volatile flag that goes back and forth",
+           ("st.volatile.global.b32 [%rd_f], 1;\n" + spin("ld.volatile.global.b32", value=2),
+            spin("ld.volatile.global.b32") + "st.volatile.global.b32 [%rd_f], 2;\n"),
+           "ordered", CLEAN),
     Litmus("message passing, .cta scope between CTAs",
            (WRITE + RELEASE.replace("gpu", "cta"), spin("ld.acquire.cta.global.b32") + READ),
            "race", codes("race", "scope-race")),

@@ -36,6 +36,7 @@ LEVELS: dict[str, str] = {
     "tmem-load-not-waited": "error",
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
+    "volatile-race": "error",
     "stale-read": "note",
     "unordered-float-additions": "note",
     "same-value-race": "note",

@@ -151,7 +151,10 @@ class Races:
         """Report `first` then `second`, of which one writes, unless the order allows it."""
         if first.reach and second.reach and first.is_strong_with(second):
             found = self.undetermined.judge(first, second)
-            if found is not None:
+            is_ordered = found is not None and (
+                found[0] == self.undetermined.VOLATILE_RACE and _is_observed(first, second, state)
+            )
+            if found is not None and not is_ordered:
                 self._report(found[0], first, second, found[1], state, spot)
             return
         if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
