@@ -21,6 +21,7 @@ from ptxemu.check.tcgen05_order import DEALLOC
 from ptxemu.check.tmem_loads import TmemLoads
 from ptxemu.check.tokens import Neighbours, Tokens, is_mbarrier_token, new_token
 from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
+from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
@@ -39,6 +40,7 @@ class Checker(Observer):
         self._collected = Findings(kernel)
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
+        self._weak_orders = WeakOrders(self._collected)
         self._actors: dict[int, Actor] = {}
         self._neighbours = Neighbours()
         self._tokens: dict[int, Tokens] = {}
@@ -92,6 +94,7 @@ class Checker(Observer):
             program = getattr(cta.warps[0], "program", None)
             self._wgmma = WgmmaFences.of(program)
             self._races.started(program)
+            self._weak_orders.started(program)
             self._neighbours.started(program)
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
@@ -162,6 +165,7 @@ class Checker(Observer):
         if strong and isinstance(actor, WarpActor):
             if access.order in ("acquire", "acq_rel", "seq_cst"):
                 lane_order.acquires(actor, access.agent)
+            self._weak_orders.accessed(actor, access, event, self._time)
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
             if access.instruction.modifiers[:2] != DEALLOC:  # which ends a lifetime itself

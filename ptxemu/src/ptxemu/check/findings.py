@@ -38,6 +38,7 @@ LEVELS: dict[str, str] = {
     "tmem-overlap": "warning",
     "volatile-race": "error",
     "stale-read": "note",
+    "weak-order": "note",
     "unordered-float-additions": "note",
     "same-value-race": "note",
     "missing-tcgen05-fence": "note",
