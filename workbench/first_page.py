@@ -1,11 +1,11 @@
 """Draws docs/assets/first-page.png: speed in four bars, transformers with and without flashdsa.
 
-`python -m workbench.first_page` draws the figures of README's table and the newest of
-results/integrations.
+`python -m workbench.first_page` draws the newest of results/peers, indexer and integrations.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -15,12 +15,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tools.readme_figures import figures, newest
-
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "first-page.png"
+RESULTS = Path(__file__).parent / "results"
 INK, MUTED, LINE = "#1f2933", "#7b8794", "#cbd2d9"
 OURS, PALE, THEIRS = "#1d5fa8", "#9fc3e8", "#d55e00"
-# Operation, as the last word of its name in README's table -> the fastest other library.
+# Operation, as the last word of its name in the results -> the fastest other library.
 OPERATIONS = {
     "forward": "FlashMLA",
     "backward": "cuDNN Frontend",
@@ -30,9 +29,26 @@ OPERATIONS = {
 WITHOUT, WITH = "sdpa", "flashdsa, indexer=exact"  # exact: the scores of transformers' indexer
 
 
+def newest(pattern: str) -> dict[str, Any]:
+    """The last result by its name, which begins with the date."""
+    document: dict[str, Any] = json.loads(max(RESULTS.glob(pattern)).read_text())
+    return document
+
+
+def ratios_of_cases() -> dict[str, list[float]]:
+    """The fastest peer's time over ours, a case each, by operation; the indexer's file of all
+    batches stands for its rows among the peers'."""
+    ratios: dict[str, list[float]] = {}
+    for row in newest("peers/*.json")["rows"]:
+        operation = row["group"].partition(",")[0].split()[-1]
+        ratios.setdefault(operation, []).append(row["peer_us"] / row["ours_us"])
+    rows = newest("indexer/*all*.json")["rows"]
+    return ratios | {"indexer": [row["pair_us"] / row["ours_us"] for row in rows]}
+
+
 def draw_speed(axes: Axes) -> None:
     """One bar an operation: the geometric mean; a line from the lowest to the highest case."""
-    ratios_of = {figure.operation.split()[-1]: figure.ratios for figure in figures()}
+    ratios_of = ratios_of_cases()
     for place, (operation, peer) in enumerate(OPERATIONS.items()):
         ratios = ratios_of[operation]
         mean, low, high = geometric_mean(ratios), min(ratios), max(ratios)
@@ -86,8 +102,8 @@ def draw_with_and_without(
 
 def draw() -> None:
     """Speed on the left, transformers on the right."""
-    _, model = newest("integrations/*.json")
-    (gpu,) = {one.gpu for one in figures()}
+    model = newest("integrations/*.json")
+    (gpu,) = {newest(pattern)["gpu"] for pattern in ("peers/*.json", "indexer/*all*.json")}
     figure = Figure(figsize=(16, 6), dpi=100, facecolor="white")
     FigureCanvasAgg(figure)
     draw_speed(figure.add_axes((0.125, 0.12, 0.21, 0.67)))

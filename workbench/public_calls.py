@@ -65,6 +65,9 @@ _WRITTEN = {
 }
 
 
+TWO_SOURCES = ("sparse_mla_fwd, two sources", "sparse_mla, two sources", "mla_bwd, two sources")
+"""Calls that the CPU alone serves."""
+
 Arguments = dict[str, Any]
 """By name; of a bound operation its operands, in order."""
 
@@ -113,6 +116,7 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
         **_training_calls(draw, attention, lse),
         **_indexer_calls(draw),
         **_cache_calls(draw),
+        **(_two_sources(draw, attention) if device == "cpu" else {}),
     }
     return {
         name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
@@ -149,6 +153,21 @@ def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str
         "lse_for_merge": {"lse": lse},
         "merge_attention": {"outs": torch.stack([out, out]), "lses": torch.stack([lse, lse])},
     }
+
+
+def _two_sources(draw: _Draw, attention: Arguments) -> dict[str, Arguments]:
+    """Blocks of rows, and ids of a second source."""
+    sizes = draw.sizes
+    arguments = {
+        **attention,
+        "extra_kv": draw.normal(sizes.s_kv, 576, dtype=torch.bfloat16),
+        "extra_indices": draw.integers(sizes.s_kv, sizes.s, sizes.topk),
+        "extra_topk_length": draw.integers(sizes.topk, sizes.s) + 1,
+        "index_block": 4,
+    }
+    out, lse = flashdsa.sparse_mla_fwd(**arguments)
+    given = arguments, arguments, {**arguments, "dO": out.clone(), "lse": lse, "O": out}
+    return dict(zip(TWO_SOURCES, given, strict=True))
 
 
 def _training_calls(draw: _Draw, attention: Arguments, lse: Tensor) -> dict[str, Arguments]:

@@ -59,6 +59,10 @@ class Problem:
     topk: int | None = None
     attn_sink: bool = False
     topk_length: bool = False
+    extra_kv: bool = False
+    ends: bool = False
+    extra_ends: bool = False
+    index_block: int = 1
     max_logits: bool = False
     deterministic: bool = False
     sorted: bool = False
@@ -73,3 +77,8 @@ class Problem:
     def packed_kv(self) -> bool:
         """Whether kv has packed rows."""
         return self.kv_dtype in PACKED_DTYPES
+
+    @property
+    def ranges(self) -> bool:
+        """Whether a list of rows is a range."""
+        return self.ends or self.extra_ends

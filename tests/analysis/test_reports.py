@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from flashdsa.analysis.advice import Grade
-from flashdsa.analysis.inspect import inspect_ptx
+from flashdsa.analysis.advice import Grade, Room, advise
+from flashdsa.analysis.inspect import inspect_ptx, inspect_variant
 from flashdsa.analysis.report import KernelReport, RoleReport
+from flashdsa.kernels.catalog import KERNELS
+from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import Disassembler
 from flashdsa.toolchain.ptxas import Assembler
 from tests.analysis.ptx_texts import roles_of, sums_of
@@ -66,6 +70,37 @@ def test_roles_are_held_against_their_setmaxnreg(arch: str) -> None:
     assert role(report, "before").budget == 128
     assert "setmaxnreg 176 would do" in large.advice
     assert report.grade is Grade.OK
+
+
+def test_changes_are_listed_by_their_effect() -> None:
+    """A role of 96 registers among others that have room, as the plan would say."""
+    holders = [("needed", "tmem.py:80", 56), ("made", "memory.py:33", 20)]
+    room = Room(free=128 * 16, spare={"load": 35, "mma": 7}, threads=128, by_setmaxnreg=True)
+    text = advise(Grade.SPILLS, 90, 96, stack_bytes=16, holders=holders, room=room)
+    need, _, listed = text.partition("; what helps, by its effect: ")
+    assert need == "4 values of a thread lie in local memory"
+    assert listed.split("; ") == [
+        "make the 56 values that tmem.py:80 needs just before it (about 56)",
+        "take 32 registers from load, which has 35 left (about 32)",
+        "raise setmaxnreg to 112, which the CTA has free (about 16)",
+        "a tile half as large at memory.py:33, which makes 20 (about 10)",
+    ]
+    nothing = Room(free=None, spare={}, threads=None, by_setmaxnreg=False)
+    text = advise(Grade.SPILLS, 90, 96, stack_bytes=0, holders=[], room=nothing)
+    assert text.startswith("local memory is used: hold less at once (smaller tile")
+
+
+@pytest.mark.slow
+def test_a_plan_of_ours_that_spills_is_told_its_budget() -> None:
+    """The Blackwell backward with 80 of the 184 registers that its reductions have."""
+    pytest.importorskip("cutlass")
+    kernel = find_kernel(KERNELS, "mla_bwd", "sm_100a")
+    spilling = kernel._replace(plan=replace(kernel.plan, reduce_registers=80))  # type: ignore[type-var]
+    report = max(inspect_variant(spilling), key=lambda one: one.code_bytes)
+    reduce = role(report, "reduce")
+    assert reduce.grade is Grade.SPILLS and reduce.local_loads
+    assert "by its effect: raise setmaxnreg to 184, which the CTA has free" in reduce.advice
+    assert {one.grade for one in report.roles if one is not reduce} == {Grade.OK}
 
 
 def test_only_the_role_without_room_spills() -> None:

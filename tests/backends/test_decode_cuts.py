@@ -81,5 +81,7 @@ def test_times_are_those_of_the_design(items: int, measured: float) -> None:
 
 
 def test_whole_waves_have_one_stretch_each() -> None:
-    assert all(len(of_cta) == 1 for of_cta in deal([32] * 132, 132))
-    assert time_of_dealt(TIMES, 132, 32, 132) == time_of_waves(TIMES, 32, 1)
+    for waves in (1, 2):
+        assert all(len(of_cta) == waves for of_cta in deal([32] * 132 * waves, 132))
+        items = 132 * waves
+        assert time_of_dealt(TIMES, items, 32, 132) == time_of_waves(TIMES, 32, waves)

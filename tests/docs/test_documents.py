@@ -96,8 +96,9 @@ def test_the_readmes_figures_are_those_of_the_results() -> None:
     """`tools/readme_figures.py` writes them."""
     text = (ROOT / "README.md").read_text()
     assert readme_figures.updated(text) == text
-    stale = "<!-- figures -->\n| old |\n<!-- /figures -->"
-    assert readme_figures.table() in readme_figures.updated(stale)
+    stale = "<!-- draws -->\n| old |\n<!-- /draws -->"
+    assert readme_figures.draws_table() in readme_figures.updated(stale)
+    assert "| old |" not in readme_figures.updated(stale)
 
 
 def test_links_lead_to_files(subtests: CaseLoop) -> None:

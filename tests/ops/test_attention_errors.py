@@ -64,6 +64,16 @@ SHARED = [
     ("attn_sink", torch.zeros(2).bfloat16(), TypeError, "attn_sink: expected dtype float32; got"),
     ("attn_sink", torch.zeros(2).double(), TypeError, "attn_sink: expected dtype float32; got"),
     ("attn_sink", torch.zeros(3), ValueError, r"attn_sink: expected shape \[H\] = \[2\]; got .*3"),
+    ("indices", (_int32(3),), ValueError, r"indices: expected ids, or a pair .*; got 1 values"),
+    ("indices", (_int32(3), 7), TypeError, "ends: expected a torch.Tensor; got int"),
+    ("indices", (_int32(3), _int32(4)), ValueError, r"ends: expected shape \[S\] = \[3\]; got"),
+    ("indices", (_int32(3, 6), _int32(3)), ValueError, r"indices: expected starts \[S\].*\[3, 6\]"),
+    ("indices", (_int32(3), torch.zeros(3)), TypeError, "ends: .*int32 or int64; got float32"),
+    ("index_block", 0, ValueError, "index_block: expected at least 1; got 0"),
+    ("index_block", True, TypeError, "index_block: expected an integer; got bool"),
+    ("extra_kv", torch.zeros(5, 12).bfloat16(), ValueError, "extra_kv: expected extra_indices"),
+    ("extra_indices", _int32(3, 2), ValueError, "extra_indices: expected extra_kv beside it; got"),
+    ("extra_topk_length", _int32(3), ValueError, "extra_topk_length: expected extra_kv beside it"),
     ("sm_scale", "1", TypeError, "sm_scale: expected a float or None; got str"),
     ("sm_scale", True, TypeError, "sm_scale: expected a float or None; got bool"),
     ("sm_scale", np.float32("inf"), ValueError, "sm_scale: expected a finite number; got inf"),
@@ -100,6 +110,48 @@ BACKWARD_ONLY = [
     ("dkv_dtype", "fp32", TypeError, "dkv_dtype: expected a torch.dtype or None; got str"),
     ("dkv_dtype", torch.float16, TypeError, "dkv_dtype: expected float32 or bfloat16 or None"),
 ]
+
+
+RANGE = (_int32(3), torch.tensor([1, 9, 3]))
+SECOND = {"extra_kv": torch.zeros(5, 12).bfloat16(), "extra_indices": _int32(3, 2)}
+TOGETHER: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"indices": RANGE, "topk_length": _int32(3)}, ValueError, "^topk_length: expected None, .*"),
+    ({"indices": RANGE, "index_block": 4}, ValueError, "index_block: expected 1, .*range.*got 4"),
+    (
+        {**SECOND, "extra_indices": RANGE, "extra_topk_length": _int32(3)},
+        ValueError,
+        "extra_topk_length: expected None, since extra_indices are a range",
+    ),
+    ({**SECOND, "extra_indices": _int32(4, 2)}, ValueError, r"extra_indices: .*\[3, 2\]; got"),
+    ({**SECOND, "extra_indices": _int32(3, 0)}, ValueError, "extra_indices: .*extra_topk >= 1"),
+    ({**SECOND, "extra_topk_length": _int32(2)}, ValueError, r"extra_topk_length: .*= \[3\]"),
+    ({**SECOND, "extra_kv": torch.zeros(5, 13).bfloat16()}, ValueError, r"extra_kv: .*\[5, 12\]"),
+    ({**SECOND, "extra_kv": torch.zeros(5, 12)}, TypeError, "extra_kv: .* dtype bfloat16"),
+    (
+        {**SECOND, "extra_kv": torch.zeros(5, 2, 12).bfloat16()},
+        ValueError,
+        r"extra_kv: expected one kv head.*\[5, 2, 12\]",
+    ),
+]
+"""Arguments that are wrong beside each other."""
+
+
+def test_second_sources_and_ranges(subtests: CaseLoop) -> None:
+    for changed, error, message in TOGETHER:
+        for function, arguments in (
+            (flashdsa.sparse_mla_fwd, _forward_arguments()),
+            (flashdsa.mla_bwd, _backward_arguments()),
+        ):
+            with subtests.test(message), pytest.raises(error, match=message):
+                function(**{**arguments, **changed})
+
+
+def test_both_sources_have_packed_rows_or_none() -> None:
+    q, ids = torch.zeros(3, 2, 576).bfloat16(), _int32(3, 6)
+    rows, packed = torch.zeros(7, 576).bfloat16(), torch.zeros(7, 656).byte()
+    for kv, extra in ((rows, packed), (packed, rows)):
+        with pytest.raises(TypeError, match="extra_kv: expected rows as kv has them"):
+            flashdsa.sparse_mla_fwd(q, kv, ids, extra_kv=extra, extra_indices=ids)
 
 
 def test_forward(subtests: CaseLoop) -> None:

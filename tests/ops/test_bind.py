@@ -36,7 +36,7 @@ def operands_of() -> dict[str, tuple[Tensor | None, ...]]:
     scores, target = normal(3, 6), normal(3, 6).abs()
     ends = torch.tensor([3, 0, 7], dtype=torch.int32)
     cache, slots = INDEX.k_index_cache_fp8.clone(), torch.tensor([3, 64], dtype=torch.int32)
-    none = (None, None)
+    none = (None,) * 7
     return {
         "sparse_mla_fwd": (*forward, *none),
         "sparse_mla_fwd_out": (*forward, OUT.clone(), LSE.clone(), None, *none),
@@ -44,13 +44,13 @@ def operands_of() -> dict[str, tuple[Tensor | None, ...]]:
         "dsa_topk_indexer": (*INDEX, IDS.clone()),
         "indexer_logits": tuple(INDEX),
         "topk_indices": (scores, torch.tensor([6, 2, 0], dtype=torch.int32)),
-        "dsa_topk_prefill": (*learned[:3], ends, IDS[:1].expand(3, -1).clone(), *none),
-        "prefill_logits": (*learned[:3], ends, *none),
+        "dsa_topk_prefill": (*learned[:3], ends, IDS[:1].expand(3, -1).clone(), None, None),
+        "prefill_logits": (*learned[:3], ends, None, None),
         "quantize_index_k": (normal(4, 128),),
         "quantize_index_q": (normal(3, 4, 128), normal(3, 4)),
         "write_index_k_cache": (normal(2, 128), slots, cache),
         "read_index_k_cache": (cache, slots),
-        "attention_target": (X.q, X.kv, LSE, X.indices, *none),
+        "attention_target": (X.q, X.kv, LSE, X.indices, None, None),
         "indexer_scores": (*learned, None),
         "indexer_bwd": (*learned, scores, None),
         "indexer_kl": (scores, target),
@@ -73,7 +73,7 @@ def changed(spec: OpSpec, operands: tuple[Tensor | None, ...], seed: int) -> lis
 
 def called(spec: OpSpec, operands: list[Tensor | None], given: dict[str, Any]) -> list[Tensor]:
     """Results of a call through torch's dispatcher, and what it wrote."""
-    usual = {"bool": False, "ScalarType?": None, "str": "auto"}
+    usual = {"bool": False, "int": 1, "ScalarType?": None, "str": "auto"}
     values = [given[x.name] if x.name in given else usual[x.kind] for x in spec.parameters]
     return tensors(spec, custom_op(spec)(*operands, *values, "cpu"), operands)
 
@@ -156,7 +156,7 @@ WRONG: dict[str, tuple[Any, Any, dict[str, Any], type[Exception], str]] = {
         (X.q, X.kv, X.indices),
         {"d_v": X.d_v, "deterministic": True},
         TypeError,
-        "sparse_mla_fwd: expected d_v, sm_scale, max_logits; got deterministic",
+        "sparse_mla_fwd: expected d_v, sm_scale, max_logits, index_block; got deterministic",
     ),
     "missing": (
         "sparse_mla_fwd",

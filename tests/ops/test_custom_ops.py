@@ -31,11 +31,44 @@ def _compare_float8_by_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "allclose", allclose_with_float8)
 
 
+NO_RANGES = (None,) * 5
+"""ends, and the four tensors of a second source."""
+
+
+def _second_source(dtype: torch.dtype, grad: bool = False) -> tuple[Any, ...]:
+    """No ends, then rows and a range of them."""
+    x = inputs.attention(dtype, seed=1)
+    starts, ends = (torch.tensor(one, dtype=torch.int32) for one in ([[0], [-2], [5]], [4, 3, 9]))
+    return None, x.kv.requires_grad_(grad), starts, None, ends
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_opcheck_of_two_sources(grad: bool) -> None:
+    x, second = inputs.attention(torch.float32), _second_source(torch.float32, grad)
+    q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
+    lists = x.indices, x.topk_length, x.attn_sink, *second
+    opcheck(
+        custom_op(OPERATIONS["sparse_mla_fwd"]),
+        (q, kv, *lists, x.d_v, 0.3, False, "cpu", True, 2, "cpu"),
+    )
+    out, lse = torch.randn(3, 2, x.d_v), torch.randn(3, 2)
+    args = (
+        q.detach(),
+        kv.detach(),
+        out,
+        lse,
+        out,
+        *(None if y is None else y.detach() for y in lists),
+    )
+    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, None, 2, "cpu"))
+
+
 def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, ...]:
     x = inputs.attention(dtype)
     q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
     length, sink = (x.topk_length, x.attn_sink.requires_grad_(grad)) if optional else (None, None)
-    return (q, kv, x.indices, length, sink, x.d_v, 0.3, False, "cpu", optional, "cpu")
+    lists = x.indices, length, sink, *NO_RANGES
+    return (q, kv, *lists, x.d_v, 0.3, False, "cpu", optional, 1, "cpu")
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
@@ -51,7 +84,7 @@ def test_opcheck_sparse_mla_fwd_out(optional: bool) -> None:
     rows = x.q.shape[:2]
     out, lse = torch.zeros(*rows, x.d_v, dtype=torch.bfloat16), torch.zeros(rows)
     further = (torch.zeros(rows), x.topk_length, x.attn_sink) if optional else (None,) * 3
-    args = (x.q, x.kv, x.indices, out, lse, *further, 0.3, "cpu")
+    args = (x.q, x.kv, x.indices, out, lse, *further, *NO_RANGES, 0.3, 1, "cpu")
     opcheck(custom_op(OPERATIONS["sparse_mla_fwd_out"]), args)
 
 
@@ -64,7 +97,7 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
         x.q, x.kv, x.indices, d_v=x.d_v, topk_length=length, attn_sink=sink
     )
     args = (x.q, x.kv, torch.randn_like(out), lse, out, x.indices, length, sink)
-    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, 0.3, True, dkv_dtype, "cpu"))
+    opcheck(custom_op(OPERATIONS["mla_bwd"]), (*args, *NO_RANGES, 0.3, True, dkv_dtype, 1, "cpu"))
 
 
 def _indexer_out() -> tuple[Any, ...]:

@@ -228,9 +228,20 @@ def test_a_call_is_remembered_without_gradients_only(checks: list[str]) -> None:
         flashdsa.indexer_kl(leaf, target)
     assert flashdsa.indexer_kl(leaf, target).requires_grad
     assert leaf.grad is not None
-    # The same tensor twice is no matter of the guards.
-    for _ in range(2):
-        assert (flashdsa.indexer_kl(target, target) > 0).all()
+
+
+def test_a_call_that_names_a_tensor_twice_is_remembered_as_one(checks: list[str]) -> None:
+    """GLM's own pool is in the rows that the other list selects from."""
+    x = inputs.attention(torch.float32)
+    options: dict[str, Any] = {"d_v": x.d_v, "extra_indices": x.indices}
+    copy = x.kv.clone()
+    for kv in (x.kv, x.kv, copy, x.kv, copy):
+        flashdsa.sparse_mla_fwd(x.q, x.kv, x.indices, extra_kv=kv, **options)
+    assert len(checks) == 2
+    other = inputs.attention(torch.float32, seed=1).kv
+    got = flashdsa.sparse_mla_fwd(x.q, other, x.indices, extra_kv=x.kv, **options)
+    expected = flashdsa.sparse_mla_fwd(x.q, other, x.indices, extra_kv=copy, **options)
+    assert torch.equal(got[0], expected[0]) and len(checks) == 2
 
 
 def test_an_implementation_that_is_registered_later_is_chosen(

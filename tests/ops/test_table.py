@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Annotated, Any, NamedTuple
 
@@ -33,7 +34,9 @@ SIZES = {
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
 PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
-SERVED = {"d_v": 512, "topk": 2048, "max_len": 256}
+ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends"}
+"""Operands that no kernel takes."""
+SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256}
 
 
 def on_gpu(spec: OpSpec) -> tuple[Any, dict[str, Any]]:
@@ -47,7 +50,9 @@ def on_gpu(spec: OpSpec) -> tuple[Any, dict[str, Any]]:
         shape = [int(d) if d.isdecimal() else {**SIZES, "H": heads}[d] for d in operand.dims]
         return torch.empty(shape, dtype=dtypes[0], device="cuda")
 
-    operands = spec.kind(*[tensor(operand) for operand in spec.operands])
+    absent = [x.optional and x.name in ABSENT for x in spec.operands]
+    rows = zip(spec.operands, absent, strict=True)
+    operands = spec.kind(*[None if is_absent else tensor(x) for x, is_absent in rows])
     values = {p.name: SERVED.get(p.name, VALUES[p.kind]) for p in spec.parameters}
     return operands, values
 
@@ -105,6 +110,24 @@ def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
         assert registry.select(problem(MLA_BWD, served, monkeypatch)).backend == "sm100"
 
 
+@pytest.mark.parametrize(("backend", "capability"), [("sm90", (9, 0)), ("sm100", (10, 0))])
+@pytest.mark.parametrize("operation", ["sparse_mla_fwd", "sparse_mla_fwd_out", "mla_bwd"])
+def test_kernels_refuse_a_second_source_ranges_and_blocks_by_name(
+    operation: str, backend: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = problem(OPERATIONS[operation], capability, monkeypatch)
+    assert registry.select(served).backend == backend
+    for wanted, reason in (
+        ({"extra_kv": True}, "extra_kv: needed, not there"),
+        ({"ends": True}, "ranges: needed, not there"),
+        ({"extra_ends": True}, "ranges: needed, not there"),
+        ({"index_block": 4}, "index_block: takes 1; got 4"),
+    ):
+        for asked in ("auto", backend):
+            with pytest.raises(UnsupportedError, match=f"{operation}: .*{reason}"):
+                registry.select(replace(served, **wanted), asked)
+
+
 def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public_function() -> None:
     assert set(OPERATIONS) == set(registry.operations)
     assert {name for kernel in KERNELS for name in kernel.operations} <= set(OPERATIONS)
@@ -115,6 +138,7 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
         ).parameters
         # Of the backward that autograd runs, of unchecked launches, `ids`, `return_max_logits`.
         hidden = {"deterministic", "backward_backend", "check", "positions", "max_logits"}
+        hidden |= {"ends", "extra_ends"}  # the second half of a range
         parameters = {parameter.name for parameter in spec.parameters}
         assert (set(names) | parameters) - hidden <= set(public)
 
@@ -123,14 +147,17 @@ def test_the_schema_is_written_from_the_table() -> None:
     written = "flashdsa::{}".format
     assert str(custom_op(SPARSE_MLA_FWD)._schema) == written(
         "sparse_mla_fwd(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, "
-        "Tensor? attn_sink, int d_v, float sm_scale, bool deterministic, "
-        "str backward_backend, bool max_logits, str backend) "
+        "Tensor? attn_sink, Tensor? ends, Tensor? extra_kv, Tensor? extra_indices, "
+        "Tensor? extra_topk_length, Tensor? extra_ends, int d_v, float sm_scale, "
+        "bool deterministic, str backward_backend, bool max_logits, int index_block, "
+        "str backend) "
         "-> (Tensor, Tensor, Tensor)"
     )
     assert str(custom_op(OPERATIONS["sparse_mla_fwd_out"])._schema) == written(
         "sparse_mla_fwd_out(Tensor q, Tensor kv, Tensor indices, Tensor(d!) out, "
         "Tensor(e!) lse, Tensor(f!)? max_logits, Tensor? topk_length, Tensor? attn_sink, "
-        "float sm_scale, str backend) -> ()"
+        "Tensor? ends, Tensor? extra_kv, Tensor? extra_indices, Tensor? extra_topk_length, "
+        "Tensor? extra_ends, float sm_scale, int index_block, str backend) -> ()"
     )
     for spec in OPERATIONS.values():
         arguments = custom_op(spec)._schema.arguments

@@ -12,8 +12,8 @@ from flashdsa.verify.cases import (
     make_indexer_inputs,
     make_sparse_mla_inputs,
 )
+from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN
 from flashdsa.verify.layouts import strided_copy
-from flashdsa.verify.sparse_mla_cases import INT32_MAX, INT32_MIN
 
 
 @pytest.mark.parametrize("cases", [SPARSE_MLA_CASES, INDEXER_CASES], ids=["mla", "indexer"])
@@ -36,34 +36,57 @@ def judge_sparse_mla_inputs(case, seed):
     assert inputs.q.shape == (case.num_queries, case.num_heads, case.d_qk)
     assert inputs.do.shape == (case.num_queries, case.num_heads, case.d_v)
     assert inputs.q.dtype == inputs.kv.dtype == inputs.do.dtype == case.dtype
-    assert inputs.indices.dtype == torch.int32 and inputs.indices.shape[-1] == case.topk
-    assert (inputs.kv.ndim, inputs.indices.ndim) == (2 + case.kv_3d, 2 + case.indices_3d)
-
-    named = reference.valid_slots(inputs.indices, case.num_keys, inputs.topk_length)
-    flat = inputs.indices.reshape(case.num_queries, case.topk)
-    values = set(flat.flatten().tolist())
-    if case.invalid:
-        assert {-1, case.num_keys, case.num_keys + 7, INT32_MIN, INT32_MAX} <= values
-    if case.duplicates and case.topk > 1:
-        assert any(len(set(rows)) < len(rows) for rows in named)
-    if case.empty_rows:
-        assert not named[0]
+    assert inputs.kv.ndim == 2 + case.kv_3d
     if case.attn_sink == "infinite":
         assert {math.inf, -math.inf} <= set(inputs.attn_sink.tolist())
-    if case.poison:
-        rows = inputs.kv.reshape(case.num_keys, case.d_qk)
-        finite = torch.isfinite(rows).all(dim=1)
-        used = {row for rows in named for row in rows}
-        assert set(finite.nonzero().flatten().tolist()) == used
-        assert rows.isnan().any() and rows.isposinf().any() and rows.isneginf().any()
-        if case.topk_length:
-            assert values & set((~finite).nonzero().flatten().tolist())
+    blocks = case.index_block
+    lists = [judge_list(case, inputs.kv, inputs.rows, inputs.topk_length, case.topk, blocks)]
+    if case.extra_topk:
+        extra = inputs.of_extra
+        rows = extra["extra_kv"], extra["extra_indices"], extra["extra_topk_length"]
+        lists.append(judge_list(case, *rows, case.extra_topk))
+    if case.empty_rows:
+        assert not any(named[0] for named in lists)
+    if case.poison and case.ranges:
+        assert any(not some and others for some, others in zip(*lists, strict=True))
     if case.strided:
         assert not inputs.q.is_contiguous() and inputs.q.stride(-1) == 1
     if case.logit_scale != 1.0 or case.logit_shift != 0.0:
         _, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=case.d_v)
         wanted = max(case.logit_scale, abs(case.logit_shift))
         assert 0.5 * wanted < lse.abs().max() < 2 * wanted
+
+
+def judge_list(case, kv, ids, topk_length, topk, index_block=1):
+    """The features of a source and its list; returns the rows that the list names."""
+    num_keys = kv.shape[0] * (kv.shape[1] if case.page_size else 1)
+    named = reference.valid_slots(ids, num_keys, topk_length, index_block)
+    used = {row for rows in named for row in rows}
+    if isinstance(ids, tuple):
+        starts, ends = ids
+        assert starts.dtype == ends.dtype == torch.int32
+        lengths = {len(rows) for rows in named}
+        assert {0, 1, 3} <= lengths and topk in lengths
+        if case.invalid or case.empty_rows:
+            assert (starts > ends).any() and starts.min() < 0
+        elif not case.poison:
+            assert ((starts < 0) & (ends > 0)).any() and (ends > num_keys).any()
+        values = set()
+    else:
+        assert ids.dtype == torch.int32 and ids.shape[-1] == topk
+        assert ids.ndim == 2 + case.indices_3d
+        values, blocks = set(ids.flatten().tolist()), -(-num_keys // index_block)
+        if case.invalid:
+            assert {-1, blocks, INT32_MIN} <= values and {INT32_MAX, blocks + 7} & values
+        if case.duplicates and topk > 1:
+            assert any(len(set(rows)) < len(rows) for rows in named)
+    if case.poison:
+        finite = torch.isfinite(kv.reshape(num_keys, case.d_qk)).all(dim=1)
+        assert set(finite.nonzero().flatten().tolist()) == used
+        assert kv.isnan().any() and kv.isposinf().any() and kv.isneginf().any()
+        if case.topk_length and values and index_block == 1:
+            assert values & set((~finite).nonzero().flatten().tolist())
+    return named
 
 
 def test_indexer_inputs_keep_the_case_s_promise(subtests, seed):

@@ -25,9 +25,9 @@ KV_CACHE = "flashdsa.ops.kv_cache"
 WARM_UP = "flashdsa.ops.indexer_loss_dense"
 USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE)
 """Modules that import what is replaced by its name."""
-END = ").to(q.dtype)\n    return"
+END = ").to(q.dtype)\n    dkv"
 """Of the backward."""
-BLOCKS = "3000 slots: several key blocks"
+BLOCKS, TWO, POOLS = "3000 slots: several key blocks", "two sources", "pools of 4 and a tail"
 
 # fmt: off
 MUTATIONS = {
@@ -49,10 +49,10 @@ MUTATIONS = {
         ATTENTION, "forward_out", "lse[rows] = tile_lse.masked_fill(empty, math.inf)", "pass",
         "sparse_mla_fwd_out", "buffers of the caller"),
     "a row of dKV is 1 % too long": (
-        ATTENTION, "backward", END, END.replace("return", "dkv[3] *= 1.01; return"), "mla_bwd",
+        ATTENTION, "backward", END, END.replace("dkv", "of_sources[0][3] *= 1.01; dkv"), "mla_bwd",
         "87 queries of the same 35 keys, 128 heads"),
     "a row of dQ is 1 % too short": (
-        ATTENTION, "backward", END, END.replace("return", "dq[2, 5] *= 0.99; return"), "mla_bwd",
+        ATTENTION, "backward", END, END.replace("dkv", "dq[2, 5] *= 0.99; dkv"), "mla_bwd",
         "in order, 32 heads"),
     "a row of O is 1 % too long": (
         ATTENTION, "forward_out", "out[rows] = acc.to(q.dtype)",
@@ -60,6 +60,37 @@ MUTATIONS = {
     "topk_length is off by one": (
         GATHER, "gather_rows", "slots < topk_length", "slots <= topk_length",
         "sparse_mla_fwd", "133 queries, lengths"),
+    "the second source is forgotten": (
+        GATHER, "row_lists", "if x.extra_kv is not None", "if False", "sparse_mla_fwd", TWO),
+    "its gradient is forgotten": (
+        ATTENTION, "backward", "(*of_sources, d_sink.new_empty(0))[:2]",
+        "of_sources[0], of_sources[-1].mul(0)", "mla_bwd", TWO),
+    "its rows are kv's": (
+        GATHER, "row_lists", "_row_list(x.extra_kv, *extra", "_row_list(x.kv, *extra",
+        "sparse_mla_fwd", "40 rows and a window"),
+    "its lengths are those of kv's list": (
+        GATHER, "row_lists", "x.extra_topk_length, x", "x.topk_length, x", "sparse_mla_fwd", TWO),
+    "a list begins the softmax anew": (
+        ATTENTION, "_attend", "row_max, row_sum, empty", "new_max, p.sum(-1), empty",
+        "sparse_mla_fwd", TWO),
+    "a range has its end, too": (
+        GATHER, "_row_list", "ends.clamp(0, num_rows)", "(ends + 1).clamp(0, num_rows)",
+        "sparse_mla_fwd", "two ranges"),
+    "a range ends one row early": (
+        GATHER, "_row_list", "(ends.clamp(0, num_rows) -", "(ends.clamp(0, num_rows) - 1 -",
+        "sparse_mla_fwd", "40 rows and a window"),
+    "a start outside is the first row": (
+        GATHER, "_row_list", "indices.long().clamp(0, num_rows)", "indices.long() % num_rows",
+        "sparse_mla_fwd", "two ranges"),
+    "an id is not multiplied by its block": (
+        GATHER, "RowList", "ids * self.step +", "ids +", "sparse_mla_fwd", POOLS),
+    "an id times its block wraps": (
+        GATHER, "_row_list", "return RowList(kv, indices, topk_length, indices",
+        "indices = (indices * block) // block; return RowList(kv, indices, topk_length, indices",
+        "sparse_mla_fwd", POOLS),
+    "lengths count rows of blocks": (
+        GATHER, "_row_list", "topk_length.long() * block", "topk_length.long()",
+        "sparse_mla_fwd", POOLS),
     "a request's row of the table is the query's": (
         INDEXER, "_rows", "b // next_n", "min(b, len(block_table) - 1)", "dsa_topk_indexer",
         "2 queries a request"),

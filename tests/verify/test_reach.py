@@ -19,6 +19,8 @@ NEVER_CHOSEN = {
     ("sm100", "indexer", "pages_per_stage"): {1, 4},
     ("sm100", "indexer_logits", "pages_per_stage"): {1, 4},
     ("sm100", "mla_bwd", "from_registers"): {True},
+    ("sm90", "mla_fwd", "joined"): {True},
+    ("sm90", "mla_decode", "joined"): {True},
 }
 """Values of a plan's choice that no backend takes: compiled to be compared on a device."""
 HELPERS = {"bind", "warm_up"}

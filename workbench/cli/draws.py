@@ -187,16 +187,14 @@ def report(
       python -m workbench draws report x.json y.json --json
     """
     from workbench.draws.report import changes, reports
-    from workbench.draws.run import read_draws
+    from workbench.draws.run import read_document, read_draws
 
     rows = [row for path in results for row in read_draws(path)]
     compared = list(changes(read_draws(baseline), rows)) if baseline else []
     if chart is not None:
-        import json
-
         from workbench.charts import draw_draws
 
-        draw_draws([json.loads(path.read_text(encoding="utf-8")) for path in results], chart)
+        draw_draws([read_document(path) for path in results], chart)
     if as_json:
         from dataclasses import asdict
 

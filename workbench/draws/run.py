@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 import time
@@ -173,6 +174,13 @@ def rows_of(document: Mapping[str, Any], where: str = "result") -> list[Row]:
     return parse_result(rest | {"schema": SCHEMA}, where).rows
 
 
+def read_document(path: Path) -> Document:
+    """The document of a file; `.gz` is compressed."""
+    data = path.read_bytes()
+    document: Document = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    return document
+
+
 def read_draws(path: Path) -> list[Row]:
     """The rows of a file."""
-    return rows_of(json.loads(path.read_text(encoding="utf-8")), str(path))
+    return rows_of(read_document(path), str(path))

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
@@ -25,6 +23,14 @@ from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
 from workbench.small_calls.direct import Order, Ranked
+from workbench.small_calls.plants import (
+    alike,
+    gap,
+    let_logits_grow,
+    plant_all,
+    repeated,
+    shorter,
+)
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 KEYS = 90
@@ -84,18 +90,6 @@ def growing(heads: int, topk: int, packed: str = "", **how: Any) -> SmallCall:
     return SmallCall("sparse_mla_fwd", case, plant=let_logits_grow, **how)
 
 
-def let_logits_grow(x: Any) -> None:
-    """Slots name the keys in their order; each 64 keys are twice as large as those before."""
-    sizes = 2.0 ** (torch.arange(x.case.num_keys)[:, None] // 64)
-    x.indices.copy_(torch.arange(x.case.topk, dtype=torch.int32).expand_as(x.indices))
-    x.indices[:, ::7] = -1
-    if x.case.packed:  # the scales of a row's four tiles, and its bf16 rope
-        x.kv[:, 512:528].view(torch.float32).mul_(sizes)
-        x.kv[:, 528:].view(torch.bfloat16).mul_(sizes)
-    else:
-        x.kv.mul_(sizes)
-
-
 def backward(
     name: str, heads: int, S: int, topk: int, *plants: Callable[[Any], None], sms: int = 1,
     ordered: bool = False, keys: int = 260, settings: dict[str, Any] | None = None,
@@ -106,37 +100,6 @@ def backward(
     options = {"deterministic": True} if ordered else {}
     plant = partial(plant_all, plants)
     return SmallCall("mla_bwd", case, sms, options, plant, settings or {}, backend)
-
-
-def plant_all(plants: Iterable[Callable[[Any], None]], x: Any) -> None:
-    """One after the other."""
-    for plant in plants:
-        plant(x)
-
-
-def alike(x: Any) -> None:
-    """All queries name the same keys, so that large groups are chosen."""
-    x.indices.copy_(x.indices[:1].expand_as(x.indices).clone())
-
-
-def shorter(slots: int) -> Callable[[Any], None]:
-    """The second half of the queries names so many keys fewer."""
-
-    def plant(x: Any) -> None:
-        x.indices[len(x.indices) // 2 :, -slots:] = -1
-
-    return plant
-
-
-def repeated(x: Any) -> None:
-    """Four slots of each query name its first key again."""
-    x.indices[:, 1:5] = x.indices[:, :1].clone()
-
-
-def gap(x: Any) -> None:
-    """The second two queries, a group, name the first and the last 64 keys only."""
-    keys = x.indices[2][x.indices[2] >= 0].unique()
-    x.indices[2:4].masked_fill_(torch.isin(x.indices[2:4], keys[64:-64]), -1)
 
 
 def training(
@@ -180,7 +143,9 @@ _SIZES = (
     ("16 heads", 16, 9, 100, 2), ("8 heads", 8, 17, 70, 2),
 )  # fmt: skip
 _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
-_TICKETS = tuple(backward(x, H, S, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
+_TICKETS = tuple(
+    backward(x, min(H, 64), S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES
+)
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
     "flashdsa.backends.sm90.mla_bwd:buffers_for": lambda *sizes: 1,
@@ -303,7 +268,11 @@ TABLE: dict[str, Row] = {
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (_dealt(3, heads=20, topk=1500),)),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        _dealt(5, heads=40, topk=600, packed="ue8m0", topk_length=True),)),
+        _dealt(7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
+    )),
+    "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
+        _dealt(5, heads=16, topk=900, packed="ue8m0", sms=4),
+    )),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
     "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),

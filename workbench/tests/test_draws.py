@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from dataclasses import asdict
@@ -224,6 +225,9 @@ def test_the_readme_can_show_the_newest_draws(
     for name, ratio in (("2026-11-22-old", 9.0), ("2026-11-23-a", 2.0), ("2026-11-23-b", 0.5)):
         rows = [asdict(row(name, 10.0, 10 * ratio))]
         (folder / f"{name}.json").write_text(json.dumps(document | {"rows": rows}))
+    packed = folder / "2026-11-23-b.json"
+    packed.with_suffix(".json.gz").write_bytes(gzip.compress(packed.read_bytes()))
+    packed.unlink()
     shown = readme_figures.DRAWS.sub(
         lambda found: f"{found[1]}{readme_figures.draws_table()}{found[2]}",
         "<!-- draws -->\nold\n<!-- /draws -->",

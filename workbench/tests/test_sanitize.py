@@ -187,8 +187,12 @@ def test_every_barrier_that_a_mutant_lacks_is_in_the_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["P of tile 1", "P of tile 0", "sums", "decode P", "decode O", "few heads O"]
-)
+    "name",
+    [
+        "P of tile 1", "P of tile 0", "sums", "decode P", "decode O", "few heads O", "dealt ticket",
+        "dealt halves",
+    ],
+)  # fmt: skip
 def test_every_wait_that_a_mutant_lacks_is_in_the_kernel(name: str) -> None:
     """Its source is read: compiling the kernels takes as long as all tests of this file."""
     pytest.importorskip("cutlass", reason="needs CuTe DSL, of which the kernel's sources are")

@@ -1,8 +1,10 @@
-"""Grade of a role's register use, and one sentence on what to change."""
+"""Grade of a role's register use, and a sentence on what to change."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 
@@ -27,45 +29,94 @@ def grade_of(live: int, budget: int, local_accesses: int) -> Grade:
     return Grade.TIGHT if live > TIGHT_SHARE * budget else Grade.OK
 
 
+class Option(NamedTuple):
+    """A change, and about how many registers of a thread it frees or adds."""
+
+    registers: int
+    change: str
+
+
+class Room(NamedTuple):
+    """Registers of the CTA that a role could have.
+
+    Attributes:
+        free: that no role has. spare: role -> registers of a thread that it does not need, of as
+            many threads. threads: of the role. by_setmaxnreg: whether its budget is.
+    """
+
+    free: int | None
+    spare: Mapping[str, int]
+    threads: int | None
+    by_setmaxnreg: bool
+
+    def options(self, budget: int) -> Iterator[Option]:
+        """Ways to a larger budget."""
+        if not self.by_setmaxnreg or not self.threads:
+            return
+        most = MAX_REGISTERS // REGISTER_STEP * REGISTER_STEP - budget
+        more = min((self.free or 0) // (self.threads * REGISTER_STEP) * REGISTER_STEP, most)
+        if more > 0:
+            yield Option(more, f"raise setmaxnreg to {budget + more}, which the CTA has free")
+        for role, spare in self.spare.items():
+            given = min(spare // REGISTER_STEP * REGISTER_STEP, most)
+            if given > 0:
+                yield Option(given, f"take {given} registers from {role}, which has {spare} left")
+
+
 def advise(
     grade: Grade,
     live: int,
     budget: int,
     *,
     stack_bytes: int,
-    most: str,
-    free: int | None,
-    threads: int | None,
-    by_setmaxnreg: bool,
+    holders: Sequence[tuple[str, str, int]],
+    room: Room,
 ) -> str:
-    """Say what to change.
+    """Say what to change; where a role spills, each change that helps, the most effective first.
 
     Args:
-        most: the line that holds most of the peak; "": not known. free: registers of the CTA that
-            no role has. by_setmaxnreg: whether the budget is.
+        holders: ("made" or "needed", line, registers of the peak), the most first; a line is known.
     """
-    line = f"; {most}" if most else ""
-    steps = free // (threads * REGISTER_STEP) if free and threads else 0
-    more = min(budget + steps * REGISTER_STEP, MAX_REGISTERS // REGISTER_STEP * REGISTER_STEP)
+    verbs = {"made": "makes", "needed": "needs"}
+    line = "".join(
+        f"; {place} {verbs[how]} {count} of the {live}" for how, place, count in holders[:1]
+    )
+    more = [option for option in room.options(budget) if "free" in option.change]
     if grade is Grade.SPILLS:
         slots = -(-stack_bytes // 4)
         need = (
             f"{slots} values of a thread lie in local memory" if slots else "local memory is used"
         )
-        if by_setmaxnreg and more > budget:
-            return f"{need}: raise setmaxnreg to {more}, which the CTA has free{line}"
-        where = " or take registers from another role" if by_setmaxnreg else ""
-        return (
-            f"{need}: hold less at once (smaller tile, fewer values loaded together){where}{line}"
-        )
+        options = sorted((*room.options(budget), *_fewer_values(holders)), reverse=True)
+        if not options:
+            return f"{need}: hold less at once (smaller tile, fewer values loaded together)"
+        listed = "; ".join(f"{option.change} (about {option.registers})" for option in options)
+        return f"{need}; what helps, by its effect: {listed}"
     if grade is Grade.TIGHT:
-        if by_setmaxnreg and more > budget:
-            return f"{budget - live} left: setmaxnreg could be {more}{line}"
+        if more:
+            return f"{budget - live} left: setmaxnreg could be {budget + more[0].registers}{line}"
         return f"{budget - live} left: nothing to change now, but add no variable{line}"
     spare = (budget - live) // REGISTER_STEP
-    if by_setmaxnreg and spare > SPARE_STEPS:
-        least = max(24, -(-round(live / TIGHT_SHARE) // REGISTER_STEP) * REGISTER_STEP)
+    if room.by_setmaxnreg and spare > SPARE_STEPS:
         return (
-            f"{budget - live} left: setmaxnreg {least} would do, the rest could go to other roles"
+            f"{budget - live} left: setmaxnreg {least_budget(live)} would do, "
+            "the rest could go to other roles"
         )
     return f"{budget - live} left: nothing to change"
+
+
+def least_budget(live: int) -> int:
+    """The smallest setmaxnreg with which a role that holds `live` is not tight."""
+    return max(24, -(-round(live / TIGHT_SHARE) // REGISTER_STEP) * REGISTER_STEP)
+
+
+def _fewer_values(holders: Sequence[tuple[str, str, int]]) -> Iterator[Option]:
+    """Changes of the lines that hold most: a smaller tile, shorter lives."""
+    for how, place, count in holders:
+        if how == "made" and count > 1:
+            yield Option(count // 2, f"a tile half as large at {place}, which makes {count}")
+            break
+    for how, place, count in holders:
+        if how == "needed":
+            yield Option(count, f"make the {count} values that {place} needs just before it")
+            break

@@ -45,7 +45,7 @@ def inspect_target(
     if path.suffix in (".cubin", ".ptx") or path.is_file():
         reports = _inspect_file(path, arch)
     else:
-        reports = _inspect_ours(find_kernel(KERNELS, target, arch), reassemble)
+        reports = inspect_variant(find_kernel(KERNELS, target, arch), reassemble)
     found = [report for report in reports if kernel in report.name]
     if not found:
         names = ", ".join(report.name for report in reports)
@@ -53,7 +53,8 @@ def inspect_target(
     return sorted(found, key=lambda report: -report.code_bytes)
 
 
-def _inspect_ours(kernel: Variant, reassemble: bool) -> list[KernelReport]:
+def inspect_variant(kernel: Variant, reassemble: bool = False) -> list[KernelReport]:
+    """Reports of what a plan of ours is compiled to."""
     reports = []
     for kept in compile_and_keep(kernel):
         if not reassemble:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flashdsa.analysis.advice import Grade, advise, grade_of
+from flashdsa.analysis.advice import Grade, Room, advise, grade_of, least_budget
 from flashdsa.analysis.cubin import KernelRecord
 from flashdsa.analysis.flow import Edges, predecessors, successors
 from flashdsa.analysis.instruction_mix import instruction_mix
@@ -131,7 +132,8 @@ def report_kernel(
     limit = min(record.register_cap or MAX_REGISTERS, registers_by_threads(record.threads))
     regions = find_regions(code, edges, planned_roles(ours) if ours else ())
     whole = _Whole(record, code, edges, predecessors(edges), live, limit, _free(record, regions))
-    roles = tuple(_report_role(whole, region) for region in regions)
+    found = [_report_role(whole, region) for region in regions]
+    roles = tuple(_advised(whole, role, found) for role in found)
     own = [one for one in code.instructions if one.base != "NOP"]
     return KernelReport(
         name=record.name,
@@ -206,18 +208,29 @@ def _report_role(whole: _Whole, region: CodeRegion) -> RoleReport:
         instructions=sum(one.base != "NOP" for one in inside),
         peak=peak,
         grade=grade,
-        advice=advise(
-            grade,
-            live,
-            budget,
-            stack_bytes=whole.record.stack_bytes,
-            most=_sentence(_most(peak), live),
-            free=whole.free,
-            threads=threads,
-            by_setmaxnreg=source == "setmaxnreg",
-        ),
+        advice="",
         found_by=region.found_by,
     )
+
+
+def _advised(whole: _Whole, role: RoleReport, roles: Sequence[RoleReport]) -> RoleReport:
+    """The report with its advice, for which the other roles' registers count."""
+    spare = {
+        one.name: one.budget - least_budget(one.live)
+        for one in roles
+        if one is not role and one.threads == role.threads and one.grade is Grade.OK
+    }
+    holders = [
+        (holder.how, _place(holder), holder.registers)
+        for holder in role.peak.holders
+        if holder.file
+    ]
+    room = Room(whole.free, spare, role.threads, role.budget_from == "setmaxnreg")
+    stack = whole.record.stack_bytes
+    advice = advise(
+        role.grade, role.live, role.budget, stack_bytes=stack, holders=holders, room=room
+    )
+    return replace(role, advice=advice)
 
 
 def _peak(whole: _Whole, at: int) -> Peak:
@@ -253,17 +266,9 @@ def _where(one: Instruction) -> tuple[str, int]:
     return (one.line.file, one.line.number) if one.line else ("", 0)
 
 
-def _most(peak: Peak) -> Holder | None:
-    """The line that holds most."""
-    return next((holder for holder in peak.holders if holder.file), None)
-
-
-def _sentence(most: Holder | None, live: int) -> str:
-    if most is None:
-        return ""
-    what = "makes" if most.how == "made" else "needs"
-    file = "PTX" if most.file.startswith(PTX_TEXT) else Path(most.file).name
-    return f"{file}:{most.line} {what} {most.registers} of the {live}"
+def _place(holder: Holder) -> str:
+    file = "PTX" if holder.file.startswith(PTX_TEXT) else Path(holder.file).name
+    return f"{file}:{holder.line}"
 
 
 def _lines_known(code: Code) -> str:

@@ -20,7 +20,8 @@ _CPU_ATTENTION = Features(
     topk_length=True,
     deterministic=True,
 )
-_CPU_FORWARD = replace(_CPU_ATTENTION, max_logits=True, packed_kv=True)
+_CPU_BACKWARD = replace(_CPU_ATTENTION, extra_kv=True, ranges=True, index_block=ANY)
+_CPU_FORWARD = replace(_CPU_BACKWARD, max_logits=True, packed_kv=True)
 _CPU_INDEXER = Features(
     devices=("cpu",),
     dtypes=("float8_e4m3fn",),
@@ -47,7 +48,7 @@ _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=
 _CPU = {
     "sparse_mla_fwd": ("sparse_mla:forward", _CPU_FORWARD),
     "sparse_mla_fwd_out": ("sparse_mla:forward_out", _CPU_FORWARD),
-    "mla_bwd": ("sparse_mla:backward", _CPU_ATTENTION),
+    "mla_bwd": ("sparse_mla:backward", _CPU_BACKWARD),
     "dsa_topk_indexer": ("indexer:topk_indexer", _CPU_INDEXER),
     "indexer_logits": ("indexer:logits", _CPU_INDEXER),
     "topk_indices": ("topk:topk_positions", _CPU_SCORES),
@@ -81,16 +82,23 @@ _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
-    d_qk=OneOf((576,)),
+    d_qk=OneOf((512, 576)),
     d_v=OneOf((512,)),
     attn_sink=True,
     topk_length=True,
     deterministic=True,
     packed_kv=True,
 )
-"""Features with any form of rows; `_SM90_MAX_LOGITS` has bf16 rows only."""
-_SM90_MAX_LOGITS = replace(_SM90_FORWARD, max_logits=True, packed_kv=False)
-_SM90_BACKWARD = replace(_SM90_FORWARD, packed_kv=False)
+"""Features with any form of rows; `_SM90_BF16` has bf16 rows only."""
+_SM90_BF16 = replace(
+    _SM90_FORWARD,
+    max_logits=True,
+    packed_kv=False,
+    extra_kv=True,
+    ranges=True,
+    index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
+)
+_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), packed_kv=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),
@@ -159,7 +167,7 @@ _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITION
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
-        *((one, (_SM90[one][0], _SM90_MAX_LOGITS)) for one in _FORWARDS),
+        *((one, (_SM90[one][0], _SM90_BF16)) for one in _FORWARDS),
     ),
     "sm100": (
         *_INDEXER_OF_POSITIONS,

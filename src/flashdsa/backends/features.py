@@ -77,6 +77,8 @@ _FLAGS = (
     "sorted",
     "positions",
     "packed_kv",
+    "extra_kv",
+    "ranges",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
 
@@ -114,6 +116,12 @@ class Features:
     positions: bool = False
     packed_kv: bool = False
     """Rows of kv of 656 bytes."""
+    extra_kv: bool = False
+    """A second source, with ids of its own."""
+    ranges: bool = False
+    """Lists of neighbouring rows, of each source that it takes."""
+    index_block: IntSet = field(default=OneOf((1,)))
+    """Rows of kv that an id may name."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
 
@@ -128,7 +136,7 @@ class Features:
         here = problem.capability
         if here is not None and self.capabilities and here not in self.capabilities:
             yield Reason("compute capability", dotted(self.capabilities), dotted([here]))
-        for name in ("num_heads", "d_qk", "d_v", "topk", "next_n"):
+        for name in ("num_heads", "d_qk", "d_v", "topk", "next_n", "index_block"):
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.attention.operands import Operands
+from flashdsa.kernels.attention.operands import MoreOperands, Operands
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -32,9 +32,9 @@ is not asked for."""
 Write = Callable[["SparseMlaOutOperands"], None]
 """Writes the results of tensors like those that it was bound to, inside `runner.launching()`;
 results have no gaps."""
-Choose = Callable[[Runner, "SparseMlaOperands", float, bool], Write]
+Choose = Callable[..., Write]
 """Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
-asked for)."""
+asked for, and index_block where it is not 1)."""
 
 
 def bind(
@@ -45,9 +45,10 @@ def bind(
     d_v: int,
     sm_scale: float,
     max_logits: bool,
+    index_block: int = 1,
 ) -> Callable[[Sequence[Any]], Results]:
     """Results in new buffers."""
-    write = _choose(choose, runner, operands, sm_scale, max_logits)
+    write = _choose(choose, runner, operands, sm_scale, max_logits, index_block)
     rows = operands.q.shape[:2]
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
     empty_lse = runner.allocator(*rows, dtype=torch.float32)
@@ -55,17 +56,22 @@ def bind(
     into = operands.into
 
     def serve(operands: Sequence[Any]) -> Results:
-        q, kv, indices, topk_length, attn_sink = operands
+        q, kv, indices, *lists = operands
         out, lse, largest = empty_out(), empty_lse(), empty_logits()
         asked = largest if max_logits else None
-        write(into(q, kv, indices, out, lse, asked, topk_length, attn_sink))
+        write(into(q, kv, indices, out, lse, asked, *lists))
         return out, lse, largest
 
     return runner.on_device(serve)
 
 
 def bind_out(
-    choose: Choose, runner: Runner, operands: SparseMlaOutOperands, *, sm_scale: float
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOutOperands,
+    *,
+    sm_scale: float,
+    index_block: int = 1,
 ) -> Callable[[Sequence[Any]], None]:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written.
 
@@ -73,7 +79,7 @@ def bind_out(
     the address of `out`.
     """
     asked = operands.max_logits is not None
-    write = _choose(choose, runner, operands.inputs, sm_scale, asked)
+    write = _choose(choose, runner, operands.inputs, sm_scale, asked, index_block)
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> None:
@@ -85,28 +91,67 @@ def bind_out(
 
 
 def _choose(
-    choose: Choose, runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
 ) -> Write:
-    if operands.q.shape[0] and operands.kv.shape[0]:
-        return choose(runner, operands, sm_scale, max_logits)
-    return write_without_keys
+    sources = operands.kv, operands.extra_kv
+    if not operands.q.shape[0] or not any(kv is not None and kv.shape[0] for kv in sources):
+        return write_without_keys
+    if index_block != 1:
+        choose = partial(choose, index_block=index_block)
+    return choose(runner, operands, sm_scale, max_logits)
+
+
+def is_joined(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int) -> bool:
+    """Whether a call has a second source, a range or blocks of rows."""
+    return operands.extra_kv is not None or operands.ends is not None or index_block != 1
+
+
+def _given(one: Tensor | None, none: Tensor) -> Tensor:
+    """An operand without gaps, or what stands for none."""
+    return none if one is None else one.contiguous()
 
 
 class Inputs:
     """The first arguments of every launch on operands like those that it was made for; some are
     copied for it."""
 
-    def __init__(self, runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        operands: SparseMlaOperands,
+        sm_scale: float,
+        index_block: int = 1,
+    ) -> None:
         """Look at the operands' layouts and dtypes."""
         sink = operands.attn_sink
         self._dense = lie_densely(operands) and (sink is None or sink.dtype is torch.float32)
         self._signed, self._sm_scale = operands.kv.dtype is torch.int8, sm_scale
         self._every = runner.empty(0, dtype=torch.int32)
         self._no_sink = runner.empty(0, dtype=torch.float32)
+        self._block_log2 = index_block.bit_length() - 1
+        q, kv = operands.q, operands.kv
+        self._no_rows = runner.empty(0, kv.shape[1], dtype=kv.dtype)
+        self._no_slots = runner.empty(q.shape[0], 0, dtype=torch.int32)
+
+    def more(self, operands: SparseMlaOutOperands) -> MoreOperands:
+        """The arguments of a second source, of ranges and of blocks."""
+        return MoreOperands(
+            ends=_given(operands.ends, self._every),
+            extra_kv=aligned(_given(operands.extra_kv, self._no_rows)),
+            extra_indices=_given(operands.extra_indices, self._no_slots),
+            extra_topk_length=_given(operands.extra_topk_length, self._every),
+            extra_ends=_given(operands.extra_ends, self._every),
+            block_log2=self._block_log2,
+        )
 
     def __call__(self, operands: SparseMlaOutOperands) -> Operands:
         """The arguments."""
-        q, kv, indices, out, lse, _, topk_length, attn_sink = operands
+        q, kv, indices, out, lse, _, topk_length, attn_sink = operands[:8]
         lengths = self._every if topk_length is None else topk_length
         sink = self._no_sink if attn_sink is None else attn_sink
         if not self._dense:
@@ -121,17 +166,21 @@ class Form(NamedTuple):
     """A compiled forward.
 
     Attributes:
-        function: its arguments: `Operands`, max_logits, `last`, lists of groups of several queries,
-            and if items are drawn their order, counters and a choice.
+        function: its arguments: `Operands`, max_logits, `last`, joined `MoreOperands`, lists of
+            groups of several queries, and if items are drawn their order, counters and a choice.
         group: queries of a group.
         last: arguments by the number of queries.
         drawn: items are drawn.
+        max_logits: the largest logits are written, asked for or not.
+        joined: `MoreOperands` follow `last`.
     """
 
     function: Callable[..., Any]
     group: int = 1
     last: Callable[[int], tuple[Any, ...]] = lambda _: ()
     drawn: bool = False
+    max_logits: bool = False
+    joined: bool = False
 
     def lists(self, runner: Runner, num_queries: int, topk: int) -> list[Callable[[], Tensor]]:
         """Functions that allocate the lists of so many queries, and their order."""
@@ -154,11 +203,17 @@ class Launches:
     """
 
     def __init__(
-        self, runner: Runner, operands: SparseMlaOperands, sm_scale: float, *forms: Form
+        self,
+        runner: Runner,
+        operands: SparseMlaOperands,
+        sm_scale: float,
+        *forms: Form,
+        index_block: int = 1,
     ) -> None:
         """Choose the number of launches."""
-        self._inputs = Inputs(runner, operands, sm_scale)
-        self._no_logits = runner.empty(0, dtype=torch.float32)
+        self._inputs = Inputs(runner, operands, sm_scale, index_block)
+        unasked = operands.q.shape[:2] if any(form.max_logits for form in forms) else (0,)
+        self._unasked = runner.allocator(*unasked, dtype=torch.float32)
         num_queries, topk = operands.indices.shape
         group = max(form.group for form in forms)
         groups = max(1, MOST_UNION_BYTES // (UNION_BYTES * group * topk))
@@ -176,12 +231,13 @@ class Launches:
     def __call__(self, operands: SparseMlaOutOperands) -> None:
         """Write the results."""
         x, max_logits = self._inputs(operands), operands.max_logits
-        largest = self._no_logits if max_logits is None else max_logits
+        largest = self._unasked() if max_logits is None else max_logits
         draws = self._draws()
         num_queries = x.q.shape[0]
         if num_queries <= self._at_a_time:
             for form, last, lists in self._forms:
-                of_form = (*last, *(allocate() for allocate in lists), *(draws * form.drawn))
+                more = self._inputs.more(operands) if form.joined else ()
+                of_form = (*last, *more, *(allocate() for allocate in lists), *(draws * form.drawn))
                 form.function(*x, largest.view(-1), *of_form)
             return
         memory = [[allocate() for allocate in lists] for _, _, lists in self._forms]

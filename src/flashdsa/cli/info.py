@@ -20,7 +20,16 @@ _SHORT = {
     "float64": "fp64",
     "float8_e4m3fn": "e4m3",
 }
-_FLAGS = ("attn_sink", "topk_length", "deterministic", "sorted", "positions", "packed_kv")
+_FLAGS = (
+    "attn_sink",
+    "topk_length",
+    "extra_kv",
+    "ranges",
+    "deterministic",
+    "sorted",
+    "positions",
+    "packed_kv",
+)
 
 
 @click.command()

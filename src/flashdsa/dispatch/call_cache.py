@@ -97,8 +97,6 @@ class CallCache:
         if _Guards is None or (way == OUTSIDE and any(x.requires_grad for x in tensors)):
             return
         matches = self._matcher(operands)
-        if not matches(*operands):  # one of them is there twice
-            return
         keyed = operands[self._keyed]
         assert keyed is not None
         key = (keyed.numel(), values, backend, way, raw_settings())
@@ -120,12 +118,21 @@ class CallCache:
         what is written lies apart. It runs in every call: an expression without loops.
         """
         rows = self._spec.operands
-        given = {n: x for n, x in enumerate(operands) if x is not None}
+        numbers: dict[int, int] = {}
+        given: dict[int, Tensor] = {}  # guards take no tensor twice
+        for n, x in enumerate(operands):
+            if x is not None and numbers.setdefault(id(x), n) == n:
+                given[n] = x
         free = {n: rows[n].free_dims for n in given}
         if not all(0 < given[n].shape[d] <= most for n in free for d, most in free[n].items()):
             free = {n: {} for n in given}
         fixed = {n: _Fixed(n, x, free[n]) for n, x in given.items()}
-        tests = [f"x{n} is {'not ' * (n in given)}None" for n, x in enumerate(rows) if x.optional]
+        tests = [
+            f"x{n} is {'None' if x is None else f'x{numbers[id(x)]}'}"
+            for n, x in enumerate(operands)
+            if n not in given
+        ]
+        tests += [f"x{n} is not None" for n in given if rows[n].optional]
         tests += [f"not x{n}.is_nested" for n in given]
         tests.append(f"alike({', '.join(f'x{n}' for n in given)})")
         tests += [

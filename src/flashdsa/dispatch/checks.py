@@ -217,23 +217,40 @@ def as_int32(tensor: Tensor, lowest: int) -> Tensor:
     return tensor.clamp(lowest, INT32_MAX).to(torch.int32)
 
 
+_LOWEST_SLOTS = {"indices": -1, "ends": -1, "topk_length": 0}
+"""Fields of a list of slots, each with the lowest value that means something."""
+
+
 def int32_slots(operands: Any) -> Any:
-    """A tuple of operands with indices (S, topk) instead of (S, 1, topk), and with int32 slots."""
+    """A tuple of operands with lists of int32: ids (S, topk) instead of (S, 1, topk), the starts of
+    a range (S, 1) instead of (S,)."""
     indices, length = operands.indices, operands.topk_length
     if (
         indices.dtype is torch.int32
         and indices.dim() == 2
         and (length is None or length.dtype is torch.int32)
+        and getattr(operands, "extra_indices", None) is getattr(operands, "ends", None) is None
     ):
         return operands
-    indices = drop_kv_head("indices", indices, "[S, topk] or [S, 1, topk]")
-    require_dtype("indices", indices, torch.int32, torch.int64)
-    if length is not None:
-        require_dtype("topk_length", length, torch.int32, torch.int64)
-    return operands._replace(
-        indices=as_int32(indices, -1),
-        topk_length=None if length is None else as_int32(length, 0),
-    )
+    changed: dict[str, Tensor] = {}
+    for source in ("", "extra_"):
+        for field, lowest in _LOWEST_SLOTS.items():
+            name = source + field
+            given = getattr(operands, name, None)
+            if given is None:
+                continue
+            slots = given
+            if field == "indices" and slots.dim() != 2:
+                if slots.dim() == 1 and getattr(operands, f"{source}ends", None) is not None:
+                    slots = slots[:, None]
+                else:
+                    slots = drop_kv_head(name, slots, "[S, topk] or [S, 1, topk]")
+            if slots.dtype is not torch.int32:
+                require_dtype(name, slots, torch.int32, torch.int64)
+                slots = as_int32(slots, lowest)
+            if slots is not given:
+                changed[name] = slots
+    return operands._replace(**changed) if changed else operands
 
 
 def _shape(tensor: Tensor) -> str:

@@ -178,7 +178,7 @@ class Parameter:
     Attributes:
         name: as in the public function and in messages.
         kind: its type in the schema; an "int" is at least 1, a "str" the name of a backend.
-        default: gives the value that None stands for from the first operand.
+        default: gives the value that None, or nothing, stands for from the first operand.
         rule: raises for a wrong value; takes the name, the value and the operands.
         passed: whether the backend's function gets it; otherwise it only tells backends apart.
         given: whether a caller gives it; otherwise the public function does.

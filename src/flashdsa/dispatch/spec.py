@@ -84,6 +84,7 @@ class OpSpec:
                 *(operand for operand in self.operands if operand.optional),
             ),
             parameters=tuple(p for p in self.parameters if p.passed and p.name not in told),
+            rule=self.rule,
         )
 
     @cached_property
@@ -122,10 +123,11 @@ class OpSpec:
 
     def require_tensors(self, operands: Sequence[Any]) -> None:
         """Every operand is a torch.Tensor, or None where that is allowed; none has a batch."""
-        for operand, value in zip(self.operands, operands, strict=True):
-            if value is not None or not operand.optional:
-                require_tensor(operand.name, value)
-        for operand, value in zip(self.operands, operands, strict=True):
+        rows = zip(self.operands, operands, strict=True)
+        given = [(row, x) for row, x in rows if x is not None or not row.optional]
+        for operand, value in given:
+            require_tensor(operand.name, value)
+        for operand, value in given:
             if operand.batched:
                 operand.require_rank(value)
 

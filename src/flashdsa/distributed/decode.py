@@ -300,6 +300,7 @@ def _checked(
         "deterministic": False,
         "backward_backend": backend,
         "max_logits": False,
+        "index_block": 1,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     sizes["H"] *= group.size

@@ -245,6 +245,7 @@ def _check(
         "deterministic": options.deterministic,
         "backward_backend": options.backend,
         "max_logits": False,
+        "index_block": 1,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     require_device_of_group("kv_local", x.kv.device, group)

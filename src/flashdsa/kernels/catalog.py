@@ -12,6 +12,8 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -209,9 +211,16 @@ SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(
-        FwdPlan(group, largest, drawn)
-        for drawn, largest, group in product((False, True), (False, True), GROUPS)
+    plans=(
+        *(
+            FwdPlan(group, largest, drawn)
+            for drawn, largest, group in product((False, True), (False, True), GROUPS)
+        ),
+        FwdPlan(tile=WITHOUT_ROPE),
+        FwdPlan(drawn=True, tile=WITHOUT_ROPE),
+        *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
+        FwdPlan(max_logits=True, joined=True),
+        FwdPlan(max_logits=True, joined=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -273,11 +282,10 @@ MLA_BWD_FUSED = KernelSpec(
             per_item.PerItemPlan(queries, more, slots, tickets)
             for slots, tickets in ((False, False), (True, False), (False, True))
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+            if more != 2 or not tickets
         ),
-        *(
-            per_item.PerItemPlan(more=more, tickets=tickets, short=True)
-            for tickets, more in product((False, True), (2, 4))
-        ),
+        *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
+        per_item.PerItemPlan(more=4, tickets=True, short=True),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",
@@ -292,7 +300,13 @@ SPARSE_MLA_DECODE = KernelSpec(
     name="mla_decode",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(DecodePlan(), DecodePlan(packed=True)),
+    plans=(
+        DecodePlan(),
+        DecodePlan(packed=True),
+        DecodePlan(tile=WITHOUT_ROPE),
+        DecodePlan(joined=True),
+        DecodePlan(joined=True, tile=WITHOUT_ROPE),
+    ),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},
@@ -301,7 +315,7 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
     name="mla_decode_dealt",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(DealtPlan(), DealtPlan(packed=True)),
+    plans=(DealtPlan(), DealtPlan(packed=True), DealtPlan(tile=WITHOUT_ROPE)),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},
@@ -314,6 +328,15 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
+)
+SPARSE_MLA_DECODE_DEALT_FEW_HEADS = KernelSpec(
+    name="mla_decode_dealt_heads",
+    arch=SM90.name,
+    operations=("sparse_mla_fwd",),
+    plans=(DealtFewHeadsPlan(),),
+    build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.build:compile_dealt",
+    entry="dealt_few_heads_kernel",
+    roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
 )
 _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 
@@ -388,6 +411,7 @@ KERNELS = (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,
+    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     ATTENTION_TARGET,
     INDEXER_SCORES,
     INDEXER_BWD,

@@ -36,6 +36,8 @@ __all__ = ["sparse_mla", "sparse_mla_fwd"]
 
 PACKED = (torch.uint8, torch.int8)
 """dtypes of packed kv rows."""
+Rows = Tensor | tuple[Tensor, Tensor]
+"""A list of rows for each query: ids, or the starts and ends of a range."""
 VALID_INDICES = "valid indices of sequence b; invalid ones stay -1"
 
 
@@ -49,8 +51,8 @@ def refuse_packed(kv: Tensor, operation: str = "mla_bwd") -> None:
 
 
 def rows_and_slots(operands: Any) -> Any:
-    """Return operands with kv (S_kv, d), indices (S, topk) and int32 slots; the same tuple if it
-    has them.
+    """Return operands with sources (rows, d), lists (S, slots) and int32 slots; the same tuple if
+    it has them.
 
     MLA in MQA form has one kv head, and ids count the rows of all pages through.
 
@@ -60,9 +62,62 @@ def rows_and_slots(operands: Any) -> Any:
     if wants_gradient(operands):
         refuse_packed(operands.kv, "sparse_mla_fwd")
     slots = int32_slots(operands)
-    if slots.kv.dim() == 2:
-        return slots
-    return slots._replace(kv=kv_rows("kv", operands.kv))
+    extra_kv = getattr(operands, "extra_kv", None)
+    if slots.kv.dim() != 2:
+        slots = slots._replace(kv=kv_rows("kv", operands.kv))
+    if extra_kv is not None and extra_kv.dim() != 2:
+        slots = slots._replace(extra_kv=kv_rows("extra_kv", extra_kv))
+    return slots
+
+
+def split_ranges(kind: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """The operands of a tuple `kind` with starts and ends for each list that is a pair of them."""
+    named = dict(zip(kind._fields, operands, strict=True))
+    for indices, ends in (("indices", "ends"), ("extra_indices", "extra_ends")):
+        slots = named[indices]
+        if isinstance(slots, tuple):
+            if len(slots) != 2:
+                raise ArgumentValueError(
+                    f"{indices}: expected ids, or a pair (starts, ends) of a range; "
+                    f"got {len(slots)} values"
+                )
+            named[indices], named[ends] = slots
+    return tuple(named.values())
+
+
+def require_lists(operands: Any) -> None:
+    """Every source has a list; a range is one column of starts, and has no length."""
+    for name in ("extra_kv", "extra_indices", "extra_topk_length", "extra_ends"):
+        for needed in ("extra_kv", "extra_indices"):
+            if getattr(operands, name) is not None and getattr(operands, needed) is None:
+                raise ArgumentValueError(f"{name}: expected {needed} beside it; got None")
+    for source in ("", "extra_"):
+        if getattr(operands, f"{source}ends") is None:
+            continue
+        if getattr(operands, f"{source}topk_length") is not None:
+            raise ArgumentValueError(
+                f"{source}topk_length: expected None, since {source}indices are a range, which has "
+                "no length beside its ends; got a tensor"
+            )
+        starts = getattr(operands, f"{source}indices")
+        if starts.shape[1] != 1:
+            raise ArgumentValueError(
+                f"{source}indices: expected starts [S] of a range; got shape {list(starts.shape)}"
+            )
+    extra_kv = operands.extra_kv
+    if extra_kv is not None and (extra_kv.dtype in PACKED) != (operands.kv.dtype in PACKED):
+        raise ArgumentTypeError(
+            "extra_kv: expected rows as kv has them, both of q's dtype or both packed; got "
+            f"{extra_kv.dtype} beside {operands.kv.dtype}"
+        )
+
+
+def _require_ids(name: str, block: int, operands: Any) -> None:
+    """A range has no blocks."""
+    if block != 1 and operands.ends is not None:
+        raise ArgumentValueError(
+            f"{name}: expected 1, since indices are a range, which has no blocks; got {block}"
+        )
 
 
 def _kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -72,11 +127,12 @@ def _kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 def _require_kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
     """Require as many columns as q has, or a packed row's 656 bytes instead of 576 columns."""
-    rows, d_qk = sizes["S_kv"], sizes["d_qk"]
+    size, d_qk = "S_kv" if name == "kv" else "S_extra", sizes["d_qk"]
+    rows = sizes[size]
     if kv.dtype not in PACKED:
-        require_shape(name, kv, (rows, d_qk), "[S_kv, d_qk] or [S_kv, 1, d_qk]")
+        require_shape(name, kv, (rows, d_qk), f"[{size}, d_qk] or [{size}, 1, d_qk]")
         return
-    require_shape(name, kv, (rows, KV_ROW_BYTES), f"[S_kv, {KV_ROW_BYTES}] of packed rows")
+    require_shape(name, kv, (rows, KV_ROW_BYTES), f"[{size}, {KV_ROW_BYTES}] of packed rows")
     if d_qk != D_QK:
         raise ArgumentValueError(
             f"{name}: packed rows are of {D_QK} columns; expected as many of q, got {d_qk}"
@@ -126,6 +182,18 @@ KvOrPacked = Annotated[Tensor, Operand("S_kv width", _kv_dtypes, rule=_require_k
 Indices = Annotated[Tensor, Operand("S topk", INT32, nonempty="expected topk >= 1 columns; got 0")]
 TopkLength = Annotated[Tensor | None, Operand("S", INT32)]
 AttnSink = Annotated[Tensor | None, Operand("H", _sink_dtypes)]
+Ends = Annotated[Tensor | None, Operand("S", INT32)]
+ExtraKv = Annotated[
+    Tensor | None, Operand("S_extra d_qk", same_dtype, note=" or [S_extra, 1, d_qk]")
+]
+ExtraKvOrPacked = Annotated[
+    Tensor | None, Operand("S_extra extra_width", _kv_dtypes, rule=_require_kv_columns)
+]
+ExtraIndices = Annotated[
+    Tensor | None,
+    Operand("S extra_topk", INT32, nonempty="expected extra_topk >= 1 columns; got 0"),
+]
+INDEX_BLOCK = Parameter("index_block", "int", default=lambda _: 1, rule=_require_ids)
 SCALE = Parameter("sm_scale", "float")
 DETERMINISTIC = Parameter("deterministic", "bool")
 OF_BACKWARD = (
@@ -136,13 +204,22 @@ OF_BACKWARD = (
 
 
 class SparseMlaOperands(NamedTuple):
-    """Operands of `sparse_mla_fwd`: kv has rows of q's dtype, or packed rows of bytes."""
+    """Operands of `sparse_mla_fwd`: kv has rows of q's dtype, or packed rows of bytes.
+
+    With `ends` the list of kv's rows is a range: `indices` (S, 1) are its starts. `extra_ends` say
+    the same of extra_kv's.
+    """
 
     q: Q
     kv: KvOrPacked
     indices: Indices
     topk_length: TopkLength = None
     attn_sink: AttnSink = None
+    ends: Ends = None
+    extra_kv: ExtraKvOrPacked = None
+    extra_indices: ExtraIndices = None
+    extra_topk_length: TopkLength = None
+    extra_ends: Ends = None
 
     @property
     def into(self) -> type[SparseMlaOutOperands]:
@@ -161,11 +238,16 @@ class SparseMlaOutOperands(NamedTuple):
     max_logits: Tensor | None = None
     topk_length: Tensor | None = None
     attn_sink: Tensor | None = None
+    ends: Tensor | None = None
+    extra_kv: Tensor | None = None
+    extra_indices: Tensor | None = None
+    extra_topk_length: Tensor | None = None
+    extra_ends: Tensor | None = None
 
     @property
     def inputs(self) -> SparseMlaOperands:
         """The operands without the outputs."""
-        return SparseMlaOperands(self.q, self.kv, self.indices, self.topk_length, self.attn_sink)
+        return SparseMlaOperands(*self[:3], *self[6:])
 
     @property
     def outputs(self) -> tuple[Tensor, ...]:
@@ -179,8 +261,10 @@ def _arguments_of_backward(
     """`mla_bwd`'s; gradients come in the inputs' dtypes."""
     refuse_packed(x.kv)
     out, lse = kept
-    operands = x.q, x.kv, dO, lse, out, x.indices, x.topk_length, x.attn_sink
-    return *operands, parameters["sm_scale"], parameters["deterministic"], x.kv.dtype
+    q, kv, *lists = x
+    scale, deterministic = parameters["sm_scale"], parameters["deterministic"]
+    values = scale, deterministic, kv.dtype, parameters["index_block"]
+    return q, kv, dO, lse, out, *lists, *values
 
 
 SPARSE_MLA_FWD = register(
@@ -192,17 +276,19 @@ SPARSE_MLA_FWD = register(
             SCALE,
             *OF_BACKWARD,
             Parameter("max_logits", "bool"),
+            INDEX_BLOCK,
         ),
         outputs=(
             Output("out", "S H d_v", ("q",)),
             Output("lse", "S H", (sum_dtype,)),
             Output("max_logits", "S H", (sum_dtype,), when="max_logits"),
         ),
-        autocast=("q", "kv"),
+        autocast=("q", "kv", "extra_kv"),
+        rule=require_lists,
         normalise=rows_and_slots,
         gradient=Gradient(
             by="mla_bwd",
-            of=("q", "kv", "attn_sink"),
+            of=("q", "kv", "extra_kv", "attn_sink"),
             arguments=_arguments_of_backward,
             keeps=("out", "lse"),
         ),
@@ -217,7 +303,7 @@ _INTO = IntoBuffers(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT)
 def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     q: Tensor,
     kv: Tensor,
-    indices: Tensor,
+    indices: Rows,
     *,
     d_v: int = D_V,
     sm_scale: float | None = None,
@@ -226,6 +312,10 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     out: Tensor | None = None,
     lse: Tensor | None = None,
     return_max_logits: bool = False,
+    extra_kv: Tensor | None = None,
+    extra_indices: Rows | None = None,
+    extra_topk_length: Tensor | None = None,
+    index_block: int = 1,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """Attention of every query over the kv rows that `indices` names for it.
@@ -240,7 +330,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             page_size, 1, d_qk), q's dtype; V is its first `d_v` columns. Or uint8 or int8 with
             656 instead of d_qk = 576: packed rows, see `quantize_kv`.
         indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values. A
-            paged kv takes ``page * page_size + offset``.
+            paged kv takes ``page * page_size + offset``. Or a pair (starts, ends) of (S,): the
+            rows from ``starts[s]`` to ``ends[s] - 1`` that kv has.
         d_v: columns of V, at most d_qk.
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
         topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
@@ -249,6 +340,11 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         out, lse: buffers without gaps for the results, which they become. They share no memory
             with the inputs; with them there is no gradient. One of them may be missing.
         return_max_logits: whether the largest logits are returned, too.
+        extra_kv: (S_extra, d_qk) or another form of kv, a second source in the same softmax.
+        extra_indices: ids of its rows, or a range, in the forms of `indices`.
+        extra_topk_length: (S,), slots in use of `extra_indices`.
+        index_block: rows that an id of `indices` names: B from ``B * indices[s, i]`` on. A range
+            has no blocks.
         backend: "auto" or the name of one (`flashdsa info` lists them).
 
     Returns:
@@ -263,8 +359,22 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             buffers are given or kv has packed rows.
     """
     require_bool("return_max_logits", return_max_logits)
-    operands = q, kv, indices, topk_length, attn_sink
-    values = d_v, scale_or_default(sm_scale, q), False, backend, return_max_logits
+    operands: Sequence[Any] = (
+        q,
+        kv,
+        indices,
+        topk_length,
+        attn_sink,
+        None,
+        extra_kv,
+        extra_indices,
+        extra_topk_length,
+        None,
+    )
+    if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
+        operands = split_ranges(SparseMlaOperands, operands)
+    scale = scale_or_default(sm_scale, q)
+    values = d_v, scale, False, backend, return_max_logits, index_block
     if out is not None or lse is not None:
         buffers = {"out": out, "lse": lse}
         return _INTO.call(operands, values, buffers, backend)
@@ -272,30 +382,37 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     return results if return_max_logits else results[:2]
 
 
-def sparse_mla(
+def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     q: Tensor,
     kv: Tensor,
-    indices: Tensor,
+    indices: Rows,
     *,
     d_v: int = D_V,
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
     deterministic: bool = False,
+    extra_kv: Tensor | None = None,
+    extra_indices: Rows | None = None,
+    extra_topk_length: Tensor | None = None,
+    index_block: int = 1,
     backend: str | tuple[str, str] = "auto",
 ) -> Tensor:
-    """`sparse_mla_fwd`'s O, differentiable in `q`, `kv` and `attn_sink` (not in `indices`).
+    """`sparse_mla_fwd`'s O, differentiable in `q`, `kv`, `extra_kv` and `attn_sink`.
 
     Args:
         q: (S, H, d_qk) bf16, fp16, fp32 or fp64; d_qk = 576 in DeepSeek's MLA.
         kv: as for `sparse_mla_fwd`; packed rows have no gradient, and none may be asked for.
-        indices: (S, topk) or (S, 1, topk) int32 or int64, any values; see `sparse_mla_fwd`.
+        indices: (S, topk) or (S, 1, topk) int32 or int64, any values, or a pair (starts, ends) of
+            (S,); see `sparse_mla_fwd`.
         d_v: columns of V, at most d_qk.
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
         topk_length: (S,) int32 or int64, slots in use of each query; clamped to [0, topk].
         attn_sink: (H,) fp32, a logit that takes weight and gives no value.
         deterministic: gradients are bit-identical from run to run; otherwise the last bits of
             kv's gradient may differ (order of fp32 additions).
+        extra_kv, extra_indices, extra_topk_length, index_block: a second source and blocks of rows;
+            see `sparse_mla_fwd`.
         backend: the name of one or "auto", of both directions or, as a pair, of the forward and
             the backward: ``("cpu", "emulate-sm100")``.
 
@@ -303,9 +420,22 @@ def sparse_mla(
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands = q, kv, indices, topk_length, attn_sink
+    operands: Sequence[Any] = (
+        q,
+        kv,
+        indices,
+        topk_length,
+        attn_sink,
+        None,
+        extra_kv,
+        extra_indices,
+        extra_topk_length,
+        None,
+    )
+    if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
+        operands = split_ranges(SparseMlaOperands, operands)
     forward, backward = _pair(backend)
-    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False
+    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, index_block
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 

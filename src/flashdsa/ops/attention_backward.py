@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -15,14 +16,21 @@ from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import (
     DETERMINISTIC,
+    INDEX_BLOCK,
     SCALE,
     AttnSink,
+    Ends,
+    ExtraIndices,
+    ExtraKv,
     Indices,
     Kv,
     Q,
+    Rows,
     TopkLength,
     refuse_packed,
+    require_lists,
     rows_and_slots,
+    split_ranges,
 )
 
 __all__ = ["mla_bwd"]
@@ -65,6 +73,11 @@ class MlaBwdOperands(NamedTuple):
     indices: Indices
     topk_length: TopkLength = None
     attn_sink: AttnSink = None
+    ends: Ends = None
+    extra_kv: ExtraKv = None
+    extra_indices: ExtraIndices = None
+    extra_topk_length: TopkLength = None
+    extra_ends: Ends = None
 
 
 MLA_BWD = register(
@@ -80,12 +93,15 @@ MLA_BWD = register(
                 default=lambda q: sum_dtype(q.dtype),
                 rule=_require_dkv_dtype,
             ),
+            INDEX_BLOCK,
         ),
         outputs=(
             Output("dQ", "S H d_qk", ("q",)),
             Output("dKV", "S_kv d_qk", ("dkv_dtype", sum_dtype)),
+            Output("dextra_kv", "S_extra d_qk", ("dkv_dtype", sum_dtype), when="extra_kv"),
             Output("d_sink", "H", ("attn_sink", sum_dtype), when="attn_sink"),
         ),
+        rule=require_lists,
         normalise=_rows_with_gradient,
         backward_of="sparse_mla",
     )
@@ -98,15 +114,19 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     dO: Tensor,
     lse: Tensor,
     O: Tensor,
-    indices: Tensor,
+    indices: Rows,
     *,
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
     deterministic: bool = False,
     dkv_dtype: torch.dtype | None = None,
+    extra_kv: Tensor | None = None,
+    extra_indices: Rows | None = None,
+    extra_topk_length: Tensor | None = None,
+    index_block: int = 1,
     backend: str = "auto",
-) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Gradients of sparse MLA from the forward's results.
 
     ``P = exp(s - lse')``, ``lse' = logaddexp(lse, attn_sink)``, ``delta = sum_d O dO``,
@@ -116,6 +136,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     Args:
         q, kv, indices, sm_scale, topk_length, attn_sink, backend: as for `sparse_mla_fwd`; kv in
             q's dtype.
+        extra_kv, extra_indices, extra_topk_length, index_block: as for `sparse_mla_fwd`.
         dO: (S, H, d_v) in q's dtype, the gradient of O.
         lse: (S, H) fp32 (fp64 for fp64 inputs), as the forward returned it (natural logarithm).
         O: (S, H, d_v) in q's dtype, as the forward returned it (scaled by the sink, if any).
@@ -126,17 +147,35 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
             place of 1, and up to three fp32 dKVs in place of one, of 1 GiB together. On Blackwell
             it costs some 40 % (predicted) and a workspace: 2304 bytes for each slot of as many
             queries as fit 1 GiB, and of one query at least.
-        dkv_dtype: dtype of dKV: None or fp32, or q's; fp64 for fp64 inputs.
+        dkv_dtype: dtype of dKV and dextra_kv: None or fp32, or q's; fp64 for fp64 inputs.
 
     Returns:
-        dQ (S, H, d_qk) in q's dtype, dKV in kv's shape, and where there is a sink d_sink (H,).
-        Rows of dKV that no valid slot names are exactly 0.
+        dQ (S, H, d_qk) in q's dtype, dKV in kv's shape, then, if there is an extra_kv, dextra_kv in
+        its shape, and, if there is a sink, d_sink (H,). Rows of dKV and of dextra_kv that no valid
+        slot of their source names are exactly 0.
 
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = q, kv, dO, lse, O, indices, topk_length, attn_sink
-    values = scale_or_default(sm_scale, q), deterministic, dkv_dtype
-    dq, dkv, d_sink = call(MLA_BWD, operands, values, backend)
-    dkv = dkv.view(kv.shape)
-    return (dq, dkv) if attn_sink is None else (dq, dkv, d_sink)
+    operands: Sequence[Any] = (
+        q,
+        kv,
+        dO,
+        lse,
+        O,
+        indices,
+        topk_length,
+        attn_sink,
+        None,
+        extra_kv,
+        extra_indices,
+        extra_topk_length,
+        None,
+    )
+    if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
+        operands = split_ranges(MlaBwdOperands, operands)
+    values = scale_or_default(sm_scale, q), deterministic, dkv_dtype, index_block
+    dq, dkv, dextra_kv, d_sink = call(MLA_BWD, operands, values, backend)
+    of_extra = () if extra_kv is None else (dextra_kv.view(extra_kv.shape),)
+    of_sink = () if attn_sink is None else (d_sink,)
+    return dq, dkv.view(kv.shape), *of_extra, *of_sink

@@ -49,9 +49,9 @@ _USUAL: Mapping[str, Sequence[int]] = {
     "H": (NUM_INDEX_HEADS,),
     "d_qk": (D_QK,),
     "d_v": (D_V,),
-    "topk": (INDEX_TOPK,),
+    **dict.fromkeys(("topk", "extra_topk"), (INDEX_TOPK,)),
     "max_len": (INDEX_TOPK,),
-    "S_kv": (PAGE_SIZE,),
+    **dict.fromkeys(("S_kv", "S_extra"), (PAGE_SIZE,)),
 }
 """Sizes and numbers by their names in the operations' tables; others are 1."""
 
@@ -76,8 +76,8 @@ def bind(
         operation: "sparse_mla_fwd", "sparse_mla_fwd_out", "mla_bwd", "dsa_topk_indexer" and so on.
         operands: tensors; None, or left out at the end, where an optional one is missing.
         backend: "auto" or the name of one.
-        parameters: a bool is False by default, `sm_scale` is ``d_qk ** -0.5``, a dtype is that of
-            the operation's function.
+        parameters: a bool is False by default, `sm_scale` is ``d_qk ** -0.5``, `index_block` 1, a
+            dtype is that of the operation's function.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -171,6 +171,8 @@ def _values(
             value = scale_or_default(value, operands[0])
         elif value is None and parameter.kind == "bool":
             value = False
+        elif value is None and parameter.kind == "int" and parameter.default is not None:
+            value = parameter.default(operands[0])
         elif parameter.kind == "str":
             value = "auto"
         values.append(parameter.accept(value))
@@ -213,12 +215,16 @@ def _requests(chosen: Mapping[str, Any]) -> Sequence[int]:
     return (rows,) if rows % 2 else (rows, rows // 2)
 
 
-def _width(chosen: Mapping[str, Any]) -> Sequence[int]:
-    """Columns of kv: q's, or a packed row's bytes."""
-    return (KV_ROW_BYTES if chosen.get("kv_dtype") in PACKED else chosen["d_qk"],)
+def _width(name: str, chosen: Mapping[str, Any]) -> Sequence[int]:
+    """Columns of a source: q's, or a packed row's bytes."""
+    return (KV_ROW_BYTES if chosen.get(f"{name}_dtype") in PACKED else chosen["d_qk"],)
 
 
-_FOLLOWING = {"requests": _requests, "width": _width}
+_FOLLOWING: Mapping[str, Callable[[Mapping[str, Any]], Sequence[int]]] = {
+    "requests": _requests,
+    "width": partial(_width, "kv"),
+    "extra_width": partial(_width, "extra_kv"),
+}
 """Sizes that follow from other choices."""
 
 

@@ -40,6 +40,7 @@ from flashdsa.reference.quant import (
     write_index_k_cache,
 )
 from flashdsa.reference.sparse_mla import (
+    join_sources,
     mla_bwd,
     mla_bwd_dkv_along,
     mla_bwd_dkv_spread,
@@ -70,6 +71,7 @@ __all__ = [
     "indexer_product_magnitude",
     "indexer_score_magnitude",
     "indexer_scores",
+    "join_sources",
     "merge_attention",
     "mla_bwd",
     "mla_bwd_dkv_along",

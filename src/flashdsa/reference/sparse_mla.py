@@ -16,20 +16,66 @@ def _f64(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)
 
 
+Rows = Tensor | tuple[Tensor, Tensor]
+"""Ids `[S, topk]` or `[S, 1, topk]`, or the starts and ends `[S]` of ranges."""
+
+
 def valid_slots(
-    indices: Tensor, num_keys: int, topk_length: Tensor | None = None
+    indices: Rows, num_keys: int, topk_length: Tensor | None = None, index_block: int = 1
 ) -> list[list[int]]:
     """The kv rows that each query's valid slots name, in slot order, with repetitions.
 
-    `indices` is `[S, topk]` or `[S, 1, topk]`, `topk_length` `[S]` or None.
+    An id names `index_block` rows; `topk_length` `[S]` or None counts ids.
     """
+    if isinstance(indices, tuple):
+        starts, ends = (x.tolist() for x in indices)
+        return [
+            list(range(max(start, 0), min(end, num_keys)))
+            for start, end in zip(starts, ends, strict=True)
+        ]
     table = indices.detach().cpu().reshape(indices.shape[0], indices.shape[-1]).tolist()
     topk = indices.shape[-1]
     lengths = [topk] * len(table) if topk_length is None else topk_length.cpu().tolist()
     return [
-        [row for slot, row in enumerate(rows) if slot < length and 0 <= row < num_keys]
-        for rows, length in zip(table, lengths, strict=True)
+        [
+            row
+            for slot, one in enumerate(ids)
+            if slot < length
+            for row in range(one * index_block, (one + 1) * index_block)
+            if 0 <= row < num_keys
+        ]
+        for ids, length in zip(table, lengths, strict=True)
     ]
+
+
+def join_sources(
+    kv: Tensor,
+    indices: Rows,
+    *,
+    topk_length: Tensor | None = None,
+    extra_kv: Tensor | None = None,
+    extra_indices: Rows | None = None,
+    extra_topk_length: Tensor | None = None,
+    index_block: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """One source and one list of ids that mean the same, for the functions below.
+
+    -> the rows of kv and, after them, those of extra_kv; int32 `[S, most]`, the rows that the valid
+    slots of both lists name, then -1.
+    """
+    rows = kv.reshape(num_rows(kv), kv.shape[-1])
+    named = valid_slots(indices, len(rows), topk_length, index_block)
+    if extra_kv is not None:
+        assert extra_indices is not None
+        extra = extra_kv.reshape(num_rows(extra_kv), extra_kv.shape[-1])
+        of_extra = valid_slots(extra_indices, len(extra), extra_topk_length)
+        for mine, others in zip(named, of_extra, strict=True):
+            mine += [len(rows) + row for row in others]
+        rows = torch.cat([rows, extra])
+    most = max([1, *map(len, named)])
+    padded = [one + [-1] * (most - len(one)) for one in named]
+    ids = torch.tensor(padded, dtype=torch.int32, device=kv.device)
+    return rows, ids.view(len(named), most)
 
 
 def num_rows(kv: Tensor) -> int:

@@ -21,7 +21,7 @@ def sparse_mla_fwd(
     return flashdsa.sparse_mla_fwd(
         inputs.q,
         inputs.kv,
-        inputs.indices,
+        inputs.rows,
         d_v=inputs.case.d_v,
         return_max_logits=with_max_logits and inputs.case.max_logits,
         backend=backend,
@@ -48,7 +48,7 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
     given = flashdsa.sparse_mla_fwd(
         inputs.q,
         inputs.kv,
-        inputs.indices,
+        inputs.rows,
         d_v=case.d_v,
         out=out,
         lse=lse,
@@ -60,13 +60,21 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
     def operands() -> SparseMlaOutOperands:
         largest = poisoned(*rows, dtype=sums) if case.max_logits else None
         kv = inputs.kv.view(-1, inputs.kv.shape[-1])
-        indices = inputs.indices.view(case.num_queries, case.topk)
-        length, sink = options.get("topk_length"), options.get("attn_sink")
-        return SparseMlaOutOperands(inputs.q, kv, indices, *buffers(), largest, length, sink)
+        indices = inputs.indices.view(case.num_queries, -1)
+        written = SparseMlaOutOperands(inputs.q, kv, indices, *buffers(), largest)
+        written = written._replace(topk_length=inputs.topk_length, attn_sink=inputs.attn_sink)
+        if inputs.extra_kv is not None and inputs.extra_indices is not None:
+            written = written._replace(
+                extra_kv=inputs.extra_kv.view(-1, kv.shape[-1]),
+                extra_indices=inputs.extra_indices.view(case.num_queries, -1),
+                extra_topk_length=inputs.extra_topk_length,
+                extra_ends=inputs.extra_ends,
+            )
+        return written._replace(ends=inputs.ends)
 
-    scale = options.get("sm_scale")
+    given_to_bind = {"sm_scale": case.sm_scale, "index_block": case.index_block}
     bound = operands()
-    serve = flashdsa.bind("sparse_mla_fwd_out", bound, backend=backend, sm_scale=scale)
+    serve = flashdsa.bind("sparse_mla_fwd_out", bound, backend=backend, **given_to_bind)
     serve(bound)
     bound = operands()
     serve(bound)
@@ -77,10 +85,15 @@ def sparse_mla(inputs: SparseMlaInputs, backend: str) -> tuple[Tensor, dict[str,
     """O, and by name the gradients of `sum(O * dO)` in the inputs' dtypes."""
     q, kv = inputs.q.detach().requires_grad_(), inputs.kv.detach().requires_grad_()
     sink = None if inputs.attn_sink is None else inputs.attn_sink.detach().requires_grad_()
+    extra = None if inputs.extra_kv is None else inputs.extra_kv.detach().requires_grad_()
     options = {**inputs.options, "attn_sink": sink}
-    O = flashdsa.sparse_mla(q, kv, inputs.indices, d_v=inputs.case.d_v, backend=backend, **options)
+    if extra is not None:
+        options["extra_kv"] = extra
+    O = flashdsa.sparse_mla(q, kv, inputs.rows, d_v=inputs.case.d_v, backend=backend, **options)
     O.backward(inputs.do)
     gradients = {"q.grad": q.grad, "kv.grad": kv.grad}
+    if extra is not None:
+        gradients["extra_kv.grad"] = extra.grad
     if sink is not None:
         gradients["attn_sink.grad"] = sink.grad
     present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
@@ -97,14 +110,14 @@ def mla_bwd(
     deterministic: bool = False,
     dkv_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    """dQ, dKV, and d_sink if there is one, of that O and lse."""
+    """dQ, dKV, and dextra_kv and d_sink if there is one, of that O and lse."""
     return flashdsa.mla_bwd(
         inputs.q,
         inputs.kv,
         inputs.do,
         lse,
         O,
-        inputs.indices,
+        inputs.rows,
         deterministic=deterministic,
         dkv_dtype=dkv_dtype,
         backend=backend,

@@ -37,6 +37,18 @@ ATTENTION = [
     SparseMlaCase("fp32", 4, 1000, 32, 256, dtype=_FP32),
     SparseMlaCase("fp64", 4, 1000, 32, 256, dtype=_FP64),
     SparseMlaCase("other dims: 24/16", 8, 100, 5, 33, d_qk=24, d_v=16),
+    SparseMlaCase("512 columns", 5, 300, 64, 128, d_qk=512, invalid=True, poison=True),
+    SparseMlaCase("two sources", 10, 130, 16, 70, d_qk=512, extra_keys=90, extra_topk=40,
+                  duplicates=True, invalid=True, empty_rows=True, topk_length=True, poison=True,
+                  attn_sink="infinite"),
+    SparseMlaCase("40 rows and a window", 18, 150, 64, 40, d_qk=512, extra_keys=400,
+                  extra_topk=128, ranges="extra_kv", invalid=True, topk_length=True, poison=True,
+                  attn_sink="finite"),
+    SparseMlaCase("two ranges", 18, 300, 16, 129, extra_keys=70, extra_topk=5,
+                  ranges="kv and extra_kv", empty_rows=True, poison=True),
+    SparseMlaCase("pools of 4 and a tail", 18, 130, 64, 20, d_qk=512, index_block=4,
+                  extra_keys=130, extra_topk=3, ranges="extra_kv", invalid=True, topk_length=True,
+                  poison=True),
 ]
 FORWARD = [
     SparseMlaCase("largest logits", 6, 130, 16, 70, max_logits=True, invalid=True,
@@ -48,6 +60,10 @@ FORWARD = [
                   poison=True, attn_sink="finite"),
     SparseMlaCase("packed pages, 32 heads", 4, 256, 32, 96, packed="ue8m0", page_size=64,
                   duplicates=True, empty_rows=True, attn_sink="infinite"),
+    SparseMlaCase("packed rows of two sources", 9, 128, 16, 64, packed="ue8m0", page_size=64,
+                  extra_keys=90, extra_topk=40, invalid=True, poison=True, attn_sink="finite"),
+    SparseMlaCase("largest logits of two sources", 10, 130, 16, 70, max_logits=True,
+                  extra_keys=90, extra_topk=40, invalid=True, empty_rows=True, poison=True),
     # More work items than a GPU has SMs, whose few slots keep them small: not the decode's.
     SparseMlaCase("133 queries, lengths", 133, 100, 64, 24, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
@@ -61,11 +77,20 @@ FORWARD = [
                   poison=True, attn_sink="finite"),
     SparseMlaCase("926 queries in groups of 8", 926, 100, 8, 16, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
+    # Rows that are K and V alike: the decode, the forward, and groups.
+    SparseMlaCase("512 columns", 3, 300, 64, 200, d_qk=512, duplicates=True, invalid=True,
+                  poison=True, attn_sink="infinite"),
+    SparseMlaCase("512 columns, 133 queries", 133, 100, 64, 24, d_qk=512, invalid=True,
+                  topk_length=True, poison=True),
+    SparseMlaCase("512 columns, 135 queries in groups of 2", 135, 100, 32, 24, d_qk=512,
+                  invalid=True, attn_sink="finite"),
     # Long lists of few keys: tiles are dealt out by the lists, and most of them have no key.
-    SparseMlaCase("40 queries of 2048 slots", 40, 100, 64, 2048, invalid=True, poison=True,
+    SparseMlaCase("70 queries of 2048 slots", 70, 100, 64, 2048, invalid=True, poison=True,
                   attn_sink="finite"),
     SparseMlaCase("packed rows, 40 queries of 2048 slots", 40, 300, 64, 2048, packed="ue8m0",
                   invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("packed rows, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048,
+                  packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
     SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,
                   topk_length=True, poison=True),
 ]
@@ -73,6 +98,8 @@ INTO_BUFFERS = [
     SparseMlaCase("buffers of the caller", 4, 200, 16, 64, invalid=True, topk_length=True),
     SparseMlaCase("packed rows", 4, 200, 16, 64, packed="ue8m0", attn_sink="finite"),
     SparseMlaCase("largest logits", 4, 200, 16, 64, max_logits=True, empty_rows=True),
+    SparseMlaCase("blocks and a range", 9, 130, 16, 20, index_block=4, extra_keys=90, extra_topk=40,
+                  ranges="extra_kv"),
 ]
 
 

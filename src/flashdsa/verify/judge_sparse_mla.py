@@ -37,7 +37,8 @@ def accumulator_dtype(inputs: SparseMlaInputs) -> torch.dtype:
 
 def empty_queries(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S]`: the queries without a valid slot."""
-    named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)
+    x = inputs.joined
+    named = reference.valid_slots(x.indices, x.num_keys, x.topk_length)
     return torch.tensor([not rows for rows in named], dtype=torch.bool)
 
 
@@ -63,6 +64,7 @@ def judge_forward(
     Args:
         backend: whose results they are; "": one that adds up in fp32 as IEEE 754 says.
     """
+    inputs = inputs.joined
     case = inputs.case
     operands = (inputs.q, inputs.kv, inputs.indices)
     ref_O, ref_lse = reference.sparse_mla_fwd(*operands, d_v=case.d_v, **inputs.options)
@@ -137,9 +139,8 @@ def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
     If the case poisons or has empty queries, O of its empty queries is NaN, which no gradient may
     show.
     """
-    O, lse = reference.sparse_mla_fwd(
-        inputs.q, inputs.kv, inputs.indices, d_v=inputs.case.d_v, **inputs.options
-    )
+    x = inputs.joined
+    O, lse = reference.sparse_mla_fwd(x.q, x.kv, x.indices, d_v=x.case.d_v, **x.options)
     O, lse = O.to(inputs.case.dtype), lse.to(accumulator_dtype(inputs))
     if inputs.case.empty_rows or inputs.case.poison:
         O[empty_queries(inputs)] = torch.nan
@@ -163,6 +164,17 @@ def _dkv_roundings(
     )
 
 
+def _joined_gradients(inputs: SparseMlaInputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients with those of extra_kv's rows below those of kv's."""
+    if inputs.joined is inputs:
+        return gradients
+    of_extra = ("dextra_kv", "extra_kv.grad")
+    sources = [name for name in gradients if name in ("dKV", "dKV:bf16", "kv.grad", *of_extra)]
+    rows = [gradients[name].flatten(0, -2) for name in sources]
+    others = {name: x for name, x in gradients.items() if name not in of_extra}
+    return {**others, sources[0]: torch.cat(rows)}
+
+
 def judge_backward(
     inputs: SparseMlaInputs,
     O: Tensor,
@@ -174,9 +186,12 @@ def judge_backward(
 ) -> list[Comparison]:
     """The verdicts on gradients named as in the tolerance table, given O and lse.
 
-    The names are dQ, dKV (or "dKV:bf16"), d_sink; or q.grad, kv.grad, attn_sink.grad.
+    The names are dQ, dKV (or "dKV:bf16"), dextra_kv, d_sink; or q.grad, kv.grad, extra_kv.grad,
+    attn_sink.grad. Rows of both sources are judged as one gradient.
     bf16_operands: P and dS went to a tensor core in bf16; see `tolerances`.
     """
+    gradients = _joined_gradients(inputs, gradients)
+    inputs = inputs.joined
     case = inputs.case
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     ref_dQ, ref_dKV, ref_d_sink = reference.mla_bwd(*operands, **inputs.options)
@@ -266,7 +281,8 @@ def check_backward(
     results = calls.mla_bwd(
         inputs, O, lse, backend, deterministic=deterministic, dkv_dtype=dkv_dtype
     )
-    names = ["dQ", "dKV:bf16" if dkv_dtype == torch.bfloat16 else "dKV", "d_sink"]
+    of_extra = ["dextra_kv"] if inputs.of_extra else []
+    names = ["dQ", "dKV:bf16" if dkv_dtype == torch.bfloat16 else "dKV", *of_extra, "d_sink"]
     gradients = dict(zip(names, results, strict=False))
     return judge_backward(inputs, O, lse, gradients, bf16_operands=backend in BF16_OPERANDS)
 

@@ -1,29 +1,19 @@
 """Sparse MLA cases: what each one is about, and the inputs that it stands for."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashdsa import reference
-from flashdsa.reference import valid_slots
+from flashdsa.verify.draw_rows import draw_list, draw_sink, plant_nan_row, poison_rows
 from flashdsa.verify.layouts import strided_copy
 
-INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 NAN_BYTE = 0x7F
 """NaN in e4m3; four of them are 3.4e38 in fp32 and two so in bf16: the largest numbers, and NaN."""
-
-
-def invalid_values(num_keys: int) -> list[int]:
-    """Index values that name no kv row."""
-    return [-1, num_keys, INT32_MIN, num_keys + 7, INT32_MAX, -2]
-
-
-def length_values(topk: int) -> list[int]:
-    """Values of topk_length, inside and outside [0, topk]."""
-    return [max(1, topk // 2), 0, topk, -5, topk + 9, 1, INT32_MAX, INT32_MIN]
 
 
 @dataclass(frozen=True)
@@ -72,6 +62,14 @@ class SparseMlaCase:
     page_size: int = 0
     """kv has pages of so many rows, where it is not 0; num_keys is a multiple of it."""
     indices_3d: bool = False
+    extra_keys: int = 0
+    """Rows of a second source, which `extra_topk` slots of another list name, where that is not
+    0; both lists have the features above."""
+    extra_topk: int = 0
+    ranges: str = ""
+    """Lists that are ranges, of `topk` or `extra_topk` rows at most: "kv", "extra_kv" or both."""
+    index_block: int = 1
+    """Rows of kv that an id names."""
     cancels: bool = False
     """dS all but vanishes (a single key, say), so norms of gradients say nothing; rows still do."""
 
@@ -84,7 +82,10 @@ class SparseMlaCase:
 
 @dataclass(frozen=True)
 class SparseMlaInputs:
-    """q `[S, H, d_qk]`, kv, indices, do (dO) `[S, H, d_v]`, and a case's optional operands."""
+    """q `[S, H, d_qk]`, kv, indices, do (dO) `[S, H, d_v]`, and a case's optional operands.
+
+    With `ends` the list of kv is a range, and `indices` are its starts `[S]`.
+    """
 
     case: SparseMlaCase
     q: Tensor
@@ -93,6 +94,11 @@ class SparseMlaInputs:
     do: Tensor
     topk_length: Tensor | None
     attn_sink: Tensor | None
+    ends: Tensor | None = None
+    extra_kv: Tensor | None = None
+    extra_indices: Tensor | None = None
+    extra_topk_length: Tensor | None = None
+    extra_ends: Tensor | None = None
 
     def to(self, device: str | torch.device) -> "SparseMlaInputs":
         """The same values on a device, laid out in the same way."""
@@ -102,15 +108,13 @@ class SparseMlaInputs:
 
         if torch.device(device).type == self.q.device.type:
             return self
-        return replace(
-            self,
-            q=move(self.q),
-            kv=move(self.kv),
-            indices=move(self.indices),
-            do=move(self.do),
-            topk_length=None if self.topk_length is None else self.topk_length.to(device),
-            attn_sink=None if self.attn_sink is None else self.attn_sink.to(device),
-        )
+        laid_out = ("q", "kv", "indices", "do", "extra_kv", "extra_indices")
+        moved: dict[str, Any] = {}
+        for name in (f.name for f in fields(self) if f.name != "case"):
+            x = getattr(self, name)
+            if x is not None:
+                moved[name] = move(x) if name in laid_out else x.to(device)
+        return replace(self, **moved)
 
     @property
     def num_keys(self) -> int:
@@ -124,7 +128,45 @@ class SparseMlaInputs:
             "sm_scale": self.case.sm_scale,
             "topk_length": self.topk_length,
             "attn_sink": self.attn_sink,
+            **self.of_extra,
+            **({"index_block": self.case.index_block} if self.case.index_block > 1 else {}),
         }
+
+    @property
+    def rows(self) -> Any:
+        """The list of kv's rows as functions take it: ids, or a pair of starts and ends."""
+        return self.indices if self.ends is None else (self.indices, self.ends)
+
+    @property
+    def of_extra(self) -> dict[str, Any]:
+        """Keyword arguments of a second source."""
+        if self.extra_kv is None:
+            return {}
+        ids, ends = self.extra_indices, self.extra_ends
+        return {
+            "extra_kv": self.extra_kv,
+            "extra_indices": ids if ends is None else (ids, ends),
+            "extra_topk_length": self.extra_topk_length,
+        }
+
+    @cached_property
+    def joined(self) -> "SparseMlaInputs":
+        """Inputs of one source and one list of ids that mean the same."""
+        case = self.case
+        if not (self.of_extra or case.ranges) and case.index_block == 1:
+            return self
+        kv, ids = reference.join_sources(
+            self.kv,
+            self.rows,
+            topk_length=self.topk_length,
+            index_block=case.index_block,
+            **self.of_extra,
+        )
+        plain: dict[str, Any] = {"extra_keys": 0, "extra_topk": 0, "ranges": "", "index_block": 1}
+        plain |= {"page_size": 0, "kv_3d": False, "indices_3d": False, "topk_length": False}
+        one = replace(case, num_keys=len(kv), topk=ids.shape[1], **plain)
+        given = self.q, kv, ids, self.do, None, self.attn_sink
+        return SparseMlaInputs(one, *given)
 
     def lay_out(self, x: Tensor) -> Tensor:
         """x on the inputs' device, strided where the case says so."""
@@ -132,54 +174,30 @@ class SparseMlaInputs:
         return strided_copy(x) if self.case.strided else x
 
 
-def _draw_indices(case: SparseMlaCase, lengths: list[int], generator: torch.Generator) -> Tensor:
-    """int32 `[S, topk]`."""
-    n, topk = case.num_keys, case.topk
-    reserved = [0, n - 1] if case.poison and n >= 3 else []
-    usable = torch.tensor([row for row in range(n) if row not in reserved], dtype=torch.int64)
-    bad = torch.tensor(invalid_values(n), dtype=torch.int64)
-    table = torch.full((case.num_queries, topk), -1, dtype=torch.int64)
-    for s in range(case.num_queries):
-        if len(usable) and case.duplicates:
-            pool = usable[torch.randperm(len(usable), generator=generator)][: len(usable) // 4 + 1]
-            table[s] = pool[torch.randint(len(pool), (topk,), generator=generator)]
-        elif len(usable):
-            rows = usable[torch.randperm(len(usable), generator=generator)][:topk]
-            table[s, : len(rows)] = rows
-        if case.invalid or (case.empty_rows and s % 3 == 0):
-            replaced = torch.rand(topk, generator=generator) < 0.3
-            if case.empty_rows and s % 3 == 0:
-                replaced[:] = True
-            drawn = torch.randint(len(bad), (topk,), generator=generator)
-            table[s] = torch.where(replaced, bad[drawn], table[s])
-        if reserved:
-            beyond = torch.arange(topk) >= lengths[s]
-            table[s] = torch.where(beyond, torch.tensor(reserved)[torch.arange(topk) % 2], table[s])
-    return table.to(torch.int32)
-
-
-def _plant_nan_row(kv: Tensor, indices: Tensor) -> None:
-    """NaN in the middle row, which the middle query's first slot names, and no other slot."""
-    row, query = len(kv) // 2, len(indices) // 2
-    indices[indices == row] = -1
-    indices[query, 0] = row
-    kv[row] = torch.nan
-
-
-def _draw_sink(case: SparseMlaCase, generator: torch.Generator) -> Tensor | None:
-    if case.attn_sink is None:
-        return None
-    sink = torch.randn(case.num_heads, generator=generator) + math.log(case.topk) + case.logit_shift
-    if case.attn_sink == "infinite":
-        sink[0::3], sink[1::3] = torch.inf, -torch.inf
-    return sink
-
-
 def _packed_rows(kv: Tensor, scale: str) -> Tensor:
     """Rows (S_kv, 576) as packed ones; a row that is not finite has such bytes everywhere."""
     packed = reference.quantize_kv(kv, scale)
     packed[~kv.isfinite().all(dim=1)] = NAN_BYTE
     return packed
+
+
+def _logits_of_size(
+    case: SparseMlaCase, q: Tensor, sources: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """q and the sources with logits of the case's scale and shift."""
+    if case.logit_scale != 1.0:
+        q = q * (case.logit_scale / 3)  # a default logit is N(0, 1): 3 sigma reach the scale
+    if (case.logit_scale != 1.0 or case.logit_shift != 0.0) and not case.rounded_dots:
+        # Multiples of 1/4 times multiples of q_step, 8 bits each: sums stay below 2^24 steps.
+        q_step = 2.0 ** math.floor(math.log2(max(case.logit_scale / 3, 1))) / 32
+        q_step = max(q_step, 0.25)
+        q, sources = (q / q_step).round() * q_step, [(kv * 4).round() / 4 for kv in sources]
+    if case.logit_shift != 0.0:
+        wanted = abs(case.logit_shift) * math.sqrt(case.d_qk)
+        q[..., -1] = math.copysign(2.0 ** round(math.log2(wanted)), case.logit_shift)
+        for kv in sources:
+            kv[..., -1] = 1.0
+    return q, sources
 
 
 def make_sparse_mla_inputs(
@@ -194,56 +212,44 @@ def make_sparse_mla_inputs(
     q = normal(case.num_queries, case.num_heads, case.d_qk)
     kv = normal(case.num_keys, case.d_qk)
     do = normal(case.num_queries, case.num_heads, case.d_v)
-    if case.logit_scale != 1.0:
-        q = q * (case.logit_scale / 3)  # a default logit is N(0, 1): 3 sigma reach the scale
-    if (case.logit_scale != 1.0 or case.logit_shift != 0.0) and not case.rounded_dots:
-        # Multiples of 1/4 times multiples of q_step, 8 bits each: sums stay below 2^24 steps.
-        q_step = 2.0 ** math.floor(math.log2(max(case.logit_scale / 3, 1))) / 32
-        q_step = max(q_step, 0.25)
-        q, kv = (q / q_step).round() * q_step, (kv * 4).round() / 4
-    if case.logit_shift != 0.0:
-        wanted = abs(case.logit_shift) * math.sqrt(case.d_qk)
-        q[..., -1] = math.copysign(2.0 ** round(math.log2(wanted)), case.logit_shift)
-        kv[..., -1] = 1.0
-
-    values = length_values(case.topk)
-    lengths = [values[s % len(values)] for s in range(case.num_queries)]
-    if not case.topk_length:
-        lengths = [case.topk] * case.num_queries
-    indices = _draw_indices(case, lengths, generator)
-    topk_length = torch.tensor(lengths, dtype=torch.int32) if case.topk_length else None
-    sink = _draw_sink(case, generator)
-
+    sources, lists = [kv], [draw_list(case, "kv", case.num_keys, case.topk, generator)]
+    sink = draw_sink(case, generator)
+    if case.extra_topk:
+        sources.append(normal(case.extra_keys, case.d_qk))
+        lists.append(draw_list(case, "extra_kv", case.extra_keys, case.extra_topk, generator))
+    q, sources = _logits_of_size(case, q, sources)
     if case.nan_row:
-        _plant_nan_row(kv, indices)
+        plant_nan_row(sources[0], lists[0].indices)
     if case.poison:
-        named = {r for rows in valid_slots(indices, case.num_keys, topk_length) for r in rows}
-        poisons = (torch.nan, torch.inf, -torch.inf)
-        for row in range(case.num_keys):
-            if row not in named:
-                kv[row] = poisons[row % 3]
-
+        for rows, one in zip(sources, lists, strict=True):
+            poison_rows(rows, one.named)
     if case.empty_rows or case.poison:
-        for s, rows in enumerate(valid_slots(indices, case.num_keys, topk_length)):
-            if not rows:  # such a query's dQ is 0, whatever dO holds
+        for s, named in enumerate(zip(*(one.named for one in lists), strict=True)):
+            if not any(named):  # such a query's dQ is 0, whatever dO holds
                 do[s] = (torch.inf, torch.nan)[s % 2]
 
     def finish(x: Tensor, dtype: torch.dtype) -> Tensor:
         x = x.to(device=device, dtype=dtype)
         return strided_copy(x) if case.strided else x
 
-    keys = _packed_rows(kv, case.packed) if case.packed else kv.to(case.dtype)
-    if case.page_size:
-        keys = keys.view(-1, case.page_size, keys.shape[-1])
-    return SparseMlaInputs(
-        case=case,
-        q=finish(q, case.dtype),
-        kv=finish(keys[:, None, :] if case.kv_3d else keys, keys.dtype),
-        indices=finish(indices[:, None, :] if case.indices_3d else indices, torch.int32),
-        do=finish(do, case.dtype),
-        topk_length=None if topk_length is None else topk_length.to(device),
-        attn_sink=None if sink is None else sink.to(device),
-    )
+    def source(kv: Tensor, page_size: int) -> Tensor:
+        keys = _packed_rows(kv, case.packed) if case.packed else kv.to(case.dtype)
+        if page_size:
+            keys = keys.view(-1, page_size, keys.shape[-1])
+        return finish(keys[:, None, :] if case.kv_3d else keys, keys.dtype)
+
+    operands: dict[str, Tensor] = {}
+    for prefix, rows, one in zip(("", "extra_"), sources, lists, strict=False):
+        operands[f"{prefix}kv"] = source(rows, 0 if prefix else case.page_size)
+        is_3d = case.indices_3d and one.ends is None
+        ids = one.indices[:, None, :] if is_3d else one.indices
+        operands[f"{prefix}indices"] = finish(ids, torch.int32)
+        for name, x in (("topk_length", one.lengths), ("ends", one.ends)):
+            if x is not None:
+                operands[f"{prefix}{name}"] = x.to(device)
+    given: dict[str, Any] = {"topk_length": None, **operands}
+    given |= {"q": finish(q, case.dtype), "do": finish(do, case.dtype)}
+    return SparseMlaInputs(case, **given, attn_sink=None if sink is None else sink.to(device))
 
 
 _ALL_FEATURES: dict[str, Any] = {
@@ -309,6 +315,32 @@ SPARSE_MLA_CASES: list[SparseMlaCase] = [
     SparseMlaCase("fp64", 4, 150, 16, 96, dtype=_FP64),
     SparseMlaCase("fp64, every feature", 10, 130, 6, 70, dtype=_FP64, **_ALL_FEATURES),
     SparseMlaCase("fp64, logits to 1e4", 5, 150, 16, 64, dtype=_FP64, logit_scale=1e4),
+    SparseMlaCase("two sources of 512 columns", 5, 200, 64, 96, d_qk=512, extra_keys=300,
+                  extra_topk=130, duplicates=True),
+    SparseMlaCase("two sources, every feature", 10, 130, 16, 70, d_qk=512, extra_keys=90,
+                  extra_topk=40, max_logits=True, **_ALL_FEATURES),
+    SparseMlaCase("a range beside ids", 18, 150, 16, 40, d_qk=512, extra_keys=400, extra_topk=128,
+                  ranges="extra_kv", invalid=True, topk_length=True, poison=True,
+                  attn_sink="finite"),
+    SparseMlaCase("ids beside a range", 18, 400, 16, 129, d_qk=512, extra_keys=60, extra_topk=5,
+                  ranges="kv", invalid=True, empty_rows=True, poison=True, strided=True),
+    SparseMlaCase("two ranges", 18, 300, 8, 129, extra_keys=70, extra_topk=5, kv_3d=True,
+                  ranges="kv and extra_kv", empty_rows=True, attn_sink="infinite"),
+    SparseMlaCase("a range alone", 18, 3000, 8, 2500, d_qk=512, ranges="kv"),
+    SparseMlaCase("blocks of 4", 9, 130, 8, 20, d_qk=512, index_block=4, invalid=True,
+                  duplicates=True),
+    SparseMlaCase("blocks of 16, every feature", 10, 330, 8, 12, d_qk=512, index_block=16,
+                  **_ALL_FEATURES),
+    SparseMlaCase("blocks of 4 beside a range", 18, 130, 16, 20, d_qk=512, index_block=4,
+                  extra_keys=130, extra_topk=3, ranges="extra_kv", invalid=True, topk_length=True,
+                  poison=True),
+    SparseMlaCase("a block that is longer than kv", 12, 7, 4, 9, index_block=16, invalid=True),
+    SparseMlaCase("no row of kv beside ids", 3, 0, 4, 5, d_qk=512, extra_keys=9, extra_topk=4),
+    SparseMlaCase("no row of extra_kv", 3, 9, 4, 5, d_qk=512, extra_topk=4),
+    SparseMlaCase("two sources, fp64", 18, 400, 6, 40, dtype=_FP64, d_qk=24, d_v=16, extra_keys=200,
+                  extra_topk=58, ranges="extra_kv", **_ALL_FEATURES),
+    SparseMlaCase("two sources, logits to 1e4", 6, 300, 32, 64, logit_scale=1e4, d_qk=512,
+                  extra_keys=200, extra_topk=64, max_logits=True),
     SparseMlaCase("fp64, largest logits", 4, 150, 4, 96, dtype=_FP64, max_logits=True,
                   sm_scale=-0.3, empty_rows=True),
 ]
@@ -329,6 +361,11 @@ PACKED_CASES: list[SparseMlaCase] = [
     SparseMlaCase("packed, strided", 4, 90, 8, 48, packed="ue8m0", strided=True),
     SparseMlaCase("packed, no key", 2, 0, 16, 5, packed="ue8m0"),
     SparseMlaCase("packed, odd sizes", 3, 77, 3, 33, packed="fp32"),
+    SparseMlaCase("packed, two sources", 9, 128, 16, 64, packed="ue8m0", page_size=64,
+                  extra_keys=90, extra_topk=40, invalid=True, topk_length=True, poison=True,
+                  attn_sink="finite"),
+    SparseMlaCase("packed, blocks beside a range", 9, 130, 16, 20, packed="fp32", index_block=4,
+                  extra_keys=130, extra_topk=3, ranges="extra_kv", poison=True),
     SparseMlaCase("pages", 4, 256, 16, 96, page_size=64, duplicates=True, invalid=True),
 ]
 # fmt: on

@@ -55,7 +55,7 @@ def gradients(deterministic: bool, policy: Policy) -> tuple[Tensor, Tensor]:
         deterministic=deterministic,
         dkv_dtype=torch.float32,
     )
-    dQ, dKV, _ = serve(operands)
+    dQ, dKV, *_ = serve(operands)
     assert failures(judge_backward(inputs, O, lse, {"dQ": dQ, "dKV": dKV})) == []
     assert unexpected(result.findings, in_order=deterministic) == []
     return dQ, dKV

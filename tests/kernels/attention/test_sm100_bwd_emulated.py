@@ -71,7 +71,7 @@ def launch(
     result = Emulator(policy=policy, on_finding="collect")
     function = result.function(MLA_BWD, plan)
     with result.launching():
-        dQ, dKV, _ = run(
+        dQ, dKV, *_ = run(
             function,
             operands,
             sm_scale=case.d_qk**-0.5,

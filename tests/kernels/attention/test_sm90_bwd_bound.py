@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,11 +29,14 @@ class Noted:
     def function(self, spec: KernelSpec, plan: KernelPlan) -> Callable[..., Any]:
         return lambda *arguments: self.launched.append((spec.name, arguments))
 
-    def launching(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    def on_device(self, serve: Callable[..., Any]) -> Callable[..., Any]:
+        return serve
 
     def empty(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
+
+    def allocator(self, *shape: int, dtype: torch.dtype) -> Callable[[], Tensor]:
+        return partial(self.empty, *shape, dtype=dtype)
 
 
 def operands_of(heads: int, queries: int, value: float) -> MlaBwdOperands:
@@ -69,13 +72,14 @@ def test_each_call_has_its_own_operands_and_memory(
     assert len(runner.launched) == 2 * kernels
     calls = [runner.launched[:kernels], runner.launched[kernels:]]
     assert [name for name, _ in calls[0]] == [name for name, _ in calls[1]]
-    for value, ((_, arguments), *_), (dq, dkv, d_sink) in zip(
+    for value, ((_, arguments), *_), (dq, dkv, none, d_sink) in zip(
         (1.0, 2.0), calls, results, strict=True
     ):
         q, kv, _, d_o, lse, out = arguments[:6]
         assert all(bool((x == value).all()) for x in (q, kv, d_o, lse, out))
         assert dq.data_ptr() in [x.data_ptr() for x in arguments if isinstance(x, Tensor)]
-        assert dkv.shape == (KEYS, 576) and not dkv.any() and d_sink.numel() == 0
+        assert dkv.shape == (KEYS, 576) and not dkv.any()
+        assert none.shape == d_sink.shape == (0,)
     written = [
         {x.data_ptr() for x in arguments[8:] if isinstance(x, Tensor) and x.numel()}
         for ((_, arguments), *_) in calls
@@ -105,6 +109,6 @@ def test_without_keys_a_plain_tuple_is_served() -> None:
         deterministic=False,
         dkv_dtype=torch.float32,
     )
-    dq, dkv, d_sink = bound(tuple(given))  # type: ignore[arg-type]
+    dq, dkv, none, d_sink = bound(tuple(given))  # type: ignore[arg-type]
     assert not dq.any() and dq.shape == given.q.shape
-    assert dkv.shape == (0, 576) and d_sink.shape == (0,)
+    assert dkv.shape == (0, 576) and none.shape == d_sink.shape == (0,)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 
 import flashdsa
+from flashdsa.backends.sm90.mla_bwd_per_item import Call
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
@@ -72,6 +74,40 @@ def test_a_graph_replays_it_on_new_values(heads: int) -> None:
     dq, dkv = backward()
     assert torch.equal(captured[0], dq)
     torch.testing.assert_close(captured[1], dkv, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "topk"), [(64, 700, 300), (64, 300, 600), (16, 1400, 200)]
+)
+def test_drawn_items_give_the_bits_of_turns(
+    heads: int,
+    queries: int,
+    topk: int,
+    monkeypatch: pytest.MonkeyPatch,
+    new_calls: Callable[[], None],
+) -> None:
+    """More items than CTAs, of up to ten tiles, on a graph's replays too."""
+    features = {"topk_length": True, "invalid": True, "poison": True, "empty_rows": True}
+    case = SparseMlaCase("drawn", queries, 3000, heads, topk, **features)
+    inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    assert failures(check_backward(inputs, "sm90")) == []
+    O, lse = (x.cuda() for x in forward_results(inputs))
+    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    backward = partial(flashdsa.mla_bwd, *operands, topk_length=inputs.topk_length, backend="sm90")
+    drawn = [backward() for _ in range(5)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward()
+    for _ in range(3):
+        captured[0].zero_()
+        graph.replay()
+        drawn.append(tuple(x.clone() for x in captured))
+    monkeypatch.setattr(Call, "tickets", property(lambda call: False))
+    new_calls()
+    in_turns = backward()
+    for dq, dkv, *_ in drawn:
+        assert torch.equal(dq, in_turns[0])
+        torch.testing.assert_close(dkv, in_turns[1], rtol=1e-4, atol=1e-3)
 
 
 def test_two_streams_do_not_share_a_workspace() -> None:

@@ -7,7 +7,6 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
-import cutlass
 from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
@@ -15,7 +14,7 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import short_kernel
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
 from flashdsa.kernels.attention.union import THREADS
-from flashdsa.verify.sparse_mla_cases import invalid_values
+from flashdsa.verify.draw_rows import invalid_values
 from ptxemu.cutedsl import emulate
 
 NUM_KEYS, TILE, HEADS, QUERIES = 700, 64, 17, 6
@@ -71,23 +70,22 @@ def test_lists_ascend_with_repeats_and_delta_is_made(topk: int) -> None:
 
 
 @cute.kernel
-def tail_kernel(tickets: cute.Tensor, counts: cute.Tensor, row_blocks: Int32):
-    order_tail(tickets, counts, row_blocks, 32)
+def tail_kernel(tickets: cute.Tensor, counts: cute.Tensor):
+    order_tail(tickets, counts, 32)
 
 
 @cute.jit
-def order(tickets: cute.Tensor, counts: cute.Tensor, row_blocks: cutlass.Constexpr):
-    tail_kernel(tickets, counts, Int32(row_blocks)).launch(grid=[1, 1, 1], block=[32, 1, 1])
+def order(tickets: cute.Tensor, counts: cute.Tensor):
+    tail_kernel(tickets, counts).launch(grid=[1, 1, 1], block=[32, 1, 1])
 
 
-@pytest.mark.parametrize("row_blocks", [1, 2])
 @pytest.mark.parametrize(("groups", "num_ctas"), [(90, 40), (90, 1), (7, 10)])
-def test_the_last_items_are_ordered_by_length(groups: int, num_ctas: int, row_blocks: int) -> None:
+def test_the_last_items_are_ordered_by_length(groups: int, num_ctas: int) -> None:
     counts = torch.randint(5, (groups,), generator=torch.Generator().manual_seed(1)).int()
     tickets = torch.full((1 + num_ctas,), -7, dtype=torch.int32)
     with emulate() as emulator:
-        order(from_dlpack(tickets), from_dlpack(counts), row_blocks)
+        order(from_dlpack(tickets), from_dlpack(counts))
     assert list(emulator.findings) == []
-    items = range(groups * row_blocks)[-num_ctas:]
-    want = sorted(items, key=lambda item: (-int(counts[item // row_blocks]), item))
+    items = range(groups)[-num_ctas:]
+    want = sorted(items, key=lambda item: (-int(counts[item]), item))
     assert tickets[: 1 + len(want)].tolist() == [0, *want]

@@ -15,6 +15,8 @@ from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.decode_cuts import deal
 from flashdsa.backends.sm90.sparse_mla_decode import bind_plan, spec_of
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -23,7 +25,8 @@ from flashdsa.verify.judge_sparse_mla import judge_forward
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
-PACKED, BF16 = DealtPlan(packed=True), DealtPlan()
+PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
+OF_512 = DealtPlan(tile=WITHOUT_ROPE)
 A_WAVE_AND_ONE = SparseMlaCase(
     "five items", 5, 700, 64, 530, packed="ue8m0", invalid=True, attn_sink="finite"
 )
@@ -33,7 +36,7 @@ A_WAVE_AND_ONE = SparseMlaCase(
 class Launcher:
     """Launches of a plan on one emulator, whose workspace all of them use."""
 
-    def __init__(self, plan: DealtPlan, policy: Policy | None = None) -> None:
+    def __init__(self, plan: DealtPlan | DealtFewHeadsPlan, policy: Policy | None = None) -> None:
         self.plan = plan
         self.emulator = Emulator(SMALL, policy=policy, on_finding="collect")
 
@@ -82,6 +85,24 @@ def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
     Launcher(PACKED)(case, [0, 900, 30, 256])
 
 
+def test_few_heads_are_dealt_and_calls_are_bit_equal() -> None:
+    """Rings go round from stretch to stretch; parts have no key, too."""
+    case = SparseMlaCase("few heads", 5, 900, 13, 900, packed="fp32", attn_sink="infinite")
+    case, lengths = replace(case, invalid=True, topk_length=True), [607, 900, 900, 30, 0]
+    assert parts_of([10, 15, 15, 1, 0]) == [1, 2, 2, 1, 1]
+    first = Launcher(FEW, Policy(asynchronous="late"))(case, lengths)
+    launch = Launcher(FEW, Policy(asynchronous="eager", seed=3))
+    for _ in range(2):
+        again = launch(case, lengths)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_few_heads_have_items_alone_and_items_of_four_ctas() -> None:
+    case = SparseMlaCase("one long", 3, 1500, 16, 1500, packed="ue8m0", topk_length=True)
+    Launcher(FEW)(case, [-5, 1500, 1])
+    Launcher(FEW)(case, [0, 0, 0])
+
+
 def test_an_item_may_have_a_part_in_every_cta() -> None:
     case = SparseMlaCase("one long", 3, 1500, 40, 1500, packed="ue8m0", topk_length=True)
     assert parts_of([0, 24, 1]) == [1, 4, 1]
@@ -94,15 +115,18 @@ def test_nothing_but_empty_queries() -> None:
     Launcher(PACKED)(case, [0, 0, 0])
 
 
-def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale() -> None:
+@pytest.mark.parametrize("plan", [BF16, OF_512], ids=["576", "512"])
+def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPlan) -> None:
     case = SparseMlaCase(
         "bf16", 3, 600, 64, 450, invalid=True, empty_rows=True, attn_sink="infinite"
     )
     assert parts_of([8] * 3).count(2) >= 1
-    Launcher(BF16)(case)
+    Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
 
 
-@pytest.mark.parametrize("plan", [PACKED, BF16])
-def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: DealtPlan) -> None:
+@pytest.mark.parametrize("plan", [PACKED, BF16, OF_512, FEW])
+def test_the_newest_assembler_takes_it_and_spills_nothing(
+    tmp_path: Path, plan: DealtPlan | DealtFewHeadsPlan
+) -> None:
     text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(text, tmp_path)

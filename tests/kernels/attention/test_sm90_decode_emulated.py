@@ -19,6 +19,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
@@ -54,7 +55,7 @@ def run(
         inputs.q, rows, inputs.indices.flatten(1), inputs.topk_length, inputs.attn_sink
     )
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
-    plan = plan or DecodePlan(packed=bool(case.packed))
+    plan = plan or DecodePlan(packed=bool(case.packed), tile=Tile(case.d_qk))
     out, lse = launched(plan, operands, size, scale, policy)
     assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
     return out, lse
@@ -91,6 +92,14 @@ def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...])
         # P is rounded against other maxima.
         assert (O.double() - first_O.double()).norm() <= 2e-3 * first_O.double().norm()
         torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_rows_that_are_k_and_v_alike(size: int) -> None:
+    """Shares of three CTAs are not equal: what they send has no room in the keys of a tile."""
+    plan = DecodePlan(tile=WITHOUT_ROPE)
+    assert plan.staged_at > plan.tile.bytes
+    run(replace(TWO_STEPS, d_qk=512, num_heads=64), size, Policy(asynchronous="late"))
 
 
 def test_the_public_operation_takes_every_feature() -> None:
@@ -145,11 +154,12 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
     run(SparseMlaCase("huge", 1, 50, 8, 130, packed=packed, logit_scale=1e30), 2)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, packed: bool) -> None:
+@pytest.mark.parametrize(
+    "plan", [DecodePlan(), DecodePlan(packed=True), DecodePlan(tile=WITHOUT_ROPE)]
+)
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: DecodePlan) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    plan = DecodePlan(packed=packed)
     text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
-    kinds = {"bf16", "f16"} if packed else {"bf16"}
+    kinds = {"bf16", "f16"} if plan.packed else {"bf16"}
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
     assert_it_assembles_without_spills(text, tmp_path)

@@ -15,7 +15,8 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     cluster_size_for,
     serves,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -81,41 +82,60 @@ def test_few_queries_and_packed_rows_are_its_own(subtests: CaseLoop) -> None:
             assert serves(operands, 132) == taken
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_tiles_are_dealt_where_that_takes_less_time(packed: bool, subtests: CaseLoop) -> None:
+def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
     """Whole waves, and clusters of which all run at once, keep the function that they had."""
-    for queries, heads, topk, dealt in [
-        (32, 64, 2048, False),
-        (39, 64, 2048, False),
-        (40, 64, 2048, packed),
-        (66, 64, 2048, False),
-        (67, 64, 2048, True),
-        (128, 64, 2048, False),
-        (132, 64, 2048, False),
-        (133, 64, 2048, True),
-        (40, 128, 2048, packed),
-        (64, 128, 2048, False),
-        (66, 128, 2048, False),
-        (67, 128, 2048, True),
-        (100, 128, 2048, True),
-        (132, 128, 2048, False),
-        (199, 128, 2048, True),
-        (132 * 40, 128, 2048, False),
-        (70, 64, 24, False),
-        (133, 64, 512, True),
+    for queries, heads, topk, packed, dealt in [
+        (32, 64, 2048, True, False),
+        (39, 64, 2048, True, False),
+        (40, 64, 2048, True, True),
+        (40, 64, 2048, False, False),
+        (66, 64, 2048, True, False),
+        (67, 64, 2048, True, True),
+        (67, 64, 2048, False, True),
+        (132, 64, 2048, True, False),
+        (132, 64, 2048, False, False),
+        (132, 64, 256, True, False),
+        (133, 64, 2048, True, True),
+        (40, 128, 2048, True, True),
+        (64, 128, 2048, True, False),
+        (66, 128, 2048, True, False),
+        (67, 128, 2048, True, True),
+        (100, 128, 2048, True, True),
+        (132, 128, 2048, True, False),
+        (199, 128, 2048, True, True),
+        (132 * 40, 128, 2048, True, False),
+        (70, 64, 24, True, False),
+        (133, 64, 512, True, True),
     ]:
-        if packed or queries * heads <= 132 * 64:
-            with subtests.test(f"{queries} x {heads}, {topk=}"):
-                plan, size = choose(Emulator(), packed, queries, heads, topk)
-                assert isinstance(plan, DealtPlan) == dealt
-                assert plan.packed == packed
-                assert size == 1 or not dealt
+        with subtests.test(f"{queries} x {heads}, {topk=}, {packed=}"):
+            plan, size = choose(Emulator(), packed, queries, heads, topk)
+            assert isinstance(plan, DealtPlan) == dealt
+            assert plan.packed == packed
+            assert size == 1 or not dealt
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "plan"),
+    [
+        (8, 16, FewHeadsPlan),
+        (132, 16, FewHeadsPlan),
+        (133, 16, DealtFewHeadsPlan),
+        (200, 8, DealtFewHeadsPlan),
+        (132, 32, FewHeadsPlan),
+        (133, 32, DealtPlan),
+        (3, 64, FewHeadsPlan),
+    ],
+)
+def test_few_heads_are_dealt_by_16_or_by_64(queries: int, heads: int, plan: type) -> None:
+    """O of 32 heads would spill in the kernel of few."""
+    assert type(choose(Emulator(), True, queries, heads, 2048)[0]) is plan
 
 
 def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> None:
     for queries, heads, topk, dealt in [
         (140, 64, 2048, True),
         (140, 64, 128, False),
+        (160, 64, 2048, True),
         (200, 64, 2048, False),
         (300, 64, 2048, True),
         (264, 64, 2048, False),
@@ -127,11 +147,12 @@ def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> N
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
-    for size in CLUSTER_SIZES:
-        with subtests.test(size):
-            plan = DecodePlan()
+    for size, d_qk in product(CLUSTER_SIZES, (512, 576)):
+        with subtests.test(f"{size=}, {d_qk=}"):
+            plan = DecodePlan(tile=Tile(d_qk))
             largest = -(-plan.dim_groups // size)
             assert size * ROWS * largest * 16 <= plan.staged_at
+            assert plan.staged_at + ROWS * 512 * 2 <= plan.buffers[1].bytes
 
 
 def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla import bind_plan
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.ops.attention import SparseMlaOutOperands
@@ -56,7 +57,7 @@ def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emu
         inputs.topk_length,
         inputs.attn_sink,
     )
-    plan = replace(plan, max_logits=case.max_logits)
+    plan = replace(plan, max_logits=plan.max_logits or case.max_logits)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     with emulator.launching():
         bind_plan(emulator, plan, operands.inputs, scale)(operands)
@@ -90,6 +91,19 @@ def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
 def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
     """Five queries of 16 heads: a whole group, and one that has one query."""
     run(GROUP, FwdPlan(group=4))
+
+
+@pytest.mark.parametrize(
+    ("case", "plan"),
+    [
+        (replace(TWO_STEPS, d_qk=512), FwdPlan(tile=WITHOUT_ROPE)),
+        (replace(GROUP, d_qk=512, max_logits=False), FwdPlan(4, True, True, tile=WITHOUT_ROPE)),
+    ],
+    ids=["1", "4"],
+)
+def test_rows_that_are_k_and_v_alike(case: SparseMlaCase, plan: FwdPlan) -> None:
+    """The largest logits that a plan writes and nobody asked for go nowhere."""
+    run(case, plan, Policy(asynchronous="late"))
 
 
 def test_queries_whose_unions_have_no_room_are_launched_in_parts(
@@ -152,7 +166,11 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert registers == {role.registers for role in FwdPlan().roles}
 
 
-@pytest.mark.parametrize("plan", [FwdPlan(), FwdPlan(4, max_logits=True)], ids=["1", "4"])
+@pytest.mark.parametrize(
+    "plan",
+    [FwdPlan(), FwdPlan(4, max_logits=True), FwdPlan(4, True, True, tile=WITHOUT_ROPE)],
+    ids=["1", "4", "4 of 512"],
+)
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, plan: FwdPlan
 ) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flashdsa.backends.sm90.sparse_mla import group_for, is_long, plan_for
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.plan import BudgetError
 
 
@@ -47,6 +51,19 @@ def test_items_are_drawn_if_lengths_are_given_and_sms_have_several(
 ) -> None:
     assert plan_for(group, queries, heads, 132, varied=True).drawn == drawn
     assert not plan_for(group, queries, heads, 132).drawn
+
+
+@pytest.mark.parametrize(
+    ("group", "max_logits", "varied", "plan"),
+    [(1, False, False, FwdPlan()), (1, False, True, FwdPlan(drawn=True)),
+     (1, True, False, FwdPlan(1, True, True)), (4, False, False, FwdPlan(4, True, True))],
+)  # fmt: skip
+def test_rare_choices_have_one_plan_without_rope_columns(
+    group: int, max_logits: bool, varied: bool, plan: FwdPlan
+) -> None:
+    chosen = plan_for(group, 4096, 64 // group, 132, max_logits, WITHOUT_ROPE, varied=varied)
+    assert chosen == replace(plan, tile=WITHOUT_ROPE)
+    assert chosen in SPARSE_MLA_FWD.plans
 
 
 def test_groups_are_sampled_where_that_is_small_beside_the_call() -> None:

@@ -68,10 +68,11 @@ def test_every_query_has_one_launch_and_every_launch_fits(
             assert end == 0
 
 
-def test_ranges_that_only_the_device_knows_take_clusters_if_all_tiles_have_one() -> None:
+def test_ranges_of_the_device_take_clusters_if_all_tiles_of_a_launch_have_one() -> None:
     assert pieces(16, 64 * K, ragged=True) == (Piece(0, 16, 52, 13),)
     assert pieces(300, 64 * K, ragged=True) == (Piece(0, 300, 132, 1),)
-    assert pieces(529, 64 * K, ragged=True) == (Piece(0, 529, 132, 1),)
+    assert pieces(529, 64 * K, ragged=True) == (Piece(4, 529, 132, 1), Piece(0, 4, 13, 13))
+    assert pieces(700, 32 * K, ragged=True) == (Piece(172, 700, 132, 1), Piece(0, 172, 86, 2))
     assert pieces(16, 2048, ragged=True) == (Piece(0, 16, 132, 1),)
 
 

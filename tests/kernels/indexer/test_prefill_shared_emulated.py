@@ -166,7 +166,7 @@ def test_scores_come_with_their_rows_and_calls_repeat_bit_for_bit(size: int) -> 
 @pytest.mark.parametrize("by_score", [False, pytest.param(True, marks=LATER)])
 def test_tiles_beyond_a_wave_are_a_second_launch(by_score: bool) -> None:
     """Two CTAs take two tiles, then a pair of them the third."""
-    case = PrefillCase("waves", causal(9, 3900), 40, 64, no_starts=True, sorted=by_score)
+    case = PrefillCase("waves", causal(9, 3900), 40, 64, no_starts=by_score, sorted=by_score)
     x = make_prefill_inputs(case, 0)
     ids = x.output_buffer()
     with emulation(Device(2, {1: 2, 2: 1})) as runner:

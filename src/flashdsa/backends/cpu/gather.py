@@ -2,12 +2,86 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flashdsa.backends.cpu.tiling import QueryTile, spans
 from flashdsa.backends.packed_rows import is_packed, unpack
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+    from flashdsa.ops.attention_backward import MlaBwdOperands
+
+
+class RowList(NamedTuple):
+    """A source and each query's list of its rows: slot i names row `ids[i // rows_of_id] * step + i
+    % rows_of_id`."""
+
+    kv: Tensor
+    """(S_kv, d_qk) or packed rows."""
+    ids: Tensor
+    """(S, topk) integers, any values."""
+    lengths: Tensor | None
+    """(S,) integers, slots in use."""
+    slots: int
+    """Slots of the longest list."""
+    rows_of_id: int = 1
+    step: int = 1
+
+    def row_numbers(self, queries: slice, first: int, last: int) -> Tensor:
+        """Rows (queries, keys) that slots [`first`, `last`) name; invalid ones any numbers outside
+        [0, S_kv)."""
+        if self.rows_of_id == 1:
+            return self.ids[queries, first:last]
+        slot = torch.arange(first, last)
+        ids = self.ids[queries, slot // self.rows_of_id].long()
+        return ids * self.step + slot % self.rows_of_id
+
+    def gather(self, tile: QueryTile, dtype: torch.dtype) -> Iterator[GatheredRows]:
+        """The tile's rows in compute dtype `dtype`, in spans of its `k_block` slots."""
+        queries = slice(tile.first, tile.last)
+        lengths, slots = self.lengths, self.slots
+        if lengths is not None:
+            lengths = lengths[queries]
+            if self.rows_of_id != self.step:  # a range, whose lengths are far apart in prefill
+                slots = int(lengths.max())
+        for first, last in spans(slots, tile.k_block):
+            row_numbers = self.row_numbers(queries, first, last)
+            yield gather_rows(self.kv, row_numbers, first, lengths, dtype)
+
+
+def row_lists(
+    operands: SparseMlaOperands | SparseMlaOutOperands | MlaBwdOperands, index_block: int
+) -> list[RowList]:
+    """The lists of a call, of kv's rows and of extra_kv's, if it is there."""
+    x = operands
+    lists = [_row_list(x.kv, x.indices, x.topk_length, x.ends, index_block)]
+    if x.extra_kv is not None:
+        assert x.extra_indices is not None
+        extra = x.extra_indices, x.extra_topk_length, x.extra_ends
+        lists.append(_row_list(x.extra_kv, *extra, 1))
+    return lists
+
+
+def _row_list(
+    kv: Tensor, indices: Tensor, topk_length: Tensor | None, ends: Tensor | None, block: int
+) -> RowList:
+    """A list of ids of `block` rows, or of starts if there are ends."""
+    num_rows = kv.shape[0]
+    if not num_rows or not indices.shape[0]:
+        return RowList(kv, indices, topk_length, 0)
+    if ends is not None:
+        starts = indices.long().clamp(0, num_rows)
+        lengths = (ends.clamp(0, num_rows) - starts[:, 0]).clamp(min=0)
+        most = int(lengths.max())
+        return RowList(kv, starts, lengths, most, max(most, 2), 1)
+    block = min(block, num_rows)  # INVARIANT: id * block fits int64; any id but 0 stays invalid
+    if topk_length is not None and block > 1:
+        topk_length = topk_length.long() * block
+    return RowList(kv, indices, topk_length, indices.shape[1] * block, block, block)
 
 
 class GatheredRows(NamedTuple):

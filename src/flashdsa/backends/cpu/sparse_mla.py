@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.gather import gather_rows
-from flashdsa.backends.cpu.tiling import QueryTile, query_tiles, spans
+from flashdsa.backends.cpu.gather import RowList, row_lists
+from flashdsa.backends.cpu.tiling import QueryTile, query_tiles
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -20,7 +22,7 @@ LARGE_LOGIT = 64.0
 
 
 def forward(
-    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool
+    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool, index_block: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
@@ -29,39 +31,33 @@ def forward(
         sm_scale: factor of the logits.
         max_logits: whether they are asked for; else they have no element.
     """
-    q, kv, indices, topk_length, attn_sink = operands
+    q, kv, indices, *lists = operands
     rows, dtype = q.shape[:2], compute_dtype(q)
     out, lse = torch.empty(*rows, d_v, dtype=q.dtype), torch.empty(rows, dtype=dtype)
     largest = torch.empty(rows if max_logits else 0, dtype=dtype)
     asked = largest if max_logits else None
     forward_out(
-        operands.into(q, kv, indices, out, lse, asked, topk_length, attn_sink),
+        operands.into(q, kv, indices, out, lse, asked, *lists),
         sm_scale=sm_scale,
+        index_block=index_block,
     )
     return out, lse, largest
 
 
-def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float) -> None:
+def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float, index_block: int) -> None:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
-    q, kv, indices, out, lse, max_logits, topk_length, attn_sink = operands
+    q, kv, _, out, lse, max_logits, _, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
-    d_v, topk = out.shape[2], indices.shape[1]
-    dtype = compute_dtype(q)
-    if kv.shape[0] == 0:
+    d_v, dtype = out.shape[2], compute_dtype(q)
+    lists = row_lists(operands, index_block)
+    slots = max(one.slots for one in lists)
+    if slots == 0:
         write_without_keys(operands)
         return
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
-    for tile in query_tiles(num_queries, topk, bytes_per_key):
+    for tile in query_tiles(num_queries, slots, bytes_per_key):
         rows = slice(tile.first, tile.last)
-        acc, row_max, row_sum, empty = _attend(
-            q[rows].to(dtype),
-            kv,
-            indices[rows],
-            d_v,
-            sm_scale,
-            None if topk_length is None else topk_length[rows],
-            tile,
-        )
+        acc, row_max, row_sum, empty = _attend(q[rows].to(dtype), lists, d_v, sm_scale, tile)
         tile_lse = row_max + row_sum.log()  # float64; -inf where every logit is
         acc /= row_sum.masked_fill(empty, 1)[..., None].to(dtype)
         if attn_sink is not None:
@@ -84,13 +80,7 @@ def write_without_keys(operands: SparseMlaOutOperands) -> None:
 
 
 def _attend(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    d_v: int,
-    sm_scale: float,
-    topk_length: Tensor | None,
-    tile: QueryTile,
+    q: Tensor, lists: list[RowList], d_v: int, sm_scale: float, tile: QueryTile
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Unnormalised output (queries, H, d_v), running maximum and sum (queries, H) of one tile, and
     which queries have no valid slot (queries, 1).
@@ -103,8 +93,7 @@ def _attend(
     row_sum = torch.zeros_like(row_max)
     acc = q.new_zeros(queries, num_heads, d_v)
     empty = torch.ones(queries, 1, dtype=torch.bool)
-    for first, last in spans(indices.shape[1], tile.k_block):
-        gathered = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
+    for gathered in chain.from_iterable(one.gather(tile, q.dtype) for one in lists):
         s = logits(q, gathered.rows.transpose(1, 2), sm_scale)  # (queries, H, keys)
         if gathered.valid is None:
             empty.fill_(False)
@@ -123,27 +112,33 @@ def _attend(
 
 
 def backward(
-    operands: MlaBwdOperands, *, sm_scale: float, deterministic: bool, dkv_dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) in `dkv_dtype`, d_sink like the sink or empty.
+    operands: MlaBwdOperands,
+    *,
+    sm_scale: float,
+    deterministic: bool,
+    dkv_dtype: torch.dtype,
+    index_block: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dQ (S, H, d_qk) in q's dtype, dKV (S_kv, d_qk) and dextra_kv (S_extra, d_qk) in `dkv_dtype`,
+    d_sink like the sink; those of operands that are not there are empty.
 
     Let P = exp(s - lse'), lse' = logaddexp(lse, sink), delta = sum_d O dO: dS = P (dP - delta)
     sm_scale, dQ = dS K, dKV = dS^T Q + [P^T dO, 0] (FlashAttention-2, section 3.2, with V the first
     columns of K). Always deterministic: tiles run in order.
     """
     del deterministic
-    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+    q, kv, dO, lse, O, _, _, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
     d_v = dO.shape[-1]
     dtype = compute_dtype(q)
     dq = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    dkv = torch.zeros(kv.shape[0], d_qk, dtype=dtype)
+    lists = row_lists(operands, index_block)
+    of_sources = [torch.zeros(one.kv.shape[0], d_qk, dtype=dtype) for one in lists]
+    slots = max(one.slots for one in lists)
     d_sink = torch.zeros(0 if attn_sink is None else num_heads, dtype=dtype)
     sink_dtype = dtype if attn_sink is None else attn_sink.dtype
-    if kv.shape[0] == 0:
-        return dq, dkv.to(dkv_dtype), d_sink.to(sink_dtype)
     bytes_per_key = dtype.itemsize * (4 * num_heads + 2 * d_qk) + kv.element_size() * d_qk
-    for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key):
+    for tile in query_tiles(num_queries if slots else 0, slots, bytes_per_key):
         rows = slice(tile.first, tile.last)
         tile_lse = lse[rows]
         d_out = dO[rows].to(dtype)
@@ -160,14 +155,13 @@ def backward(
             d_v,
             tile_lse,
             delta,
-            kv,
-            indices[rows],
-            None if topk_length is None else topk_length[rows],
+            lists,
+            of_sources,
             sm_scale,
-            dkv,
             tile,
         ).to(q.dtype)
-    return dq, dkv.to(dkv_dtype), d_sink.to(sink_dtype)
+    dkv, dextra_kv = (*of_sources, d_sink.new_empty(0))[:2]
+    return dq, dkv.to(dkv_dtype), dextra_kv.to(dkv_dtype), d_sink.to(sink_dtype)
 
 
 def _backward_tile(
@@ -175,23 +169,22 @@ def _backward_tile(
     d_v: int,
     lse: Tensor,
     delta: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    topk_length: Tensor | None,
+    lists: Sequence[RowList],
+    of_sources: Sequence[Tensor],
     sm_scale: float,
-    dkv: Tensor,
     tile: QueryTile,
 ) -> Tensor:
-    """dQ (queries, H, d_qk) of one tile; its rows of dKV are added to `dkv`."""
+    """dQ (queries, H, d_qk) of one tile; its gradients of rows are added to each source's."""
     queries, both_heads, d_qk = q_and_do.shape
     num_heads = both_heads // 2
     q = q_and_do[:, :num_heads].contiguous()
     d_out = q_and_do[:, num_heads:, :d_v].contiguous()
     dq = q.new_zeros(queries, num_heads, d_qk)
-    for first, last in spans(indices.shape[1], tile.k_block):
-        rows, row_ids, valid = gather_rows(kv, indices[:, first:last], first, topk_length, q.dtype)
+    pairs = zip(lists, of_sources, strict=True)
+    spans = ((dkv, *span) for one, dkv in pairs for span in one.gather(tile, q.dtype))
+    for dkv, rows, row_ids, valid in spans:
         keys_t = rows.transpose(1, 2)
-        ds_and_p = q.new_empty(queries, both_heads, last - first)
+        ds_and_p = q.new_empty(queries, both_heads, rows.shape[1])
         ds, p = ds_and_p[:, :num_heads], ds_and_p[:, num_heads:]
         s = logits(q, keys_t, sm_scale)
         p.copy_(s.sub_(lse[..., None])).exp_()

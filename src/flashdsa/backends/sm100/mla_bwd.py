@@ -41,14 +41,17 @@ def bind(
     sm_scale: float,
     deterministic: bool,
     dkv_dtype: torch.dtype,
-) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor]]:
-    """dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
+    index_block: int = 1,
+) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """dQ (S, H, d_qk), dKV (S_kv, d_qk), no dextra_kv, d_sink (H,), which is empty without a sink;
+    no kernel has blocks of rows."""
+    del index_block
     plan = PLANS[operands.q.shape[1], deterministic]
     function = runner.function(MLA_BWD, plan)
     pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]
     kind = type(operands)
 
-    def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def serve(given: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return run(
             function,
             kind(*given),
@@ -69,7 +72,7 @@ def run(
     deterministic: bool,
     dkv_dtype: torch.dtype,
     pairs: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Run the operation by a compiled function, on the operands' device.
 
     Args:
@@ -77,7 +80,7 @@ def run(
         operands: indices of 128 heads are padded here with -1 to a multiple of BLOCK_KEYS.
         pairs: of CTAs that run at once; they share the queries out.
     """
-    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
+    q, kv, dO, lse, O, indices, topk_length, attn_sink = operands[:8]
     num_queries, num_heads, _ = q.shape
     topk = indices.shape[1]
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -113,7 +116,7 @@ def run(
             d_sink = sink_backward(lse, attn_sink, delta)[1]
     else:
         dq.zero_()
-    return dq, dkv.to(dkv_dtype), d_sink
+    return dq, dkv.to(dkv_dtype), dkv.new_empty(0, dtype=dkv_dtype), d_sink
 
 
 def of_queries(operands: Sequence[Tensor], part: slice) -> Iterator[Tensor]:

@@ -90,7 +90,8 @@ class Times(NamedTuple):
 
     Attributes:
         launch: launch, first keys, and rows of the last item. tile: 64 keys.
-        item: end of an item and beginning of the next. merge: of an item's two parts. part: more.
+        item: end of an item and beginning of the next, or a further wave of CTAs.
+        merge: of an item's two parts. part: a further one.
     """
 
     launch: float
@@ -106,7 +107,7 @@ def time_of_waves(times: Times, tiles: int, waves: int) -> float:
     Args:
         tiles: that a CTA takes of an item, at most.
     """
-    return waves * (times.launch + times.tile * tiles)
+    return times.launch + times.item * (waves - 1) + times.tile * tiles * waves
 
 
 @lru_cache(maxsize=1024)

@@ -21,8 +21,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
-Gradients = tuple[Tensor, Tensor, Tensor]
-"""dQ (S, H, d_qk), dKV (S_kv, d_qk), d_sink (H,), which is empty without a sink."""
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
+"""dQ (S, H, d_qk), dKV (S_kv, d_qk), no dextra_kv, d_sink (H,), which is empty without a sink."""
 
 
 def bind(
@@ -32,8 +32,10 @@ def bind(
     sm_scale: float,
     deterministic: bool,
     dkv_dtype: torch.dtype,
+    index_block: int = 1,
 ) -> Callable[[MlaBwdOperands], Gradients]:
-    """Gradients of calls of these sizes."""
+    """Gradients of calls of these sizes; no kernel has blocks of rows."""
+    del index_block
     kv, num_queries = operands.kv, operands.q.shape[0]
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)
@@ -45,12 +47,14 @@ def bind(
     ]
     buffers = max(part[2].buffers for part in parts)
     every, kind = runner.empty(0, dtype=torch.int32), type(operands)
+    q, lse = operands.q, operands.lse
+    allocate_dkv = runner.allocator(*([buffers] * bool(buffers)), *kv.shape, dtype=torch.float32)
+    allocate_dq = runner.allocator(*q.shape, dtype=q.dtype)
+    allocate_delta = runner.allocator(*lse.shape, dtype=torch.float32)
 
     def serve(operands: MlaBwdOperands) -> Gradients:
-        q, kv, dO, lse, O, indices, topk_length, attn_sink = operands
-        dkv = runner.empty(*((buffers,) if buffers else ()), *kv.shape, dtype=torch.float32).zero_()
-        dq = runner.empty(*q.shape, dtype=q.dtype)
-        delta = runner.empty(*lse.shape, dtype=torch.float32)
+        q, kv, dO, lse, O, indices, topk_length, attn_sink = operands[:8]
+        dkv, dq, delta = allocate_dkv().zero_(), allocate_dq(), allocate_delta()
         lengths = every if topk_length is None else topk_length.contiguous()
         with_sink = lse
         if attn_sink is not None:
@@ -77,9 +81,9 @@ def bind(
             d_sink = sink_backward(lse, attn_sink, delta)[1]
         if buffers:
             dkv = dkv[0] if buffers == 1 else dkv.sum(0)
-        return dq, dkv.to(dkv_dtype), d_sink
+        return dq, dkv.to(dkv_dtype), runner.empty(0, dtype=dkv_dtype), d_sink
 
-    return serve
+    return runner.on_device(serve)
 
 
 def head_parts(num_heads: int) -> list[tuple[slice, int]]:
@@ -135,6 +139,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
 
 def without_keys(operands: Sequence[Any], dkv_dtype: torch.dtype) -> Gradients:
     """Zero gradients of a call without keys or without queries; operands as in `MlaBwdOperands`."""
-    q, kv, *_, sink = operands
+    q, kv, sink = operands[0], operands[1], operands[7]
     d_sink = q.new_zeros(0 if sink is None else sink.shape[0], dtype=torch.float32)
-    return q.new_zeros(q.shape), kv.new_zeros(kv.shape, dtype=dkv_dtype), d_sink
+    dkv, dextra_kv = (kv.new_zeros(shape, dtype=dkv_dtype) for shape in (kv.shape, 0))
+    return q.new_zeros(q.shape), dkv, dextra_kv, d_sink

@@ -177,11 +177,10 @@ def bind_large(
         words = None
         if deterministic:
             words = runner.empty(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
-        with runner.launching():
-            for first in range(0, groups, at_a_time):
-                part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
-                scratch = workspace, choice, words
-                launch_part(functions, slices, part, scratch, sm_scale, num_sms)
+        for first in range(0, groups, at_a_time):
+            part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
+            scratch = workspace, choice, words
+            launch_part(functions, slices, part, scratch, sm_scale, num_sms)
 
     return launch
 
@@ -194,7 +193,7 @@ def part_of(
     groups: slice,
 ) -> Part:
     """The groups of that number; arguments as for `bind_large`'s."""
-    q, kv, dO, lse, O, indices, lengths, _ = operands
+    q, kv, dO, lse, O, indices, lengths = operands[:7]
     delta, dq, dkv = outputs
     if groups.start or groups.stop < lists.counts.shape[0]:
         queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
@@ -224,7 +223,7 @@ def launch_part(
     """
     compute_scores, compute_dq, compute_dkv = functions
     workspace, choice, words = scratch
-    q, kv, dO, lse, _, indices, lengths, _ = part.operands
+    q, kv, dO, lse, _, indices, lengths = part.operands[:7]
     rows, _, counts, present, _ = part.lists
     groups = counts.shape[0]
     scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice

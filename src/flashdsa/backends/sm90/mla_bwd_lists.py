@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -32,9 +33,12 @@ def capacity_of(queries: int, topk: int) -> int:
     return -(-queries * topk // Tile().keys) * Tile().keys
 
 
-def allocate_lists(runner: Runner, groups: int, queries: int, capacity: int) -> Lists:
-    """Allocate the lists of `groups` groups, of `queries` queries each."""
+def lists_allocator(
+    runner: Runner, groups: int, queries: int, capacity: int
+) -> Callable[[], Lists]:
+    """A function that allocates the lists of `groups` groups, of `queries` queries each."""
     member = torch.uint8 if members_bits(queries) == 8 else torch.uint16
-    rows = runner.empty(groups, capacity, dtype=torch.int32)
-    numbers = runner.empty(3, groups, dtype=torch.int32).unbind()
-    return Lists(rows, runner.empty(groups, capacity, dtype=member), *numbers)
+    rows = runner.allocator(groups, capacity, dtype=torch.int32)
+    members = runner.allocator(groups, capacity, dtype=member)
+    number = runner.allocator(groups, dtype=torch.int32)
+    return lambda: Lists(rows(), members(), number(), number(), number())

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_lists import Lists, allocate_lists, capacity_of
+from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_allocator
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SHORT_SLOTS, PerItemPlan, num_tickets
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
 if TYPE_CHECKING:
@@ -137,11 +137,13 @@ class Call(NamedTuple):
         kind = (True, False, False) if slots else (False, self.tickets, short)
         return plan_of(self.num_heads, more, *kind)
 
-    def allocate_tickets(self) -> tuple[Tensor, ...]:
-        """Memory of the tickets, if there are any: the last argument of `launch_backward`."""
+    def tickets_allocator(self) -> Callable[[], tuple[Tensor, ...]]:
+        """A function that allocates the tickets, if there are any: the last argument of
+        `launch_backward`."""
         if not self.tickets:
-            return ()
-        return (self.runner.empty(num_tickets(self.num_ctas), dtype=torch.int32),)
+            return tuple
+        allocate = self.runner.allocator(num_tickets(self.num_ctas), dtype=torch.int32)
+        return lambda: (allocate(),)
 
 
 @lru_cache
@@ -156,28 +158,34 @@ def bind_per_item(call: Call) -> LaunchSmall:
     function = call.runner.function(MLA_BWD_FUSED, call.plan())
     spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
     first_arguments = bind_arguments(call)
-    scalars = spread, call.num_ctas
+    scalars, allocate_tickets = (spread, call.num_ctas), call.tickets_allocator()
 
     def launch(operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None) -> None:
         first = first_arguments(operands, outputs)
         choice = () if large is None else large.arguments
-        with call.runner.launching():
-            function(*first, *scalars, *choice, *call.allocate_tickets())
+        function(*first, *scalars, *choice, *allocate_tickets())
 
     return launch
 
 
 def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any, ...]]:
     """The arguments of every launch, see `Operands` in its kernel.py."""
-    runner, num_groups, num_heads = call.runner, call.num_groups, call.num_heads
-    queries, capacity, sm_scale = call.group_queries, call.capacity, call.sm_scale
+    runner, num_heads, sm_scale = call.runner, call.num_heads, call.sm_scale
+    allocate_copy = runner.allocator(call.num_keys, Tile().d_qk, dtype=torch.bfloat16)
+    allocate_lists = lists_allocator(runner, call.num_groups, call.group_queries, call.capacity)
 
     def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:
-        q, kv, dO, lse, O, indices, lengths, _ = operands
+        q, kv, dO, lse, O, indices, lengths = operands[:7]
         delta, dq, dkv = outputs
-        copy = runner.empty(*kv.shape, dtype=kv.dtype)
-        lists = allocate_lists(runner, num_groups, queries, capacity)
-        read = q.flatten(0, 1), kv, copy, dO.flatten(0, 1), lse.flatten(), O.flatten(0, 1)
+        lists = allocate_lists()
+        read = (
+            q.flatten(0, 1),
+            kv,
+            allocate_copy(),
+            dO.flatten(0, 1),
+            lse.flatten(),
+            O.flatten(0, 1),
+        )
         written = delta.flatten(), *lists, dq.flatten(0, 1), dkv[0] if dkv.ndim > kv.ndim else dkv
         return (*read, indices, lengths, *written, num_heads, sm_scale)
 
@@ -224,11 +232,12 @@ def bind_choice(
 ) -> Launch:
     """Bind a launch on queries whose lists have room together; arguments as for `bind_either`."""
     runner, sm_scale, limits = call.runner, call.sm_scale, groups.limits
-    sizes = -(-call.num_queries // groups.queries), groups.queries, groups.capacity
+    num_groups = -(-call.num_queries // groups.queries)
+    allocate_lists = lists_allocator(runner, num_groups, groups.queries, groups.capacity)
+    allocate_choice = runner.allocator(1, dtype=torch.int32)
 
     def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
-        lists = allocate_lists(runner, *sizes)
-        choice = runner.empty(1, dtype=torch.int32)
+        lists, choice = allocate_lists(), allocate_choice()
         launch_small(operands, outputs, Large(lists, choice, limits))
         launch_large(operands, outputs, sm_scale, lists, choice)
 

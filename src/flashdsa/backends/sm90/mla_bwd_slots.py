@@ -94,8 +94,7 @@ def bind_slots(call: Call) -> LaunchSmall:
         first = first_arguments(operands, outputs)
         slots = allocate_slots(call, sizes, operands.kv.device)
         choice = () if large is None else large.arguments
-        with runner.launching():
-            function(*first, *scalars, *slots, sizes.unit_groups, *choice)
+        function(*first, *scalars, *slots, sizes.unit_groups, *choice)
 
     return launch
 

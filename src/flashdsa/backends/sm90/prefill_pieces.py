@@ -54,9 +54,10 @@ def pieces_of(
 
     Args:
         shared: the plan whose CTAs share tiles.
-        ragged: each query's first key is known to the device alone, so that nobody knows how many
-            tiles need scores. Clusters share tiles then only if all tiles are theirs at once.
-            Otherwise the last query sees all keys, and each one before it a key less: a guess.
+        ragged: each query's first key is known to the device alone, so that nobody knows how long
+            the tiles take. Clusters share tiles then only if all tiles of their launch are theirs
+            at once. Otherwise the last query sees all keys, and each one before it a key less: a
+            guess.
     """
     capacity = runner.cluster_capacity(shared.threads, shared.smem_bytes)
     allowed = allowed_clusters(capacity, USUAL_CLUSTER)
@@ -89,10 +90,9 @@ def _pieces(
     tiles = -(-queries // tile_queries)
     scored = min(tiles, max(-(-(keys - unscored) // tile_queries), 0))
     work = Work(scored, tiles - scored, keys / TILE_KEYS, tile_queries / TILE_KEYS)
-    if ragged:
-        clusters = {size: n for size, n in clusters.items() if size == 1 or n >= tiles}
-        work = Work(tiles, 0, keys / TILE_KEYS, 0.0) if scored else work
-    alone, *_ = divisions = list(_divisions(clusters, work, 1 if ragged else 2))
+    if ragged and scored:
+        work = Work(tiles, 0, keys / TILE_KEYS, 0.0)
+    alone, *_ = divisions = list(_divisions(clusters, work, 2, ragged))
     time, sizes = min(divisions)
     if time > WORTHWHILE * alone[0]:
         sizes = (1,)
@@ -111,16 +111,19 @@ def _pieces(
 
 
 def _divisions(
-    clusters: Mapping[int, int], work: Work, launches: int
+    clusters: Mapping[int, int], work: Work, launches: int, ragged: bool
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """(time, size of each launch's clusters): all tiles in one launch, or whole waves and the
     rest."""
     for size, number in clusters.items():
+        if ragged and size > 1 and number < work.tiles:
+            continue
         rest = -(-work.unscored // number) * UNSCORED
         yield _time(size, number, work) + rest, (size,)
         whole = work.tiles // number * number
         if launches > 1 and 0 < whole < work.tiles:
-            time, sizes = min(_divisions(clusters, work.behind(whole), launches - 1))
+            rest_of_work = work.behind(whole)
+            time, sizes = min(_divisions(clusters, rest_of_work, launches - 1, ragged))
             own = _time(size, number, work._replace(tiles=whole))
             yield own + LAUNCH + time, (size, *sizes)
 

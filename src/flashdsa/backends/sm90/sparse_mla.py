@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Form, Launches, Write
+from flashdsa.backends.sparse_mla_launches import Form, Launches, Write, is_joined
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -28,21 +28,45 @@ MOST_SAMPLED_KEYS = 1 << 16
 (131,072 random rows, 32 heads: 2.9 ms, in groups 2.6)."""
 
 
-def choose(runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool) -> Write:
+def choose(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int = 1,
+) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
+    if is_joined(operands, index_block):
+        return choose_joined(runner, operands, sm_scale, max_logits, index_block)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
-    num_queries, num_heads, _ = operands.q.shape
+    num_queries, num_heads, d_qk = operands.q.shape
+    tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
     group = group_for(num_queries, num_heads, topk, operands.kv.shape[0], runner.num_sms)
-    plan = plan_for(group, num_queries, num_heads, runner.num_sms, max_logits, varied=varied)
+    plan = plan_for(group, num_queries, num_heads, runner.num_sms, max_logits, tile, varied=varied)
     sampled = operands.kv.shape[0] <= MOST_SAMPLED_KEYS
     if group > 1 and sampled and is_long(num_queries, topk, runner.num_sms):
         return bind_either(runner, plan, operands, sm_scale)
     deals = sparse_mla_decode.beats_the_forward
     if group == 1 and not max_logits and deals(runner, num_queries, num_heads, topk):
-        return sparse_mla_decode.bind_plan(runner, DealtPlan(), 1, operands, sm_scale)
+        return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
+
+
+def choose_joined(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+) -> Write:
+    """Likewise of two sources, ranges and blocks: items are of one query, and not dealt."""
+    tile = Tile(operands.q.shape[2])
+    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
+        return sparse_mla_decode.bind_joined(runner, tile, operands, sm_scale, index_block)
+    form = form_of(runner, FwdPlan(max_logits=True, joined=True, tile=tile), operands)
+    return Launches(runner, operands, sm_scale, form, index_block=index_block)
 
 
 bind = partial(sparse_mla_launches.bind, choose)
@@ -70,6 +94,7 @@ def plan_for(
     num_heads: int,
     num_sms: int,
     max_logits: bool = False,
+    tile: Tile = Tile(),
     *,
     varied: bool = False,
 ) -> FwdPlan:
@@ -78,7 +103,8 @@ def plan_for(
     Args:
         varied: lengths of lists vary: items are drawn, if the SMs do not have one each.
     """
-    return _plan(group, max_logits, varied and num_items(group, num_queries, num_heads) > num_sms)
+    drawn = varied and num_items(group, num_queries, num_heads) > num_sms
+    return _plan(group, max_logits, drawn, tile)
 
 
 def num_items(group: int, num_queries: int, num_heads: int) -> int:
@@ -88,9 +114,16 @@ def num_items(group: int, num_queries: int, num_heads: int) -> int:
 
 
 @cache
-def _plan(group: int, max_logits: bool, drawn: bool) -> FwdPlan:
-    """A plan checks its barriers, which takes longer than a launch."""
-    return FwdPlan(group, max_logits, drawn)
+def _plan(group: int, max_logits: bool, drawn: bool, tile: Tile) -> FwdPlan:
+    """A compiled plan, which checks its barriers: that takes longer than a launch.
+
+    Without RoPE columns the rarer choices have one plan, which does more than is asked for: groups
+    and largest logits are drawn, and groups have largest logits.
+    """
+    if not tile.has_rope:
+        drawn = drawn or max_logits or group > 1
+        max_logits = max_logits or group > 1
+    return FwdPlan(group, max_logits, drawn, tile=tile)
 
 
 def is_long(num_queries: int, topk: int, num_sms: int) -> bool:
@@ -112,7 +145,7 @@ def bind_either(
     runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
 ) -> Write:
     """Bind the launches of groups and of queries one by one, of which a sample chooses."""
-    plans = (_plan(group, plan.max_logits, True) for group in (plan.group, 1))
+    plans = (_plan(group, plan.max_logits, True, plan.tile) for group in (plan.group, 1))
     forms = (form_of(runner, plan, operands) for plan in plans)
     return Launches(runner, operands, sm_scale, *forms)
 
@@ -125,4 +158,5 @@ def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
         """CTAs of a launch: one for each item, at most one an SM."""
         return (min(num_items(plan.group, queries, num_heads), num_sms),)
 
-    return Form(runner.function(SPARSE_MLA_FWD, plan), plan.group, num_ctas, plan.drawn)
+    function = runner.function(SPARSE_MLA_FWD, plan)
+    return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits, plan.joined)

@@ -16,6 +16,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
 from flashdsa.backends.sparse_mla_launches import Inputs, Write
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -28,6 +29,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
 from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
+    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -36,6 +38,14 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
 
+Plan = DecodePlan | FewHeadsPlan
+"""Plans of dealt tiles are among them."""
+_SPECS: Mapping[type[Plan], KernelSpec] = {
+    DecodePlan: SPARSE_MLA_DECODE,
+    DealtPlan: SPARSE_MLA_DECODE_DEALT,
+    FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
+    DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+}
 INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
 """Waves of items, a CTA each, beyond which dealing saves little."""
@@ -45,14 +55,22 @@ them, of which the formula sees no overlap."""
 MOST_FORWARD_WAVES = 4
 MOST_OF_TURNS = 0.95
 """Likewise of the forward's time, for bf16 rows up to so many waves."""
-WAVE_TIMES = {True: Times(9.4, 2.53), False: Times(9.4, 1.9)}
-"""Times of 64 heads by clusters, of packed rows and of bf16 rows."""
-DEALT_TIMES = {
-    True: Times(9.4, 2.7, item=6.0, part=1.0),
-    False: Times(9.4, 2.0, item=14.0, merge=6.0, part=1.0),
+PACKED, BF16, SIXTEEN = range(3)
+"""Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
+WAVE_TIMES = {
+    PACKED: Times(9.4, 2.53, item=9.4),
+    BF16: Times(9.4, 1.9, item=9.4),
+    SIXTEEN: Times(7.0, 1.47, item=1.0),
 }
-"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16."""
-FORWARD_TIMES = Times(4.5, 2.1)
+"""Times by clusters; those of packed rows are of 32 heads, too."""
+DEALT_TIMES = {
+    PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
+    BF16: Times(9.4, 2.0, item=14.0, merge=6.0, part=1.0),
+    SIXTEEN: Times(7.0, 1.57, item=5.0, merge=1.0, part=1.0),
+}
+"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items, 9 % of 5 in bf16; of 16
+heads predicted."""
+FORWARD_TIMES = Times(4.5, 2.1, item=4.5)
 """Times of an item of the forward."""
 
 
@@ -78,30 +96,55 @@ def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) 
     """Bind the kernel that serves a query and a kv row at least, without max_logits."""
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk)
+    tile = Tile(operands.q.shape[2])
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
+
+
+def bind_joined(
+    runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
+) -> Write:
+    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows; a range may be as
+    long as its source."""
+    plan = DecodePlan(joined=True, tile=tile)
+    main = operands.kv, operands.indices, operands.ends, index_block
+    extra = operands.extra_kv, operands.extra_indices, operands.extra_ends, 1
+    most = 0
+    for kv, slots, ends, block in (main, extra):
+        if kv is not None and slots is not None:
+            rows = kv.shape[0] if ends is not None else slots.shape[1] * block
+            most += tiles_of(rows) * tile.keys
+    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), most)
+    return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
 def bind_plan(
     runner: Runner,
-    plan: DecodePlan | FewHeadsPlan,
+    plan: Plan,
     cluster_size: int,
     operands: SparseMlaOperands,
     sm_scale: float,
+    index_block: int = 1,
 ) -> Write:
     """Bind the one launch of a plan's kernel.
 
     Args:
         cluster_size: CTAs of an item; of dealt tiles any.
     """
-    function, inputs = runner.function(spec_of(plan), plan), Inputs(runner, operands, sm_scale)
-    if isinstance(plan, DealtPlan):
+    function = runner.function(spec_of(plan), plan)
+    inputs = Inputs(runner, operands, sm_scale, index_block)
+    if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
         return _bind_dealt(runner, plan, function, inputs)
+    if isinstance(plan, DecodePlan) and plan.joined:
+        return lambda operands: function(*inputs(operands), *inputs.more(operands), cluster_size)
     return lambda operands: function(*inputs(operands), cluster_size)
 
 
 def _bind_dealt(
-    runner: Runner, plan: DealtPlan, function: Callable[..., Any], inputs: Inputs
+    runner: Runner,
+    plan: DealtPlan | DealtFewHeadsPlan,
+    function: Callable[..., Any],
+    inputs: Inputs,
 ) -> Write:
     """Bind the launch of dealt tiles: a CTA an SM, each with its slots of a workspace."""
     num_sms = runner.num_sms
@@ -115,39 +158,56 @@ def _bind_dealt(
 
 
 def choose(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int
-) -> tuple[DecodePlan | FewHeadsPlan, int]:
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile = Tile()
+) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
+
+    Tiles are dealt out where that takes less time than clusters. Dealt items of 17 to 32 heads are
+    of the kernel of 64, which has the same time a tile there.
+    """
+    plan, size = choose_clusters(runner, packed, queries, num_heads, topk, tile)
+    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed, tile=tile)
+    kind = PACKED if packed else BF16
+    if packed and num_heads <= COLUMNS[0]:
+        dealt, kind = DealtFewHeadsPlan(), SIXTEEN
+    tiles = tiles_of(topk)
+    waves = -(-queries * plan.items(num_heads) // _capacity(runner, plan)[size])
+    by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
+    items = queries * dealt.items(num_heads)
+    if time_of_dealing(kind, runner.num_sms, items, tiles) < MOST_OF_WAVES * by_clusters:
+        return dealt, 1
+    return plan, size
+
+
+def choose_clusters(
+    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile
+) -> tuple[DecodePlan | FewHeadsPlan, int]:
+    """The kernel of whole items, and CTAs of an item.
 
     Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
     that none has more steps than with all 64 heads in each, as its steps are shorter.
     """
-    many = DecodePlan(packed=packed)
+    many = DecodePlan(packed=packed, tile=tile)
     sizes = _capacity(runner, many)
-    many_items = queries * many.items(num_heads)
-    many_size = cluster_size_for(sizes, many_items, topk)
-    if packed:
-        few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
-        of_few = _capacity(runner, few)
-        few_items = queries * few.items(num_heads)
-        few_size = cluster_size_for(of_few, few_items, topk)
-        at_once = few_items <= of_few.get(few_size, 0) and few_size >= many_size
-        if num_heads <= COLUMNS[-1] or at_once:
-            return few, few_size
-    tiles = tiles_of(topk)
-    waves = -(-many_items // sizes[many_size])
-    by_clusters = time_of_waves(WAVE_TIMES[packed], -(-tiles // many_size), waves)
-    if time_of_dealing(runner.num_sms, packed, many_items, tiles) < MOST_OF_WAVES * by_clusters:
-        return DealtPlan(packed=packed), 1
+    many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
+    if not packed:
+        return many, many_size
+    few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
+    sizes = _capacity(runner, few)
+    few_items = queries * few.items(num_heads)
+    few_size = cluster_size_for(sizes, few_items, topk)
+    at_once = few_items <= sizes.get(few_size, 0) and few_size >= many_size
+    if num_heads <= COLUMNS[-1] or at_once:
+        return few, few_size
     return many, many_size
 
 
-def time_of_dealing(num_sms: int, packed: bool, items: int, tiles: int) -> float:
-    """Time of items of 64 heads whose tiles are dealt out among all SMs, by their most tiles."""
+def time_of_dealing(kind: int, num_sms: int, items: int, tiles: int) -> float:
+    """Time of items of so many tiles, at most, that are dealt out among all SMs."""
     line = items * (tiles + OVERHEAD_TILES)
     if items > MOST_WAVES * num_sms or line * num_sms > INT32_MAX:
         return math.inf
-    return time_of_dealt(DEALT_TIMES[packed], items, tiles, num_sms)
+    return time_of_dealt(DEALT_TIMES[kind], items, tiles, num_sms)
 
 
 def tiles_of(topk: int) -> int:
@@ -163,7 +223,7 @@ def beats_the_forward(runner: Runner, queries: int, num_heads: int, topk: int) -
         return False
     tiles = tiles_of(topk)
     by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // runner.num_sms))
-    return time_of_dealing(runner.num_sms, False, items, tiles) < MOST_OF_TURNS * by_turns
+    return time_of_dealing(BF16, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
 
 
 def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:
@@ -175,8 +235,6 @@ def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, i
     return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), MOST_CTAS)
 
 
-def spec_of(plan: DecodePlan | FewHeadsPlan) -> KernelSpec:
+def spec_of(plan: Plan) -> KernelSpec:
     """The catalog's row of a plan's kernel."""
-    if isinstance(plan, DealtPlan):
-        return SPARSE_MLA_DECODE_DEALT
-    return SPARSE_MLA_DECODE if isinstance(plan, DecodePlan) else SPARSE_MLA_DECODE_FEW_HEADS
+    return _SPECS[type(plan)]

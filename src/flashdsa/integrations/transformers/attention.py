@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.errors import UnsupportedError
+from flashdsa.integrations.transformers.two_sources import attend
 from flashdsa.ops.attention import sparse_mla
 
 NAME = "dsa"
@@ -21,6 +22,7 @@ VISIBLE = "_flashdsa_visible"
 
 _WITHOUT_MEANING_HERE = (
     "cache_position",
+    "input_ids",
     "is_causal",
     "logits_to_keep",
     "num_items_in_batch",
@@ -40,10 +42,12 @@ class Options(NamedTuple):
     Attributes:
         backend: of `flashdsa.sparse_mla`.
         deterministic: of its gradients.
+        two_sources: the layer has a window and entries, see `two_sources.py`.
     """
 
     backend: str | tuple[str, str] = "auto"
     deterministic: bool = False
+    two_sources: bool = False
 
 
 def register() -> None:
@@ -69,6 +73,13 @@ def latent_states(kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         keys (B, 1, T, rank + rope) and values (B, 1, T, rank).
     """
     return torch.cat([kv_nope, k_rot], dim=-1), kv_nope
+
+
+def listed_ids(topk_indices: Tensor, query_states: Tensor, kv_length: int) -> Tensor:
+    """Replace a module's `build_attention_mask_from_topk`: return the ids themselves, which the
+    model hands on in the place of a mask. Its indexer has left out what a query does not see."""
+    del query_states, kv_length
+    return marked_visible(topk_indices)
 
 
 def dsa_attention(
@@ -99,7 +110,14 @@ def dsa_attention(
     Raises:
         UnsupportedError: the model was not enabled, or an argument asks for something else.
     """
-    options = module.__dict__.get(OPTIONS)
+    options: Options | None = module.__dict__.get(OPTIONS)
+    if options is not None and options.two_sources:
+        window = others.pop("sliding_window")
+        _refuse(dropout, others)
+        operands = query, key, attention_mask, s_aux
+        return attend(module, operands, window, scaling, options.backend, options.deterministic)
+    if indices is None and attention_mask is not None and attention_mask.dtype == torch.int32:
+        indices = attention_mask  # see `listed_ids`
     if options is None or indices is None:
         raise UnsupportedError(
             f"attn_implementation={NAME!r}: this model hands over expanded keys; call "

@@ -9,11 +9,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.integrations.transformers import two_sources
 from flashdsa.integrations.transformers.attention import (
     NAME,
     OPTIONS,
     Options,
     latent_states,
+    listed_ids,
     register,
 )
 from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
@@ -25,6 +27,8 @@ OLDEST = (5, 17)
 """transformers 5.16 has another order of cache and mask: its results would be wrong."""
 EXPANDS = ("kv_nope", "k_rot")
 """Parameters of the `expand_kv` that latents can take the place of."""
+MASK_OF_IDS = "build_attention_mask_from_topk"
+"""Method of GLM-5.3's attention whose result the attention function gets."""
 _PREVIOUS = "_flashdsa_previous"
 
 
@@ -38,8 +42,8 @@ def enable(
     """Have the model's sparse attention computed by flashdsa; nothing else changes.
 
     Args:
-        model: of transformers >= 5.17, with layers like DeepSeek-V3.2's and GLM-5's
-            (`deepseek_v32`, `glm_moe_dsa`).
+        model: of transformers >= 5.17, with layers like DeepSeek-V3.2's, GLM-5's, GLM-5.3's and
+            DeepSeek-V4's (`deepseek_v32`, `glm_moe_dsa`, `glm5_next`, `deepseek_v4`).
         indexer: "model": its own, which holds scores of every head, query and key at once;
             "exact": the same scores for a few queries at a time; "fp8": keys and queries quantised
             as DeepSeek serves them, without its Hadamard transform, so that other keys may be
@@ -58,11 +62,15 @@ def enable(
         )
     require_version(version("transformers"))
     layers = list(_attentions(model))
-    if not layers:
+    of_two_sources = list(_of_two_sources(model))
+    if not layers and not of_two_sources:
         raise UnsupportedError(
             f"{type(model).__name__}: found no attention with expand_kv({', '.join(EXPANDS)}), as "
-            "DeepSeek-V3.2's and GLM-5's have it in transformers"
+            "DeepSeek-V3.2's and GLM-5's have it in transformers, and none with a window and "
+            "entries, as DeepSeek-V4's"
         )
+    if of_two_sources and indexer != "model":
+        raise UnsupportedError(f"indexer={indexer!r}: DeepSeek-V4's layers have their own only")
     indexers: list[Any] = [
         one for layer in layers if (one := getattr(layer, "indexer", None)) is not None
     ]
@@ -74,7 +82,13 @@ def enable(
     setattr(model, _PREVIOUS, model.config._attn_implementation)
     for layer in layers:
         layer.__dict__["expand_kv"] = latent_states
+        if hasattr(layer, MASK_OF_IDS):
+            layer.__dict__[MASK_OF_IDS] = listed_ids
         layer.__dict__[OPTIONS] = Options(backend, deterministic)
+    for one in of_two_sources:
+        one.__dict__[OPTIONS] = Options(backend, deterministic, two_sources=True)
+        if one.compressor is not None:
+            one.compressor.__dict__["forward"] = partial(two_sources.compress, one)
     for one in indexers if indexer != "model" else []:
         one.__dict__["forward"] = partial(INDEXERS[indexer], one)
     model.set_attn_implementation(NAME)
@@ -86,9 +100,13 @@ def disable(model: Any) -> Any:
     previous = model.__dict__.pop(_PREVIOUS, None)
     if previous is None:
         return model
+    for one in _of_two_sources(model):
+        one.__dict__.pop(OPTIONS, None)
+        if one.compressor is not None:
+            one.compressor.__dict__.pop("forward", None)
     for layer in _attentions(model):
-        layer.__dict__.pop("expand_kv", None)
-        layer.__dict__.pop(OPTIONS, None)
+        for name in ("expand_kv", MASK_OF_IDS, OPTIONS):
+            layer.__dict__.pop(name, None)
         indexer = getattr(layer, "indexer", None)
         if indexer is not None:
             indexer.__dict__.pop("forward", None)
@@ -103,6 +121,14 @@ def require_version(found: str) -> None:
             f"transformers {found}: expected {OLDEST[0]}.{OLDEST[1]} or newer, whose sparse models "
             "keep latents in their cache"
         )
+
+
+def _of_two_sources(model: nn.Module) -> Iterator[Any]:
+    """The layers with a window and, most of them, a compressor."""
+    for module in model.modules():
+        if type(module).__name__ == "DeepseekV4Attention":
+            two_sources.require_known(module)
+            yield module
 
 
 def _attentions(model: nn.Module) -> Iterator[nn.Module]:

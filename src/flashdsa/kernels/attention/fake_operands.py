@@ -8,7 +8,7 @@ from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, cute
 
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.kernels.attention.lists import members_bits
-from flashdsa.kernels.attention.operands import Operands
+from flashdsa.kernels.attention.operands import MoreOperands, Operands
 from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
 
 
@@ -33,6 +33,21 @@ def fake_operands(
         out=fake_tensor(BFloat16, (*rows, d_v)),
         lse=fake_tensor(Float32, rows, 4),
         sm_scale=Float32(1.0),
+    )
+
+
+def fake_more(operands: Operands) -> MoreOperands:
+    """Operands of a second source beside those of the first one."""
+    keys, slots = cute.sym_int32(), cute.sym_int32()
+    ends, lengths, extra_ends = (fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(3))
+    queries, d_qk = operands.indices.shape[0], operands.q.shape[2]
+    return MoreOperands(
+        ends=ends,
+        extra_kv=fake_tensor(BFloat16, (keys, d_qk)),
+        extra_indices=fake_tensor(Int32, (queries, slots), 4),
+        extra_topk_length=lengths,
+        extra_ends=extra_ends,
+        block_log2=Int32(0),
     )
 
 

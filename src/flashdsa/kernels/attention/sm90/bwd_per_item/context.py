@@ -56,8 +56,8 @@ class Context(NamedTuple):
         return self.memory.plan
 
     def group_of(self, item: Int32) -> Int32:
-        """The item's group."""
-        return item // self.row_blocks
+        """The item's group; with tickets itself."""
+        return item if self.plan.tickets else item // self.row_blocks
 
     def line_of(self, of_lists: Any, item: Int32) -> Any:
         """Pointer to the first entry of the item's group in `rows` or `members`."""

@@ -59,7 +59,7 @@ class PerItemPlan(Sm90Plan):
             have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `ordered_slots/offsets.py`.
-        tickets: items are drawn, see `tickets.py`; else CTAs take turns.
+        tickets: items, each a group, are drawn, see `tickets.py`; else CTAs take turns.
         short: queries have at most SHORT_SLOTS slots, see `short_lists.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread.
     """

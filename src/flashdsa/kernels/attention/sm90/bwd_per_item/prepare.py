@@ -19,7 +19,6 @@ from flashdsa.kernels.attention.delta import delta_of, launch_delta
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union import (
     THREADS,
     WARPS,
@@ -53,8 +52,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
             store_four(to + half * WORDS, every[half::2])
     if cutlass.const_expr(order is not None):
         if taken and block == 0:
-            tickets, counts, row_blocks = order
-            order_tail(tickets, counts, row_blocks, COPY_THREADS)
+            order_tail(*order, COPY_THREADS)
 
 
 def load_four(pointer: Any) -> Any:
@@ -77,7 +75,7 @@ def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, 
     Args:
         kv: (S_kv, 576) bf16. copy: the same with its columns in order, written.
         choice: written where it is SECOND, see `choice.py`; None: written.
-        order: tickets, written; counts of the lists; items of a group. None: there are none.
+        order: tickets, written, and counts of the lists; None: there are none.
     """
     pieces = kv.shape[0] * (kv.shape[1] // PIECE_DIMS)
     permute_kernel(kv, copy, choice, order).launch(
@@ -177,5 +175,5 @@ def launch_prepare(
         launch_union(*slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice)
     order = None
     if cutlass.const_expr(tickets is not None):
-        order = tickets, lists.counts, cutlass.max(heads // ROWS, Int32(1))
+        order = tickets, lists.counts
     launch_permute(*keys, choice, order, stream)

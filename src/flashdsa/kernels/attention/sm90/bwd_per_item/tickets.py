@@ -17,27 +17,21 @@ Earlier draws would bind short items to a CTA that has a long one."""
 
 
 @cute.jit
-def order_tail(
-    tickets: cute.Tensor,
-    counts: cute.Tensor,
-    row_blocks: Int32,
-    threads: cutlass.Constexpr,
-) -> None:
+def order_tail(tickets: cute.Tensor, counts: cute.Tensor, threads: cutlass.Constexpr) -> None:
     """Write the tickets of a launch; all threads of one CTA call, before it begins.
 
     Args:
-        tickets: (1 + num_ctas,) int32, written. counts: keys of the groups' lists.
-        row_blocks: items of a group.
+        tickets: (1 + num_ctas,) int32, written. counts: keys of the items' lists.
     """
     thread, _, _ = cute.arch.thread_idx()
-    end = Int32(counts.shape[0]) * row_blocks
+    end = Int32(counts.shape[0])
     first = cutlass.max(end - (Int32(tickets.shape[0]) - 1), Int32(0))
     if thread == 0:
         tickets[0] = Int32(0)
     for item in cutlass.range(first + thread, end, threads, unroll=1):
-        count, place = counts[item // row_blocks], Int32(0)
+        count, place = counts[item], Int32(0)
         for other in cutlass.range(first, end, unroll=4):
-            other_count = counts[other // row_blocks]
+            other_count = counts[other]
             if other_count > count:
                 place += 1
             if other_count == count and other < item:

@@ -63,7 +63,7 @@ def values_of(ctx: StepContext, tile: int, consumer: int) -> Any:
 
 def p_address(ctx: StepContext, tile: int) -> Any:
     """Address of a tile's P."""
-    region, offset = ctx.plan.p0 if tile == 0 else ("p", 0)
+    region, offset = ctx.plan.tile.p0 if tile == 0 else ("p", 0)
     return ctx.memory.region(region).address() + offset
 
 
@@ -134,8 +134,10 @@ def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     """
     mask_scores(ctx, r.s, scale, 0)
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
-    # P may overwrite columns of the tile's keys: all four warps have their scores.
-    cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
+    if cutlass.const_expr(ctx.plan.tile.has_rope):
+        # P overwrites columns of the tile's keys: all four warps have their scores.
+        cute.arch.barrier(barrier_id=P_FREE, number_of_threads=WARPGROUP_SIZE)
+    # Consumer 1 had read P of the step before when it freed the high half, whose keys came since.
     store_p(ctx, r.p, r.rows, p_address(ctx, 0), 0)
     ctx.memory.p0_full.arrive()
     rescale_to_own(r.out, r.rows, scale)

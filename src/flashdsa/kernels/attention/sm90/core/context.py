@@ -46,10 +46,6 @@ class StepPlan(Protocol):
         """The geometry of a tile of keys."""
 
     @property
-    def p0(self) -> tuple[str, int]:
-        """Region, and offset in it, of P of tile 0."""
-
-    @property
     def group(self) -> int:
         """Queries that share the rows of an item."""
 

@@ -74,12 +74,13 @@ def acquire(ctx: StepContext, half: Half, phase: Any) -> None:
 
 @cute.jit
 def copy_half(
-    ctx: StepContext, kv: cute.Tensor, rows: list[Int32], copies: Copies, half: cutlass.Constexpr
+    ctx: StepContext, first: Any, rows: list[Int32], copies: Copies, half: cutlass.Constexpr
 ) -> None:
     """Copy this thread's part of a half; each slice is announced when it has come.
 
     Args:
-        kv: (S_kv, d_qk) bf16. rows: of it, one a turn of both tiles.
+        first: pointer to the first row of the tile's source, (rows, d_qk) bf16. rows: of it, one a
+            turn of both tiles.
         half: number of the half in `halves_of_step`.
     """
     geometry = ctx.plan.tile
@@ -92,7 +93,7 @@ def copy_half(
             at = tile * geometry.bytes + turn * ROWS_AT_ONCE * ROW_BYTES
             copy_units(
                 copies.to,
-                kv.iterator + (Int64(row) * geometry.d_qk + copies.unit * (COPY_BYTES // BF16)),
+                first + (Int64(row) * geometry.d_qk + copies.unit * (COPY_BYTES // BF16)),
                 row,
                 [(at + chunk * geometry.chunk_bytes, chunk * ROW_BYTES) for chunk in chunks],
             )

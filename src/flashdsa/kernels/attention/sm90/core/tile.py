@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa import problem
+from flashdsa.plan import SmemRegion
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, ROW_BYTES
 
 BF16, FP32 = 2, 4
@@ -22,6 +23,8 @@ LAST_STEP_OF_ITEM = 1
 """Flag of a step: no step of its work item follows."""
 LAST_STEP_OF_CTA = 2
 """Flag of a step: none of the CTA's follows."""
+HALF_STEP = 4
+"""Flag of an item's last step that has no key of tile 1, in plans that do not draw items."""
 FLAG_BITS = 2
 """Bits of a step's flags; above them the number of an item that was drawn, at its last step."""
 
@@ -49,6 +52,11 @@ class Tile:
         halves = self.d_v % (2 * SLICE_CHUNKS * CHUNK) == 0
         if self.d_qk % CHUNK or self.keys % 32 or not halves or self.d_v > self.d_qk:
             raise ValueError(f"no tile has {self}")
+
+    @property
+    def suffix(self) -> str:
+        """Part of a variant's name: its columns, unless they are those of DeepSeek-V3.2."""
+        return "" if self.d_qk == problem.D_QK else f"_{self.d_qk}"
 
     @property
     def chunks(self) -> int:
@@ -97,7 +105,7 @@ class Tile:
 
     @property
     def high_slices(self) -> tuple[int, ...]:
-        """Slices of the high half, the RoPE columns among them."""
+        """Slices of the high half, RoPE columns among them."""
         return tuple(range(len(self.low_slices), self.slices))
 
     def chunks_of(self, slice_: int) -> range:
@@ -118,3 +126,29 @@ class Tile:
     def p_bytes(self) -> int:
         """Bytes of P of a tile: 16-bit, of each row."""
         return ROWS * self.keys * BF16
+
+    @property
+    def has_rope(self) -> bool:
+        """Whether columns follow the value's: no product with V reads their chunk."""
+        return self.chunks > self.value_chunks
+
+    @property
+    def p0(self) -> tuple[str, int]:
+        """Region, and offset in it, of P of tile 0: the tile's RoPE chunk, or after P of tile 1."""
+        return ("k", self.value_chunks * self.chunk_bytes) if self.has_rope else ("p", self.p_bytes)
+
+    @property
+    def with_p0(self) -> str:
+        """Addition to the name of the keys' region, for people."""
+        return "; P of tile 0 besides" if self.has_rope else ""
+
+    @property
+    def p_region(self) -> SmemRegion:
+        """Shared memory region of P of tile 1, and of P of tile 0 unless the keys have room."""
+        if self.has_rope:
+            return SmemRegion("p", self.p_bytes, 1024, "P of tile 1, [64, 64] SW128")
+        return SmemRegion("p", TILES * self.p_bytes, 1024, "P of both tiles, [64, 64] SW128")
+
+
+WITHOUT_ROPE = Tile(d_qk=problem.D_V)
+"""DeepSeek-V4's rows, which are K and V alike."""

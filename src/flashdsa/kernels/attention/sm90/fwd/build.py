@@ -13,6 +13,7 @@ from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import (
     fake_lists,
     fake_max_logits,
+    fake_more,
     fake_operands,
 )
 from flashdsa.kernels.attention.sm90.fwd.kernel import launch_forward
@@ -27,17 +28,20 @@ def fake_draws() -> list[Any]:
 
 def compile_forward(plan: FwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
-    `Operands`, max_logits, num_ctas, of a group rows, members and counts, and where items are
-    drawn order, counters and choice; see `launch_forward`."""
+    `Operands`, max_logits, num_ctas, of a joined plan those of `MoreOperands`, of a group rows,
+    members and counts, and where items are drawn order, counters and choice; see
+    `launch_forward`."""
     grouped = plan.group > 1
     heads = plan.group_heads if grouped else None
+    operands = fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
     return cute.compile(
         launch_forward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        *fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v),
+        *operands,
         fake_max_logits(),
         Int32(1),
+        *(fake_more(operands) if plan.joined else ()),
         *(fake_lists(plan.group)[:3] if grouped else ()),
         *(fake_draws() if plan.drawn else ()),
         options=options_for(SM90),

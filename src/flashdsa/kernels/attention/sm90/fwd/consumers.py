@@ -1,6 +1,6 @@
 """Roles consumer0 and consumer1: S and P of a tile each, half of O's dims, and the results."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
@@ -32,9 +32,11 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
     FLAG_BITS,
+    HALF_STEP,
     LAST_STEP_OF_CTA,
     LAST_STEP_OF_ITEM,
     ROWS,
+    TILES,
 )
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 
@@ -55,7 +57,7 @@ def consume0(role: Consumer) -> None:
     """Take every step of the CTA; S of the next step is issued after this one's last product."""
     ctx = role.ctx
     tile = ctx.plan.tile
-    v0, v1, p1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0), p_of(ctx, 1)
+    v0, others = values_of(ctx, 0, 0), (values_of(ctx, 1, 0), p_of(ctx, 1))
     r = new_registers(tile, ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
@@ -69,15 +71,14 @@ def consume0(role: Consumer) -> None:
         more = flags & LAST_STEP_OF_CTA == 0
         add_tile0(ctx, r, role.scale, v0)
         ctx.memory.p1_full.wait(ctx.phase(step))
-        issue_others(ctx, r, role.scale, 1, p1, v1)
-        step += 1
-        if bits_of(ctx, flags) == LAST_STEP_OF_ITEM:
-            ctx.memory.q_full.wait_for(items + 1)
-        issue_scores(ctx, r.s, step, more, tile.low_slices)
-        warpgroup.wait_group(1)
-        arrive_warp(ctx.memory.low_free, 1, ctx.thread)
-        issue_scores(ctx, r.s, step, more, tile.high_slices)
-        warpgroup.wait_group(0)
+        if cutlass.const_expr(not ctx.plan.joined) or flags & HALF_STEP == 0:
+            step = add_others(role, r, step, items, flags, others)
+        else:
+            step += 1
+            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+            wait_for_next_query(ctx, items, flags)
+            issue_scores(ctx, r.s, step, more, tile.low_slices + tile.high_slices)
+            warpgroup.wait_group(0)
         if more:
             announce_scores(ctx, step)
         if flags != 0:
@@ -85,6 +86,42 @@ def consume0(role: Consumer) -> None:
             restart(r.rows)
             r.out.fill(0.0)
             items += 1
+
+
+@cute.jit
+def add_others(
+    role: Consumer,
+    r: Registers,
+    step: Int32,
+    items: Int32,
+    flags: Int32,
+    others: tuple[Any, Any],
+) -> Int32:
+    """Consumer 0: add the product with P of tile 1, which has come; compute S of the next step
+    meanwhile, and return its number.
+
+    Args:
+        others: descriptors of tile 1's values and P.
+    """
+    ctx = role.ctx
+    tile, (v1, p1) = ctx.plan.tile, others
+    more = flags & LAST_STEP_OF_CTA == 0
+    issue_others(ctx, r, role.scale, 1, p1, v1)
+    step += 1
+    wait_for_next_query(ctx, items, flags)
+    issue_scores(ctx, r.s, step, more, tile.low_slices)
+    warpgroup.wait_group(1)
+    arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+    issue_scores(ctx, r.s, step, more, tile.high_slices)
+    warpgroup.wait_group(0)
+    return step
+
+
+@cute.jit
+def wait_for_next_query(ctx: Context, items: Int32, flags: Int32) -> None:
+    """Wait for Q of the next item after an item's last step, unless it is the CTA's."""
+    if bits_of(ctx, flags) == LAST_STEP_OF_ITEM:
+        ctx.memory.q_full.wait_for(items + 1)
 
 
 @cute.jit
@@ -100,7 +137,7 @@ def announce_scores(ctx: Context, step: Int32) -> None:
 def consume1(role: Consumer) -> None:
     """Take every step of the CTA; its softmax runs during the product with P of tile 0."""
     ctx = role.ctx
-    v0, v1, p0 = values_of(ctx, 0, 1), values_of(ctx, 1, 1), p_of(ctx, 0)
+    operands = values_of(ctx, 0, 1), values_of(ctx, 1, 1), p_of(ctx, 0)
     r = new_registers(ctx.plan.tile, ctx.plan.max_logits)
     step, items = Int32(0), Int32(0)
 
@@ -108,14 +145,10 @@ def consume1(role: Consumer) -> None:
     more = Boolean(True)
     while more:
         wait_for_scores()
-        compute_scores(ctx, r.s, step)
-        flags = ctx.flags(1)
-        more = flags & LAST_STEP_OF_CTA == 0
-        if flags != 0:
-            arrive_warp(ctx.memory.q_free, 0, ctx.thread)
-        ctx.memory.p0_full.wait(ctx.phase(step))
-        issue_others(ctx, r, role.scale, 0, p0, v0)
-        add_tile1(ctx, r, role.scale, v1)
+        if cutlass.const_expr(ctx.plan.joined):
+            flags, more = take_either_step(role, r, step, operands)
+        else:
+            flags, more = take_step(role, r, step, operands)
         step += 1
         if flags != 0:
             write_item(role, r, items, flags, 1)
@@ -126,9 +159,56 @@ def consume1(role: Consumer) -> None:
                 ctx.memory.q_full.wait_for(items)
 
 
+@cute.jit
+def take_step(
+    role: Consumer, r: Registers, step: Int32, operands: tuple[Any, Any, Any]
+) -> tuple[Int32, Boolean]:
+    """Consumer 1, after consumer 0's scores: take a step; return its flags, and whether the CTA has
+    one more.
+
+    Args:
+        operands: descriptors of both tiles' values, and of P of tile 0.
+    """
+    ctx, (v0, v1, p0) = role.ctx, operands
+    compute_scores(ctx, r.s, step)
+    flags = ctx.flags(1)
+    more = flags & LAST_STEP_OF_CTA == 0
+    if flags != 0:
+        arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+    ctx.memory.p0_full.wait(ctx.phase(step))
+    issue_others(ctx, r, role.scale, 0, p0, v0)
+    add_tile1(ctx, r, role.scale, v1)
+    return flags, more
+
+
+@cute.jit
+def take_either_step(
+    role: Consumer, r: Registers, step: Int32, operands: tuple[Any, Any, Any]
+) -> tuple[Int32, Boolean]:
+    """Likewise; the step may be an item's last one, of tile 0 only."""
+    ctx, (v0, _, p0) = role.ctx, operands
+    ctx.memory.masks_full.wait(ctx.phase(step), 1)
+    flags = ctx.flags(1)
+    if flags & HALF_STEP == 0:
+        take_step(role, r, step, operands)
+    else:
+        # All barriers complete their phases: the gather fills tile 1 with zeros. p1_full: they have
+        # come, so that either consumer may free its half.
+        for slice_ in cutlass.range_constexpr(ctx.plan.tile.slices):
+            ctx.memory.k1_full.wait(ctx.phase(step), slice_)
+        ctx.memory.p1_full.arrive()
+        arrive_warp(ctx.memory.q_free, 0, ctx.thread)
+        ctx.memory.p0_full.wait(ctx.phase(step))
+        issue_others(ctx, r, role.scale, 0, p0, v0)
+        warpgroup.wait_group(0)
+        for tile in cutlass.range_constexpr(TILES):
+            arrive_warp(ctx.memory.high_free, tile, ctx.thread)
+    return flags, flags & LAST_STEP_OF_CTA == 0
+
+
 def bits_of(ctx: Context, flags: Int32) -> Int32:
-    """Flags of a step without the item's number."""
-    return flags & ((1 << FLAG_BITS) - 1) if ctx.plan.drawn else flags
+    """Flags of a step that say what follows it."""
+    return flags & ((1 << FLAG_BITS) - 1) if ctx.plan.drawn or ctx.plan.joined else flags
 
 
 def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:

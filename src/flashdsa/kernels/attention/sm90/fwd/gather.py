@@ -19,8 +19,16 @@ from flashdsa.kernels.attention.sm90.core.gather import (
     row_of_turn,
     turns_of,
 )
+from flashdsa.kernels.attention.sm90.core.sources import (
+    JoinedSlots,
+    end_of,
+    join_slots,
+    read_joined,
+    rows_of_tile,
+)
 from flashdsa.kernels.attention.sm90.core.tile import (
     FLAG_BITS,
+    HALF_STEP,
     LAST_STEP_OF_CTA,
     LAST_STEP_OF_ITEM,
     ROWS,
@@ -39,6 +47,7 @@ class Gatherer(NamedTuple):
     slots: cute.Tensor  # (queries or groups, any) int32: the rows that they name
     num_slots: cute.Tensor  # (queries or groups,) int32, or (0,): all of them
     members: Any  # of a group (groups, any) uint8: bit i, query i names the row; else None
+    sources: Any  # of a joined plan `Sources`; else None
     draws: Any  # of items that are drawn `Draws`; else None
 
 
@@ -48,7 +57,7 @@ class Cursor(NamedTuple):
     item: Int32
     list: Int32  # the row of `slots`
     step: Int32
-    num_slots: Int32
+    num_slots: Any  # Int32; of a joined plan `JoinedSlots`
     next_slots: Any  # of the item after it; None if items are drawn
     number: Any  # of the item among the CTA's, if items are drawn; else None
 
@@ -61,14 +70,25 @@ class Slots(NamedTuple):
 
 
 @cute.jit
-def count_slots(role: Gatherer, item: Int32) -> Int32:
+def count_slots(role: Gatherer, item: Int32) -> Any:
     """Slots of the item that may be valid; any number after the last item."""
+    if cutlass.const_expr(role.sources is not None):
+        return join_slots_of(role, item)
     count = Int32(role.slots.shape[1])
     if role.num_slots.shape[0] > 0:
         if item < role.ctx.num_items:
             given = (role.num_slots.iterator + item // role.ctx.blocks).load()
             count = cutlass.min(cutlass.max(given, Int32(0)), count)
     return count
+
+
+@cute.jit
+def join_slots_of(role: Gatherer, item: Int32) -> JoinedSlots:
+    """Likewise of a joined plan."""
+    slots = JoinedSlots(Int32(0), Int32(0), Int32(0))
+    if item < role.ctx.num_items:
+        slots = join_slots(role.sources, item // role.ctx.blocks, role.ctx.plan.tile.keys)
+    return slots
 
 
 @cute.jit
@@ -87,7 +107,7 @@ def next_cursor(role: Gatherer, cursor: Cursor) -> Cursor:
     """The step after a step: an item has one, even without a slot."""
     item, row, step = cursor.item, cursor.list, cursor.step + 1
     num_slots, next_slots, number = cursor.num_slots, cursor.next_slots, cursor.number
-    if step * role.ctx.plan.tile.step_keys >= num_slots:
+    if step * role.ctx.plan.tile.step_keys >= end_of(num_slots):
         if cutlass.const_expr(role.draws is None):
             item += role.ctx.num_ctas
             row = item // role.ctx.blocks
@@ -113,7 +133,10 @@ def ends_item(role: Gatherer, cursor: Cursor) -> Boolean:
 def read_slot(role: Gatherer, cursor: Cursor, slot: Int32) -> tuple[Int32, Int32]:
     """The kv row that the slot names, negative where it is not valid, and its members."""
     row, members = Int32(-1), Int32(0)
-    if slot < cursor.num_slots and cursor.item < role.ctx.num_items:
+    if cutlass.const_expr(role.sources is not None):
+        if cursor.item < role.ctx.num_items:
+            row = read_joined(role.sources, cursor.list, cursor.num_slots, slot)
+    elif slot < cursor.num_slots and cursor.item < role.ctx.num_items:
         offset = Int64(cursor.list) * role.slots.shape[1] + slot
         row = (role.slots.iterator + offset).load()
         if row >= role.kv.shape[0]:
@@ -156,6 +179,16 @@ def store_masks(
 
 
 @cute.jit
+def first_row_of(role: Gatherer, cursor: Cursor, tile: cutlass.Constexpr) -> Any:
+    """Pointer to the first row of the source of a tile of the step."""
+    if cutlass.const_expr(role.sources is None):
+        return role.kv.iterator
+    geometry = role.ctx.plan.tile
+    slot = cursor.step * geometry.step_keys + tile * geometry.keys
+    return rows_of_tile(role.sources, cursor.num_slots, slot)
+
+
+@cute.jit
 def load_rows_of_query(role: Gatherer, cursor: Cursor) -> None:
     """One thread: load the item's rows of Q; those past the last one become zeros."""
     ctx = role.ctx
@@ -193,6 +226,9 @@ def gather_all(role: Gatherer) -> None:
             flags = Int32(LAST_STEP_OF_ITEM) if more else last
             if cutlass.const_expr(role.draws is not None):
                 flags = flags | (cursor.item << FLAG_BITS)
+            if cutlass.const_expr(role.sources is not None):
+                if end_of(cursor.num_slots) - cursor.step * tile.step_keys <= tile.keys:
+                    flags = flags | HALF_STEP
         if cutlass.const_expr(role.draws is not None):
             is_due = ends_item(role, following)
             place = draw_place(ctx, role.draws, is_due)
@@ -209,7 +245,7 @@ def gather_all(role: Gatherer) -> None:
         for number in cutlass.range_constexpr(len(halves_of_step(tile))):
             half = halves_of_step(tile)[number]
             acquire(ctx, half, phase)
-            copy_half(ctx, role.kv, rows, copies, number)
+            copy_half(ctx, first_row_of(role, cursor, half.tile), rows, copies, number)
             # This follows the copies, which the consumers wait for longer.
             if cutlass.const_expr(number == 0 or number == 2):
                 if warp == half.tile:

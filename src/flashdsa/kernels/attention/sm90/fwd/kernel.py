@@ -23,10 +23,11 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
-from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.order import launch_order
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
@@ -56,6 +57,7 @@ def forward_kernel(
     max_logits: cute.Tensor,
     sm_scale: Float32,
     draws: Any,
+    more: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_forward`.
@@ -64,6 +66,7 @@ def forward_kernel(
         slots, num_slots: indices and topk_length, or rows and counts of the groups' lists.
         members: of the lists; None: no group.
         draws: of items that are drawn `Draws`; else None.
+        more: of a joined plan `MoreOperands`; else None.
     """
     thread, _, _ = cute.arch.thread_idx()
     memory = FwdMemory.allocate(plan)
@@ -72,7 +75,10 @@ def forward_kernel(
     if cutlass.const_expr(plan.drawn):
         # The kernel that makes the order, which this one follows early, has ended.
         cute.arch.griddepcontrol_wait()
-    inputs = Inputs(kv, slots, num_slots, members)
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, slots, num_slots), more)
+    inputs = Inputs(kv, slots, num_slots, members, sources)
     results = Results(out, lse, max_logits)
     if cutlass.const_expr(plan.drawn):
         if is_taken(draws.choice, Int32(grouping_of(plan))):
@@ -88,6 +94,7 @@ class Inputs(NamedTuple):
     slots: cute.Tensor
     num_slots: cute.Tensor
     members: Any
+    sources: Any
 
 
 class Results(NamedTuple):
@@ -146,7 +153,7 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             max_logits: (S * H,) fp32, written; of a plan without them (0,).
             num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best
             the number that runs at once.
-        of a group
+        of a joined plan those of `MoreOperands`, of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.
         and where items are drawn those of `Draws`
@@ -184,7 +191,10 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         most, in_order = Int32(slots[0].shape[1]), SORTED_TURNS * num_ctas // blocks
         launch_order(slots[1], draws.order, most, in_order, choice, grouping_of(plan), stream)
     results = x.out, x.lse, max_logits
-    forward_kernel(q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, plan).launch(
+    more, _ = split_more(tuple(rest), plan.joined)
+    forward_kernel(
+        q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan
+    ).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,

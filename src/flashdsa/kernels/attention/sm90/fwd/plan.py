@@ -24,6 +24,8 @@ class FwdPlan(Sm90Plan):
         max_logits: the largest logits are written, which takes 0.8% more time.
         drawn: a CTA draws its next item from a counter when it needs one, in the order of a list
             that a kernel in front makes; else CTA c takes items c, c + CTAs, ...
+        joined: of one query an item: rows of two sources, ranges and blocks of rows, see
+            `core/sources.py`; an item's last step may have one tile.
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -32,6 +34,7 @@ class FwdPlan(Sm90Plan):
     group: int = 1
     max_logits: bool = False
     drawn: bool = False
+    joined: bool = False
     gather_registers: int = 72
     consumer_registers: int = 216
     lazy_log2: float = 8.0
@@ -45,24 +48,21 @@ class FwdPlan(Sm90Plan):
         """
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
+        if self.joined and (self.group > 1 or self.drawn):
+            raise ValueError("joined: items of one query each, which are not drawn")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
         group = f"_group{self.group}" if self.group > 1 else ""
-        return "mla_fwd" + group + "_max_logits" * self.max_logits + "_drawn" * self.drawn
+        flags = "_max_logits" * self.max_logits + "_drawn" * self.drawn + "_joined" * self.joined
+        return "mla_fwd" + self.tile.suffix + group + flags
 
     @property
     def group_heads(self) -> int:
         """Heads of each query of a group."""
         return ROWS // self.group
-
-    @property
-    def p0(self) -> tuple[str, int]:
-        """Region, and offset in it, of P of tile 0: the tile's RoPE chunk, which no product with V
-        reads."""
-        return "k", self.tile.value_chunks * self.tile.chunk_bytes
 
     @property
     def buffers(self) -> list[SmemRegion]:
@@ -74,10 +74,8 @@ class FwdPlan(Sm90Plan):
         drawn = [SmemRegion("drawn", DRAWN_WORDS * 4, 16, "two items by turns, and their slots")]
         return [
             SmemRegion("q", tile.q_bytes, 1024, f"Q of an item, {chunks}"),
-            SmemRegion(
-                "k", TILES * tile.bytes, 1024, "keys of a step likewise; P of tile 0 besides"
-            ),
-            SmemRegion("p", tile.p_bytes, 1024, "P of tile 1, bf16, [64, 64] SW128"),
+            SmemRegion("k", TILES * tile.bytes, 1024, f"keys of a step likewise{tile.with_p0}"),
+            tile.p_region,
             SmemRegion("masks", masks, 16, "valid keys: a bit each, a tile and query"),
             SmemRegion("flags", TILES * 4, 8, "what follows the step, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),

@@ -45,8 +45,13 @@ def state_of_piece(plan: FewHeadsPlan, consumer: Any, number: Any) -> PipelineSt
 
 
 @cute.jit
-def gather_pieces(role: Gatherer) -> None:
-    """All four warps: gather every step of the CTA."""
+def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
+    """All four warps: gather every step of a stretch; return its tiles up to those of the last step
+    with a valid slot, or of the first step.
+
+    Args:
+        before: tiles that the warp's consumer had before.
+    """
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
@@ -55,7 +60,7 @@ def gather_pieces(role: Gatherer) -> None:
     row = read_slot(role, first)
     if ctx.num_tiles > consumer:
         # Asked for before it is known how many steps have a valid slot: one, at least.
-        load_piece(role, row, Int32(0), lane)
+        load_piece(role, row, Int32(before), lane)
     last = Int32(-1)
     if ctx.num_steps > 1:
         # Both wait for memory once, together.
@@ -66,22 +71,24 @@ def gather_pieces(role: Gatherer) -> None:
     num_tiles = find_extent(role, last, lane, 1)
     for step in cutlass.range(1, tiles_of_consumer(num_tiles, consumer), unroll=1):
         next_row = read_slot(role, first + (step + 1) * ctx.plan.tile.step_keys)
-        load_piece(role, row, step, lane)
+        load_piece(role, row, before + step, lane)
         row = next_row
+    return num_tiles
 
 
 @cute.jit
-def load_piece(role: Gatherer, row: Int32, step: Int32, lane: Int32) -> None:
-    """One warp: load its piece of a step, and write which keys are valid.
+def load_piece(role: Gatherer, row: Int32, tile: Int32, lane: Int32) -> None:
+    """One warp: load its piece of a tile, and write which keys are valid.
 
     Args:
         row: the lane's, negative where its slot is not valid.
+        tile: its number among those of the warp's consumer.
     """
     ctx = role.ctx
     ring = RingProducer(ctx.memory.full, ctx.memory.free)
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     tile_pieces = ctx.plan.tile_pieces
-    piece = step * tile_pieces + warp % tile_pieces
+    piece = tile * tile_pieces + warp % tile_pieces
     state = state_of_piece(ctx.plan, warp // tile_pieces, piece)
     # free: the consumer has read the piece before in this stage, and its mask.
     ring.acquire(state)

@@ -186,11 +186,11 @@ def consume(role: Math) -> Registers:
 
 
 @cute.jit
-def load_query(ctx: Context, q: cute.Tensor, consumer: Int32) -> None:
-    """Load Q from device memory, zeros past its heads, by both consumers, if the CTA has slots.
+def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -> None:
+    """Load Q from device memory, zeros past its heads, by both consumers.
 
     Args:
-        q: (S, H, 576) bf16.
+        q: (S, H, 576) bf16. before: items whose Q was loaded before.
     """
     tile = ctx.plan.tile
     rope_units = (tile.d_qk - tile.d_v) // UNIT
@@ -234,7 +234,7 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32) -> None:
     cute.arch.fence_proxy("async.shared", space="cta")
     # q_full: all of Q is written.
     ctx.memory.q_full.arrive()
-    ctx.memory.q_full.wait(0)
+    ctx.memory.q_full.wait_for(before)
 
 
 @cute.jit
@@ -336,8 +336,12 @@ def find_factors(role: Math, r: Registers) -> list[Any]:
 
 
 @cute.jit
-def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
-    """Exchange halves; return this consumer's half of the dims, of both consumers."""
+def exchange_halves(role: Math, r: Registers, factors: list[Any], number: Any = 0) -> list[Any]:
+    """Exchange halves; return this consumer's half of the dims, of both consumers.
+
+    Args:
+        number: of the exchanges before.
+    """
     ctx = role.ctx
     columns = ctx.plan.columns
     count = columns // 2
@@ -358,7 +362,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any]) -> list[Any]:
             others.append((low if role.consumer == 1 else high) * factor)
         store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
     # halves: the other consumer's part of this one's dims has come.
-    meet_consumers(ctx.memory.halves)
+    meet_consumers(ctx.memory.halves, number)
     at = own_at + ctx.thread * (WORDS * FP32)
     results = []
     for four in cutlass.range_constexpr(half // WORDS):

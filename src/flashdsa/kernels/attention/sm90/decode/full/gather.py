@@ -20,6 +20,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     find_extent,
+    first_row_of,
     last_slots,
     read_slots,
 )
@@ -85,21 +86,27 @@ def load_rows_of_query(role: Gatherer, _: Before) -> None:
 
 
 @cute.jit
-def gather_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) -> Int32:
+def gather_rows(
+    role: Gatherer, before: Before, load: cutlass.Constexpr, waits: cutlass.Constexpr = False
+) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot.
 
     Args:
         load: loads the item's rows of Q, called with (role, before).
+        waits: it waits for the consumers: ids are asked for first.
     """
     ctx = role.ctx
     tile = ctx.plan.tile
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    load(role, before)
+    if cutlass.const_expr(not waits):
+        load(role, before)
     slots = read_slots(role, Int32(0), lane)
     last = last_slots(role, ctx.num_steps, lane)
+    if cutlass.const_expr(waits):
+        load(role, before)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]
@@ -108,7 +115,8 @@ def gather_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) -> Int3
             half = halves_of_step(tile)[number]
             if step * TILES + half.tile < num_tiles:
                 acquire(ctx, half, ctx.phase(before.use(half.tile, step)))
-                copy_half(ctx, role.kv, rows, copies, number)
+                slot = ctx.first_slot + step * tile.step_keys + half.tile * tile.keys
+                copy_half(ctx, first_row_of(role, slot), rows, copies, number)
                 if cutlass.const_expr(number == 0 or number == 2):
                     if warp == half.tile:
                         first = half.tile * tile.mask_words

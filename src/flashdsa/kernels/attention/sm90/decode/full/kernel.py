@@ -22,8 +22,9 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
@@ -50,32 +51,36 @@ def decode_kernel(
     out: cute.Tensor,
     lse: cute.Tensor,
     sm_scale: Float32,
+    more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
     enter_cluster(memory, thread)
     # The previous launch, which this one may follow early, has written the ids, or still reads the
     # results.
     cute.arch.griddepcontrol_wait()
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, indices, topk_length), more)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(memory, lse, indices, topk_length)
-        gather(Gatherer(ctx, q_map.get_ptr(), kv, indices))
+        ctx = locate(memory, lse, indices, topk_length, sources)
+        gather(Gatherer(ctx, q_map.get_ptr(), kv, indices, sources))
     else:
         scale = make_scale(sm_scale * LOG2_E)
         if group == CONSUMER0:
             cute.arch.setmaxregister_increase(plan.consumer0.registers)
-            ctx = locate(memory, lse, indices, topk_length)
+            ctx = locate(memory, lse, indices, topk_length, sources)
             consume0(Output(ctx, out, lse, attn_sink, scale))
         else:
             cute.arch.setmaxregister_increase(plan.consumer1.registers)
-            ctx = locate(memory, lse, indices, topk_length)
+            ctx = locate(memory, lse, indices, topk_length, sources)
             consume1(Output(ctx, out, lse, attn_sink, scale))
-        ctx = locate(memory, lse, indices, topk_length)
+        ctx = locate(memory, lse, indices, topk_length, sources)
         write_share(Output(ctx, out, lse, attn_sink, scale), group - CONSUMER0)
 
 
@@ -95,9 +100,11 @@ def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`: a cluster for each 64 heads of a query.
 
     Args:
-        arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
+            one of CLUSTER_SIZES.
     """
-    x, (cluster_size,) = split(arguments)
+    x, rest = split(arguments)
+    more, (cluster_size,) = split_more(rest, plan.joined)
     q_map = tensor_map.create_tensor_map_tiled_from_view(
         x.q,
         box_dims=(1, ROWS, CHUNK),
@@ -105,7 +112,7 @@ def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
-    decode_kernel(q_map, *x[1:], plan).launch(
+    decode_kernel(q_map, *x[1:], more, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],

@@ -7,7 +7,7 @@ from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
-from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 
 
@@ -17,12 +17,14 @@ class DecodePlan(ClusterPlan):
 
     Attributes:
         packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
+        joined: bf16 rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
     """
 
     packed: bool = False
+    joined: bool = False
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -36,13 +38,7 @@ class DecodePlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode" + ("_packed" if self.packed else "")
-
-    @property
-    def p0(self) -> tuple[str, int]:
-        """Region, and offset in it, of P of tile 0: the tile's RoPE chunk, which no product with V
-        reads."""
-        return "k", self.tile.value_chunks * self.tile.chunk_bytes
+        return "mla_decode" + self.tile.suffix + "_packed" * self.packed + "_joined" * self.joined
 
     @property
     def buffers(self) -> list[SmemRegion]:
@@ -58,11 +54,11 @@ class DecodePlan(ClusterPlan):
             ),
             SmemRegion(
                 "k",
-                TILES * tile.bytes,
+                max(TILES * tile.bytes, self.staged_at + ROWS * tile.d_v * F16),
                 1024,
-                "keys of a step likewise, P of tile 0 besides; then all CTAs' O of this one's dims",
+                f"keys of a step likewise{tile.with_p0}; then all CTAs' O of this one's dims",
             ),
-            SmemRegion("p", tile.p_bytes, 1024, "P of tile 1, [64, 64] SW128"),
+            tile.p_region,
             SmemRegion("masks", TILES * tile.mask_words * 4, 16, "valid keys: a bit each, a tile"),
             SmemRegion("row_max", TILES * ROWS * FP32, 16, "maximum that each tile's P is against"),
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),

@@ -10,7 +10,7 @@ from cutlass.cute.runtime import make_fake_stream
 from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
-from flashdsa.kernels.attention.fake_operands import fake_operands
+from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 
@@ -28,11 +28,13 @@ def compile_dealt_launch(launch: Any, plan: ClusterPlan) -> Any:
 
 def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
     """Compile a launch of operands and the arguments after them."""
+    operands = fake_operands(packed=plan.packed, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
     return cute.compile(
         launch,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        *fake_operands(packed=plan.packed, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v),
+        *operands,
+        *(fake_more(operands) if plan.joined else ()),
         *last,
         options=options_for(SM90),
     )

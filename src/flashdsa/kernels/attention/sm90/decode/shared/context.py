@@ -11,6 +11,7 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
+from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 
 
@@ -36,6 +37,8 @@ class DecodeMemory(StepMemory):
     dealt: Region
     ticket: Region
     q_free: Barriers
+    extent_free: Barriers
+    stretch_read: Barriers
     part_stored: Barriers
     ticket_full: Barriers
 
@@ -52,6 +55,7 @@ class Context(NamedTuple):
     end_slot: Int32  # one past its last that may be valid
     num_tiles: Int32  # of 64 keys, at most: those after the last valid slot count
     thread: Int32  # in its warpgroup
+    joined: Any = None  # of a joined plan `JoinedSlots` of the query
 
     @property
     def plan(self) -> Any:
@@ -97,12 +101,17 @@ class Output(NamedTuple):
 
 @cute.jit
 def locate(
-    memory: DecodeMemory, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor
+    memory: DecodeMemory,
+    lse: cute.Tensor,
+    indices: cute.Tensor,
+    lengths: cute.Tensor,
+    sources: Any = None,
 ) -> Context:
     """This thread's context.
 
     Args:
         lse: (S, H). indices: (S, topk). lengths: (S,) int32, or (0,): every slot counts.
+        sources: of a joined plan `Sources`.
     """
     thread, _, _ = cute.arch.thread_idx()
     item, _, _ = cute.arch.cluster_idx()
@@ -111,11 +120,15 @@ def locate(
     rows = memory.plan.group_heads
     blocks = (Int32(lse.shape[1]) + rows - 1) // rows
     query = item // blocks
+    keys = memory.plan.tile.keys
+    joined: Any = None
     num_slots = Int32(indices.shape[1])
-    if lengths.shape[0] > 0:
+    if cutlass.const_expr(sources is not None):
+        joined = join_slots(sources, query, keys)
+        num_slots = joined.end
+    elif lengths.shape[0] > 0:
         given = (lengths.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
-    keys = memory.plan.tile.keys
     tiles = (num_slots + keys - 1) // keys
     first = tiles * rank // num_ctas
     end = tiles * (rank + 1) // num_ctas
@@ -129,6 +142,7 @@ def locate(
         cutlass.min(end * keys, num_slots),
         end - first,
         thread % WARPGROUP_SIZE,
+        joined,
     )
 
 

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.sources import read_joined, rows_of_tile
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.problem import KV_ROW_BYTES
@@ -18,19 +19,31 @@ class Gatherer(NamedTuple):
     q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64; None: the consumers load Q
     kv: cute.Tensor  # (S_kv, 576) bf16, or (S_kv, 656) bytes
     indices: cute.Tensor  # (S, topk) int32
+    sources: Any = None  # of a joined plan `Sources`
 
 
 @cute.jit
 def read_slot(role: Gatherer, slot: Int32) -> Int32:
     """The kv row that a slot of the query names, negative where it is not valid."""
     row = Int32(-1)
-    if slot < role.ctx.end_slot:
+    if cutlass.const_expr(role.sources is not None):
+        if slot < role.ctx.end_slot:
+            row = read_joined(role.sources, role.ctx.query, role.ctx.joined, slot)
+    elif slot < role.ctx.end_slot:
         row = (
             role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
         ).load()
         if row >= role.kv.shape[0]:
             row = Int32(-1)
     return row
+
+
+@cute.jit
+def first_row_of(role: Gatherer, slot: Int32) -> Any:
+    """Pointer to the first row of the source of a tile, whose first slot is given."""
+    if cutlass.const_expr(role.sources is None):
+        return role.kv.iterator
+    return rows_of_tile(role.sources, role.ctx.joined, slot)
 
 
 @cute.jit

@@ -10,9 +10,15 @@ from typing import Any, NamedTuple
 
 from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CTA_SLOTS
+
+LINE_WORDS = 4
+"""Words of a thread in a line of a slot: 16 bytes."""
+LINE_VALUES = 2 * LINE_WORDS
+CONSUMER_THREADS = 2 * WARPGROUP_SIZE
 
 
 class Workspace(NamedTuple):
@@ -30,6 +36,11 @@ def slot_of_part(workspace: Workspace, parts: Parts, number: Int32) -> Any:
     if number == 0:
         slot += 1
     return workspace.slots.iterator + Int64(slot) * workspace.slots.shape[1]
+
+
+def at_line(slot: Any, thread: Any, line: int) -> Any:
+    """Pointer to a thread's words of a line; `thread`: of both consumers."""
+    return slot + (line * CONSUMER_THREADS + thread) * LINE_WORDS
 
 
 @cute.jit

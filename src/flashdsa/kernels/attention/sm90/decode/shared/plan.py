@@ -16,6 +16,8 @@ GROUP_BYTES = GROUP_DIMS * F16
 CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
 """CTAs that may share an item; the key tiles then have room for all dims of O."""
 MOST_CTAS = max(CLUSTER_SIZES)
+OF_CLUSTERS = ("staged", "o_full", "ready", "done")
+"""Barriers of messages, which a kernel of dealt tiles has not."""
 STATISTICS = 4
 """fp32 of a row that CTAs tell each other: maximum, sum, and the scale of each half of O."""
 STATISTICS_BYTES = STATISTICS * FP32
@@ -40,6 +42,7 @@ class ClusterPlan(Sm90Plan):
 
     tile: Tile
     packed: bool
+    joined: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
@@ -66,8 +69,10 @@ class ClusterPlan(Sm90Plan):
 
     @property
     def staged_at(self) -> int:
-        """Offset in region k of this CTA's O, after what other CTAs send."""
-        return self.tile.bytes
+        """Offset in region k of this CTA's O, after what other CTAs send: a share each, of as many
+        groups as the largest one's."""
+        sent = max(size * -(-self.dim_groups // size) for size in CLUSTER_SIZES)
+        return max(self.tile.bytes, sent * self.group_heads * GROUP_BYTES)
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:

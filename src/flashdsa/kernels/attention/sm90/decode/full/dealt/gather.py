@@ -28,7 +28,7 @@ def gather_stretches(
         if cutlass.const_expr(memory.plan.packed):
             num_tiles = gather_packed_rows(role, before, load_rows_of_query)
         else:
-            num_tiles = gather_rows(role, before, load_rows_of_query)
+            num_tiles = gather_rows(role, before, load_rows_of_query, waits=True)
         before = before.after(num_tiles)
     # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()

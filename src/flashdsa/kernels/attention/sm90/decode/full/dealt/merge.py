@@ -19,22 +19,15 @@ from flashdsa.kernels.attention.sm90.decode.full.consumers import normalise
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.parts import (
+    LINE_VALUES,
+    LINE_WORDS,
     Workspace,
+    at_line,
     load_values,
     slot_of_part,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
-
-LINE_WORDS = 4
-"""Words of a thread in a line."""
-LINE_VALUES = 2 * LINE_WORDS
-
-
-def at_line(slot: Any, ctx: Context, line: int, consumer: int) -> Any:
-    """Pointer to a thread's words of a line."""
-    thread = ctx.thread + consumer * WARPGROUP_SIZE
-    return slot + (line * 2 * WARPGROUP_SIZE * LINE_WORDS + thread * LINE_WORDS)
 
 
 def at_statistics(slot: Any, ctx: Context, h: int) -> Any:
@@ -55,11 +48,12 @@ def store_part(
     """Store this CTA's part of an item: a consumer's half of O, and what the merge must know."""
     cta, _, _ = cute.arch.block_idx()
     slot = slot_of_part(workspace, parts, cta - parts.first)
+    thread = ctx.thread + consumer * WARPGROUP_SIZE
     units = normalise(ctx, r.out, sums)
     for line in cutlass.range_constexpr(cute.size(r.out) // LINE_VALUES):
         values = [r.out[LINE_VALUES * line + i] for i in range(LINE_VALUES)]
         words = [pack(values[2 * i], values[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
-        store4(at_line(slot, ctx, line, consumer), words)
+        store4(at_line(slot, thread, line), words)
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             to = at_statistics(slot, ctx, h)
@@ -83,6 +77,7 @@ def merge_parts(
 
     draw_ticket: every part is stored.
     """
+    thread = ctx.thread + consumer * WARPGROUP_SIZE
     r.rows.out_max.fill(LEAST)
     for number in cutlass.range(parts.count, unroll=1):
         slot = slot_of_part(workspace, parts, number)
@@ -100,7 +95,7 @@ def merge_parts(
             sums[h] = sums[h] + weight
             weights.append(weight * of_row[2 + consumer])
         for line in cutlass.range_constexpr(cute.size(r.out) // LINE_VALUES):
-            words = load_values(at_line(slot, ctx, line, consumer))
+            words = load_values(at_line(slot, thread, line))
             for i in cutlass.range_constexpr(LINE_WORDS):
                 weight = weights[i % THREAD_ROWS]
                 # 0 times a part without a key may be NaN.

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
 from flashdsa.plan import Arrives, Barrier, SmemRegion
-
-OF_CLUSTERS = ("staged", "o_full", "ready", "done")
-"""Barriers of messages, which a CTA alone has not."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class DealtPlan(DecodePlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode_dealt" + ("_packed" if self.packed else "")
+        return "mla_decode_dealt" + self.tile.suffix + ("_packed" if self.packed else "")
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:

@@ -1,0 +1,155 @@
+"""DeepSeek-V4's layers: a window of tokens and compressed entries, two sources of one softmax."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.ops.attention import sparse_mla
+
+ENTRIES = "_flashdsa_entries"
+"""Attribute of an attention between its compressor and its attention function."""
+COMPRESSORS = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
+PARAMETERS = ("hidden_states", "q_residual", "position_ids", "past_key_values", "layer_idx")
+"""Parameters of a compressor's forward."""
+
+
+class Entries(NamedTuple):
+    """Compressed rows behind a layer's window rows, and who sees them.
+
+    Attributes:
+        number: of one sequence's.
+        ids: (B, S, topk) chosen entries, -1 where there is none; None: the first `visible` ones.
+        visible: (B, S) entries that each query sees, the first ones.
+    """
+
+    number: int
+    ids: Tensor | None
+    visible: Tensor
+
+
+def require_known(attention: Any) -> None:
+    """Raise UnsupportedError for a compressor whose forward is not the one that is replaced."""
+    compressor = attention.compressor
+    if compressor is None:
+        return
+    name = type(compressor).__name__
+    found = tuple(inspect.signature(type(compressor).forward).parameters)[1:]
+    if name not in COMPRESSORS or found != PARAMETERS:
+        raise UnsupportedError(f"compressor: {name}.forward({', '.join(found)}) is not known here")
+
+
+def compress(
+    attention: Any,
+    hidden_states: Tensor,
+    q_residual: Tensor,
+    position_ids: Tensor,
+    past_key_values: Any,
+    layer_idx: int,
+) -> tuple[Tensor, None]:
+    """Replace a compressor's forward: return its entries without a mask of them, and keep who sees
+    them for the attention function.
+
+    Args: of the compressor's forward; attention: the module that has it.
+
+    Returns:
+        entries (B, 1, T, d).
+    """
+    compressor = attention.compressor
+    chosen: list[Tensor] = []
+    indexer = getattr(compressor, "indexer", None)
+    hook = None
+    if indexer is not None:
+        hook = indexer.register_forward_hook(lambda *given: chosen.append(given[-1]))
+    try:
+        entries, _ = type(compressor).forward(
+            compressor, hidden_states, q_residual, position_ids, past_key_values, layer_idx
+        )
+    finally:
+        if hook is not None:
+            hook.remove()
+    count = entries.shape[2]
+    visible = ((position_ids + 1) // compressor.compress_rate).clamp(max=count)
+    if position_ids.shape[1] == 1 and not chosen:  # a query of decode sees all entries that exist
+        visible = torch.full_like(visible, count)
+    visible = visible.expand(len(hidden_states), -1)
+    setattr(attention, ENTRIES, Entries(count, chosen[0] if chosen else None, visible))
+    return entries, None
+
+
+def attend(
+    module: Any,
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
+    window: int,
+    scaling: float,
+    backend: str | tuple[str, str],
+    deterministic: bool,
+) -> tuple[Tensor, None]:
+    """Attention over the window, and over the entries that `compress` has kept.
+
+    Args:
+        operands: queries (B, H, S, d); keys (B, 1, N + T, d), window rows and entries, K and V
+            alike; a mask (B, 1, S, N or more), True or 0 where a query may look, or None; sinks
+            (H,).
+        window: tokens that a query sees, its own among them.
+
+    Returns:
+        (B, S, H, d), and None in the place of weights.
+    """
+    query, key, mask, sinks = operands
+    entries: Entries | None = module.__dict__.pop(ENTRIES, None)
+    batch, _, num_queries, width = query.shape
+    num_rows = key.shape[2]
+    num_keys = num_rows - (0 if entries is None else entries.number)
+    base = torch.arange(batch, device=key.device)[:, None] * num_rows
+    ranges = window_of(mask, batch, num_queries, num_keys, window, base)
+    rows = key.reshape(batch * num_rows, width)
+    lists: dict[str, Any] = {"indices": tuple(x.flatten().int() for x in ranges)}
+    if entries is not None and entries.number:
+        first = base + num_keys
+        if entries.ids is None:
+            seen: Any = (first.expand_as(entries.visible), first + entries.visible)
+            seen = tuple(x.flatten().int() for x in seen)
+        else:
+            seen = torch.where(entries.ids >= 0, entries.ids + first[..., None], -1)
+            seen = seen.flatten(0, 1).int()
+        # The same tensor twice: the lists name different rows of it.
+        lists = {"indices": seen, "extra_kv": rows, "extra_indices": lists["indices"]}
+    out = sparse_mla(
+        query.transpose(1, 2).reshape(batch * num_queries, -1, width),
+        rows,
+        d_v=width,
+        sm_scale=scaling,
+        attn_sink=None if sinks is None else sinks.float(),
+        deterministic=deterministic,
+        backend=backend,
+        **lists,
+    )
+    return out.unflatten(0, (batch, num_queries)), None
+
+
+def window_of(
+    mask: Tensor | None, batch: int, num_queries: int, num_keys: int, width: int, base: Tensor
+) -> tuple[Tensor, Tensor]:
+    """First window row (B, S) of each query, and the row after the last one, which is its own."""
+    own = torch.arange(num_keys - num_queries, num_keys, device=base.device).expand(batch, -1)
+    starts, ends = (own + 1 - width).clamp(min=0), own + 1
+    if mask is not None:
+        allowed = mask[:, 0, :, :num_keys].expand(batch, -1, -1)
+        allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
+        any_seen = allowed.any(dim=2)
+        starts = torch.where(any_seen, allowed.to(torch.uint8).argmax(dim=2), ends)
+        if base.device.type == "cpu" or values_are_checked():
+            position = torch.arange(num_keys, device=base.device)
+            seen = (position >= starts[..., None]) & (position < ends[..., None])
+            if not torch.equal(seen, allowed):
+                raise ArgumentValueError(
+                    "attention_mask: expected each query to see neighbouring tokens up to its own, "
+                    "as a window and padding leave them"
+                )
+    return base + starts, base + ends

@@ -1,0 +1,116 @@
+"""Slots of a query over two sources: the main list's, then the extra list's from a whole tile on.
+
+So a tile's keys are of one source. A list has ids, which may each name a block of rows, or is a
+range of rows.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.kernels.attention.operands import MoreOperands
+
+
+class Source(NamedTuple):
+    """Rows, and each query's list of them."""
+
+    kv: cute.Tensor  # (rows, d_qk) bf16
+    slots: cute.Tensor  # (S, any) int32 ids; of a range (S, 1): its first row
+    lengths: cute.Tensor  # (S,) int32, or (0,): every id counts
+    ends: cute.Tensor  # of a range (S,) int32; of ids (0,)
+
+
+class Sources(NamedTuple):
+    """Both sources; without an extra one it has no row and no slot."""
+
+    main: Source
+    extra: Source
+    block_log2: Int32  # log2 of the rows that an id of the main list names
+
+
+class JoinedSlots(NamedTuple):
+    """A query's slots that may be valid: [0, main) and [split, end)."""
+
+    main: Int32
+    split: Int32  # main, rounded up to a tile
+    end: Int32
+
+
+def sources_of(main: tuple[Any, Any, Any], more: MoreOperands) -> Sources:
+    """Both sources; `main`: kv, indices and topk_length."""
+    extra = Source(more.extra_kv, more.extra_indices, more.extra_topk_length, more.extra_ends)
+    return Sources(Source(*main, more.ends), extra, more.block_log2)
+
+
+def end_of(slots: Any) -> Any:
+    """One past the last slot that may be valid; `slots`: joined ones, or a number of slots."""
+    return slots.end if isinstance(slots, JoinedSlots) else slots
+
+
+@cute.jit
+def count_slots(source: Source, query: Int32, block_log2: Any) -> Int32:
+    """Slots of a query's list that may be valid; of a range those of rows that exist."""
+    count = Int32(source.slots.shape[1])
+    if source.ends.shape[0] > 0:
+        first = cutlass.max((source.slots.iterator + query).load(), Int32(0))
+        end = cutlass.min((source.ends.iterator + query).load(), Int32(source.kv.shape[0]))
+        count = cutlass.max(cutlass.max(end, Int32(0)) - first, Int32(0))
+    else:
+        if source.lengths.shape[0] > 0:
+            given = (source.lengths.iterator + query).load()
+            count = cutlass.min(cutlass.max(given, Int32(0)), count)
+        count = count << block_log2
+    return count
+
+
+@cute.jit
+def join_slots(sources: Sources, query: Int32, keys: cutlass.Constexpr) -> JoinedSlots:
+    """A query's slots; `keys`: of a tile."""
+    main = count_slots(sources.main, query, sources.block_log2)
+    split = (main + keys - 1) // keys * keys
+    extra = count_slots(sources.extra, query, Int32(0))
+    end = main
+    if extra > 0:
+        end = split + extra
+    return JoinedSlots(main, split, end)
+
+
+@cute.jit
+def row_of(source: Source, query: Int32, number: Int32, block_log2: Any) -> Int32:
+    """The row that a slot of the list names, negative where it is not valid."""
+    count = Int32(source.kv.shape[0])
+    row = Int32(-1)
+    if source.ends.shape[0] > 0:
+        row = cutlass.max((source.slots.iterator + query).load(), Int32(0)) + number
+    else:
+        at = Int64(query) * source.slots.shape[1] + (number >> block_log2)
+        row = (source.slots.iterator + at).load()
+        # An id whose first row does not exist may be too large to be multiplied.
+        if row > (count - 1) >> block_log2:
+            row = Int32(-1)
+        if row >= 0:
+            row = (row << block_log2) + (number & ((Int32(1) << block_log2) - 1))
+            if row >= count:
+                row = Int32(-1)
+    return row
+
+
+@cute.jit
+def read_joined(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32) -> Int32:
+    """The row of its source that a slot names, negative where it is not valid."""
+    row = Int32(-1)
+    if slot < slots.main:
+        row = row_of(sources.main, query, slot, sources.block_log2)
+    if slot >= slots.split and slot < slots.end:
+        row = row_of(sources.extra, query, slot - slots.split, Int32(0))
+    return row
+
+
+@cute.jit
+def rows_of_tile(sources: Sources, slots: JoinedSlots, slot: Int32) -> Any:
+    """Pointer to the first row of the source of a tile, whose first slot is given."""
+    first = sources.main.kv.iterator
+    if slot >= slots.split:
+        first = sources.extra.kv.iterator
+    return first

@@ -1,0 +1,64 @@
+"""Budgets and barriers of the dealt Hopper decode of few heads, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
+from flashdsa.plan import Arrives, Barrier, SmemRegion
+
+
+@dataclass(frozen=True)
+class DealtFewHeadsPlan(FewHeadsPlan):
+    """One compiled dealt kernel; fields as of the kernel by clusters.
+
+    Its O of 32 heads would spill: those are dealt to the kernel of 64 (`full/dealt/`).
+    """
+
+    gather_registers: int = 40
+    math_registers: int = 232
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"mla_decode_dealt_heads{self.columns}"
+
+    @property
+    def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
+        neither is read any more, and keys of the next stretch may come meanwhile."""
+        return ("q", 0), ("p", 0)
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        """Shared memory regions before the mbarriers, in order."""
+        q, *others = super().buffers
+        size, chunks = self.tile.chunks * self.operand_bytes, self.tile.chunks
+        does = f"Q of the item, {chunks} x [heads, 64] SW128; then half of O"
+        return [replace(q, bytes=size, holds=does), *others]
+
+    @property
+    def cluster_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of cuts and tickets."""
+        return self.dealt_buffers
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Barriers of pieces are a ring, those of parts complete a phase for each part, each other one
+        a phase for each stretch.
+        """
+        gather, math = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        return (
+            *(barrier for barrier in super().barriers if barrier.name not in OF_CLUSTERS),
+            Barrier("extent_free", 1, math, warps, gather, 0, "the number of steps has been read"),
+            Barrier("stretch_read", 1, math, every, math, 0,
+                    "both consumers have read halves, sums and maxima of the stretch"),
+            Barrier("part_stored", 1, math, every, math, 0, "the part is in its slot"),
+            Barrier("ticket_full", 1, math, one, math, 0, "the part's ticket is drawn"),
+        )  # fmt: skip

@@ -1,0 +1,39 @@
+"""The page of the five documents: every command runs, every test that it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from flashdsa.cli.main import cli
+from workbench.__main__ import cli as workbench
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/concepts/five-documents.md").read_text()
+ROWS = [
+    [cell.strip() for cell in line.split(" | ")]
+    for line in PAGE.splitlines()
+    if line.startswith("| ") and not line.startswith(("| requirement", "| ---"))
+]
+COMMANDS = sorted({command for row in ROWS for command in re.findall("`([^`]+)`", row[1])})
+PROGRAMS = {"flashdsa": cli, "python -m workbench": workbench}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_run(command: str) -> None:
+    pytest.importorskip("cutlass")
+    program = next(name for name in PROGRAMS if command.startswith(f"{name} "))
+    arguments = command.removeprefix(program).split()
+    result = CliRunner().invoke(PROGRAMS[program], arguments)
+    assert result.exit_code == 0 and result.output, result.output
+
+
+def test_tests_are_there() -> None:
+    named = {name for row in ROWS for name in re.findall(r"`((?:workbench/)?tests/[^`]+)`", row[2])}
+    assert named and all((ROOT / name).exists() for name in named)
+    functions = {name for row in ROWS for name in re.findall(r"`(test_\w+)`", row[2])}
+    emulated = (ROOT / "tests/kernels/attention/test_sm100_bwd_emulated.py").read_text()
+    assert functions and all(f"def {name}(" in emulated for name in functions)

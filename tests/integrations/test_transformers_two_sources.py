@@ -1,0 +1,163 @@
+"""transformers' DeepSeek-V4 and GLM-5.3, tiny and random, with flashdsa against eager attention.
+
+fp32, since in bf16 the two implementations' indexers may pick different keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers", reason="needs transformers")
+pytest.importorskip("transformers.models.deepseek_v4", reason="needs a newer transformers")
+glm = pytest.importorskip("transformers.models.glm5_next.modeling_glm5_next")
+
+from transformers.models.glm5_next.configuration_glm5_next import (  # noqa: E402
+    Glm5NextTextConfig,
+)
+
+from flashdsa.errors import ArgumentValueError, UnsupportedError  # noqa: E402
+from flashdsa.integrations.transformers import disable, enable, two_sources  # noqa: E402
+
+LENGTH, PADDING, WINDOW = 48, 5, 16
+COMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "q_lora_rank": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "index_n_heads": 16,
+    "index_head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "bos_token_id": 0,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+LAYERS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+
+
+def deepseek_v4() -> Any:
+    """A layer of each kind: window, entries of 4 tokens, entries of 8."""
+    config = transformers.DeepseekV4Config(
+        **COMMON, head_dim=64, o_lora_rank=16, o_groups=2, index_topk=4, sliding_window=WINDOW,
+        layer_types=LAYERS, compress_rates=dict(zip(LAYERS[1:], (4, 8), strict=True)),
+    )  # fmt: skip
+    model = transformers.DeepseekV4ForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "sinks" in name or "position_bias" in name:
+                parameter.copy_(torch.randn_like(parameter))
+    return model
+
+
+def glm5_next() -> Any:
+    """Pools of four keys, and the query's own incomplete pool."""
+    config = Glm5NextTextConfig(
+        **COMMON, intermediate_size=64, num_key_value_heads=4, kv_lora_rank=32, qk_rope_head_dim=0,
+        qk_nope_head_dim=24, v_head_dim=20, n_group=1, topk_group=1, index_topk=16, index_kpool=4,
+        layer_types=["deepseek_sparse_attention"] * 3, indexer_types=["full", "shared", "full"],
+    )  # fmt: skip
+    return glm.Glm5NextTextModel(config).eval()
+
+
+MODELS = {"deepseek_v4": deepseek_v4, "glm5_next": glm5_next}
+
+
+@pytest.fixture(params=list(MODELS))
+def model(request: pytest.FixtureRequest) -> Iterator[Any]:
+    torch.manual_seed(0)
+    made = MODELS[request.param]()
+    made.set_attn_implementation("eager")
+    yield made
+
+
+def tokens(length: int = LENGTH) -> dict[str, Tensor]:
+    """Left padding in the second sequence, if it is long enough."""
+    torch.manual_seed(1)
+    mask = torch.ones(2, length, dtype=torch.int64)
+    mask[1, : PADDING if length > 2 * PADDING else 0] = 0
+    return {"input_ids": torch.randint(1, 96, (2, length)), "attention_mask": mask}
+
+
+def run(model: Any, x: dict[str, Tensor]) -> Tensor:
+    """Results of the tokens that are no padding."""
+    result: Tensor = model(**x)[0]
+    return result[x["attention_mask"].bool()]
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    return float((got - expected).norm().detach() / expected.detach().norm())
+
+
+def with_gradients(model: Any) -> tuple[Tensor, Tensor]:
+    """Results, and gradients of the embedding and of the attentions, each of norm 1."""
+    model.zero_grad()
+    result = run(model, tokens())
+    torch.manual_seed(2)
+    (result * torch.randn_like(result)).sum().backward()
+    found = [
+        parameter.grad.flatten() / parameter.grad.norm()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and ("self_attn" in name or "embed" in name)
+    ]
+    return result.detach(), torch.cat(found)
+
+
+def test_results_and_gradients_are_eagers(model: Any) -> None:
+    expected, expected_gradients = with_gradients(model)
+    assert enable(model) is model
+    result, gradients = with_gradients(model)
+    assert error(result, expected) < 5e-6
+    assert float((gradients - expected_gradients).abs().max()) < 2e-5
+    disable(model)
+    again, _ = with_gradients(model)
+    assert torch.equal(again, expected)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, WINDOW - 1, WINDOW, WINDOW + 1, 33])
+def test_lengths_around_windows_and_pools(model: Any, length: int) -> None:
+    with torch.no_grad():
+        expected = run(model, tokens(length))
+        assert error(run(enable(model), tokens(length)), expected) < 5e-6
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_deepseek_v4_generates_the_same_tokens(padded: bool) -> None:
+    """Prefill, then steps of one token, over the window's end and over many complete entries."""
+    torch.manual_seed(0)
+    model = deepseek_v4()
+    model.set_attn_implementation("eager")
+    x = tokens(20)
+    if not padded:
+        x = {name: value[:1] for name, value in x.items()}
+    options = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False}
+    expected = model.generate(**x, **options)
+    assert torch.equal(enable(model).generate(**x, **options), expected)
+
+
+def test_other_indexers_and_masks_are_refused() -> None:
+    torch.manual_seed(0)
+    model = deepseek_v4()
+    with pytest.raises(UnsupportedError, match="DeepSeek-V4's layers have their own only"):
+        enable(model, indexer="fp8")
+    base = torch.zeros(1, 1, dtype=torch.int64)
+    holes = torch.tensor([[True, False, True]])[:, None, None]
+    with pytest.raises(ArgumentValueError, match="attention_mask: expected each query to see"):
+        two_sources.window_of(holes, 1, 1, 3, WINDOW, base)
+
+
+def test_a_compressor_that_is_not_known_is_refused() -> None:
+    torch.manual_seed(0)
+    model = deepseek_v4()
+    layer = model.model.layers[1].self_attn
+    layer.compressor = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedError, match=r"compressor: Linear.forward\(input\) is not known"):
+        enable(model)

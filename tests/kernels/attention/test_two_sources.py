@@ -1,0 +1,182 @@
+"""Two sources in one softmax, ranges and blocks of rows: worked examples, merged parts, forms."""
+
+import math
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.verify.cases import SPARSE_MLA_CASES, make_sparse_mla_inputs
+
+F64 = {"dtype": torch.float64}
+LN2, LN3, LN4 = (math.log(n) for n in (2, 3, 4))
+
+
+def ids(*rows):
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def test_two_rows_of_a_window_a_selected_one_and_a_sink():
+    """Weights of 10: 1 and 2 of the window, 3 of the selected row, 4 of the sink."""
+    q, d_o = torch.tensor([[[1.0, 0.0]]], **F64), torch.tensor([[[0.0, 1.0]]], **F64)
+    selected = torch.tensor([[LN3, 2.0]], **F64)
+    window = torch.tensor([[0.0, 1.0], [LN2, 0.0]], **F64)
+    sink = torch.tensor([LN4], **F64)
+    expected = {
+        "O": torch.tensor([[[(2 * LN2 + 3 * LN3) / 10, 0.7]]], **F64),
+        "lse": torch.tensor([[math.log(6)]], **F64),
+        "dQ": torch.tensor([[[-0.14 * LN2 + 0.39 * LN3, 0.81]]], **F64),
+        "selected": torch.tensor([[0.39, 0.3]], **F64),
+        "window": torch.tensor([[0.03, 0.1], [-0.14, 0.2]], **F64),
+        "d_sink": torch.tensor([-0.28], **F64),
+    }
+    options = {"sm_scale": 1.0, "attn_sink": sink}
+    lists = {"extra_kv": window, "extra_indices": (ids(0), ids(2))}
+
+    O, lse = flashdsa.sparse_mla_fwd(q, selected, ids([0]), d_v=2, **options, **lists)
+    gradients = flashdsa.mla_bwd(q, selected, d_o, lse, O, ids([0]), **options, **lists)
+    for got, want in zip((O, lse, *gradients), expected.values(), strict=True):
+        torch.testing.assert_close(got, want)
+
+    rows, joined = reference.join_sources(selected, ids([0]), **lists)
+    assert joined.tolist() == [[0, 1, 2]]
+    O, lse = reference.sparse_mla_fwd(q, rows, joined, d_v=2, **options)
+    dQ, dKV, d_sink = reference.mla_bwd(q, rows, d_o, lse, O, joined, **options)
+    for got, want in zip((O, lse, dQ, dKV[:1], dKV[1:], d_sink), expected.values(), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def named_rows(num_rows, num_queries, indices, **lists):
+    """How often each query names each row of kv, and of extra_kv: O of logits that are all 0."""
+    kv = torch.eye(num_rows, **F64)
+    q = torch.zeros(num_queries, 1, num_rows, **F64)
+    if "extra_indices" in lists:
+        lists["extra_kv"] = kv
+    O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, d_v=num_rows, **lists)
+    times = (O * lse.exp().masked_fill(lse == math.inf, 0)[..., None])[:, 0]
+    return [[row for row, n in enumerate(one) for _ in range(round(n))] for one in times.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "counts"), [(1, {0: 1}), (4, {0: 0, 2: 0, 3: 1, 7: 2}), (128, {126: 0, 127: 1})]
+)
+def test_a_query_sees_the_compressed_rows_that_are_complete(ratio, counts):
+    p = torch.tensor(list(counts))
+    seen = named_rows(5, len(p), (torch.zeros_like(p), (p + 1) // ratio))
+    assert seen == [list(range(count)) for count in counts.values()]
+
+
+def test_pools_of_four_and_the_incomplete_one():
+    p = torch.tensor([5, 3, 2])
+    pools = ids([0, -1], [0, -1], [-1, -1])
+    tail = (p + 1) // 4 * 4, p + 1
+    seen = named_rows(7, 3, pools, index_block=4, extra_indices=tail)
+    assert seen == [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3], [0, 1, 2]]
+
+
+def test_a_row_that_both_lists_name_counts_twice():
+    both = named_rows(6, 1, ids([4, 1, 4]), extra_indices=(ids(3), ids(5)))
+    assert both == [[1, 3, 4, 4, 4]]
+
+
+def test_ids_of_blocks_do_not_wrap():
+    """Their first rows are 0 modulo 2^32, or 2^64."""
+    wraps = ids([2**30, -(2**31), 2**31 - 1, -1, 1])
+    assert named_rows(6, 1, wraps, index_block=4) == [[4, 5]]
+    assert named_rows(6, 1, ids([0, 4, -(2**31), -1]), index_block=2**62) == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_values_that_int32_does_not_hold_bound_a_range():
+    starts, ends = torch.tensor([-(2**40), 3, 2**40]), torch.tensor([2, 2**40, 2**41])
+    assert named_rows(5, 3, (starts, ends)) == [[0, 1], [3, 4], []]
+    assert named_rows(5, 3, (starts.clamp(-9, 9).int(), ends)) == [[0, 1], [3, 4], []]
+
+
+@pytest.mark.parametrize("name", ["two sources, every feature", "a range beside ids", "two ranges"])
+def test_parts_merged_by_lse_are_the_whole(name, seed):
+    inputs = make_sparse_mla_inputs(case_of(name), seed)
+    options = {"d_v": 512, "sm_scale": 0.05}
+    whole = flashdsa.sparse_mla_fwd(
+        inputs.q,
+        inputs.kv,
+        inputs.rows,
+        topk_length=inputs.topk_length,
+        **inputs.of_extra,
+        **options,
+    )
+    extra = inputs.of_extra
+    lists = (
+        (inputs.kv, inputs.rows, inputs.topk_length),
+        (extra["extra_kv"], extra["extra_indices"], extra["extra_topk_length"]),
+    )
+    parts = [
+        flashdsa.sparse_mla_fwd(inputs.q, kv, rows, topk_length=length, **options)
+        for kv, rows, length in lists
+    ]
+    merged = flashdsa.merge_attention(*(torch.stack(each) for each in zip(*parts, strict=True)))
+    torch.testing.assert_close(merged[0].float(), whole[0].float(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(merged[1], whole[1], rtol=1e-6, atol=1e-5)
+
+
+def case_of(name):
+    return next(case for case in SPARSE_MLA_CASES if case.name == name)
+
+
+def leaves(seed, *shapes):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, **F64).requires_grad_() for shape in shapes]
+
+
+LISTS = {
+    "ids": {
+        "indices": ids([0, 6, -1], [2, 2, 9], [-1, -1, -1]),
+        "extra_indices": ids(*[[4, 1]] * 3),
+    },
+    "ranges": {
+        "indices": (ids(-1, 3, 5), ids(2, 9, 5)),
+        "extra_indices": (ids(0, 2, 7), ids(0, 5, 2)),
+    },
+    "blocks": {
+        "indices": ids([1, 9], [3, 0], [-1, -1]),
+        "index_block": 2,
+        "extra_indices": (ids(0, 2, 7), ids(0, 5, 2)),
+        "topk_length": ids(2, 1, 2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_gradients_are_finite_differences(name, seed):
+    q, kv, extra_kv, sink = leaves(seed, (3, 2, 5), (7, 5), (5, 5), (2,))
+
+    def attention(q, kv, extra_kv, sink):
+        options = {"d_v": 4, "attn_sink": sink, "extra_kv": extra_kv, **LISTS[name]}
+        return flashdsa.sparse_mla(q, kv, **options)
+
+    assert torch.autograd.gradcheck(attention, (q, kv, extra_kv, sink))
+
+
+def test_a_tensor_that_is_both_sources_gets_both_gradients(seed):
+    q, kv, d_o = leaves(seed, (3, 2, 5), (7, 5), (3, 2, 4))
+    options = {"d_v": 4, **LISTS["blocks"]}
+    of_both = torch.autograd.grad(flashdsa.sparse_mla(q, kv, extra_kv=kv, **options), kv, d_o)
+    copy = kv.detach().clone().requires_grad_()
+    apart = flashdsa.sparse_mla(q, kv, extra_kv=copy, **options)
+    of_each = torch.autograd.grad(apart, (kv, copy), d_o)
+    assert all(x.any() for x in of_each)
+    torch.testing.assert_close(of_both[0], of_each[0] + of_each[1])
+
+
+@pytest.mark.parametrize("shape", [(128, 1, 5), (2, 64, 5), (4, 32, 1, 5)])
+def test_a_second_source_may_have_pages_of_its_own(shape, seed):
+    q, kv, extra_kv = leaves(seed, (3, 2, 5), (7, 5), (128, 5))
+    options = {"d_v": 4, **LISTS["ids"]}
+    expected = flashdsa.sparse_mla_fwd(q.detach(), kv.detach(), extra_kv=extra_kv, **options)
+    pages = extra_kv.detach().view(shape)
+    got = flashdsa.sparse_mla_fwd(q.detach(), kv.detach(), extra_kv=pages, **options)
+    assert torch.equal(got[0], expected[0])
+    results = flashdsa.mla_bwd(
+        q.detach(), kv.detach(), got[0], got[1], got[0], extra_kv=pages, **LISTS["ids"]
+    )
+    assert results[2].shape == shape
