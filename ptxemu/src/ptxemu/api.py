@@ -181,7 +181,7 @@ class Module:
         layout = Layout(self.syntax, function, smem, self.placed)
         _check_launch(launch, layout, function, self.device)
         _register_symbols(symbols or {}, layout, memory)
-        checker = Checker(kernel) if check else None
+        checker = Checker(kernel, memory.blank) if check else None
         if checker is not None:
             observer = checker if observer is None else FanOut(observer, checker)
         policy = policy or Policy()

@@ -15,6 +15,7 @@ from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races
+from ptxemu.check.shadow import Blank
 from ptxemu.check.shadow_memory import ShadowMemory
 from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.tcgen05_order import DEALLOC
@@ -35,7 +36,8 @@ CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 class Checker(Observer):
     """Happens-before with proxies over global memory, shared memory and TMEM of one launch."""
 
-    def __init__(self, kernel: str) -> None:
+    def __init__(self, kernel: str, blank: Blank = ()) -> None:
+        """`blank`: global memory that nobody has written before the launch."""
         self.kernel = kernel
         self._collected = Findings(kernel)
         self._lifetimes = Lifetimes(self._collected)
@@ -54,7 +56,7 @@ class Checker(Observer):
         self._cta_names: dict[int, str] = {}
         self._races = Races(self._collected)
         self._undetermined = self._races.undetermined
-        self._memory = ShadowMemory(self._races, self._cta_names.__getitem__)
+        self._memory = ShadowMemory(self._races, self._cta_names.__getitem__, blank)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
         self._barrier_users = BarrierUsers()
