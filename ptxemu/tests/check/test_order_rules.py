@@ -288,3 +288,21 @@ def test_findings_stay_the_same_when_unused_states_are_dropped(
     run.write(a, 0x900)
     assert run.codes == ["race"]
     assert len(run.checker._memory._states) < 40
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_a_fence_acquires_all_that_relaxed_reads_saw_before_it(count: int) -> None:
+    run = FakeRun(clusters=2, warps=1)
+    a, b = run.warps
+    flag = {"space": GLOBAL, "scope": "gpu"}
+    for number in range(count):
+        run.write(a, 0x1000 + 4 * number, space=GLOBAL)
+        run.access(a, "st.release", "write", 0x2000, order="release", **flag)
+        run.access(b, "ld.relaxed", "read", 0x2000, order="relaxed", **flag)
+    run.fence(b, "acq_rel.cta")
+    run.read(b, 0x1000, space=GLOBAL)
+    assert run.codes == ["race"]
+    run.fence(b, "acq_rel.gpu")
+    for number in range(1, count):
+        run.read(b, 0x1000 + 4 * number, space=GLOBAL)
+    assert run.codes == ["race"]

@@ -133,15 +133,21 @@ class Flags:
 
     def accessed(self, warp: WarpActor, access: Access) -> None:
         """A strong access of a warp: acquire first, then release."""
-        mine = _Write(warp, reach_of(access.scope), access.size)
+        releases = access.order in ("release", "acq_rel", "seq_cst")
+        leaves = access.kind is not AccessKind.READ and (releases or warp.fenced[CTA] is not None)
+        if not (leaves or self._places or self._has_sc):
+            return
+        locations = _locations(access)
         if self._has_sc:
-            self._follow(warp, access)
-        if access.kind is not AccessKind.WRITE and self._places:
-            self._acquire(mine, access)
-        if access.kind is not AccessKind.READ:
-            self._release(mine, access)
+            self._follow(warp, access, locations)
+        if leaves or not self._places.keys().isdisjoint(locations):
+            mine = _Write(warp, reach_of(access.scope), access.size)
+            if access.kind is not AccessKind.WRITE:
+                self._acquire(mine, access, locations)
+            if access.kind is not AccessKind.READ:
+                self._release(mine, access, locations, releases=releases)
         if self._has_sc and warp.know.gave:
-            self._lead(warp, access)
+            self._lead(warp, access, locations)
 
     def fenced(self, warp: WarpActor, fence: Fence) -> None:
         """Acquire what strong reads saw; take the place among fence.sc's; strong writes after the
@@ -172,26 +178,26 @@ class Flags:
         now = _past(know)
         know.gave = past.united(know.gave, dict.fromkeys(domains, now))
 
-    def _follow(self, warp: WarpActor, access: Access) -> None:
+    def _follow(self, warp: WarpActor, access: Access, locations: list[Location]) -> None:
         """Come after the strong accesses of the locations that this one comes after."""
         know, writes = warp.know, access.kind is not AccessKind.READ
-        for location in _locations(access):
+        for location in locations:
             know.seen_pasts = past.united(know.seen_pasts, self._written.get(location, NO_PASTS))
             if writes:
                 know.seen_pasts = past.united(know.seen_pasts, self._read.get(location, NO_PASTS))
 
-    def _lead(self, warp: WarpActor, access: Access) -> None:
+    def _lead(self, warp: WarpActor, access: Access, locations: list[Location]) -> None:
         """Let those that come after this access know of the fence.sc's before it."""
         filed = self._read if access.kind is AccessKind.READ else self._written
-        for location in _locations(access):
+        for location in locations:
             filed[location] = past.united(filed.get(location, NO_PASTS), warp.know.gave)
 
-    def _acquire(self, mine: _Write, access: Access) -> None:
+    def _acquire(self, mine: _Write, access: Access, locations: list[Location]) -> None:
         warp, pending = mine.warp, mine.warp.pending
         acquires = access.order in ("acquire", "acq_rel", "seq_cst")
         is_red = access.instruction.modifiers[0] == "red"
         taken: list[Knowledge] = []
-        for location in _locations(access):
+        for location in locations:
             place = self._places.get(location)
             if place is not None and place.last.is_observed_by(mine):
                 for domain in _domains(warp):
@@ -208,15 +214,14 @@ class Flags:
             warp.know.unite(one)
             warp.unfenced_tcgen05 = True
 
-    def _release(self, mine: _Write, access: Access) -> None:
+    def _release(
+        self, mine: _Write, access: Access, locations: list[Location], *, releases: bool
+    ) -> None:
         warp = mine.warp
-        releases = access.order in ("release", "acq_rel", "seq_cst")
         is_atomic = access.kind is AccessKind.ATOMIC
         leaves = releases or warp.fenced[CTA] is not None
-        if not (leaves or self._places):
-            return
         now = Snapshot(warp.clock, warp.know.copy()) if releases else None
-        for location in _locations(access):
+        for location in locations:
             place = self._places.get(location)
             if place is None:
                 if not leaves:
