@@ -65,8 +65,8 @@ _WRITTEN = {
 }
 
 
-TWO_SOURCES = ("sparse_mla_fwd, two sources", "sparse_mla, two sources", "mla_bwd, two sources")
-"""Calls that the CPU alone serves."""
+CPU_ONLY = ("sparse_mla, two sources", "mla_bwd, two sources")
+"""Calls that no kernel serves."""
 
 Arguments = dict[str, Any]
 """By name; of a bound operation its operands, in order."""
@@ -116,11 +116,12 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
         **_training_calls(draw, attention, lse),
         **_indexer_calls(draw),
         **_cache_calls(draw),
-        **(_two_sources(draw, attention) if device == "cpu" else {}),
+        **_two_sources(draw, attention),
     }
     return {
         name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
         for name, arguments in named.items()
+        if device == "cpu" or name not in CPU_ONLY
     }
 
 
@@ -166,8 +167,11 @@ def _two_sources(draw: _Draw, attention: Arguments) -> dict[str, Arguments]:
         "index_block": 4,
     }
     out, lse = flashdsa.sparse_mla_fwd(**arguments)
-    given = arguments, arguments, {**arguments, "dO": out.clone(), "lse": lse, "O": out}
-    return dict(zip(TWO_SOURCES, given, strict=True))
+    return {
+        "sparse_mla_fwd, two sources": arguments,
+        "sparse_mla, two sources": arguments,
+        "mla_bwd, two sources": {**arguments, "dO": out.clone(), "lse": lse, "O": out},
+    }
 
 
 def _training_calls(draw: _Draw, attention: Arguments, lse: Tensor) -> dict[str, Arguments]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashdsa.row_formats import V32, find_row_format
+
 D_QK = 576
 """Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
 D_V = 512
@@ -11,7 +13,7 @@ D_V = 512
 D_ROPE = D_QK - D_V
 PAGE_SIZE = 64
 """Tokens of one page of the index-K cache, and of a paged kv."""
-KV_GROUP = 128
+KV_GROUP = V32.group
 """Latent columns of a packed kv row that share a scale."""
 E4M3_MAX = 448.0
 """Largest number of an 8-bit float with 4 exponent and 3 mantissa bits."""
@@ -22,12 +24,11 @@ INDEX_HEAD_DIM = 128
 SCALE_BYTES = 4
 """One fp32 scale a token."""
 INDEX_TOKEN_BYTES = INDEX_HEAD_DIM + SCALE_BYTES
-KV_SCALES = D_V // KV_GROUP
-KV_SCALES_AT = D_V
-"""Byte of a packed kv row at which its fp32 scales begin, after one e4m3 byte a latent column."""
-KV_ROPE_AT = KV_SCALES_AT + KV_SCALES * SCALE_BYTES
-KV_ROW_BYTES = KV_ROPE_AT + D_ROPE * 2
-"""Bytes of a packed kv row: e4m3 latents, scales, bf16 RoPE columns."""
+KV_SCALES = V32.num_scales
+KV_SCALES_AT = V32.scales_at
+KV_ROPE_AT = V32.rope_at
+KV_ROW_BYTES = V32.row_bytes
+"""Bytes of a packed row of DeepSeek-V3.2, which Hopper's decode reads."""
 PACKED_DTYPES = ("uint8", "int8")
 """Names of the dtypes in which packed rows come."""
 PAGE_BYTES = PAGE_SIZE * INDEX_TOKEN_BYTES
@@ -53,6 +54,11 @@ class Problem:
     """Name of the main operand's dtype, e.g. "bfloat16"."""
     kv_dtype: str | None = None
     """Dtype of kv if the operation has it: `dtype`, or bytes for packed rows."""
+    width: int | None = None
+    """Columns of kv, or bytes of its packed rows."""
+    extra_width: int | None = None
+    kv_format: str | None = None
+    """The name that a caller gave for packed rows."""
     num_heads: int | None = None
     d_qk: int | None = None
     d_v: int | None = None
@@ -63,6 +69,7 @@ class Problem:
     ends: bool = False
     extra_ends: bool = False
     index_block: int = 1
+    batch_invariant: bool = False
     max_logits: bool = False
     deterministic: bool = False
     sorted: bool = False
@@ -74,9 +81,13 @@ class Problem:
     """CUDA compute capability of the tensors' GPU; None on the CPU."""
 
     @property
-    def packed_kv(self) -> bool:
-        """Whether kv has packed rows."""
-        return self.kv_dtype in PACKED_DTYPES
+    def row_formats(self) -> tuple[str, ...]:
+        """Formats of packed rows of kv, and of a second source."""
+        if self.kv_dtype not in PACKED_DTYPES:
+            return ()
+        widths = [width for width in (self.width, self.extra_width) if width is not None]
+        found = (find_row_format("kv", (x,), self.kv_format, alone=False) for x in widths)
+        return tuple(form.name for form in found)
 
     @property
     def ranges(self) -> bool:

@@ -11,10 +11,10 @@ import torch
 
 import flashdsa
 from tests.support.hopper_gpu import HOPPER_GPU
-from workbench.public_calls import PREFILL, TWO_SOURCES, Call, public_calls
+from workbench.public_calls import CPU_ONLY, PREFILL, Call, public_calls
 
 pytestmark = HOPPER_GPU
-CALLS = [name for name in public_calls("cpu") if name not in TWO_SOURCES]
+CALLS = [name for name in public_calls("cpu") if name not in CPU_ONLY]
 """Names."""
 
 

@@ -84,8 +84,8 @@ SHARED = [
     ("backend", "sm90", NotImplementedError, "backend 'sm90'"),
 ]
 FORWARD_ONLY = [
-    ("kv", torch.zeros(7, 576).byte(), ValueError, r"kv: expected .*\[7, 656\]; got .*\[7, 576\]"),
-    ("kv", torch.zeros(7, 656).byte(), ValueError, "kv: packed rows are of 576 columns.*got 12"),
+    ("kv", torch.zeros(7, 576).byte(), ValueError, r"kv: expected .* 656 .*; got .*\[7, 576\]"),
+    ("kv", torch.zeros(7, 656).byte(), ValueError, "kv: packed rows .* of 576 columns.*got 12"),
     ("d_v", 0, ValueError, "d_v: expected at least 1; got 0"),
     ("d_v", 13, ValueError, "d_v: expected at most q's last dimension, 12.*; got 13"),
     ("d_v", 8.0, TypeError, "d_v: expected an integer; got float"),

@@ -15,6 +15,7 @@ import torch
 
 import flashdsa
 import flashdsa.distributed
+from flashdsa.row_formats import ROW_FORMATS
 from tests.ops.host_reads import HostReads
 from workbench.public_calls import public_calls
 
@@ -49,11 +50,22 @@ def _local_slots() -> None:
     flashdsa.distributed.local_slots(positions, table, mesh)
 
 
+def _pages_of(kv_format: str) -> None:
+    form = ROW_FORMATS[kv_format]
+    pages = torch.zeros(3, 9000, dtype=torch.uint8)[:, : 4 * form.row_bytes]
+    cache = pages.unflatten(1, (4, form.row_bytes))
+    kv, slots = torch.randn(3, 512), torch.tensor([2, -1, 7])
+    flashdsa.write_kv_cache(kv, slots, cache, kv_format=kv_format)
+    flashdsa.read_kv_cache(cache, slots, kv_format=kv_format)
+
+
 COMPOSED: dict[str, Callable[[], Any]] = {
     "write_kv_cache": lambda: _write_kv_cache(packed=False),
     "write_kv_cache, packed": lambda: _write_kv_cache(packed=True),
     "read_kv_cache": lambda: flashdsa.read_kv_cache(_kv_cache(False), torch.tensor([2, -1, 99])),
     "read_kv_cache, packed": lambda: flashdsa.read_kv_cache(_kv_cache(True), torch.tensor([2, 9])),
+    "pages of v4": lambda: _pages_of("v4"),
+    "pages of v41_fp4": lambda: _pages_of("v41_fp4"),
     "quantize_kv": lambda: flashdsa.quantize_kv(torch.randn(3, 576)),
     "fake_quantize_index": lambda: flashdsa.fake_quantize_index(torch.randn(3, 128)),
     "merge_attention": _merge_attention,

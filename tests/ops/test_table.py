@@ -35,7 +35,7 @@ VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "
 PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends"}
-"""Operands that no kernel takes."""
+"""Operands that make other calls of an operation, which fewer kernels serve."""
 SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256}
 
 
@@ -110,20 +110,27 @@ def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
         assert registry.select(problem(MLA_BWD, served, monkeypatch)).backend == "sm100"
 
 
-@pytest.mark.parametrize(("backend", "capability"), [("sm90", (9, 0)), ("sm100", (10, 0))])
-@pytest.mark.parametrize("operation", ["sparse_mla_fwd", "sparse_mla_fwd_out", "mla_bwd"])
+@pytest.mark.parametrize(
+    ("operation", "kernels", "capability"),
+    [
+        ("mla_bwd", "sm90", (9, 0)),
+        ("mla_bwd", "sm100", (10, 0)),
+        ("sparse_mla_fwd", "sm100", (10, 0)),
+        ("sparse_mla_fwd_out", "sm100", (10, 0)),
+    ],
+)
 def test_kernels_refuse_a_second_source_ranges_and_blocks_by_name(
-    operation: str, backend: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    operation: str, kernels: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = problem(OPERATIONS[operation], capability, monkeypatch)
-    assert registry.select(served).backend == backend
+    assert registry.select(served).backend == kernels
     for wanted, reason in (
         ({"extra_kv": True}, "extra_kv: needed, not there"),
         ({"ends": True}, "ranges: needed, not there"),
         ({"extra_ends": True}, "ranges: needed, not there"),
         ({"index_block": 4}, "index_block: takes 1; got 4"),
     ):
-        for asked in ("auto", backend):
+        for asked in ("auto", kernels):
             with pytest.raises(UnsupportedError, match=f"{operation}: .*{reason}"):
                 registry.select(replace(served, **wanted), asked)
 

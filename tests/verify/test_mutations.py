@@ -43,8 +43,8 @@ MUTATIONS = {
         ATTENTION, "forward_out", "max_logits[rows] = row_max", "max_logits[rows] = row_max * 1.01",
         "sparse_mla_fwd", "largest logits"),
     "packed scales are of the next group": (
-        PACKED, "unpack", "scale[..., None]", "scale.roll(1, -1)[..., None]", "sparse_mla_fwd",
-        "packed rows"),
+        PACKED, "unpack", "scale.to(wide)[..., None]", "scale.to(wide).roll(1, -1)[..., None]",
+        "sparse_mla_fwd", "packed rows"),
     "the buffers' lse is not written": (
         ATTENTION, "forward_out", "lse[rows] = tile_lse.masked_fill(empty, math.inf)", "pass",
         "sparse_mla_fwd_out", "buffers of the caller"),
@@ -74,13 +74,13 @@ MUTATIONS = {
         ATTENTION, "_attend", "row_max, row_sum, empty", "new_max, p.sum(-1), empty",
         "sparse_mla_fwd", TWO),
     "a range has its end, too": (
-        GATHER, "_row_list", "ends.clamp(0, num_rows)", "(ends + 1).clamp(0, num_rows)",
+        GATHER, "_row_list", "ends.clamp(0, count)", "(ends + 1).clamp(0, count)",
         "sparse_mla_fwd", "two ranges"),
     "a range ends one row early": (
-        GATHER, "_row_list", "(ends.clamp(0, num_rows) -", "(ends.clamp(0, num_rows) - 1 -",
+        GATHER, "_row_list", "(ends.clamp(0, count) -", "(ends.clamp(0, count) - 1 -",
         "sparse_mla_fwd", "40 rows and a window"),
     "a start outside is the first row": (
-        GATHER, "_row_list", "indices.long().clamp(0, num_rows)", "indices.long() % num_rows",
+        GATHER, "_row_list", "indices.long().clamp(0, count)", "indices.long() % count",
         "sparse_mla_fwd", "two ranges"),
     "an id is not multiplied by its block": (
         GATHER, "RowList", "ids * self.step +", "ids +", "sparse_mla_fwd", POOLS),
@@ -112,8 +112,16 @@ MUTATIONS = {
         KV_CACHE, "write_kv_cache", "valid = (slots >= 0) &", "valid = (slots >= -1) &",
         "write_kv_cache", "50 rows, some padding"),
     "a page's offset is the next one": (
-        KV_CACHE, "read_kv_cache", "slot % pages.shape[1]]", "(slot + 1) % pages.shape[1]]",
+        PACKED, "take", "slots % kv.shape[1]", "(slots + 1) % kv.shape[1]",
         "read_kv_cache", "60 slots"),
+    "the even column is in the high half": (
+        PACKED, "_e2m1_values", "[codes & 15, codes >> 4]", "[codes >> 4, codes & 15]",
+        "read_kv_cache", "60 slots"),
+    "a split page is joined": (
+        PACKED, "parts_of", "not form.split", "True", "write_kv_cache", "50 rows, some padding"),
+    "a small group's scale is the other writer's": (
+        PACKED, "_scales", "scale.clamp_min(MIN_AMAX)", "scale.clamp_min(MIN_AMAX / E4M3_MAX)",
+        "quantize_kv", "300 rows of any size"),
     "a scale is not rounded up to a power of two": (
         PACKED, "next_power_of_two", "+ (2**23 - 1)", "+ 0",
         "quantize_kv", "300 rows of any size"),

@@ -101,9 +101,9 @@ def flash_mla_with_kvcache(
         q: (b, s_q, H, 576) bf16.
         k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes. Gaps
             of whole rows between pages are allowed.
-        block_table, cache_seqlens, tile_scheduler_metadata, num_splits, enable_batch_invariant,
-            use_legacy: not used. How a query's slots are shared among SMs follows from the batch:
-            bits of results do, too.
+        block_table, cache_seqlens, tile_scheduler_metadata, num_splits, use_legacy: not used.
+        enable_batch_invariant: `batch_invariant` of `flashdsa.sparse_mla_fwd`; otherwise bits of
+            results depend on the batch.
         head_dim_v: 512.
         softmax_scale: ``576 ** -0.5`` by default.
         causal: False.
@@ -158,6 +158,7 @@ def flash_mla_with_kvcache(
             sm_scale=softmax_scale,
             topk_length=lengths,
             attn_sink=attn_sink,
+            batch_invariant=enable_batch_invariant,
         )
 
     try:

@@ -7,11 +7,13 @@ from dataclasses import replace
 from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
+from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N
+from flashdsa.row_formats import ROW_FORMATS
 
 _CPU_ATTENTION = Features(
     devices=("cpu",),
@@ -21,7 +23,9 @@ _CPU_ATTENTION = Features(
     deterministic=True,
 )
 _CPU_BACKWARD = replace(_CPU_ATTENTION, extra_kv=True, ranges=True, index_block=ANY)
-_CPU_FORWARD = replace(_CPU_BACKWARD, max_logits=True, packed_kv=True)
+_CPU_FORWARD = replace(
+    _CPU_BACKWARD, max_logits=True, row_formats=tuple(ROW_FORMATS), batch_invariant=True
+)
 _CPU_INDEXER = Features(
     devices=("cpu",),
     dtypes=("float8_e4m3fn",),
@@ -87,18 +91,19 @@ _SM90_FORWARD = Features(
     attn_sink=True,
     topk_length=True,
     deterministic=True,
-    packed_kv=True,
+    row_formats=tuple(form.name for form in HOPPER_FORMATS),
+    batch_invariant=True,
 )
 """Features with any form of rows; `_SM90_BF16` has bf16 rows only."""
 _SM90_BF16 = replace(
     _SM90_FORWARD,
     max_logits=True,
-    packed_kv=False,
+    row_formats=(),
     extra_kv=True,
     ranges=True,
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
-_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), packed_kv=False)
+_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), row_formats=(), batch_invariant=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),

@@ -76,9 +76,9 @@ _FLAGS = (
     "deterministic",
     "sorted",
     "positions",
-    "packed_kv",
     "extra_kv",
     "ranges",
+    "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
 
@@ -114,14 +114,16 @@ class Features:
     deterministic: bool = False
     sorted: bool = False
     positions: bool = False
-    packed_kv: bool = False
-    """Rows of kv of 656 bytes."""
+    row_formats: tuple[str, ...] = ()
+    """Formats of packed rows that kv may have."""
     extra_kv: bool = False
     """A second source, with ids of its own."""
     ranges: bool = False
     """Lists of neighbouring rows, of each source that it takes."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
+    batch_invariant: bool = False
+    """A query's bits do not depend on the others."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
 
@@ -141,6 +143,9 @@ class Features:
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
                 yield Reason(name, str(supported), str(size))
+        for form in problem.row_formats:
+            if form not in self.row_formats:
+                yield Reason("kv_format", ", ".join(self.row_formats) or "no packed rows", form)
         for name in _FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)

@@ -1,15 +1,23 @@
-"""Packed kv rows of 656 bytes, in torch and on any device: quantised, and read back.
+"""Packed kv rows in torch and on any device: quantised, taken from pages, and read back.
 
-A row: 512 e4m3 (the latent columns), four fp32 scales (one for each 128 of them), 64 bf16 (RoPE).
+The host reads no value, and copies none to the device: a CUDA graph may capture all of it.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flashdsa.backends.e4m3_scales import scale_of
-from flashdsa.problem import D_V, KV_GROUP, KV_ROPE_AT, KV_SCALES_AT
+from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.problem import E4M3_MAX, MIN_AMAX
+from flashdsa.row_formats import RowFormat, find_row_format
+
+E2M1_MAX = 6.0
+"""Largest number of a 4-bit float with 2 exponent bits and 1 of mantissa."""
+E4M3_LEAST = 2.0**-9
+"""Least positive e4m3 number."""
 
 
 def is_packed(kv: Tensor) -> bool:
@@ -17,26 +25,65 @@ def is_packed(kv: Tensor) -> bool:
     return kv.dtype in (torch.uint8, torch.int8)
 
 
-def pack(kv: Tensor, *, power_of_two: bool) -> Tensor:
-    """Rows (T, 576) bf16 or fp32 as (T, 656) uint8.
+def pack(rows: Tensor, form: RowFormat, *, power_of_two: bool) -> Tensor:
+    """Rows (T, d_qk) bf16 or fp32 as (T, row_bytes) uint8, each with its scales.
 
-    A group's scale is max(amax, 1e-4) / 448 in fp32; with `power_of_two` the next power of two
-    that is not below it. Values are rounded to nearest even.
+    A group's scale is by `_scales`; values are rounded to nearest even.
+
+    Args:
+        power_of_two: whether an fp32 scale is rounded up to one.
     """
-    groups = kv[:, :D_V].float().unflatten(1, (-1, KV_GROUP))
-    scale = scale_of(groups)
-    if power_of_two:
-        scale = next_power_of_two(scale)
-    latent = (groups / scale[..., None]).to(torch.float8_e4m3fn)
-    rope = kv[:, D_V:].to(torch.bfloat16)
-    return torch.cat(
-        [
-            latent.flatten(1).view(torch.uint8),
-            scale.view(torch.uint8),
-            rope.contiguous().view(torch.uint8),
-        ],
-        dim=1,
-    )
+    groups = rows[:, : form.columns].float().unflatten(1, (-1, form.group))
+    scale, stored = _scales(groups, form, power_of_two)
+    coded = (groups / scale[..., None]).flatten(1)
+    codes = _e2m1_bytes(coded) if form.fp4 else coded.to(torch.float8_e4m3fn).view(torch.uint8)
+    rope = rows[:, form.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)
+    stored = pad(stored, (0, form.unused))
+    return torch.cat([codes, rope, stored] if form.split else [codes, stored, rope], dim=1)
+
+
+def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    """Return the scales (T, num_scales) of groups in fp32, and their bytes (T, stored_scales).
+
+    fp32: max(amax, 1e-4) / 448. e8m0: max(amax / 448, 1e-4), rounded up to a power of two. e4m3:
+    amax / 6 within [2^-9, 448], rounded to nearest. A group that is not finite has no finite one.
+    """
+    if form.scale == "fp32":
+        scale = scale_of(groups)
+        scale = next_power_of_two(scale) if power_of_two else scale
+        return scale, scale.view(torch.uint8)
+    largest = groups.abs().amax(-1)
+    most = E2M1_MAX if form.fp4 else E4M3_MAX
+    scale = largest / largest.new_full((), most)  # see `scale_of`
+    if form.scale == "e8m0":
+        scale = next_power_of_two(scale.clamp_min(MIN_AMAX))
+        return scale, (scale.view(torch.int32) >> 23).to(torch.uint8)
+    scale = scale.clamp(E4M3_LEAST, E4M3_MAX).where(largest.isfinite(), torch.nan)
+    stored = scale.to(torch.float8_e4m3fn)
+    return stored.float(), stored.view(torch.uint8)
+
+
+def _e2m1_bytes(x: Tensor) -> Tensor:
+    """fp32 (T, n) as e2m1 (T, n / 2): nearest even, 6 at most, the even column in the low half."""
+    size = x.abs()
+    code = (size > 0.25).to(torch.uint8)
+    # A code is the number of borders below; a border belongs to the even code beside it.
+    for border, is_below in ((0.75, size.ge), (1.25, size.gt), (1.75, size.ge), (2.5, size.gt)):
+        code += is_below(border)
+    code += size.ge(3.5)
+    code += size.gt(5.0)
+    code |= x.signbit().to(torch.uint8) << 3
+    return code[:, 0::2] | code[:, 1::2] << 4
+
+
+def _e2m1_values(codes: Tensor) -> Tensor:
+    """Bytes (T, n) as fp32 (T, 2 n)."""
+    code = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
+    size = code & 7
+    # Twice the value is 0 1 2 3 4 6 8 12.
+    double = torch.where(size < 4, size, torch.where(size < 6, 2 * size - 4, 4 * size - 16))
+    value = double.float() / 2
+    return torch.where(code > 7, -value, value)
 
 
 def next_power_of_two(scale: Tensor) -> Tensor:
@@ -49,12 +96,74 @@ def next_power_of_two(scale: Tensor) -> Tensor:
     return torch.where(scale.isfinite(), rounded.view(torch.float32), scale)
 
 
-def unpack(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Packed rows (T, 656) as (T, 576) of `dtype`: e4m3 * scale in fp32, in fp64 for fp64."""
+def unpack(rows: Tensor, form: RowFormat, dtype: torch.dtype) -> Tensor:
+    """Packed rows (T, row_bytes) as (T, d_qk) of `dtype`: products are fp32, or fp64 for fp64."""
     rows = rows.contiguous().view(torch.uint8)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    latent = rows[:, :KV_SCALES_AT].contiguous().view(torch.float8_e4m3fn).to(wide)
-    scale = rows[:, KV_SCALES_AT:KV_ROPE_AT].contiguous().view(torch.float32).to(wide)
-    rope = rows[:, KV_ROPE_AT:].contiguous().view(torch.bfloat16)
-    latent = (latent.unflatten(1, (-1, KV_GROUP)) * scale[..., None]).flatten(1)
-    return torch.cat([latent.to(dtype), rope.to(dtype)], dim=1)
+    codes = rows[:, : form.code_bytes].contiguous()
+    values = _e2m1_values(codes) if form.fp4 else codes.view(torch.float8_e4m3fn)
+    stored = rows[:, form.scales_at : form.scales_at + form.stored_scales].contiguous()
+    if form.scale == "e8m0":
+        # 0 is 2^-127, a subnormal number, and 255 is NaN.
+        bits = stored.int()
+        bits = bits << 23 | ((bits == 0) | (bits == 255)).int() << 22
+        scale = bits.view(torch.float32)
+    else:
+        scale = stored.view(torch.float32 if form.scale == "fp32" else torch.float8_e4m3fn)
+    groups = values.to(wide).unflatten(1, (-1, form.group)) * scale.to(wide)[..., None]
+    coded: Tensor = groups.flatten(1).to(dtype)
+    if not form.rope:
+        return coded
+    rope = rows[:, form.rope_at : form.rope_at + 2 * form.rope].contiguous().view(torch.bfloat16)
+    return torch.cat([coded, rope.to(dtype)], dim=1)
+
+
+def form_of(kv: Tensor, kv_format: str | None) -> RowFormat | None:
+    """Return the format of packed rows or pages of a call; None of other rows."""
+    return find_row_format("kv", kv.shape, kv_format, alone=False) if is_packed(kv) else None
+
+
+def num_rows(kv: Tensor) -> int:
+    """Rows of kv (S_kv, width), or of pages (num_pages, page_size, width)."""
+    return kv.shape[0] if kv.dim() == 2 else kv.shape[0] * kv.shape[1]
+
+
+def aligned_pages(kv: Tensor, form: RowFormat) -> Tensor:
+    """Rows (S_kv, row_bytes) or pages of them as pages (num_pages, page_size, row_bytes) that begin
+    at multiples of 16 bytes and have no gaps inside: views where they do, else copies."""
+    if kv.dim() == 2:  # whole rows follow each other in a joined page
+        kv = kv[:, None] if form.split else kv[None]
+    num_pages, page_size, row_bytes = kv.shape
+    apart = -(-page_size * row_bytes // BULK_ALIGNMENT) * BULK_ALIGNMENT
+    if kv.numel() and kv[0].is_contiguous() and not kv.data_ptr() % BULK_ALIGNMENT:
+        stride = kv.stride(0) if num_pages > 1 else apart
+        if not stride % BULK_ALIGNMENT:
+            return kv.as_strided(kv.shape, (stride, row_bytes, 1))
+    memory = kv.new_empty(num_pages, apart)
+    return memory.as_strided(kv.shape, (apart, row_bytes, 1)).copy_(kv)
+
+
+def parts_of(pages: Tensor, form: RowFormat | None) -> list[Tensor]:
+    """Views (num_pages, page_size, width) of pages of rows; a row is its parts side by side.
+
+    Args:
+        pages: (num_pages, page_size, row_bytes); of a split format with contiguous pages.
+        form: of packed rows; None for others.
+    """
+    if form is None or not form.split:
+        return [pages]
+    num_pages, page_size, row_bytes = pages.shape
+    flat, data = pages.view(num_pages, page_size * row_bytes), page_size * form.data_bytes
+    return [
+        flat[:, :data].view(num_pages, page_size, form.data_bytes),
+        flat[:, data:].view(num_pages, page_size, form.scale_bytes),
+    ]
+
+
+def take(kv: Tensor, form: RowFormat | None, slots: Tensor) -> Tensor:
+    """Rows (T, width) of the slots (T,), int32 or int64, of rows (S_kv, width) or of pages as
+    `parts_of` takes them."""
+    if kv.dim() == 2:
+        return kv.index_select(0, slots)
+    page, offset = slots // kv.shape[1], slots % kv.shape[1]
+    return torch.cat([part[page, offset] for part in parts_of(kv, form)], dim=1)

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
+from flashdsa.backends.packed_rows import aligned_pages
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.attention.operands import MoreOperands, Operands
+from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -34,7 +36,7 @@ Write = Callable[["SparseMlaOutOperands"], None]
 results have no gaps."""
 Choose = Callable[..., Write]
 """Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
-asked for, and index_block where it is not 1)."""
+asked for, and what `_with` adds)."""
 
 
 def bind(
@@ -46,9 +48,12 @@ def bind(
     sm_scale: float,
     max_logits: bool,
     index_block: int = 1,
+    batch_invariant: bool = False,
+    kv_format: str | None = None,
 ) -> Callable[[Sequence[Any]], Results]:
     """Results in new buffers."""
-    write = _choose(choose, runner, operands, sm_scale, max_logits, index_block)
+    choose = _with(choose, index_block, batch_invariant, kv_format)
+    write = _choose(choose, runner, operands, sm_scale, max_logits)
     rows = operands.q.shape[:2]
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
     empty_lse = runner.allocator(*rows, dtype=torch.float32)
@@ -72,6 +77,8 @@ def bind_out(
     *,
     sm_scale: float,
     index_block: int = 1,
+    batch_invariant: bool = False,
+    kv_format: str | None = None,
 ) -> Callable[[Sequence[Any]], None]:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written.
 
@@ -79,7 +86,8 @@ def bind_out(
     the address of `out`.
     """
     asked = operands.max_logits is not None
-    write = _choose(choose, runner, operands.inputs, sm_scale, asked, index_block)
+    choose = _with(choose, index_block, batch_invariant, kv_format)
+    write = _choose(choose, runner, operands.inputs, sm_scale, asked)
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> None:
@@ -90,19 +98,21 @@ def bind_out(
     return runner.on_device(serve)
 
 
+def _with(choose: Choose, index_block: int, batch_invariant: bool, kv_format: str | None) -> Choose:
+    """Return `choose` with the choices that the call makes: not every backend has them."""
+    if index_block != 1:
+        choose = partial(choose, index_block=index_block)
+    if kv_format is not None:
+        choose = partial(choose, kv_format=kv_format)
+    return partial(choose, batch_invariant=True) if batch_invariant else choose
+
+
 def _choose(
-    choose: Choose,
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    max_logits: bool,
-    index_block: int,
+    choose: Choose, runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
 ) -> Write:
     sources = operands.kv, operands.extra_kv
     if not operands.q.shape[0] or not any(kv is not None and kv.shape[0] for kv in sources):
         return write_without_keys
-    if index_block != 1:
-        choose = partial(choose, index_block=index_block)
     return choose(runner, operands, sm_scale, max_logits)
 
 
@@ -138,9 +148,12 @@ class Inputs:
         operands: SparseMlaOperands,
         sm_scale: float,
         index_block: int = 1,
+        pages: RowFormat | None = None,
     ) -> None:
-        """Look at the operands' layouts and dtypes."""
+        """Look at the operands' layouts and dtypes. `pages`: the format of a kv that the kernel
+        takes in pages."""
         sink = operands.attn_sink
+        self._pages = pages
         self._dense = lie_densely(operands) and (sink is None or sink.dtype is torch.float32)
         self._signed, self._sm_scale = operands.kv.dtype is torch.int8, sm_scale
         self._every = runner.empty(0, dtype=torch.int32)
@@ -167,10 +180,15 @@ class Inputs:
         lengths = self._every if topk_length is None else topk_length
         sink = self._no_sink if attn_sink is None else attn_sink
         if not self._dense:
-            q, kv, indices, lengths = (x.contiguous() for x in (q, kv, indices, lengths))
+            q, indices, lengths = (x.contiguous() for x in (q, indices, lengths))
+            kv = kv.contiguous() if self._pages is None else kv
             sink = sink.to(torch.float32).contiguous()
         if self._signed:
             kv = kv.view(torch.uint8)
+        if self._pages is not None:
+            kv = aligned_pages(kv, self._pages)
+        elif kv.dim() == 3:
+            kv = kv.flatten(0, 1)
         return Operands(aligned(q), aligned(kv), indices, lengths, sink, out, lse, self._sm_scale)
 
 

@@ -87,11 +87,12 @@ def _row(
             "topk_length": has.topk_length,
             "extra_kv": has.extra_kv,
             "ranges": has.ranges,
+            "batch_invariant": has.batch_invariant,
             "index_block": str(has.index_block),
             "deterministic": has.deterministic,
             "sorted": has.sorted,
             "positions": has.positions,
-            "packed_kv": has.packed_kv,
+            "row_formats": list(has.row_formats),
         }
     why_not = [reason for reason in reasons if reason]
     return {

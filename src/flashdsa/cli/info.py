@@ -25,10 +25,10 @@ _FLAGS = (
     "topk_length",
     "extra_kv",
     "ranges",
+    "batch_invariant",
     "deterministic",
     "sorted",
     "positions",
-    "packed_kv",
 )
 
 
@@ -43,7 +43,7 @@ def info(as_json: bool) -> None:
 
     \b
     Columns of a backend's table
-      operation           the public function
+      operations          the public functions
       dtypes              of the main operand
       sizes and options   limits on head counts, dims and topk (without one any is
                           taken), and arguments it takes beyond the plain call
@@ -153,15 +153,19 @@ def _verdict(rows: list[dict[str, Any]]) -> str:
 
 
 def _operations_table(rows: list[dict[str, Any]]) -> Table:
-    table = new_table([("operation", "left"), ("dtypes", "left"), ("sizes and options", "wrap")])
+    """A row for all operations with the same features."""
+    operations: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         has = row["features"]
         options = [name for name in _FLAGS if has[name]]
-        table.add_row(
-            row["operation"],
-            ", ".join(_SHORT.get(name, name) for name in has["dtypes"]),
-            "; ".join([*_sizes(has), *([", ".join(options)] if options else [])]) or "-",
-        )
+        if has["row_formats"]:
+            options.append("packed_kv")  # --json names the formats
+        dtypes = ", ".join(_SHORT.get(name, name) for name in has["dtypes"])
+        takes = "; ".join([*_sizes(has), *([", ".join(options)] if options else [])]) or "-"
+        operations.setdefault((dtypes, takes), []).append(row["operation"])
+    table = new_table([("operations", "left"), ("dtypes", "left"), ("sizes and options", "wrap")])
+    for (dtypes, takes), names in operations.items():
+        table.add_row("\n".join(names), dtypes, takes)
     return table
 
 

@@ -94,9 +94,10 @@ def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
         return  # sizes are symbols, or not those of the call
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
-    of_backward = replace(problem, operation=by)
+    # Choices of the forward alone.
+    of_backward = replace(problem, operation=by, max_logits=False, batch_invariant=False)
     try:
-        registry.select(replace(of_backward, max_logits=False), parameters["backward_backend"])
+        registry.select(of_backward, parameters["backward_backend"])
     except UnsupportedError as error:
         raise UnsupportedError(
             f"{spec.operation}: a gradient is asked for that no implementation computes; without "

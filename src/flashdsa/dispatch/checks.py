@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.backends.packed_rows import is_packed
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
+from flashdsa.row_formats import V32, RowFormat, find_row_format
 from flashdsa.settings import BACKENDS
 
 INT32_MAX = 2**31 - 1
@@ -182,6 +184,9 @@ def drop_kv_head(name: str, tensor: Tensor, layout: str) -> Tensor:
 def kv_rows(name: str, kv: Tensor) -> Tensor:
     """Every row of `kv` as (n, d): MLA in MQA form has one kv head, and pages follow each other.
 
+    Packed pages stay pages (num_pages, page_size, bytes), unless they have one row or are whole
+    rows that follow each other, which 656 bytes tell.
+
     Args:
         kv: (n, d), (n, 1, d), or pages (num_pages, 64, d) or (num_pages, page_size, 1, d).
     """
@@ -198,12 +203,48 @@ def kv_rows(name: str, kv: Tensor) -> Tensor:
     if kv.dim() == 3 and kv.shape[1] == 1:
         return kv.squeeze(1)
     pages = kv.squeeze(2) if kv.dim() == 4 else kv
+    if is_packed(kv):
+        return _packed_pages(pages)
     if pages.shape[0] > 1 and pages.stride(0) != pages.shape[1] * pages.stride(1):
         raise ArgumentValueError(
             f"{name}: expected pages that follow each other in memory, as ids count their rows "
             f"through; got shape {list(kv.shape)} with strides {list(kv.stride())}"
         )
     return pages.flatten(0, 1)
+
+
+def _packed_pages(pages: Tensor) -> Tensor:
+    """Packed pages as rows (n, bytes) where these are alike, else as they are."""
+    num_pages, page_size, row_bytes = pages.shape
+    if page_size == 1:
+        return pages[:, 0]
+    adjacent = num_pages <= 1 or pages.stride(0) == page_size * pages.stride(1)
+    return pages.flatten(0, 1) if adjacent and row_bytes == V32.row_bytes else pages
+
+
+def row_format_of(
+    name: str, kv: Tensor, kv_format: str | None, *, alone: bool = True
+) -> RowFormat | None:
+    """Return the format of packed rows `kv` in any form; None of other rows, which have no name.
+
+    Args:
+        alone: as for `find_row_format`; else other rows may come with a name.
+    """
+    if not is_packed(kv):
+        if kv_format is not None and alone:
+            raise ArgumentValueError(
+                f"kv_format: {name} has dtype {dtype_name(kv.dtype)}, not packed rows; "
+                f"got {kv_format!r}"
+            )
+        return None
+    form = find_row_format(name, kv.shape, kv_format, alone=alone)
+    has_pages = kv.dim() > 2 and kv.shape[1] > 1 and kv.numel() > 0
+    if form.split and has_pages and not kv[0].is_contiguous():
+        raise ArgumentValueError(
+            f"{name}: expected pages without gaps inside, as {form.name} has all data of a page "
+            f"before its scales; got {_shape(kv)} with strides {list(kv.stride())}"
+        )
+    return form
 
 
 def as_int32(tensor: Tensor, lowest: int) -> Tensor:

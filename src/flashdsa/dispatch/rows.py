@@ -28,6 +28,7 @@ from flashdsa.dispatch.checks import (
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own
 from flashdsa.errors import ArgumentValueError
+from flashdsa.row_formats import row_format
 
 Dtypes = tuple[torch.dtype, ...] | Callable[[torch.dtype], tuple[torch.dtype, ...]]
 Sizes = dict[str, int]
@@ -44,6 +45,7 @@ class Operand:
 
     Attributes:
         shape: sizes and names of sizes, as "B H 128"; one name has one value in all operands.
+        pages: another shape that it may have, of names; "": none.
         dtypes: those it may have, or a function that gives them from the first operand's dtype.
         written: changed in place.
         strided: its last dimension may have gaps.
@@ -60,6 +62,7 @@ class Operand:
 
     shape: str
     dtypes: Dtypes
+    pages: str = ""
     written: bool = False
     strided: bool = False
     nonempty: str = ""
@@ -111,14 +114,17 @@ class Operand:
         dtypes = self.dtypes(first.dtype) if callable(self.dtypes) else self.dtypes
         if tensor.dtype not in dtypes:
             require_dtype(self.name, tensor, *dtypes)
-        shape = tensor.shape
-        if len(shape) != len(self.dims):
-            self.require_rank(tensor)
-        for fixed, dim, size in zip(self.fixed, self.dims, shape, strict=True):
+        shape, dims, numbers = tensor.shape, self.dims, self.fixed
+        if len(shape) != len(dims):
+            dims = self.pages.split()
+            numbers = [None] * len(dims)
+            if len(shape) != len(dims):
+                self.require_rank(tensor)
+        for fixed, dim, size in zip(numbers, dims, shape, strict=True):
             if size != (sizes.setdefault(dim, size) if fixed is None else fixed):
                 expected = [
                     int(d) if d.isdecimal() else sizes.get(d, n)
-                    for d, n in zip(self.dims, shape, strict=True)
+                    for d, n in zip(dims, shape, strict=True)
                 ]
                 require_shape(self.name, tensor, expected, self.layout + self.note, self.why)
         if self.nonempty and 0 in shape[1:]:
@@ -156,6 +162,12 @@ def _dtype_or_none(name: str, value: Any) -> Any:
     return value
 
 
+def _row_format(name: str, value: Any) -> Any:
+    if value is not None:
+        row_format(value)
+    return value
+
+
 def _backend(name: str, value: Any) -> Any:
     require_backend(name, value)
     return value
@@ -167,6 +179,7 @@ _ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
     "bool": _bool,
     "ScalarType?": _dtype_or_none,
     "str": _backend,
+    "str?": _row_format,
 }
 """Functions by a parameter's kind: return the value that the schema takes, or raise."""
 
@@ -177,7 +190,8 @@ class Parameter:
 
     Attributes:
         name: as in the public function and in messages.
-        kind: its type in the schema; an "int" is at least 1, a "str" the name of a backend.
+        kind: its type in the schema; an "int" is at least 1, a "str" the name of a backend,
+            a "str?" that of a format of packed rows.
         default: gives the value that None, or nothing, stands for from the first operand.
         rule: raises for a wrong value; takes the name, the value and the operands.
         passed: whether the backend's function gets it; otherwise it only tells backends apart.

@@ -301,6 +301,8 @@ def _checked(
         "backward_backend": backend,
         "max_logits": False,
         "index_block": 1,
+        "batch_invariant": False,
+        "kv_format": None,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     sizes["H"] *= group.size

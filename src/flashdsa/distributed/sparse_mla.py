@@ -246,6 +246,8 @@ def _check(
         "backward_backend": options.backend,
         "max_logits": False,
         "index_block": 1,
+        "batch_invariant": False,
+        "kv_format": None,
     }
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     require_device_of_group("kv_local", x.kv.device, group)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass.cute.runtime import make_fake_compact_tensor
+from cutlass import cute
+from cutlass.cute.runtime import make_fake_compact_tensor, make_fake_tensor
 
 from flashdsa.hw import BULK_ALIGNMENT
 
@@ -16,3 +17,11 @@ def fake_tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT)
     `align` bytes."""
     order = tuple(reversed(range(len(shape))))
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
+
+
+def fake_pages(dtype: Any, page: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
+    """A fake tensor of pages (rows, bytes) without gaps inside, each at a multiple of `align`
+    bytes."""
+    strides = cute.sym_int64(divisibility=align), page[1], 1
+    shape = cute.sym_int32(), *page
+    return make_fake_tensor(dtype, shape, stride=strides, assumed_align=align)

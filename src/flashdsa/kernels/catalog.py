@@ -16,7 +16,7 @@ from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
@@ -306,6 +306,7 @@ SPARSE_MLA_DECODE = KernelSpec(
         DecodePlan(),
         DecodePlan(packed=True),
         DecodePlan(tile=WITHOUT_ROPE),
+        *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
         DecodePlan(joined=True),
         DecodePlan(joined=True, tile=WITHOUT_ROPE),
     ),
@@ -317,7 +318,12 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
     name="mla_decode_dealt",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(DealtPlan(), DealtPlan(packed=True), DealtPlan(tile=WITHOUT_ROPE)),
+    plans=(
+        DealtPlan(),
+        DealtPlan(packed=True),
+        DealtPlan(tile=WITHOUT_ROPE),
+        *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+    ),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},

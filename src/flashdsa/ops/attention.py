@@ -14,6 +14,7 @@ from flashdsa.dispatch.checks import (
     kv_rows,
     require_bool,
     require_shape,
+    row_format_of,
     scale_or_default,
     wants_gradient,
 )
@@ -30,7 +31,7 @@ from flashdsa.dispatch.rows import (
 )
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
+from flashdsa.problem import D_V
 
 __all__ = ["sparse_mla", "sparse_mla_fwd"]
 
@@ -126,17 +127,29 @@ def _kv_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def _require_kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
-    """Require as many columns as q has, or a packed row's 656 bytes instead of 576 columns."""
-    size, d_qk = "S_kv" if name == "kv" else "S_extra", sizes["d_qk"]
-    rows = sizes[size]
+    """Require as many columns as q has; packed rows are looked at with their format's name."""
     if kv.dtype not in PACKED:
-        require_shape(name, kv, (rows, d_qk), f"[{size}, d_qk] or [{size}, 1, d_qk]")
-        return
-    require_shape(name, kv, (rows, KV_ROW_BYTES), f"[{size}, {KV_ROW_BYTES}] of packed rows")
-    if d_qk != D_QK:
-        raise ArgumentValueError(
-            f"{name}: packed rows are of {D_QK} columns; expected as many of q, got {d_qk}"
-        )
+        size = "S_kv" if name == "kv" else "S_extra"
+        shape = len(kv), sizes["d_qk"]
+        require_shape(name, kv, shape, f"[{size}, d_qk] or [{size}, 1, d_qk]")
+
+
+def _require_row_format(name: str, kv_format: str | None, operands: Any) -> None:
+    """Packed rows have a format's bytes, and its columns are q's; a name fits a source."""
+    sources = [("kv", operands.kv), ("extra_kv", operands.extra_kv)]
+    named = False
+    for source, kv in sources:
+        form = None if kv is None else row_format_of(source, kv, kv_format, alone=False)
+        if form is None:
+            continue
+        named = named or form.name == kv_format
+        if form.d_qk != operands.q.shape[2]:
+            raise ArgumentValueError(
+                f"{source}: packed rows of {form.row_bytes} bytes ({form.name}) are of {form.d_qk} "
+                f"columns; expected as many of q, got {operands.q.shape[2]}"
+            )
+    if kv_format is not None and not named:
+        row_format_of("kv", operands.kv, kv_format)
 
 
 def _sink_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
@@ -178,7 +191,10 @@ Q = Annotated[
     ),
 ]
 Kv = Annotated[Tensor, Operand("S_kv d_qk", same_dtype, note=" or [S_kv, 1, d_qk]")]
-KvOrPacked = Annotated[Tensor, Operand("S_kv width", _kv_dtypes, rule=_require_kv_columns)]
+KvOrPacked = Annotated[
+    Tensor,
+    Operand("S_kv width", _kv_dtypes, pages="num_pages page_size width", rule=_require_kv_columns),
+]
 Indices = Annotated[Tensor, Operand("S topk", INT32, nonempty="expected topk >= 1 columns; got 0")]
 TopkLength = Annotated[Tensor | None, Operand("S", INT32)]
 AttnSink = Annotated[Tensor | None, Operand("H", _sink_dtypes)]
@@ -187,7 +203,13 @@ ExtraKv = Annotated[
     Tensor | None, Operand("S_extra d_qk", same_dtype, note=" or [S_extra, 1, d_qk]")
 ]
 ExtraKvOrPacked = Annotated[
-    Tensor | None, Operand("S_extra extra_width", _kv_dtypes, rule=_require_kv_columns)
+    Tensor | None,
+    Operand(
+        "S_extra extra_width",
+        _kv_dtypes,
+        pages="extra_pages extra_page_size extra_width",
+        rule=_require_kv_columns,
+    ),
 ]
 ExtraIndices = Annotated[
     Tensor | None,
@@ -277,6 +299,8 @@ SPARSE_MLA_FWD = register(
             *OF_BACKWARD,
             Parameter("max_logits", "bool"),
             INDEX_BLOCK,
+            Parameter("batch_invariant", "bool"),
+            Parameter("kv_format", "str?", rule=_require_row_format),
         ),
         outputs=(
             Output("out", "S H d_v", ("q",)),
@@ -316,6 +340,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     extra_indices: Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
+    batch_invariant: bool = False,
+    kv_format: str | None = None,
     backend: str = "auto",
 ) -> tuple[Tensor, ...]:
     """Attention of every query over the kv rows that `indices` names for it.
@@ -328,7 +354,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         q: (S, H, d_qk) bf16, fp32 or fp64, on the CPU fp16 too; d_qk = 576 in DeepSeek's MLA.
         kv: (S_kv, d_qk) or (S_kv, 1, d_qk), or pages (num_pages, 64, d_qk) or (num_pages,
             page_size, 1, d_qk), q's dtype; V is its first `d_v` columns. Or uint8 or int8 with
-            656 instead of d_qk = 576: packed rows, see `quantize_kv`.
+            656, 528, 584 or 288 instead of d_qk: packed rows, see `quantize_kv`. Their pages may
+            lie apart.
         indices: (S, topk) or (S, 1, topk) int32, or int64 (copied to int32); any values. A
             paged kv takes ``page * page_size + offset``. Or a pair (starts, ends) of (S,): the
             rows from ``starts[s]`` to ``ends[s] - 1`` that kv has.
@@ -345,6 +372,11 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
         extra_topk_length: (S,), slots in use of `extra_indices`.
         index_block: rows that an id of `indices` names: B from ``B * indices[s, i]`` on. A range
             has no blocks.
+        batch_invariant: a query's bits follow from its q, its lists and their rows alone, whatever
+            other queries the call has; few queries take longer.
+        kv_format: of packed rows, "v32", "v32_no_rope", "v4", "v41" or "v41_fp4"; found by the
+            bytes of a row, but 528 bytes need it. A second source with other bytes has the format
+            that they tell.
         backend: "auto" or the name of one (`flashdsa info` lists them).
 
     Returns:
@@ -359,6 +391,7 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
             buffers are given or kv has packed rows.
     """
     require_bool("return_max_logits", return_max_logits)
+    require_bool("batch_invariant", batch_invariant)
     operands: Sequence[Any] = (
         q,
         kv,
@@ -374,7 +407,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
         operands = split_ranges(SparseMlaOperands, operands)
     scale = scale_or_default(sm_scale, q)
-    values = d_v, scale, False, backend, return_max_logits, index_block
+    choices = index_block, batch_invariant, kv_format
+    values = d_v, scale, False, backend, return_max_logits, *choices
     if out is not None or lse is not None:
         buffers = {"out": out, "lse": lse}
         return _INTO.call(operands, values, buffers, backend)
@@ -396,6 +430,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     extra_indices: Rows | None = None,
     extra_topk_length: Tensor | None = None,
     index_block: int = 1,
+    batch_invariant: bool = False,
+    kv_format: str | None = None,
     backend: str | tuple[str, str] = "auto",
 ) -> Tensor:
     """`sparse_mla_fwd`'s O, differentiable in `q`, `kv`, `extra_kv` and `attn_sink`.
@@ -411,8 +447,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
         attn_sink: (H,) fp32, a logit that takes weight and gives no value.
         deterministic: gradients are bit-identical from run to run; otherwise the last bits of
             kv's gradient may differ (order of fp32 additions).
-        extra_kv, extra_indices, extra_topk_length, index_block: a second source and blocks of rows;
-            see `sparse_mla_fwd`.
+        extra_kv, extra_indices, extra_topk_length, index_block, batch_invariant, kv_format: see
+            `sparse_mla_fwd`; batch_invariant is O's.
         backend: the name of one or "auto", of both directions or, as a pair, of the forward and
             the backward: ``("cpu", "emulate-sm100")``.
 
@@ -435,7 +471,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
     if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
         operands = split_ranges(SparseMlaOperands, operands)
     forward, backward = _pair(backend)
-    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, index_block
+    choices = index_block, batch_invariant, kv_format
+    values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, *choices
     results: tuple[Tensor, Tensor, Tensor] = call(SPARSE_MLA_FWD, operands, values, forward)
     return results[0]
 

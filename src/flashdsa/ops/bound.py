@@ -32,10 +32,10 @@ from flashdsa.problem import (
     D_QK,
     D_V,
     INDEX_TOPK,
-    KV_ROW_BYTES,
     NUM_INDEX_HEADS,
     PAGE_SIZE,
 )
+from flashdsa.row_formats import V32, row_format
 
 __all__ = ["bind", "warm_up"]
 
@@ -217,7 +217,9 @@ def _requests(chosen: Mapping[str, Any]) -> Sequence[int]:
 
 def _width(name: str, chosen: Mapping[str, Any]) -> Sequence[int]:
     """Columns of a source: q's, or a packed row's bytes."""
-    return (KV_ROW_BYTES if chosen.get(f"{name}_dtype") in PACKED else chosen["d_qk"],)
+    if chosen.get(f"{name}_dtype") not in PACKED:
+        return (chosen["d_qk"],)
+    return (row_format(chosen.get("kv_format", V32.name)).row_bytes,)
 
 
 _FOLLOWING: Mapping[str, Callable[[Mapping[str, Any]], Sequence[int]]] = {

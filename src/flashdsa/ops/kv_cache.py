@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.backends.packed_rows import is_packed, pack, unpack
+from flashdsa.backends.packed_rows import pack, parts_of, take, unpack
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import (
     are_values_read,
@@ -14,10 +14,11 @@ from flashdsa.dispatch.checks import (
     require_rank,
     require_shape,
     require_tensor,
+    row_format_of,
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.errors import ArgumentValueError
-from flashdsa.problem import D_QK, KV_ROW_BYTES
+from flashdsa.row_formats import RowFormat, row_format
 
 __all__ = ["quantize_kv", "read_kv_cache", "write_kv_cache"]
 
@@ -25,25 +26,36 @@ _SCALES = ("ue8m0", "fp32")
 _CACHE_DTYPES = (torch.bfloat16, torch.uint8, torch.int8)
 
 
-def quantize_kv(kv: Tensor, *, scale: str = "ue8m0") -> Tensor:
-    """Rows of kv as 656 bytes: 512 e4m3 (latent columns), four fp32 scales, 64 bf16 (RoPE).
+def quantize_kv(kv: Tensor, *, scale: str = "ue8m0", kv_format: str = "v32") -> Tensor:
+    """Rows of kv as packed rows, each with its scales: columns as codes, or as bf16, see the page
+    "DeepSeek Sparse Attention".
 
     Args:
-        kv: (T, 576) or (T, 1, 576) bf16 or fp32.
-        scale: of each 128 latent columns. "fp32": ``max(amax, 1e-4) / 448``; "ue8m0": rounded up
+        kv: (T, d_qk) or (T, 1, d_qk) bf16 or fp32; d_qk = 576 of "v32", else 512.
+        scale: of formats with fp32 scales. "fp32": ``max(amax, 1e-4) / 448``; "ue8m0": rounded up
             to a power of two, which other kernels rely on (FlashMLA's).
+        kv_format: "v32" (656 bytes), "v32_no_rope" (528), "v4" (584), "v41" (528) or "v41_fp4"
+            (288).
 
     Returns:
-        (T, 656) uint8; a row's values are ``e4m3 * scale``, and the RoPE columns.
+        (T, bytes) uint8; a row's values are ``code * scale``, and the bf16 columns.
 
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    rows = _rows(kv)
-    return pack(rows, power_of_two=_is_power_of_two(scale))
+    form = row_format(kv_format)
+    power_of_two = _is_power_of_two(scale, form)
+    return pack(_rows(kv, form.d_qk), form, power_of_two=power_of_two)
 
 
-def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue8m0") -> None:
+def write_kv_cache(
+    kv: Tensor,
+    slots: Tensor,
+    cache: Tensor,
+    *,
+    scale: str = "ue8m0",
+    kv_format: str | None = None,
+) -> None:
     """Write row t of `kv` into slot `slots[t]` of the cache, quantised if its rows are packed.
 
     -1 skips a row (padding). If values are checked (on the CPU, or with FLASHDSA_CHECK=1), any
@@ -52,30 +64,31 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
     reads no value then: a CUDA graph may capture the call.
 
     Args:
-        kv: (T, 576) or (T, 1, 576) bf16 or fp32.
+        kv: (T, d) or (T, 1, d) bf16 or fp32.
         slots: (T,) int32 or int64: ``page * page_size + offset``.
-        cache: changed in place; (S_kv, d), (num_pages, page_size, d) or (num_pages, page_size, 1,
-            d): d = 576 of bf16, or 656 of uint8 or int8. It overlaps neither itself nor `kv` or
-            `slots`.
-        scale: as for `quantize_kv`.
+        cache: changed in place; (S_kv, width), (num_pages, page_size, width) or (num_pages,
+            page_size, 1, width): d of bf16, or a packed row's bytes of uint8 or int8. Pages may
+            lie apart; what is between them stays. It overlaps neither itself nor `kv` or `slots`.
+        scale, kv_format: as for `quantize_kv`; the format is found by the bytes of a row, but 528
+            bytes need its name.
 
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    power_of_two = _is_power_of_two(scale)
     refuse_tangents("write_kv_cache", (kv,))
-    rows, pages = _rows(kv), _pages(cache)
+    pages, form = _pages(cache, kv_format)
+    power_of_two = _is_power_of_two(scale, form)
+    rows = _rows(kv, pages.shape[2] if form is None else form.d_qk)
     require_device("cache", cache, kv.device, "kv")
     _check_slots(slots, rows)
     require_addresses_of_its_own("cache", cache)
     require_apart(("cache", "kv", "slots"), (cache, kv, slots), written=[0])
     if are_values_read(slots):
         _require_inside(slots, pages, padding=True)
-    rows = pack(rows, power_of_two=power_of_two) if is_packed(cache) else rows.to(cache.dtype)
-    rows = rows.view(pages.dtype)
     num_slots = pages.shape[0] * pages.shape[1]
     if not len(slots) or not num_slots:
         return
+    rows = rows.to(cache.dtype) if form is None else pack(rows, form, power_of_two=power_of_two)
     valid = (slots >= 0) & (slots < num_slots)
     # A row that is to be skipped repeats what the first valid one writes; without a valid row
     # slot 0 gets what it holds. So nothing depends on a value on the host.
@@ -83,69 +96,77 @@ def write_kv_cache(kv: Tensor, slots: Tensor, cache: Tensor, *, scale: str = "ue
     first, some = valid.to(torch.uint8).argmax(), valid.any()
     chosen = torch.where(valid, torch.arange(len(slots), device=slots.device), first)
     slot = torch.where(some, slots[chosen], 0).long()
-    values = torch.where(some, rows[chosen], pages[0, 0])
-    pages.index_put_((slot // pages.shape[1], slot % pages.shape[1]), values)
+    parts = parts_of(pages, form)
+    for part, written in zip(parts, rows.split([x.shape[2] for x in parts], 1), strict=True):
+        values = torch.where(some, written[chosen], part[0, 0])
+        part.index_put_((slot // part.shape[1], slot % part.shape[1]), values)
 
 
-def read_kv_cache(cache: Tensor, slots: Tensor) -> Tensor:
-    """Rows of the cache in bf16; packed rows as ``e4m3 * scale``, rounded to bf16.
+def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None) -> Tensor:
+    """Rows of the cache in bf16; packed rows as ``code * scale``, rounded to bf16.
 
     A slot outside the cache reads as 0; where values are checked (see `write_kv_cache`) it is an
     error.
 
     Args:
-        cache: as for `write_kv_cache`. slots: (T,) int32 or int64.
+        cache, kv_format: as for `write_kv_cache`. slots: (T,) int32 or int64.
 
     Returns:
-        (T, 576) bf16.
+        (T, d) bf16.
 
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    pages = _pages(cache)
+    pages, form = _pages(cache, kv_format)
     _check_slots(slots)
     require_device("slots", slots, cache.device, "cache")
     if are_values_read(slots):
         _require_inside(slots, pages, padding=False)
     num_slots = pages.shape[0] * pages.shape[1]
     if not num_slots:
-        return torch.zeros(len(slots), D_QK, dtype=torch.bfloat16, device=cache.device)
+        columns = pages.shape[2] if form is None else form.d_qk
+        return torch.zeros(len(slots), columns, dtype=torch.bfloat16, device=cache.device)
     inside = (slots >= 0) & (slots < num_slots)
-    slot = torch.where(inside, slots, 0).long()
-    rows = pages[slot // pages.shape[1], slot % pages.shape[1]]
-    rows = unpack(rows, torch.bfloat16) if is_packed(cache) else rows
+    rows = take(pages, form, torch.where(inside, slots, 0).long())
+    rows = rows if form is None else unpack(rows, form, torch.bfloat16)
     return rows.masked_fill(~inside[:, None], 0)
 
 
-def _is_power_of_two(scale: object) -> bool:
+def _is_power_of_two(scale: object, form: RowFormat | None) -> bool:
+    """Whether `scale` asks for one; fp32 scales may be any number."""
     if scale not in _SCALES:
         raise ArgumentValueError(f"scale: expected one of {', '.join(_SCALES)}; got {scale!r}")
+    if form is not None and form.scale != scale == "fp32":
+        raise ArgumentValueError(f"scale: {form.name} has {form.scale} scales; got {scale!r}")
     return scale == "ue8m0"
 
 
-def _rows(kv: Tensor) -> Tensor:
-    """kv as (T, 576)."""
+def _rows(kv: Tensor, columns: int) -> Tensor:
+    """kv as (T, columns)."""
     require_tensor("kv", kv)
     require_dtype("kv", kv, torch.bfloat16, torch.float32)
-    layout = f"[T, {D_QK}] or [T, 1, {D_QK}]"
+    layout = f"[T, {columns}] or [T, 1, {columns}]"
     require_rank("kv", kv, (2, 3), layout)
     count = kv.shape[0]
-    require_shape("kv", kv, (count, D_QK) if kv.dim() == 2 else (count, 1, D_QK), layout)
-    return kv.detach().reshape(count, D_QK)
+    require_shape("kv", kv, (count, columns) if kv.dim() == 2 else (count, 1, columns), layout)
+    return kv.detach().reshape(count, columns)
 
 
-def _pages(cache: Tensor) -> Tensor:
-    """A view of the cache as (num_pages, page_size, d), bytes as uint8."""
+def _pages(cache: Tensor, kv_format: str | None) -> tuple[Tensor, RowFormat | None]:
+    """A view of the cache as (num_pages, page_size, width), bytes as uint8, and their format. Rows
+    without pages are pages of one row."""
     require_tensor("cache", cache)
     require_dtype("cache", cache, *_CACHE_DTYPES)
-    width = KV_ROW_BYTES if is_packed(cache) else D_QK
-    layout = f"[S_kv, {width}], [num_pages, page_size, {width}] or [num_pages, page_size, 1, d]"
+    layout = "[S_kv, d], [num_pages, page_size, d] or [num_pages, page_size, 1, d]"
     require_rank("cache", cache, (2, 3, 4), layout)
-    expected = [*cache.shape[:2], 1, width] if cache.dim() == 4 else [*cache.shape[:-1], width]
-    require_shape("cache", cache, expected, layout)
+    if cache.dim() == 4:
+        require_shape("cache", cache, [*cache.shape[:2], 1, cache.shape[3]], layout)
     pages = cache.squeeze(2) if cache.dim() == 4 else cache
-    pages = pages[None] if cache.dim() == 2 else pages
-    return pages.view(torch.uint8) if is_packed(cache) else pages
+    pages = pages[:, None] if cache.dim() == 2 else pages
+    form = row_format_of("cache", cache, kv_format)
+    if form is not None:
+        pages = pages.view(torch.uint8)
+    return pages, form
 
 
 def _check_slots(slots: Tensor, rows: Tensor | None = None) -> None:

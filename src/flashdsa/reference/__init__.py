@@ -22,7 +22,7 @@ from flashdsa.reference.indexer_training import (
 )
 from flashdsa.reference.kv_cache import read_kv_cache, write_kv_cache
 from flashdsa.reference.merge import merge_attention
-from flashdsa.reference.packed_kv import quantize_kv, unpack_kv
+from flashdsa.reference.packed_kv import fields, quantize_kv, unpack_kv
 from flashdsa.reference.prefill import (
     causal_ranges,
     dsa_topk_prefill,
@@ -63,6 +63,7 @@ __all__ = [
     "dsa_topk_prefill",
     "encode_e4m3",
     "fake_quantize_index",
+    "fields",
     "indexer_bwd",
     "indexer_kl",
     "indexer_kl_bwd",

@@ -1,15 +1,60 @@
-"""Packed kv rows of 656 bytes: 512 e4m3, four fp32 scales of 128 columns each, 64 bf16."""
+"""Packed kv rows by the addresses of their bytes: codes, scales and bf16 columns."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.reference.quant import AMAX_FLOOR, E4M3_MAX, decode_e4m3, encode_e4m3
 
-LATENT, GROUP = 512, 128
-SCALES_AT = LATENT  # byte offset of the first scale in a row
-ROPE_AT = SCALES_AT + 4 * (LATENT // GROUP)
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # of codes 0 to 7; bit 3 is the sign
+
+
+class _Row(NamedTuple):
+    """Sizes of a row's fields."""
+
+    row_bytes: int
+    codes: int  # bytes
+    columns: int  # coded ones
+    scales: int  # bytes, the one without use among them
+    group: int  # columns a scale
+    rope: int  # bf16 columns
+    scale: str
+
+
+ROWS = {
+    "v32": _Row(656, 512, 512, 16, 128, 64, "fp32"),
+    "v32_no_rope": _Row(528, 512, 512, 16, 128, 0, "fp32"),
+    "v4": _Row(584, 448, 448, 8, 64, 64, "e8m0"),
+    "v41": _Row(528, 512, 512, 16, 32, 0, "e8m0"),
+    "v41_fp4": _Row(288, 256, 512, 32, 16, 0, "e4m3"),
+}
+
+
+def _addresses(form: str, page_size: int, offset: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes of its page at which the codes, scales and bf16 columns of row `offset` begin."""
+    if form == "v32":
+        return 656 * offset, 656 * offset + 512, 656 * offset + 528
+    if form == "v32_no_rope":
+        return 528 * offset, 528 * offset + 512, offset
+    if form == "v4":
+        return 576 * offset, 576 * page_size + 8 * offset, 576 * offset + 448
+    if form == "v41":
+        return 512 * offset, 512 * page_size + 16 * offset, offset
+    return 256 * offset, 256 * page_size + 32 * offset, offset
+
+
+def fields(form: str, page_size: int, slots: Tensor) -> list[Tensor]:
+    """Indices `[T, width]` of the bytes of each slot's codes, scales and bf16 columns, in pages
+    `[num_pages, page_size * row_bytes]` that are counted through."""
+    row = ROWS[form]
+    widths = row.codes, row.scales, 2 * row.rope
+    page = slots // page_size * (page_size * row.row_bytes)
+    return [
+        (page + at)[:, None] + torch.arange(width)
+        for at, width in zip(_addresses(form, page_size, slots % page_size), widths, strict=True)
+    ]
 
 
 def is_packed(kv: Tensor) -> bool:
@@ -17,30 +62,89 @@ def is_packed(kv: Tensor) -> bool:
     return kv.dtype in (torch.uint8, torch.int8)
 
 
-def unpack_kv(rows: Tensor) -> Tensor:
-    """Packed rows `[T, 656]` -> `[T, 576]` float64: e4m3 * scale, exactly, and the bf16 columns."""
-    raw = rows.detach().cpu().view(torch.uint8)
-    scales = raw[:, SCALES_AT:ROPE_AT].clone().view(torch.float32).double()
-    latent = decode_e4m3(raw[:, :LATENT]) * scales.repeat_interleave(GROUP, dim=1)
-    rope = raw[:, ROPE_AT:].clone().view(torch.bfloat16).double()
-    return torch.cat([latent, rope], dim=1)
+def unpack_kv(rows: Tensor, form: str = "v32", slots: Tensor | None = None) -> Tensor:
+    """Packed rows -> `[T, d]` float64: code * scale, exactly, and the bf16 columns.
+
+    Rows are `[S_kv, bytes]`, or pages `[num_pages, page_size, bytes]` or with a 1 before the bytes;
+    `slots` are of all of them, None: every one.
+    """
+    page_size = 1 if rows.dim() == 2 else rows.shape[1]
+    if slots is None:
+        slots = torch.arange(rows[..., 0].numel())
+    raw = rows.detach().cpu().reshape(-1).view(torch.uint8)
+    codes, scales, rope = (raw[at] for at in fields(form, page_size, slots.cpu().long()))
+    values = _decode_e2m1(codes) if form == "v41_fp4" else decode_e4m3(codes)
+    values *= _decode_scales(scales, form).repeat_interleave(ROWS[form].group, dim=1)
+    if not ROWS[form].rope:
+        return values
+    return torch.cat([values, rope.view(torch.bfloat16).double()], dim=1)
 
 
-def quantize_kv(kv: Tensor, scale: str) -> Tensor:
-    """Rows `[T, 576]` -> `[T, 656]` uint8; `scale` "fp32" or "ue8m0", a power of two."""
+def _decode_scales(stored: Tensor, form: str) -> Tensor:
+    row = ROWS[form]
+    if row.scale == "fp32":
+        return stored.view(torch.float32).double()
+    if row.scale == "e4m3":
+        return decode_e4m3(stored)
+    powers = [2.0 ** (byte - 127) for byte in range(255)]
+    table = torch.tensor([*powers, math.nan], dtype=torch.float64)
+    return table[stored[:, : row.columns // row.group].long()]
+
+
+def _decode_e2m1(codes: Tensor) -> Tensor:
+    """Bytes `[T, n]` -> float64 `[T, 2 n]`; the even column is in the low half."""
+    table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float64)
+    return torch.stack([table[(codes % 16).long()], table[(codes // 16).long()]], dim=2).flatten(1)
+
+
+def _encode_e2m1(values: Tensor) -> Tensor:
+    """`[T, n]` -> bytes `[T, n / 2]`: nearest, ties to the even code; 6 at most."""
+    distance = (values.double().abs()[..., None] - torch.tensor(E2M1, dtype=torch.float64)).abs()
+    nearest = distance == distance.amin(dim=-1, keepdim=True)
+    even = torch.tensor([2, 1] * 4)
+    code = (nearest * even).argmax(dim=-1) + 8 * values.signbit()
+    return (code[:, 0::2] + 16 * code[:, 1::2]).to(torch.uint8)
+
+
+def quantize_kv(kv: Tensor, scale: str, form: str = "v32") -> Tensor:
+    """Rows `[T, d]` -> `[T, bytes]` uint8, each with its scales; `scale` "fp32" or "ue8m0", a
+    power of two, is of fp32 scales."""
     x = kv.detach().to(device="cpu", dtype=torch.float32)
+    row = ROWS[form]
+    codes, stored = [], []
+    for first in range(0, row.columns, row.group):
+        group = x[:, first : first + row.group]
+        scales, written = _scales(group.abs().amax(dim=-1), form, scale)
+        scaled = group / scales[:, None]
+        codes.append(_encode_e2m1(scaled) if form == "v41_fp4" else encode_e4m3(scaled))
+        stored.append(written)
+    rows = torch.zeros(len(x), row.row_bytes, dtype=torch.uint8)
+    rope = x[:, row.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)
+    written = torch.cat(stored, dim=1)
+    written = torch.cat([written, written.new_zeros(len(x), row.scales - written.shape[1])], dim=1)
+    places = fields(form, 1, torch.arange(len(x)))
+    for at, field in zip(places, (torch.cat(codes, dim=1), written, rope), strict=True):
+        rows.view(-1)[at] = field
+    return rows
+
+
+def _scales(amax: Tensor, form: str, rule: str) -> tuple[Tensor, Tensor]:
+    """A group's scales `[T]` in fp32, and their bytes `[T, 1 or 4]`."""
     floor = torch.tensor(AMAX_FLOOR, dtype=torch.float32)
-    written = []
-    for first in range(0, LATENT, GROUP):
-        group = x[:, first : first + GROUP]
-        scales = torch.maximum(group.abs().amax(dim=-1), floor) / torch.tensor(E4M3_MAX)
-        if scale == "ue8m0":
+    if ROWS[form].scale == "fp32":
+        scales = torch.maximum(amax, floor) / torch.tensor(E4M3_MAX)
+        if rule == "ue8m0":
             scales = torch.tensor([_power_of_two(one) for one in scales.tolist()])
-        written.append((encode_e4m3(group / scales[:, None]), scales))
-    codes = torch.cat([code for code, _ in written], dim=1)
-    scales = torch.stack([one for _, one in written], dim=1)
-    rope = x[:, LATENT:].to(torch.bfloat16)
-    return torch.cat([codes, scales.view(torch.uint8), rope.view(torch.uint8)], dim=1)
+        return scales, scales[:, None].view(torch.uint8)
+    if ROWS[form].scale == "e8m0":
+        wanted = torch.maximum(amax / torch.tensor(E4M3_MAX), floor).tolist()
+        scales = torch.tensor([_power_of_two(one) for one in wanted])
+        logs = [math.log2(x) if math.isfinite(x) else 128 for x in scales.tolist()]
+        stored = [127 + int(log) for log in logs]
+        return scales, torch.tensor(stored, dtype=torch.uint8)[:, None]
+    nearest = encode_e4m3((amax / torch.tensor(6.0)).clamp(2.0**-9, E4M3_MAX))
+    code = torch.where(amax.isfinite(), nearest, 0x7F).to(torch.uint8)
+    return decode_e4m3(code).float(), code[:, None]
 
 
 def _power_of_two(value: float) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -59,20 +61,21 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
 
     def operands() -> SparseMlaOutOperands:
         largest = poisoned(*rows, dtype=sums) if case.max_logits else None
-        kv = inputs.kv.view(-1, inputs.kv.shape[-1])
+        kv = inputs.kv if case.kv_format else inputs.kv.view(-1, inputs.kv.shape[-1])
         indices = inputs.indices.view(case.num_queries, -1)
         written = SparseMlaOutOperands(inputs.q, kv, indices, *buffers(), largest)
         written = written._replace(topk_length=inputs.topk_length, attn_sink=inputs.attn_sink)
         if inputs.extra_kv is not None and inputs.extra_indices is not None:
             written = written._replace(
-                extra_kv=inputs.extra_kv.view(-1, kv.shape[-1]),
+                extra_kv=inputs.extra_kv.view(-1, inputs.extra_kv.shape[-1]),
                 extra_indices=inputs.extra_indices.view(case.num_queries, -1),
                 extra_topk_length=inputs.extra_topk_length,
                 extra_ends=inputs.extra_ends,
             )
         return written._replace(ends=inputs.ends)
 
-    given_to_bind = {"sm_scale": case.sm_scale, "index_block": case.index_block}
+    given_to_bind: dict[str, Any] = {"sm_scale": case.sm_scale, "index_block": case.index_block}
+    given_to_bind |= inputs.of_format
     bound = operands()
     serve = flashdsa.bind("sparse_mla_fwd_out", bound, backend=backend, **given_to_bind)
     serve(bound)

@@ -6,12 +6,14 @@ They have no kernel and run where their tensors are; only `indexer_kl_loss` take
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify import calls
 from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse, compare_scores
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
@@ -73,49 +75,66 @@ def check_merge(case: SparseMlaCase, seed: int, device: str) -> list[Comparison]
     ]
 
 
+def _columns(form: str | None) -> int:
+    """Columns of a row of this format; None: of bf16."""
+    return 576 if form is None else ROW_FORMATS[form].d_qk
+
+
 def check_quantize_kv(seed: int, device: str) -> list[Comparison]:
     """Run and judge `quantize_kv`: the bytes of rows of any size, one of them zero."""
     generator = torch.Generator().manual_seed(seed)
-    kv = _normal(generator, 300, 576, dtype=torch.bfloat16, device="cpu")
-    kv *= torch.exp2(torch.randint(-20, 20, (300, 1), generator=generator)).to(kv.dtype)
-    kv[7] = 0
-    return [
-        compare_exact(
-            f"rows, {scale}",
-            flashdsa.quantize_kv(kv.to(device), scale=scale),
-            reference.quantize_kv(kv, scale),
-        )
-        for scale in ("ue8m0", "fp32")
-    ]
+    verdicts = []
+    for form, scale in (*((form, "ue8m0") for form in ROW_FORMATS), ("v32", "fp32")):
+        columns = _columns(form)
+        kv = _normal(generator, 300, columns, dtype=torch.bfloat16, device="cpu")
+        kv *= torch.exp2(torch.randint(-20, 20, (300, 1), generator=generator)).to(kv.dtype)
+        kv[7] = 0
+        packed = flashdsa.quantize_kv(kv.to(device), scale=scale, kv_format=form)
+        expected = reference.quantize_kv(kv, scale, form)
+        verdicts.append(compare_exact(f"rows, {form}, {scale}", packed, expected))
+    return verdicts
 
 
-def _caches(generator: torch.Generator) -> dict[str, Tensor]:
-    """128 slots each, in every form: full of random rows."""
+def _caches(generator: torch.Generator) -> Iterator[tuple[str, str | None, Tensor]]:
+    """Caches of 128 slots, in every form and full of random rows, and their rows' formats."""
     rows = _normal(generator, 128, 576, dtype=torch.bfloat16, device="cpu")
     packed = reference.quantize_kv(rows, "ue8m0")
-    return {
-        "bf16 rows": rows,
-        "bf16 pages": rows.view(4, 32, 1, 576),
-        "packed rows": packed,
-        "packed pages": packed.view(2, 64, 656),
-        "packed pages, int8": packed.view(torch.int8).view(2, 64, 1, 656),
-    }
+    yield "bf16 rows", None, rows
+    yield "bf16 pages", None, rows.view(4, 32, 1, 576)
+    yield "packed rows", "v32", packed
+    for form, row in ROW_FORMATS.items():
+        values = _normal(generator, 128, _columns(form), dtype=torch.bfloat16, device="cpu")
+        buffer = torch.randint(256, (2, 64 * row.row_bytes + 80), generator=generator).byte()
+        pages = buffer[:, :-80].unflatten(1, (64, 1, row.row_bytes))
+        pages.copy_(reference.write_kv_cache(values, torch.arange(128), pages, "ue8m0", form))
+        yield f"pages with padding, {form}", form, pages
+    yield "packed pages, int8", "v32", packed.view(torch.int8).view(2, 64, 656)
+
+
+def _moved(cache: Tensor, device: str) -> tuple[Tensor, Tensor]:
+    """A copy of the memory of `cache` on a device, gaps included, and the cache in it."""
+    size = (cache.shape[0] - 1) * cache.stride(0) + cache[0].numel()
+    memory = cache.as_strided((size,), (1,)).clone().to(device)
+    return memory, memory.as_strided(cache.shape, cache.stride())
 
 
 def check_write_kv_cache(seed: int, device: str) -> list[Comparison]:
-    """Run and judge `write_kv_cache`: every byte of caches of every form; some rows are padding."""
+    """Run and judge `write_kv_cache`: every byte of caches of every form, and of what lies between
+    pages; some rows are padding."""
     generator = torch.Generator().manual_seed(seed)
-    kv = _normal(generator, 50, 576, dtype=torch.bfloat16, device="cpu")
     slots = torch.randperm(128, generator=generator)[:50]
     slots = torch.where(torch.arange(50) % 7 == 3, -1, slots)
     verdicts = []
-    for number, (form, cache) in enumerate(_caches(generator).items()):
-        scale = ("ue8m0", "fp32")[number % 2]
+    for number, (what, form, cache) in enumerate(_caches(generator)):
+        kv = _normal(generator, 50, _columns(form), dtype=torch.bfloat16, device="cpu")
+        scale = "fp32" if form in ("v32", None) and number % 2 else "ue8m0"
         of_dtype = slots.to((torch.int64, torch.int32)[number % 2]).to(device)
-        written = cache.clone().to(device)
-        flashdsa.write_kv_cache(kv.to(device), of_dtype, written, scale=scale)
-        expected = reference.write_kv_cache(kv, slots, cache, scale)
-        verdicts.append(compare_exact(form, written, expected))
+        memory, written = _moved(cache, device)
+        flashdsa.write_kv_cache(kv.to(device), of_dtype, written, scale=scale, kv_format=form)
+        after = reference.write_kv_cache(kv, slots, cache, scale, form or "v32")
+        expected, place = _moved(cache, "cpu")
+        place.copy_(after)
+        verdicts.append(compare_exact(what, memory, expected))
     return verdicts
 
 
@@ -125,11 +144,11 @@ def check_read_kv_cache(seed: int, device: str) -> list[Comparison]:
     slots = torch.randint(128, (60,), generator=generator)
     return [
         compare_exact(
-            form,
-            flashdsa.read_kv_cache(cache.to(device), slots.to(device)),
-            reference.read_kv_cache(cache, slots).to(torch.bfloat16),
+            what,
+            flashdsa.read_kv_cache(_moved(cache, device)[1], slots.to(device), kv_format=form),
+            reference.read_kv_cache(cache, slots, form or "v32").to(torch.bfloat16),
         )
-        for form, cache in _caches(generator).items()
+        for what, form, cache in _caches(generator)
     ]
 
 

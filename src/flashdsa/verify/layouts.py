@@ -12,6 +12,14 @@ def poison_value(dtype: torch.dtype) -> float | int:
     return float("nan") if dtype.is_floating_point else 0x7B if dtype.itemsize == 1 else 0x7B7B7B7B
 
 
+def pages_apart(x: Tensor) -> Tensor:
+    """Packed pages (num_pages, page_size, bytes) with x's values, amid NaN in every format."""
+    num_pages, *page = x.shape
+    size = x[0].numel()
+    buffer = torch.full((num_pages, size + 6 * PAD_ELEMS), 0xFF, dtype=x.dtype, device=x.device)
+    return buffer[:, :size].view(num_pages, *page).copy_(x)
+
+
 def strided_copy(x: Tensor) -> Tensor:
     """A view with x's values whose rows lie apart, amid poison; the last dimension is contiguous.
 

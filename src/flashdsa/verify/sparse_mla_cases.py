@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flashdsa import reference
 from flashdsa.verify.draw_rows import draw_list, draw_sink, plant_nan_row, poison_rows
-from flashdsa.verify.layouts import strided_copy
+from flashdsa.verify.layouts import pages_apart, strided_copy
 
 NAN_BYTE = 0x7F
 """NaN in e4m3; four of them are 3.4e38 in fp32 and two so in bf16: the largest numbers, and NaN."""
@@ -59,6 +59,10 @@ class SparseMlaCase:
     kv_3d: bool = False
     packed: str = ""
     """kv has packed rows, with scales of this kind: "ue8m0" or "fp32"."""
+    kv_format: str = ""
+    """Their format, where it is not "v32"; pages of it lie apart."""
+    extra_format: str = ""
+    """That of extra_kv's, likewise."""
     page_size: int = 0
     """kv has pages of so many rows, where it is not 0; num_keys is a multiple of it."""
     indices_3d: bool = False
@@ -106,6 +110,10 @@ class SparseMlaInputs:
         def move(x: Tensor) -> Tensor:
             return strided_copy(x.to(device)) if self.case.strided else x.to(device)
 
+        def move_kv(x: Tensor) -> Tensor:
+            is_paged = self.case.kv_format and x.dim() == 3
+            return pages_apart(x.to(device)) if is_paged else move(x)
+
         if torch.device(device).type == self.q.device.type:
             return self
         laid_out = ("q", "kv", "indices", "do", "extra_kv", "extra_indices")
@@ -114,6 +122,7 @@ class SparseMlaInputs:
             x = getattr(self, name)
             if x is not None:
                 moved[name] = move(x) if name in laid_out else x.to(device)
+        moved["kv"] = move_kv(self.kv)
         return replace(self, **moved)
 
     @property
@@ -130,7 +139,13 @@ class SparseMlaInputs:
             "attn_sink": self.attn_sink,
             **self.of_extra,
             **({"index_block": self.case.index_block} if self.case.index_block > 1 else {}),
+            **self.of_format,
         }
+
+    @property
+    def of_format(self) -> dict[str, str]:
+        """Keyword argument of packed rows of a format that is named."""
+        return {"kv_format": self.case.kv_format} if self.case.kv_format else {}
 
     @property
     def rows(self) -> Any:
@@ -153,16 +168,22 @@ class SparseMlaInputs:
     def joined(self) -> "SparseMlaInputs":
         """Inputs of one source and one list of ids that mean the same."""
         case = self.case
-        if not (self.of_extra or case.ranges) and case.index_block == 1:
+        if not (self.of_extra or case.ranges or case.kv_format) and case.index_block == 1:
             return self
+        kv, extra = self.kv, self.of_extra
+        if case.kv_format:
+            kv = reference.unpack_kv(kv, case.kv_format)
+        if case.extra_format:
+            extra["extra_kv"] = reference.unpack_kv(extra["extra_kv"], case.extra_format)
         kv, ids = reference.join_sources(
-            self.kv,
+            kv,
             self.rows,
             topk_length=self.topk_length,
             index_block=case.index_block,
-            **self.of_extra,
+            **extra,
         )
         plain: dict[str, Any] = {"extra_keys": 0, "extra_topk": 0, "ranges": "", "index_block": 1}
+        plain |= {"kv_format": "", "extra_format": ""}
         plain |= {"page_size": 0, "kv_3d": False, "indices_3d": False, "topk_length": False}
         one = replace(case, num_keys=len(kv), topk=ids.shape[1], **plain)
         given = self.q, kv, ids, self.do, None, self.attn_sink
@@ -174,11 +195,33 @@ class SparseMlaInputs:
         return strided_copy(x) if self.case.strided else x
 
 
-def _packed_rows(kv: Tensor, scale: str) -> Tensor:
-    """Rows (S_kv, 576) as packed ones; a row that is not finite has such bytes everywhere."""
-    packed = reference.quantize_kv(kv, scale)
+def _packed_rows(kv: Tensor, scale: str, form: str, page_size: int) -> Tensor:
+    """Rows (S_kv, d_qk) as packed ones, or in pages; a row that is not finite has such bytes
+    everywhere."""
+    packed = reference.quantize_kv(kv, scale, form)
     packed[~kv.isfinite().all(dim=1)] = NAN_BYTE
-    return packed
+    if not page_size:
+        return packed
+    pages = packed.view(-1, page_size, packed.shape[1])
+    if form == "v32":
+        return pages
+    slots, paged = torch.arange(len(kv)), torch.empty_like(pages)
+    whole = reference.fields(form, 1, slots)
+    for source, place in zip(whole, reference.fields(form, page_size, slots), strict=True):
+        paged.view(-1)[place] = packed.view(-1)[source]
+    return paged
+
+
+def _source(case: SparseMlaCase, kv: Tensor, prefix: str) -> Tensor:
+    """A source as the case has it, of rows or pages; `prefix`: of the extra one "extra_"."""
+    page_size = 0 if prefix else case.page_size
+    if case.packed:
+        form = case.extra_format if prefix else case.kv_format
+        keys = _packed_rows(kv, case.packed, form or "v32", page_size)
+    else:
+        keys = kv.to(case.dtype)
+        keys = keys.view(-1, page_size, keys.shape[-1]) if page_size else keys
+    return keys[:, None, :] if case.kv_3d else keys
 
 
 def _logits_of_size(
@@ -232,15 +275,12 @@ def make_sparse_mla_inputs(
         x = x.to(device=device, dtype=dtype)
         return strided_copy(x) if case.strided else x
 
-    def source(kv: Tensor, page_size: int) -> Tensor:
-        keys = _packed_rows(kv, case.packed) if case.packed else kv.to(case.dtype)
-        if page_size:
-            keys = keys.view(-1, page_size, keys.shape[-1])
-        return finish(keys[:, None, :] if case.kv_3d else keys, keys.dtype)
-
     operands: dict[str, Tensor] = {}
     for prefix, rows, one in zip(("", "extra_"), sources, lists, strict=False):
-        operands[f"{prefix}kv"] = source(rows, 0 if prefix else case.page_size)
+        keys = _source(case, rows, prefix)
+        keys = finish(keys, keys.dtype)
+        is_paged = case.kv_format and keys.dim() == 3
+        operands[f"{prefix}kv"] = pages_apart(keys) if is_paged else keys
         is_3d = case.indices_3d and one.ends is None
         ids = one.indices[:, None, :] if is_3d else one.indices
         operands[f"{prefix}indices"] = finish(ids, torch.int32)
@@ -366,6 +406,16 @@ PACKED_CASES: list[SparseMlaCase] = [
                   attn_sink="finite"),
     SparseMlaCase("packed, blocks beside a range", 9, 130, 16, 20, packed="fp32", index_block=4,
                   extra_keys=130, extra_topk=3, ranges="extra_kv", poison=True),
+    SparseMlaCase("v32_no_rope, any scale", 5, 300, 64, 128, d_qk=512, packed="fp32",
+                  kv_format="v32_no_rope", invalid=True, poison=True),
+    SparseMlaCase("pages of v4", 9, 256, 16, 96, d_qk=512, packed="ue8m0", kv_format="v4",
+                  page_size=64, invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("pages of v41 beside v41_fp4", 9, 128, 16, 64, d_qk=512, packed="ue8m0",
+                  kv_format="v41", page_size=64, extra_keys=90, extra_topk=40, invalid=True,
+                  extra_format="v41_fp4", topk_length=True, poison=True, attn_sink="finite"),
+    SparseMlaCase("v4 twice, a range", 18, 300, 8, 64, d_qk=512, packed="ue8m0", kv_format="v4",
+                  extra_format="v4", extra_keys=200, extra_topk=128, ranges="extra_kv", poison=True,
+                  empty_rows=True),
     SparseMlaCase("pages", 4, 256, 16, 96, page_size=64, duplicates=True, invalid=True),
 ]
 # fmt: on

@@ -11,6 +11,8 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+import flashdsa
+from flashdsa import reference
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.decode_cuts import deal
@@ -18,7 +20,8 @@ from flashdsa.backends.sm90.sparse_mla_decode import bind_plan, spec_of
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOperands
+from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
@@ -48,15 +51,19 @@ class Launcher:
         q, rows, indices = inputs.q, inputs.kv.flatten(0, -2), inputs.indices.flatten(1)
         operands = SparseMlaOperands(q, rows, indices, inputs.topk_length, inputs.attn_sink)
         scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
-        emulator = self.emulator
+        out, lse = self.launch(operands, scale)
+        assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
+        return out, lse
+
+    def launch(self, operands: SparseMlaOperands, scale: float) -> tuple[Tensor, Tensor]:
+        """O and lse; nothing may be found."""
+        emulator, q = self.emulator, operands.q
         out = emulator.empty(*q.shape[:2], 512, dtype=torch.bfloat16)
         lse = emulator.empty(*q.shape[:2], dtype=torch.float32)
         with emulator.launching():
             write = bind_plan(emulator, self.plan, 1, operands, scale)
-            others = operands.topk_length, operands.attn_sink
-            write(SparseMlaOutOperands(q, rows, indices, out, lse, None, *others))
+            write(operands.into(*operands[:3], out, lse, None, *operands[3:]))
         assert [str(finding) for finding in emulator.findings] == []
-        assert failures(judge_forward(inputs, out, lse, backend="emulate-sm90")) == []
         (counters, _) = emulator.workspaces[-self.plan.slot_words]
         assert counters.count_nonzero() == 0
         return out, lse
@@ -122,6 +129,20 @@ def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPl
     )
     assert parts_of([8] * 3).count(2) >= 1
     Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
+
+
+@pytest.mark.parametrize("name", ["v4", "v41_fp4"])
+def test_rows_of_other_formats_are_dealt(name: str) -> None:
+    assert parts_of([8] * 3).count(2) >= 1
+    draw = torch.Generator().manual_seed(0)
+    rows = flashdsa.quantize_kv(torch.randn(600, 512, generator=draw), kv_format=name)
+    q = torch.randn(3, 64, 512, generator=draw).bfloat16()
+    indices = torch.randint(-1, 600, (3, 450), generator=draw).int()
+    plan = DealtPlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
+    O, lse = Launcher(plan).launch(SparseMlaOperands(q, rows, indices), 512**-0.5)
+    ref_O, ref_lse = reference.sparse_mla_fwd(q, reference.unpack_kv(rows, name), indices)
+    assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
+    torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("plan", [PACKED, BF16, OF_512, FEW])

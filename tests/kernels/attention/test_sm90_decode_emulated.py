@@ -18,13 +18,15 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
+from flashdsa.backends.packed_rows import parts_of
 from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
@@ -102,6 +104,75 @@ def test_rows_that_are_k_and_v_alike(size: int) -> None:
     run(replace(TWO_STEPS, d_qk=512, num_heads=64), size, Policy(asynchronous="late"))
 
 
+def pages_of(name: str, rows: Tensor, page_size: int) -> Tensor:
+    """Packed rows (S_kv, row_bytes) in pages as servers have them, with NaN in the padding."""
+    form, num_pages = ROW_FORMATS[name], -(-len(rows) // page_size)
+    memory = torch.full((num_pages, -(-form.page_bytes(page_size) // 16) * 16 + 32), 0xFF).byte()
+    pages = memory[:, : page_size * form.row_bytes].unflatten(1, (page_size, form.row_bytes))
+    slots = torch.arange(len(rows))
+    for part, whole in zip(parts_of(pages, form), parts_of(rows[:, None], form), strict=True):
+        part[slots // page_size, slots % page_size] = whole[:, 0]
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("v32_no_rope", 3), ("v4", 2), ("v41", 1), ("v41_fp4", 2)]
+)
+def test_pages_of_other_formats(name: str, size: int) -> None:
+    """Two steps; rows that no slot names hold NaN, codes and scales."""
+    draw = torch.Generator().manual_seed(0)
+    rows = flashdsa.quantize_kv(torch.randn(90, 512, generator=draw), kv_format=name)
+    q = torch.randn(1, 40, 512, generator=draw).bfloat16()
+    indices = torch.randint(-1, 85, (1, 180), generator=draw).int()
+    expected = reference.sparse_mla_fwd(q, reference.unpack_kv(rows, name), indices)
+    rows[85:] = 0xFF
+    plan = DecodePlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
+    operands = SparseMlaOperands(q, pages_of(name, rows, 32), indices)
+    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late"))
+    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["v4", "v41"])
+def test_values_that_f16_holds_are_read_exactly(name: str) -> None:
+    """All codes, beside scales from both ends: a query names one row, so O is its value."""
+    form = ROW_FORMATS[name]
+    powers = [7, 0, -8, -14, -15, -20, -24, -27, -33, -60, -127]  # the last give zeros
+    rows = flashdsa.quantize_kv(torch.zeros(4, 512), kv_format=name)
+    codes = torch.arange(form.columns) % 256
+    rows[:, : form.columns] = torch.where(codes % 128 == 127, 0, codes).byte()
+    number = torch.arange(4)[:, None] * 3 + torch.arange(form.num_scales)
+    scales = 127 + torch.tensor(powers)[number % len(powers)]
+    rows[:, form.scales_at : form.scales_at + form.num_scales] = scales.byte()
+    rows[3, : form.group] = codes[: form.group].byte() % 8  # small codes beside a large scale
+    rows[3, form.scales_at] = 127 + 22
+    if form.rope:
+        rope = torch.tensor([65280.0, -65280, 2.0**-24, -(2.0**-14), 1.0, 0]).repeat(11)[:64]
+        rows[:, form.rope_at : form.rope_at + 128] = rope.bfloat16().view(torch.uint8)
+    assert reference.unpack_kv(rows, name)[3, : form.group].max() > 1e4
+    assert_each_row_is_read(name, rows)
+
+
+def test_every_e2m1_times_every_scale_is_read_exactly() -> None:
+    rows = torch.zeros(8, 288, dtype=torch.uint8)
+    rows[:, :256] = torch.arange(256) % 8 * 0x22 + 0x10  # even columns 0, 2 to 14, odd ones 1 to 15
+    scales = torch.arange(256).view(8, 32)
+    rows[:, 256:] = torch.where(scales % 128 == 127, 0, scales).byte()  # without NaN
+    assert_each_row_is_read("v41_fp4", rows)
+
+
+def assert_each_row_is_read(name: str, rows: Tensor) -> None:
+    """O of a query that names one row is the row's values."""
+    count = len(rows)
+    slots = torch.arange(count, dtype=torch.int32)[:, None]
+    operands = SparseMlaOperands(
+        torch.zeros(count, 1, 512).bfloat16(), pages_of(name, rows, 2), slots
+    )
+    plan = DecodePlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
+    O, _ = launched(plan, operands, 1, 1.0)
+    assert torch.equal(O[:, 0], reference.unpack_kv(rows, name).half().bfloat16())
+
+
 def test_the_public_operation_takes_every_feature() -> None:
     """Lengths, sinks, gaps, a number of heads that is no tile's; queries without a valid slot."""
     inputs = make_sparse_mla_inputs(ALL_AT_ONCE, 0, "cpu")
@@ -155,11 +226,20 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [DecodePlan(), DecodePlan(packed=True), DecodePlan(tile=WITHOUT_ROPE)]
+    "plan",
+    [
+        DecodePlan(),
+        DecodePlan(packed=True),
+        DecodePlan(tile=WITHOUT_ROPE),
+        *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+    ],
+    ids=lambda plan: plan.name,
 )
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: DecodePlan) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
     text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
-    kinds = {"bf16", "f16"} if plan.packed else {"bf16"}
+    kinds = {"f16"} if plan.packed else {"bf16"}
+    if plan.tile.has_rope:
+        kinds.add("bf16")
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
     assert_it_assembles_without_spills(text, tmp_path)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.tiling import QueryTile, spans
-from flashdsa.backends.packed_rows import is_packed, unpack
+from flashdsa.backends.packed_rows import form_of, num_rows, take, unpack
+from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -21,7 +22,7 @@ class RowList(NamedTuple):
     % rows_of_id`."""
 
     kv: Tensor
-    """(S_kv, d_qk) or packed rows."""
+    """(S_kv, d_qk), or packed rows or pages."""
     ids: Tensor
     """(S, topk) integers, any values."""
     lengths: Tensor | None
@@ -30,6 +31,14 @@ class RowList(NamedTuple):
     """Slots of the longest list."""
     rows_of_id: int = 1
     step: int = 1
+    form: RowFormat | None = None
+    """Format of packed rows."""
+    whole_blocks: bool = False
+    """Spans are of `k_block` slots, and those without a valid one are left out."""
+
+    def in_whole_blocks(self) -> RowList:
+        """The same list of spans whose sizes do not depend on the other queries' lists."""
+        return self._replace(whole_blocks=True)
 
     def row_numbers(self, queries: slice, first: int, last: int) -> Tensor:
         """Rows (queries, keys) that slots [`first`, `last`) name; invalid ones any numbers outside
@@ -50,11 +59,19 @@ class RowList(NamedTuple):
                 slots = int(lengths.max())
         for first, last in spans(slots, tile.k_block):
             row_numbers = self.row_numbers(queries, first, last)
-            yield gather_rows(self.kv, row_numbers, first, lengths, dtype)
+            if self.whole_blocks:
+                missing = tile.k_block - (last - first)
+                row_numbers = torch.nn.functional.pad(row_numbers, (0, missing), value=-1)
+            gathered = gather_rows(self.kv, row_numbers, first, lengths, dtype, self.form)
+            if self.whole_blocks and gathered.valid is not None and not gathered.valid.any():
+                continue
+            yield gathered
 
 
 def row_lists(
-    operands: SparseMlaOperands | SparseMlaOutOperands | MlaBwdOperands, index_block: int
+    operands: SparseMlaOperands | SparseMlaOutOperands | MlaBwdOperands,
+    index_block: int,
+    kv_format: str | None = None,
 ) -> list[RowList]:
     """The lists of a call, of kv's rows and of extra_kv's, if it is there."""
     x = operands
@@ -63,22 +80,22 @@ def row_lists(
         assert x.extra_indices is not None
         extra = x.extra_indices, x.extra_topk_length, x.extra_ends
         lists.append(_row_list(x.extra_kv, *extra, 1))
-    return lists
+    return [one._replace(form=form_of(one.kv, kv_format)) for one in lists]
 
 
 def _row_list(
     kv: Tensor, indices: Tensor, topk_length: Tensor | None, ends: Tensor | None, block: int
 ) -> RowList:
     """A list of ids of `block` rows, or of starts if there are ends."""
-    num_rows = kv.shape[0]
-    if not num_rows or not indices.shape[0]:
+    count = num_rows(kv)
+    if not count or not indices.shape[0]:
         return RowList(kv, indices, topk_length, 0)
     if ends is not None:
-        starts = indices.long().clamp(0, num_rows)
-        lengths = (ends.clamp(0, num_rows) - starts[:, 0]).clamp(min=0)
+        starts = indices.long().clamp(0, count)
+        lengths = (ends.clamp(0, count) - starts[:, 0]).clamp(min=0)
         most = int(lengths.max())
         return RowList(kv, starts, lengths, most, max(most, 2), 1)
-    block = min(block, num_rows)  # INVARIANT: id * block fits int64; any id but 0 stays invalid
+    block = min(block, count)  # INVARIANT: id * block fits int64; any id but 0 stays invalid
     if topk_length is not None and block > 1:
         topk_length = topk_length.long() * block
     return RowList(kv, indices, topk_length, indices.shape[1] * block, block, block)
@@ -99,26 +116,32 @@ class GatheredRows(NamedTuple):
 
 
 def gather_rows(
-    kv: Tensor, indices: Tensor, first_slot: int, topk_length: Tensor | None, dtype: torch.dtype
+    kv: Tensor,
+    indices: Tensor,
+    first_slot: int,
+    topk_length: Tensor | None,
+    dtype: torch.dtype,
+    form: RowFormat | None = None,
 ) -> GatheredRows:
     """Gather kv[indices], zero where a slot is invalid.
 
     Args:
-        kv: (S_kv, d_qk) or packed rows (S_kv, 656), S_kv >= 1.
+        kv: (S_kv, d_qk), or packed rows or pages, S_kv >= 1.
         indices: (queries, keys) int32, any values.
         first_slot: position of the first of these keys among the query's topk slots.
         topk_length: (queries,) int32 or None; slots at or beyond it are invalid.
         dtype: dtype of the gathered rows.
+        form: of packed rows.
     """
     queries, keys = indices.shape
-    valid = (indices >= 0) & (indices < kv.shape[0])
+    valid = (indices >= 0) & (indices < num_rows(kv))
     if topk_length is not None:
         slots = torch.arange(first_slot, first_slot + keys, dtype=torch.int32)
         valid &= slots < topk_length[:, None]
     every_slot = bool(valid.all())
     row_ids = indices if every_slot else indices.masked_fill(~valid, 0)
-    rows = kv.index_select(0, row_ids.reshape(-1))
-    rows = unpack(rows, dtype) if is_packed(kv) else rows.to(dtype)
+    rows = take(kv, form, row_ids.reshape(-1))
+    rows = rows.to(dtype) if form is None else unpack(rows, form, dtype)
     rows = rows.view(queries, keys, -1)
     if every_slot:
         return GatheredRows(rows, row_ids, None)

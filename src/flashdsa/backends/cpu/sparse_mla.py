@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.gather import RowList, row_lists
-from flashdsa.backends.cpu.tiling import QueryTile, query_tiles
+from flashdsa.backends.cpu.tiling import QueryTile, one_by_one, query_tiles
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -22,7 +22,14 @@ LARGE_LOGIT = 64.0
 
 
 def forward(
-    operands: SparseMlaOperands, *, d_v: int, sm_scale: float, max_logits: bool, index_block: int
+    operands: SparseMlaOperands,
+    *,
+    d_v: int,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+    batch_invariant: bool,
+    kv_format: str | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
@@ -40,22 +47,34 @@ def forward(
         operands.into(q, kv, indices, out, lse, asked, *lists),
         sm_scale=sm_scale,
         index_block=index_block,
+        batch_invariant=batch_invariant,
+        kv_format=kv_format,
     )
     return out, lse, largest
 
 
-def forward_out(operands: SparseMlaOutOperands, *, sm_scale: float, index_block: int) -> None:
+def forward_out(
+    operands: SparseMlaOutOperands,
+    *,
+    sm_scale: float,
+    index_block: int,
+    batch_invariant: bool,
+    kv_format: str | None,
+) -> None:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written."""
     q, kv, _, out, lse, max_logits, _, attn_sink = operands[:8]
     num_queries, num_heads, d_qk = q.shape
     d_v, dtype = out.shape[2], compute_dtype(q)
-    lists = row_lists(operands, index_block)
+    lists = row_lists(operands, index_block, kv_format)
     slots = max(one.slots for one in lists)
     if slots == 0:
         write_without_keys(operands)
         return
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
-    for tile in query_tiles(num_queries, slots, bytes_per_key):
+    tiles = query_tiles(num_queries, slots, bytes_per_key)
+    if batch_invariant:
+        tiles, lists = one_by_one(num_queries), [one.in_whole_blocks() for one in lists]
+    for tile in tiles:
         rows = slice(tile.first, tile.last)
         acc, row_max, row_sum, empty = _attend(q[rows].to(dtype), lists, d_v, sm_scale, tile)
         tile_lse = row_max + row_sum.log()  # float64; -inf where every logit is

@@ -13,6 +13,9 @@ Measured on 2 cores: from 24 to 96 MiB the forward's time changes by less than 5
 MAX_K_BLOCK = 2048
 """Keys of one query that are gathered at once: DSA's topk, so that its softmax is one pass."""
 
+INVARIANT_K_BLOCK = 256
+"""The same where a query's bits must not depend on the others, nor on the width of a table."""
+
 
 @dataclass(frozen=True)
 class QueryTile:
@@ -29,6 +32,12 @@ def query_tiles(num_queries: int, topk: int, bytes_per_key: int) -> Iterator[Que
     queries = max(1, WORKSPACE_BYTES // (k_block * bytes_per_key))
     for first in range(0, num_queries, queries):
         yield QueryTile(first, min(first + queries, num_queries), k_block)
+
+
+def one_by_one(num_queries: int) -> Iterator[QueryTile]:
+    """A tile for each query, so that torch's products have the same sizes in any batch."""
+    for first in range(num_queries):
+        yield QueryTile(first, first + 1, INVARIANT_K_BLOCK)
 
 
 def spans(length: int, step: int) -> Iterator[tuple[int, int]]:

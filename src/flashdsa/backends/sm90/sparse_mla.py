@@ -6,6 +6,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
+from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sm90.sparse_mla_decode import INT32_MAX
@@ -42,12 +43,16 @@ def choose(
     sm_scale: float,
     max_logits: bool,
     index_block: int = 1,
+    batch_invariant: bool = False,
+    kv_format: str | None = None,
 ) -> Write:
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
+    if batch_invariant:
+        return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
     if is_joined(operands, index_block):
         return choose_joined(runner, operands, sm_scale, max_logits, index_block)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale)
+        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
     tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
@@ -82,8 +87,39 @@ def choose_joined(
     group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
     if num_queries > queries_at_a_time(group, topk) or num_keys > INT32_MAX:
         group = 1
-    form = form_of(runner, FwdPlan(group, max_logits=True, joined=True, tile=tile), operands)
+    return bind_joined(runner, group, operands, sm_scale, index_block)
+
+
+def bind_joined(
+    runner: Runner, group: int, operands: SparseMlaOperands, sm_scale: float, index_block: int
+) -> Write:
+    """Bind the forward over two sources, ranges and blocks, by groups of `group` queries."""
+    plan = FwdPlan(group, max_logits=True, joined=True, tile=Tile(operands.q.shape[2]))
+    form = form_of(runner, plan, operands)
     return Launches(runner, operands, sm_scale, form, index_block=index_block)
+
+
+def choose_invariant(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+    kv_format: str | None,
+) -> Write:
+    """Likewise where a query's bits must not depend on the others: bf16 rows take the forward,
+    whose CTAs go over a query's list from its first slot on, and packed rows a decode by clusters
+    of one size."""
+    tile = Tile(operands.q.shape[2])
+    if is_packed(operands.kv):
+        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
+    if is_joined(operands, index_block):
+        write = bind_joined(runner, 1, operands, sm_scale, index_block)
+        if operands.ends is not None:
+            return write
+        # The second list begins at a whole tile after the first one.
+        return sparse_mla_decode.with_used_slots(write, index_block)
+    return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
 
 
 bind = partial(sparse_mla_launches.bind, choose)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.packed_rows import is_packed
+from flashdsa.backends.packed_rows import form_of, is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, slots_of
@@ -33,9 +33,10 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE_FEW_HEADS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.row_formats import V32, RowFormat
 
 if TYPE_CHECKING:
-    from flashdsa.ops.attention import SparseMlaOperands
+    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 
 
 Plan = DecodePlan | FewHeadsPlan
@@ -52,6 +53,9 @@ MOST_WAVES = 32
 MOST_OF_WAVES = 0.94
 """Dealt tiles take less than this of the time by clusters, or clusters are taken: whole waves of
 them, of which the formula sees no overlap."""
+INVARIANT_CTAS = 4
+"""CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
+have them."""
 MOST_FORWARD_WAVES = 4
 MOST_OF_TURNS = 0.95
 """Likewise of the forward's time, for bf16 rows up to so many waves."""
@@ -92,12 +96,14 @@ def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
-def choose_kernel(runner: Runner, operands: SparseMlaOperands, sm_scale: float) -> Write:
+def choose_kernel(
+    runner: Runner, operands: SparseMlaOperands, sm_scale: float, kv_format: str | None
+) -> Write:
     """Bind the kernel that serves a query and a kv row at least, without max_logits."""
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
-    tile = Tile(operands.q.shape[2])
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile)
+    tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format) or V32
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
@@ -109,6 +115,37 @@ def bind_joined(
     tiles = sum(map(tiles_of, slots_of(operands, index_block)))
     size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), tiles * tile.keys)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
+
+
+def bind_invariant(
+    runner: Runner, operands: SparseMlaOperands, sm_scale: float, kv_format: str | None
+) -> Write:
+    """Bind the kernel for packed rows by which a query's bits do not depend on the others: one
+    kernel for each number of heads, clusters of one size, and shares of the slots up to the last
+    that names a row."""
+    num_heads = operands.q.shape[1]
+    form, tile = form_of(operands.kv, kv_format) or V32, Tile(operands.q.shape[2])
+    plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
+    if num_heads <= COLUMNS[-1] and form == V32:
+        plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads))
+    size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
+    return with_used_slots(bind_plan(runner, plan, size, operands, sm_scale), 1)
+
+
+def with_used_slots(write: Write, index_block: int) -> Write:
+    """`write` of lists that end at their last valid slot: so -1 that fill a table up, or a larger
+    length, change no share of a list."""
+    return lambda given: write(given._replace(topk_length=used_slots(given, index_block)))
+
+
+def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int = 1) -> Tensor:
+    """Ids (S,) int32 of each query up to the last one that names a row."""
+    indices, length = operands.indices, operands.topk_length
+    numbers = torch.arange(1, indices.shape[1] + 1, dtype=torch.int32, device=indices.device)
+    valid = (indices >= 0) & (indices < -(-num_rows(operands.kv) // index_block))
+    if length is not None:
+        valid &= numbers <= length[:, None]
+    return numbers.where(valid, 0).amax(1)
 
 
 def bind_plan(
@@ -125,7 +162,8 @@ def bind_plan(
         cluster_size: CTAs of an item; of dealt tiles any.
     """
     function = runner.function(spec_of(plan), plan)
-    inputs = Inputs(runner, operands, sm_scale, index_block)
+    pages = plan.form if plan.paged else None
+    inputs = Inputs(runner, operands, sm_scale, index_block, pages)
     if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
         return _bind_dealt(runner, plan, function, inputs)
     if isinstance(plan, DecodePlan) and plan.joined:
@@ -151,17 +189,24 @@ def _bind_dealt(
 
 
 def choose(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile = Tile()
+    runner: Runner,
+    packed: bool,
+    queries: int,
+    num_heads: int,
+    topk: int,
+    tile: Tile = Tile(),
+    form: RowFormat = V32,
 ) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
     Tiles are dealt out where that takes less time than clusters. Dealt items of 17 to 32 heads are
     of the kernel of 64, which has the same time a tile there.
     """
-    plan, size = choose_clusters(runner, packed, queries, num_heads, topk, tile)
-    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed, tile=tile)
+    many = DecodePlan(packed=packed, form=form, tile=tile)
+    plan, size = choose_clusters(runner, many, queries, num_heads, topk)
+    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed, form=form, tile=tile)
     kind = PACKED if packed else BF16
-    if packed and num_heads <= COLUMNS[0]:
+    if packed and form == V32 and num_heads <= COLUMNS[0]:
         dealt, kind = DealtFewHeadsPlan(), SIXTEEN
     tiles = tiles_of(topk)
     waves = -(-queries * plan.items(num_heads) // _capacity(runner, plan)[size])
@@ -173,17 +218,17 @@ def choose(
 
 
 def choose_clusters(
-    runner: Runner, packed: bool, queries: int, num_heads: int, topk: int, tile: Tile
+    runner: Runner, many: DecodePlan, queries: int, num_heads: int, topk: int
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
-    """The kernel of whole items, and CTAs of an item.
+    """The kernel of whole items, and CTAs of an item: `many`, of 64 heads, or that of few.
 
-    Packed rows take the kernel of few heads if heads are few; or if so many of its CTAs run at once
-    that none has more steps than with all 64 heads in each, as its steps are shorter.
+    Packed rows of 656 bytes take the kernel of few heads if heads are few; or if so many of its
+    CTAs run at once that none has more steps than with all 64 heads in each, as its steps are
+    shorter.
     """
-    many = DecodePlan(packed=packed, tile=tile)
     sizes = _capacity(runner, many)
     many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
-    if not packed:
+    if not many.packed or many.form != V32:
         return many, many_size
     few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
     sizes = _capacity(runner, few)

@@ -6,27 +6,29 @@ from typing import Any
 
 from cutlass import BFloat16, Float32, Int32, Uint8, Uint16, cute
 
-from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.fake_tensors import fake_pages, fake_tensor
 from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.operands import MoreOperands, Operands
-from flashdsa.problem import D_QK, D_V, KV_ROW_BYTES
+from flashdsa.problem import D_QK, D_V
+from flashdsa.row_formats import V32, RowFormat
 
 
 def fake_operands(
-    heads: int | None = None, *, packed: bool = False, d_qk: int = D_QK, d_v: int = D_V
+    heads: int | None = None, *, form: RowFormat | None = None, d_qk: int = D_QK, d_v: int = D_V
 ) -> Operands:
     """Operands of a forward or a decode.
 
     Args:
         heads: of a query, where the plan says how many; None: any number.
-        packed: kv has packed rows. d_qk, d_v: columns of a key and of its value.
+        form: of packed rows of kv. d_qk, d_v: columns of a key and of its value.
     """
     queries, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(5))
     rows = (queries, heads or cute.sym_int32())
-    row = (Uint8, (keys, KV_ROW_BYTES)) if packed else (BFloat16, (keys, d_qk))
+    row = (Uint8, (keys, form.row_bytes)) if form else (BFloat16, (keys, d_qk))
+    is_paged = form is not None and form != V32
     return Operands(
         q=fake_tensor(BFloat16, (*rows, d_qk)),
-        kv=fake_tensor(*row),
+        kv=fake_pages(*row) if is_paged else fake_tensor(*row),
         indices=fake_tensor(Int32, (queries, topk), 4),
         topk_length=fake_tensor(Int32, (lengths,), 4),
         attn_sink=fake_tensor(Float32, (sinks,), 4),

@@ -14,7 +14,7 @@ class Operands(NamedTuple):
     them."""
 
     q: Any  # (S, H, 576) bf16
-    kv: Any  # (S_kv, 576) bf16, or of a decode of packed rows (S_kv, 656) bytes
+    kv: Any  # (S_kv, 576) bf16, or of a decode packed rows, (S_kv, row_bytes)
     indices: Any  # (S, topk) int32
     topk_length: Any  # (S,) int32, or (0,): every slot counts
     attn_sink: Any  # (H,) fp32, or (0,): none

@@ -17,6 +17,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.problem import KV_ROW_BYTES, KV_SCALES
+from flashdsa.row_formats import V32
 
 CONSUMERS = 2
 """Warpgroups that multiply; each takes every other tile of 64 keys."""
@@ -48,6 +49,7 @@ class FewHeadsPlan(ClusterPlan):
     tile: Tile = Tile()
 
     packed = True
+    form = V32
     """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""
 
     @property

@@ -4,7 +4,8 @@ A *part* is the 128 latent columns of a group, of the 64 keys of a tile: 128 byt
 become its rows of two chunks, 128 bytes each. The bytes are copied to where the second row will be.
 A thread copies 16 bytes of each of four keys; it takes them into registers when they have come, and
 writes 32 bytes of f16 for them. Eight lanes of a warp have a key's 128, so that no other warp's
-bytes are written over. The RoPE columns stay bf16 and are copied as they are.
+bytes are written over. RoPE columns after the value stay bf16 and are copied as they are; those of
+the value (`v4`) are copied to their place, and become f16 there. e2m1 have 128 bytes in two parts.
 
 A tile's second half is on its way while the first one is expanded. Holding parts in registers until
 their destinations are free was slower: such loads pass the first-level cache, which has 27 KB.
@@ -22,15 +23,19 @@ from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import row_of_turn, turns_of
-from flashdsa.kernels.attention.sm90.core.tile import TILES
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, TILES
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, store_masks
 from flashdsa.kernels.attention.sm90.decode.full.scales import (
     Factors,
     both_of_sum,
+    expand_by_powers,
+    expand_e2m1,
     expand_word,
     factors_of_scales,
     multiply_word,
+    take_pair,
     take_power,
+    take_powers,
     take_sum,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
@@ -41,9 +46,11 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     load_or_zero,
     read_slots,
     row_address,
+    scales_address,
 )
+from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16
 from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_SCALES_AT
+from flashdsa.problem import KV_GROUP
 
 UNIT_WORDS = COPY_BYTES // 4
 TURN_BYTES = ROWS_AT_ONCE * ROW_BYTES
@@ -87,13 +94,26 @@ def copies_of(thread: Int32) -> Copies:
 def copy_rope(
     role: Gatherer, rows: list[Int32], sources: list[Any], copies: Copies, tile: Int32
 ) -> None:
-    """Copy this thread's part of a tile's RoPE columns, which are announced when they have come."""
+    """Copy this thread's part of a tile's RoPE columns. Those after the value are announced when
+    they have come."""
     geometry = role.ctx.plan.tile
     to = role.ctx.memory.k.address() + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
     for turn in cutlass.range_constexpr(turns_of(geometry)):
-        at = turn * TURN_BYTES + geometry.value_chunks * geometry.chunk_bytes
-        copy_units(to, sources[turn], rows[turn], [(at, KV_ROPE_AT)], 128)
-    arrive_when_copied(role.ctx.tile_full(tile).at(geometry.slices - 1))
+        at = turn * TURN_BYTES + rope_chunk(role) * geometry.chunk_bytes
+        copy_units(to, sources[turn], rows[turn], [(at, role.ctx.plan.form.rope_at)], 128)
+    if cutlass.const_expr(geometry.has_rope):
+        arrive_when_copied(role.ctx.tile_full(tile).at(geometry.slices - 1))
+
+
+def rope_chunk(role: Gatherer) -> int:
+    """The chunk of the bf16 columns."""
+    return role.ctx.plan.form.columns // CHUNK
+
+
+def converts_rope(role: Gatherer) -> bool:
+    """Whether bf16 columns are of the value: they become f16, in the last chunk of the last
+    part."""
+    return bool(role.ctx.plan.form.rope) and not role.ctx.plan.tile.has_rope
 
 
 @cute.jit
@@ -107,15 +127,32 @@ def copy_groups(
     """
     to = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
+    form = role.ctx.plan.form
+    # A half of e2m1 has as many bytes as a part of e4m3; a part with bf16 columns is not like the
+    # others.
+    in_pairs = 1 if form.fp4 else GROUPS - converts_rope(role)
+    group_bytes = KV_GROUP * form.code_bytes // form.columns
     for turn in cutlass.range_constexpr(turns_of(tile)):
         at = turn * TURN_BYTES + tile.chunk_bytes
         copy_units(
             to,
-            sources[turn] + half.group * KV_GROUP,
+            sources[turn] + half.group * group_bytes,
             rows[turn],
-            [(at + 2 * i * tile.chunk_bytes, i * KV_GROUP) for i in range(GROUPS)],
+            [(at + 2 * i * tile.chunk_bytes, i * KV_GROUP) for i in range(in_pairs)],
             128,
         )
+        if cutlass.const_expr(converts_rope(role)):
+            # The last part's bytes come into its first chunk: the second one has bf16 columns.
+            copy_units(
+                to - half.high * tile.chunk_bytes,
+                sources[turn] + half.group * KV_GROUP,
+                rows[turn],
+                [(at + 2 * tile.chunk_bytes, KV_GROUP)],
+                128,
+            )
+    if cutlass.const_expr(converts_rope(role)):
+        if half.high == 1:
+            copy_rope(role, rows, sources, copies, half.tile)
     cute.arch.cp_async_commit_group()
 
 
@@ -138,6 +175,8 @@ def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Conste
     half."""
     at = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
+    if cutlass.const_expr(converts_rope(role) and number == 1):
+        at = at - half.high * tile.chunk_bytes
     words = []
     for turn in cutlass.range_constexpr(turns_of(tile)):
         unit = load_words(at + (2 * number + 1) * tile.chunk_bytes + turn * TURN_BYTES, Int32)
@@ -147,18 +186,20 @@ def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Conste
 
 @cute.jit
 def load_scales(role: Gatherer, slots: list[Int32]) -> list[Any]:
-    """Load two neighbouring scales of one of the warp's 16 keys of a tile, as words.
+    """Load the scales of two neighbouring parts of one of the warp's 16 keys of a tile, as words.
 
-    Lane 2 i + j has groups 2 j and 2 j + 1 of key i of them: 4 of each turn.
+    Lane 2 i + j has parts 2 j and 2 j + 1 of key i of them: 4 of each turn.
     """
+    form = role.ctx.plan.form
+    words = 2 * KV_GROUP // form.group * form.stored_scales // form.num_scales // 4
     lane, warp = role.ctx.thread % WARP_SIZE, role.ctx.thread // WARP_SIZE
     number = lane // 2
     key = number // WARP_ROWS * ROWS_AT_ONCE + warp * WARP_ROWS + number % WARP_ROWS
     low = cute.arch.shuffle_sync(slots[0], key % WARP_SIZE)
     high = cute.arch.shuffle_sync(slots[1], key % WARP_SIZE)
     row = low if key < WARP_SIZE else high
-    address = row_address(role, row) + lane % 2 * 8
-    return load_or_zero(address, row, KV_SCALES_AT, 2)
+    address = scales_address(role, row) + lane % 2 * (4 * words)
+    return load_or_zero(address, row, 0 if form.split else form.scales_at, words)
 
 
 @cute.jit
@@ -173,27 +214,92 @@ def write_part(
 ) -> None:
     """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
     addresses = addresses_of_part(role, copies, half, number)
-    turns = turns_of(role.ctx.plan.tile)
-    for turn in cutlass.range_constexpr(turns):
-        nearest, rest = both_of_sum(sums[turn])
-        of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
-        values = [value for word in of_unit for value in expand_word(word, nearest, rest)]
-        for side in cutlass.range_constexpr(2):
-            to = addresses[side] + turn * TURN_BYTES
-            store_words(to, values[UNIT_WORDS * side : UNIT_WORDS * (side + 1)])
-    if factors.small:
-        for turn in cutlass.range(turns, unroll=1):
-            power = take_power(factors, owner_of(copies, turn, half), number)
-            for side in cutlass.range_constexpr(2):
-                to = addresses[side] + turn * TURN_BYTES
-                of_sum = load_words(to, Int32)
-                store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
+    if cutlass.const_expr(role.ctx.plan.form.scale == "e8m0"):
+        if cutlass.const_expr(converts_rope(role) and number == 1):
+            # The last part's second chunk has the bf16 columns.
+            if (half.high == 0) | (copies.unit < 4):
+                write_values(role, words, sums, addresses, expand_by_powers)
+            if half.high == 1:
+                convert_rope(role, copies, half.tile)
+        else:
+            write_values(role, words, sums, addresses, expand_by_powers)
+    else:
+        write_values(role, words, sums, addresses, expand_word)
+        if factors.small:
+            turns = turns_of(role.ctx.plan.tile)
+            for turn in cutlass.range(turns, unroll=1):
+                power = take_power(factors, owner_of(copies, turn, half), number)
+                for side in cutlass.range_constexpr(2):
+                    to = addresses[side] + turn * TURN_BYTES
+                    of_sum = load_words(to, Int32)
+                    store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
     role.ctx.tile_full(half.tile).arrive(half.group + number)
 
 
-def take_sums(factors: Factors, copies: Copies, half: Half, number: int, turns: int) -> list[Any]:
-    """All lanes: the sums of the thread's keys in a part."""
-    return [take_sum(factors, owner_of(copies, turn, half), number) for turn in range(turns)]
+@cute.jit
+def write_values(
+    role: Gatherer,
+    words: list[Int32],
+    factors: list[Int32],
+    addresses: list[Int32],
+    expand: cutlass.Constexpr,
+) -> None:
+    """Write a part's values: each word expanded with its turn's two factors."""
+    for turn in cutlass.range_constexpr(turns_of(role.ctx.plan.tile)):
+        first, second = both_of_sum(factors[turn])
+        of_unit = words[UNIT_WORDS * turn : UNIT_WORDS * (turn + 1)]
+        values = [value for word in of_unit for value in expand(word, first, second)]
+        for side in cutlass.range_constexpr(2):
+            to = addresses[side] + turn * TURN_BYTES
+            store_words(to, values[UNIT_WORDS * side : UNIT_WORDS * (side + 1)])
+
+
+@cute.jit
+def write_half(
+    role: Gatherer, words: list[Int32], scales: list[Int32], copies: Copies, half: Half
+) -> None:
+    """Write a half's values of e2m1, and announce both parts; 16 bytes become 64 of f16.
+
+    Args:
+        scales: two of each turn, in f16.
+    """
+    tile = role.ctx.plan.tile
+    chunk = 2 * half.group + copies.unit // 2
+    base = role.ctx.memory.k.address() + half.tile * tile.bytes + chunk * tile.chunk_bytes
+    for turn in cutlass.range_constexpr(turns_of(tile)):
+        both = both_of_sum(scales[turn])
+        for i in cutlass.range_constexpr(UNIT_WORDS):
+            to = base + swizzled_128(copies.key, copies.unit % 2 * 4 + i) + turn * TURN_BYTES
+            store_words(to, expand_e2m1(words[UNIT_WORDS * turn + i], both[i // 2]))
+    for number in cutlass.range_constexpr(GROUPS):
+        role.ctx.tile_full(half.tile).arrive(half.group + number)
+
+
+@cute.jit
+def convert_rope(role: Gatherer, copies: Copies, tile: Int32) -> None:
+    """Convert this thread's bf16 columns of a tile, which have come, to f16 in their place."""
+    geometry = role.ctx.plan.tile
+    at = role.ctx.memory.k.address() + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
+    at = at + rope_chunk(role) * geometry.chunk_bytes
+    for turn in cutlass.range_constexpr(turns_of(geometry)):
+        columns = load_words(at + turn * TURN_BYTES, Int32)
+        store_words(at + turn * TURN_BYTES, [to_f16(columns[i]) for i in range(UNIT_WORDS)])
+
+
+def take_factors(
+    role: Gatherer, factors: Factors, copies: Copies, half: Half, number: int
+) -> list[Any]:
+    """All lanes: two factors of each of the thread's keys in a part, for its 16 columns."""
+    form, taken = role.ctx.plan.form, []
+    for turn in range(turns_of(role.ctx.plan.tile)):
+        owner = owner_of(copies, turn, half)
+        if form.fp4:
+            taken.append(take_pair(factors.scales, owner, copies.unit))
+        elif form.scale == "e8m0":
+            taken.append(take_powers(factors.scales, owner, form, number, copies.unit))
+        else:
+            taken.append(take_sum(factors, owner, number))
+    return taken
 
 
 def addresses_of_part(role: Gatherer, copies: Copies, half: Half, number: int) -> list[Any]:
@@ -225,7 +331,8 @@ def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, u
         ring = RingProducer(ctx.tile_full(tile), ctx.half_free(half.high))
         ring.acquire(PipelineState(tile, ctx.phase(use)))
         copy_groups(role, rows, sources, copies, half)
-    copy_rope(role, rows, sources, copies, tile)
+    if cutlass.const_expr(ctx.plan.tile.has_rope):
+        copy_rope(role, rows, sources, copies, tile)
     if ctx.thread // WARP_SIZE == tile:
         store_masks(role, slots, ctx.thread % WARP_SIZE, tile)
 
@@ -233,19 +340,22 @@ def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, u
 @cute.jit
 def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -> None:
     """Expand this thread's share of a tile, as its halves come."""
-    turns = turns_of(role.ctx.plan.tile)
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
-        sums = [take_sums(factors, copies, half, i, turns) for i in range(GROUPS)]
+        parts = 1 if role.ctx.plan.form.fp4 else GROUPS
+        sums = [take_factors(role, factors, copies, half, i) for i in range(parts)]
         if number == 0:
             cute.arch.cp_async_wait_group(1)
         else:
             cute.arch.cp_async_wait_group(0)
-        words = [take_part(role, copies, half, i) for i in range(GROUPS)]
+        words = [take_part(role, copies, half, i) for i in range(parts)]
         # The values overwrite bytes that other lanes of the warp have read.
         cute.arch.sync_warp()
-        for i in cutlass.range_constexpr(GROUPS):
-            write_part(role, words[i], sums[i], factors, copies, half, i)
+        if cutlass.const_expr(role.ctx.plan.form.fp4):
+            write_half(role, words[0], sums[0], copies, half)
+        else:
+            for i in cutlass.range_constexpr(GROUPS):
+                write_part(role, words[i], sums[i], factors, copies, half, i)
 
 
 @cute.jit
@@ -272,7 +382,7 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
             if tile == 1:
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             copy_tile(role, of_tile, copies, tile, before.use(tile, step))
-            factors = factors_of_scales(scales)
+            factors = factors_of_scales(scales, ctx.plan.form)
             scales = load_scales(role, of_next)
             expand_tile(role, factors, copies, tile)
         slots = next_slots

@@ -9,6 +9,10 @@ from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
+
+FORMATS = tuple(ROW_FORMATS.values())
+"""Formats of packed rows that are expanded to f16, V32 first."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +20,9 @@ class DecodePlan(ClusterPlan):
     """One compiled decode: choices, then derived values.
 
     Attributes:
-        packed: kv has packed rows of 656 bytes, which are expanded to f16 in shared memory.
+        packed: kv has packed rows, which are expanded to f16 in shared memory.
         joined: bf16 rows of two sources, ranges and blocks of rows, see `core/sources.py`.
+        form: of packed rows.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -25,6 +30,7 @@ class DecodePlan(ClusterPlan):
 
     packed: bool = False
     joined: bool = False
+    form: RowFormat = V32
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -38,7 +44,7 @@ class DecodePlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode" + self.tile.suffix + "_packed" * self.packed + "_joined" * self.joined
+        return "mla_decode" + self.suffix + "_joined" * self.joined
 
     @property
     def buffers(self) -> list[SmemRegion]:

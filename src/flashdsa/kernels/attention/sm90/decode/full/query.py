@@ -1,7 +1,8 @@
 """Q for packed rows: its latent columns in f16, times a power of two for each head.
 
 A row's largest latent number becomes one from 2^14 to 2^15, so that the loss is negligible; the
-RoPE columns stay bf16, times the same power. Scores are multiplied by `row_unit`, its inverse.
+RoPE columns after them stay bf16, times the same power. Scores are multiplied by `row_unit`, its
+inverse.
 """
 
 from typing import Any
@@ -87,12 +88,13 @@ def convert_query(ctx: Context, consumer: cutlass.Constexpr, number: Int32) -> N
         for address in unit_addresses(ctx, row, quarter, batch):
             words = load_words(address, Int32)
             store_words(address, [to_f16(scaled(words[w], factor)) for w in range(4)])
-    rope = ctx.plan.tile.value_chunks
-    for i in cutlass.range_constexpr(UNITS // QUARTERS):
-        unit = (UNITS // QUARTERS) * quarter + i
-        address = ctx.memory.q.address() + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
-        words = load_words(address, Int32)
-        store_words(address, [scaled(words[w], factor) for w in range(4)])
+    if cutlass.const_expr(ctx.plan.tile.has_rope):
+        rope = ctx.plan.tile.value_chunks
+        for i in cutlass.range_constexpr(UNITS // QUARTERS):
+            unit = (UNITS // QUARTERS) * quarter + i
+            address = ctx.memory.q.address() + rope * Q_CHUNK_BYTES + swizzled_128(row, unit)
+            words = load_words(address, Int32)
+            store_words(address, [scaled(words[w], factor) for w in range(4)])
     if quarter == 0:
         ctx.memory.row_unit.array(Float32, ROWS)[row] = as_float((BIAS - power) << 23)
     cute.arch.fence_proxy("async.shared", space="cta")

@@ -10,7 +10,10 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, cute
 
+from flashdsa.dsl.cp_async import COPY_BYTES
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, power_of_two
+from flashdsa.problem import KV_GROUP
+from flashdsa.row_formats import RowFormat
 
 LEAST_EXPONENT = -24
 """Least exponent of a power of two in f16."""
@@ -22,15 +25,17 @@ MANTISSA = (1 << 23) - 1
 
 
 class Factors(NamedTuple):
-    """Factors of the lane's two neighbouring groups of a key."""
+    """Factors of the lane's two neighbouring parts of a key."""
 
-    scales: list[Int32]  # bits of fp32
+    scales: list[Int32]  # bits of fp32, or four e8m0 or e4m3 each
     sums: list[Int32]  # f16 nearest to the scale, or to its multiple, and the rest
     small: Boolean  # whether any lane of the warp has a power other than 1
 
 
-def factors_of_scales(scales: list[Any]) -> Factors:
-    """Factors from the bits of fp32."""
+def factors_of_scales(scales: list[Any], form: RowFormat) -> Factors:
+    """Factors from the bits of fp32; other scales have none but themselves."""
+    if form.scale != "fp32":
+        return Factors(scales, [], Boolean(False))
     sums, small = [], Boolean(False)
     for bits in scales:
         power = power_of_scale(bits)
@@ -53,6 +58,83 @@ def power_of_scale(bits: Int32) -> Int32:
 def take_sum(factors: Factors, owner: Any, number: int) -> Any:
     """Take, by all lanes, the sum of a lane's group of that number; two f16 in a word."""
     return cute.arch.shuffle_sync(factors.sums[number], owner)
+
+
+@cute.jit
+def take_powers(scales: list[Any], owner: Any, form: cutlass.Constexpr, number: int, unit: Any):
+    """Take, by all lanes, the e8m0 scale of 16 columns of a lane's part: two powers of two in f16
+    whose product it is, the first one in the low half of a word.
+
+    A code times the first one is exact, so a value is rounded once, and 0 times it is 0.
+    """
+    of_part = KV_GROUP // form.group
+    word, first = divmod(number * of_part, 4)
+    four = cute.arch.shuffle_sync(scales[word], owner)
+    byte = (four >> (8 * (first + unit * COPY_BYTES // form.group))) & 255
+    exponent = byte - 127
+    near = cutlass.min(cutlass.max(exponent, Int32(-14)), Int32(15))
+    rest = cutlass.min(cutlass.max(exponent - near, Int32(LEAST_EXPONENT)), Int32(15))
+    powers = cute.arch.inline_ptx(
+        "cvt.rn.f16x2.f32 {$w0}, {$r1}, {$r0};",
+        write_only_types=[Int32],
+        read_only_args=[power_of_two(near), power_of_two(rest)],
+    )
+    if byte == 255:
+        powers = Int32(0x7FFF7FFF)  # NaN
+    return powers
+
+
+@cute.jit
+def take_pair(scales: list[Any], owner: Any, unit: Any) -> Any:
+    """Take, by all lanes, the e4m3 scales of 32 e2m1 columns of a lane's half, as two f16."""
+    words = [cute.arch.shuffle_sync(word, owner) for word in scales]
+    low = words[1] if unit & 2 != 0 else words[0]
+    high = words[3] if unit & 2 != 0 else words[2]
+    four = high if unit & 4 != 0 else low
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; cvt.rn.f16x2.e4m3x2 {$w0}, low; }",
+        write_only_types=[Int32],
+        read_only_args=[four >> (unit % 2 * 16)],
+    )
+
+
+def expand_e2m1(word: Any, scale: Any) -> list[Any]:
+    """Eight e2m1 times a scale, as four words of f16.
+
+    The high bytes of f16 of codes 0 to 7 are 00 38 3C 3E 40 42 44 46, their low bytes are 0; the
+    sign is bit 3 of a code. Permutations look up four bytes, and take four signs to their places.
+    """
+    halves = []
+    for codes, signs in (("x", "0x1504"), ("y", "0x3726")):
+        halves.append(
+            f"prmt.b32 a, 0x3E3C3800, 0x46444240, {codes}; prmt.b32 b, {{$r0}}, z, {signs}; "
+            "and.b32 b, b, 0x80808080; or.b32 a, a, b; "
+        )
+    spread = [f"prmt.b32 c, a, 0, {order}; mul.rn.f16x2 " for order in ("0x1404", "0x3424")]
+    body = "".join(
+        half + "".join(f"{one}{{$w{2 * i + j}}}, c, {{$r1}}; " for j, one in enumerate(spread))
+        for i, half in enumerate(halves)
+    )
+    return list(
+        cute.arch.inline_ptx(
+            "{ .reg .b32 a, b, c, x, y, z; and.b32 x, {$r0}, 0x77777777; shr.u32 y, x, 16; "
+            "shl.b32 z, {$r0}, 4; " + body + "}",
+            write_only_types=[Int32] * 4,
+            read_only_args=[word, scale],
+        )
+    )
+
+
+def expand_by_powers(word: Any, near: Any, rest: Any) -> Any:
+    """Four e4m3 times two factors, one after the other, as two words of f16."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; .reg .b32 a, b; mov.b32 {low, high}, {$r0}; "
+        "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
+        "mul.rn.f16x2 a, a, {$r1}; mul.rn.f16x2 b, b, {$r1}; "
+        "mul.rn.f16x2 {$w0}, a, {$r2}; mul.rn.f16x2 {$w1}, b, {$r2}; }",
+        write_only_types=[Int32, Int32],
+        read_only_args=[word, near, rest],
+    )
 
 
 def both_of_sum(both: Any) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ def compile_dealt_launch(launch: Any, plan: ClusterPlan) -> Any:
 
 def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
     """Compile a launch of operands and the arguments after them."""
-    operands = fake_operands(packed=plan.packed, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
+    operands = fake_operands(form=plan.form if plan.packed else None, d_qk=plan.tile.d_qk)
     return cute.compile(
         launch,
         plan,

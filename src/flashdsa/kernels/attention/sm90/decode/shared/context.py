@@ -68,8 +68,10 @@ class Context(NamedTuple):
         return F16_KIND if self.plan.packed else BF16_KIND
 
     def kind_of_slice(self, slice_: int) -> str:
-        """Kind of Q and K in a slice; the last one has the RoPE columns, which stay bf16."""
-        return BF16_KIND if slice_ == self.plan.tile.slices - 1 else self.kind
+        """Kind of Q and K in a slice; columns after the value's, which are RoPE's, stay bf16."""
+        tile = self.plan.tile
+        is_rope = tile.chunks_of(slice_)[0] >= tile.value_chunks
+        return BF16_KIND if is_rope else self.kind
 
     @property
     def num_steps(self) -> Any:

@@ -9,7 +9,6 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.sources import read_joined, rows_of_tile
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
-from flashdsa.problem import KV_ROW_BYTES
 
 
 class Gatherer(NamedTuple):
@@ -17,7 +16,7 @@ class Gatherer(NamedTuple):
 
     ctx: Context
     q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64; None: the consumers load Q
-    kv: cute.Tensor  # (S_kv, 576) bf16, or (S_kv, 656) bytes
+    kv: cute.Tensor  # (S_kv, d_qk) bf16, (S_kv, 656) packed, or packed pages
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
 
@@ -33,7 +32,7 @@ def read_slot(role: Gatherer, slot: Int32) -> Int32:
         row = (
             role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
         ).load()
-        if row >= role.kv.shape[0]:
+        if row >= num_rows(role):
             row = Int32(-1)
     return row
 
@@ -91,25 +90,52 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
     return num_tiles
 
 
+def num_rows(role: Gatherer) -> Any:
+    """Rows of kv, in all pages."""
+    rows = role.kv.shape[0]
+    return rows * role.kv.shape[1] if role.ctx.plan.paged else rows
+
+
+def place_of(role: Gatherer, row: Any) -> tuple[Any, Any]:
+    """Offset of a row's page from the first one, and the row's number in its page."""
+    page_size = role.kv.shape[1]
+    page = row // page_size
+    return Int64(page) * role.kv.stride[0], row - page * page_size
+
+
 def row_address(role: Gatherer, row: Any) -> Any:
-    """Address of a packed row; meaningless if the row is negative."""
-    return role.kv.iterator + Int64(row) * KV_ROW_BYTES
+    """Address of a packed row's data; meaningless if the row is negative."""
+    form = role.ctx.plan.form
+    if not role.ctx.plan.paged:
+        return role.kv.iterator + Int64(row) * form.row_bytes
+    page, number = place_of(role, row)
+    return role.kv.iterator + (page + number * (form.data_bytes if form.split else form.row_bytes))
+
+
+def scales_address(role: Gatherer, row: Any) -> Any:
+    """Address of a packed row's scales, less `scales_at` if they follow its codes."""
+    form = role.ctx.plan.form
+    if not form.split:
+        return row_address(role, row)
+    page, number = place_of(role, row)
+    at = role.kv.shape[1] * form.data_bytes + number * form.scale_bytes
+    return role.kv.iterator + (page + at)
 
 
 def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
-    """Load 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
+    """Load 1, 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
 
     The first-level cache has no room: rows are read once.
     """
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
+    form = f"v{words}.b32 {{{results}}}" if words > 1 else f"b32 {results}"
     zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
-    return list(
-        cute.arch.inline_ptx(
-            "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
-            + zeros
-            + f"@valid ld.global.nc.L1::no_allocate.L2::128B.v{words}.b32 {{{results}}}, "
-            f"[{{$r0}} + {offset}]; }}",
-            write_only_types=[Int32] * words,
-            read_only_args=[address, row],
-        )
+    loaded = cute.arch.inline_ptx(
+        "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
+        + zeros
+        + f"@valid ld.global.nc.L1::no_allocate.L2::128B.{form}, "
+        f"[{{$r0}} + {offset}]; }}",
+        write_only_types=[Int32] * words,
+        read_only_args=[address, row],
     )
+    return list(loaded) if words > 1 else [loaded]

@@ -8,6 +8,7 @@ from abc import abstractmethod
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
 from flashdsa.plan import Sm90Plan, SmemRegion, registers_each
+from flashdsa.row_formats import V32, RowFormat
 
 F16 = 2
 GROUP_DIMS = 8
@@ -42,6 +43,7 @@ class ClusterPlan(Sm90Plan):
 
     tile: Tile
     packed: bool
+    form: RowFormat
     joined: bool = False
 
     def __post_init__(self) -> None:
@@ -52,6 +54,18 @@ class ClusterPlan(Sm90Plan):
         """
         # setmaxnreg hands out only the registers that the CTA has at its launch.
         self.check(self.threads * registers_each(self.threads, SM90.registers))
+
+    @property
+    def suffix(self) -> str:
+        """Part of a variant's name: its rows."""
+        if not self.packed:
+            return self.tile.suffix
+        return "_packed" if self.form == V32 else f"_{self.form.name}"
+
+    @property
+    def paged(self) -> bool:
+        """Whether kv has three dimensions, pages with a stride; other rows follow each other."""
+        return self.packed and self.form != V32
 
     @property
     @abstractmethod

@@ -1,0 +1,144 @@
+"""The formats of packed kv rows, as data; docs/concepts/dsa.md shows them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+
+_BYTES_OF_SCALE = {"fp32": 4, "e8m0": 1, "e4m3": 1}
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """A packed kv row: coded columns whose groups share a scale, then bf16 columns.
+
+    Attributes:
+        name: as `kv_format` has it.
+        columns: coded columns.
+        group: neighbouring coded columns that share a scale.
+        scale: code of a scale: "fp32", "e8m0" or "e4m3".
+        rope: bf16 columns, the last.
+        fp4: codes are e2m1, two in a byte, the even column in the low half; else e4m3.
+        unused: bytes after a row's scales that mean nothing.
+        split: a page has the data of all its rows and then their scales. Else rows are whole, with
+            the scales between the codes and the bf16 columns.
+    """
+
+    name: str
+    columns: int
+    group: int
+    scale: str
+    rope: int = 0
+    fp4: bool = False
+    unused: int = 0
+    split: bool = False
+
+    @property
+    def d_qk(self) -> int:
+        """Columns of the row."""
+        return self.columns + self.rope
+
+    @property
+    def num_scales(self) -> int:
+        """Scales of a row."""
+        return self.columns // self.group
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of the codes, which a row begins with."""
+        return self.columns // 2 if self.fp4 else self.columns
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of codes and bf16 columns."""
+        return self.code_bytes + 2 * self.rope
+
+    @property
+    def stored_scales(self) -> int:
+        """Bytes of a row's scales."""
+        return self.num_scales * _BYTES_OF_SCALE[self.scale]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes of a row's scales and of what follows them without use."""
+        return self.stored_scales + self.unused
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in a page."""
+        return self.data_bytes + self.scale_bytes
+
+    @property
+    def scales_at(self) -> int:
+        """Byte at which the scales of a row without a page begin."""
+        return self.data_bytes if self.split else self.code_bytes
+
+    @property
+    def rope_at(self) -> int:
+        """Byte at which the bf16 columns of a row without a page begin."""
+        return self.code_bytes if self.split else self.code_bytes + self.scale_bytes
+
+    def page_bytes(self, rows: int) -> int:
+        """Bytes of a page of servers; a split one ends at a multiple of a row's data."""
+        used = rows * self.row_bytes
+        return -(-used // self.data_bytes) * self.data_bytes if self.split else used
+
+
+V32 = RowFormat("v32", 512, 128, "fp32", rope=64)
+ROW_FORMATS = {
+    form.name: form
+    for form in (
+        V32,
+        RowFormat("v32_no_rope", 512, 128, "fp32"),
+        RowFormat("v4", 448, 64, "e8m0", rope=64, unused=1, split=True),
+        RowFormat("v41", 512, 32, "e8m0", split=True),
+        RowFormat("v41_fp4", 512, 16, "e4m3", fp4=True, split=True),
+    )
+}
+"""Every format of packed rows by its name."""
+
+
+def row_format(kv_format: object) -> RowFormat:
+    """Return the format of this name."""
+    found = ROW_FORMATS.get(kv_format) if isinstance(kv_format, str) else None
+    if found is None:
+        error = ArgumentValueError if isinstance(kv_format, str) else ArgumentTypeError
+        raise error(f"kv_format: expected one of {', '.join(ROW_FORMATS)}; got {kv_format!r}")
+    return found
+
+
+def find_row_format(
+    name: str, shape: Sequence[int], kv_format: str | None, *, alone: bool = True
+) -> RowFormat:
+    """Return the format of packed rows of this shape.
+
+    Args:
+        name: of the argument, for messages.
+        kv_format: the name of a format, or None.
+        alone: the named format must be that of these rows; else only if they have its bytes.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: no format has these bytes, or two.
+    """
+    wanted = None if kv_format is None else row_format(kv_format)
+    if wanted is not None and (alone or wanted.row_bytes == shape[-1]):
+        if wanted.row_bytes != shape[-1]:
+            raise ArgumentValueError(
+                f"{name}: expected rows of {wanted.row_bytes} bytes ({wanted.name}); "
+                f"got shape {list(shape)}"
+            )
+        return wanted
+    found = [form for form in ROW_FORMATS.values() if form.row_bytes == shape[-1]]
+    if not found:
+        known = ", ".join(f"{form.row_bytes} ({form.name})" for form in ROW_FORMATS.values())
+        raise ArgumentValueError(
+            f"{name}: expected packed rows of {known} bytes; got shape {list(shape)}"
+        )
+    if len(found) > 1:
+        names = " or ".join(form.name for form in found)
+        raise ArgumentValueError(
+            f"{name}: rows of {shape[-1]} bytes are {names}; expected kv_format to say which"
+        )
+    return found[0]
