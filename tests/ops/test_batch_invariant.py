@@ -109,7 +109,8 @@ def attention_batch(kind: str, device: str, seed: int) -> tuple[dict[str, Any], 
     shared: dict[str, Any] = {"kv": kv, "batch_invariant": True}
     own = {"q": randn(queries, heads, d_qk), "indices": ids(rows, width)}
     lengths = torch.randint(width + 1, (queries,), generator=g, dtype=torch.int32)
-    own["topk_length"] = lengths.to(device)
+    if seed % 3:
+        own["topk_length"] = lengths.to(device)
     if kind == "two sources":
         shared["extra_kv"] = randn(draw(1, 300), d_qk)
         own["starts"] = ids(len(shared["extra_kv"]), 1)[:, 0] - 20
@@ -140,7 +141,7 @@ def test_attention(kind: str, device: str) -> None:
         shared, own = attention_batch(kind, device, seed)
         found = attend(shared, own)
         one = seed % len(own["q"])
-        used = int(own["topk_length"][one])
+        used = int(own["topk_length"][one]) if "topk_length" in own else own["indices"].shape[1]
         alone = {name: x[one : one + 1].contiguous() for name, x in own.items()}
         alone["indices"] = alone["indices"][:, : max(used, 1)].contiguous()
         turned = {name: x.flip(0) for name, x in own.items()}
@@ -175,6 +176,7 @@ def test_slots_after_the_last_row_count_for_no_share() -> None:
     lengths = torch.tensor([4, 4, 9, 2]).int()
     assert used_slots(SparseMlaOperands(q, kv, ids, lengths)).tolist() == [3, 0, 4, 2]
     assert used_slots(SparseMlaOperands(q, kv, ids)).tolist() == [3, 0, 4, 4]
+    assert used_slots(SparseMlaOperands(q, kv, ids), 4).tolist() == [0, 0, 2, 2]
 
 
 def test_blackwell_refuses() -> None:

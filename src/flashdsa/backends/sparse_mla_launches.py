@@ -121,6 +121,18 @@ def is_joined(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: i
     return operands.extra_kv is not None or operands.ends is not None or index_block != 1
 
 
+def slots_of(operands: SparseMlaOperands, index_block: int) -> tuple[int, int]:
+    """Most slots of a query's main list and of its extra one; a range may be as long as its
+    source."""
+    kv, slots = operands.extra_kv, operands.extra_indices
+    main = operands.indices.shape[1] * index_block
+    if operands.ends is not None:
+        main = operands.kv.shape[0]
+    if kv is None or slots is None:
+        return main, 0
+    return main, slots.shape[1] if operands.extra_ends is None else kv.shape[0]
+
+
 def _given(one: Tensor | None, none: Tensor) -> Tensor:
     """An operand without gaps, or what stands for none."""
     return none if one is None else one.contiguous()
@@ -200,16 +212,33 @@ class Form(NamedTuple):
     max_logits: bool = False
     joined: bool = False
 
-    def lists(self, runner: Runner, num_queries: int, topk: int) -> list[Callable[[], Tensor]]:
-        """Functions that allocate the lists of so many queries, and their order."""
+    def lists(
+        self, runner: Runner, num_queries: int, topk: int, main_slots: int = 0
+    ) -> list[Callable[[], Any]]:
+        """Functions that allocate the lists of so many queries, and their order.
+
+        Args:
+            topk: slots of all lists of a query. main_slots: those of the main list, if joined.
+        """
         groups, most = -(-num_queries // self.group), self.group * topk
         of_groups = [
             runner.allocator(groups, most, dtype=torch.int32),
             runner.allocator(groups, most, dtype=torch.uint8),
             runner.allocator(groups, dtype=torch.int32),
         ]
+        of_both = [
+            runner.allocator(num_queries, topk, dtype=torch.int32),
+            runner.allocator(num_queries, dtype=torch.int32),
+            lambda: main_slots,
+        ]
         order = [runner.allocator(groups, 2, dtype=torch.int32)]
-        return of_groups * (self.group > 1) + order * self.drawn
+        in_groups = of_groups + of_both * self.joined
+        return in_groups * (self.group > 1) + order * self.drawn
+
+
+def queries_at_a_time(group: int, topk: int) -> int:
+    """Queries whose groups' lists have room in one launch."""
+    return max(1, MOST_UNION_BYTES // (UNION_BYTES * group * topk)) * group
 
 
 class Launches:
@@ -233,11 +262,14 @@ class Launches:
         unasked = operands.q.shape[:2] if any(form.max_logits for form in forms) else (0,)
         self._unasked = runner.allocator(*unasked, dtype=torch.float32)
         num_queries, topk = operands.indices.shape
-        group = max(form.group for form in forms)
-        groups = max(1, MOST_UNION_BYTES // (UNION_BYTES * group * topk))
-        self._at_a_time = min(groups * group, num_queries) if group > 1 else num_queries
+        group, main_slots = max(form.group for form in forms), 0
+        if any(form.joined for form in forms):
+            main_slots, extra_slots = slots_of(operands, index_block)
+            topk = main_slots + extra_slots
+        at_a_time = queries_at_a_time(group, topk)
+        self._at_a_time = min(at_a_time, num_queries) if group > 1 else num_queries
         self._forms = [
-            (form, form.last(num_queries), form.lists(runner, self._at_a_time, topk))
+            (form, form.last(num_queries), form.lists(runner, self._at_a_time, topk, main_slots))
             for form in forms
         ]
         self._draws: Callable[[], tuple[Any, ...]] = tuple

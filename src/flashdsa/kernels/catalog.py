@@ -12,7 +12,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
-from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
@@ -219,8 +219,10 @@ SPARSE_MLA_FWD = KernelSpec(
         FwdPlan(tile=WITHOUT_ROPE),
         FwdPlan(drawn=True, tile=WITHOUT_ROPE),
         *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
-        FwdPlan(max_logits=True, joined=True),
-        FwdPlan(max_logits=True, joined=True, tile=WITHOUT_ROPE),
+        *(
+            FwdPlan(group, max_logits=True, joined=True, tile=tile)
+            for tile, group in product((Tile(), WITHOUT_ROPE), GROUPS)
+        ),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",

@@ -89,8 +89,8 @@ FORWARD = [
     SparseMlaCase("926 queries in groups of 8", 926, 100, 8, 16, invalid=True, topk_length=True,
                   poison=True, attn_sink="finite"),
     # Rows that are K and V alike: the decode, the forward, and groups.
-    SparseMlaCase("512 columns", 3, 300, 64, 200, d_qk=512, duplicates=True, invalid=True,
-                  poison=True, attn_sink="infinite"),
+    SparseMlaCase("512 columns, 200 slots", 3, 300, 64, 200, d_qk=512, duplicates=True,
+                  invalid=True, poison=True, attn_sink="infinite"),
     SparseMlaCase("512 columns, 133 queries", 133, 100, 64, 24, d_qk=512, invalid=True,
                   topk_length=True, poison=True),
     SparseMlaCase("512 columns, 135 queries in groups of 2", 135, 100, 32, 24, d_qk=512,

@@ -136,10 +136,27 @@ SMALL_SOURCES = replace(
 """One source without a row, one of fewer than a tile."""
 
 
-def run(call: Call, device: Device, policy: Policy, *, max_logits: bool) -> LaunchSetup:
+IN_GROUPS = replace(
+    BLOCKS_AND_TAIL,
+    main=Lists(150, draw_ids(150, 3, 17, seed=4, block=4), int32(17, 17, 0)),
+    extra=Lists(40, draw_ids(40, 3, 30, seed=5), int32(30, 0, 0)),
+    heads=32,
+)
+"""A group of two queries, and one of a query without a valid slot; rows are named again."""
+
+
+def run(
+    call: Call, device: Device, policy: Policy, *, max_logits: bool, nan_row: int = -1
+) -> list[LaunchSetup]:
     """The public operation on that device; its results are judged, and nothing may be found. Return
-    its one launch."""
+    its launches.
+
+    Args:
+        nan_row: a row of the second source that is not finite.
+    """
     q, kv, extra, sink = call.tensors()
+    if nan_row >= 0:
+        extra[nan_row] = torch.nan
     given = {
         **call.main.arguments(),
         **{f"extra_{name}": value for name, value in call.extra.arguments().items()},
@@ -158,8 +175,7 @@ def run(call: Call, device: Device, policy: Policy, *, max_logits: bool) -> Laun
     judged = judge_forward(call.as_one(q, kv, extra, sink), *results, backend="emulate-sm90")
     assert failures(judged) == []
     assert [str(finding) for finding in emulator.findings] == []
-    (setup,) = emulator.setups
-    return setup
+    return emulator.setups
 
 
 @pytest.mark.parametrize(
@@ -170,9 +186,17 @@ def run(call: Call, device: Device, policy: Policy, *, max_logits: bool) -> Laun
 def test_the_forward_joins_both_sources(call: Call, when: str) -> None:
     """One CTA takes all items, whose last steps have two tiles or one."""
     policy = Policy(asynchronous=when, seed=3)
-    setup = run(call, Device(1, {1: 1}), policy, max_logits=True)
+    (setup,) = run(call, Device(1, {1: 1}), policy, max_logits=True)
     plan = FwdPlan(max_logits=True, joined=True, tile=Tile(call.d_qk))
     assert setup.grid[0] == 1 and setup.smem == plan.smem.total
+
+
+def test_groups_of_few_heads_have_the_union_over_both_sources() -> None:
+    """A row of the second source that query 0 alone names is not finite: query 1 is mended."""
+    nan_row = max(IN_GROUPS.extra.named(0, 1))
+    policy = Policy(asynchronous="late", seed=3)
+    setups = run(IN_GROUPS, Device(1, {1: 1}), policy, max_logits=False, nan_row=nan_row)
+    assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
 
 
 @pytest.mark.parametrize(
@@ -182,7 +206,7 @@ def test_the_forward_joins_both_sources(call: Call, when: str) -> None:
 )
 def test_the_decode_joins_both_sources(call: Call, size: int, when: str) -> None:
     device = Device(3 * size, {1: 3 * size, size: 3})
-    setup = run(call, device, Policy(asynchronous=when, seed=3), max_logits=False)
+    (setup,) = run(call, device, Policy(asynchronous=when, seed=3), max_logits=False)
     assert setup.grid[0] == 3 * size
 
 

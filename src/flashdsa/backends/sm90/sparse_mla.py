@@ -9,7 +9,15 @@ from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sparse_mla_launches import Form, Launches, Write, is_joined
+from flashdsa.backends.sm90.sparse_mla_decode import INT32_MAX
+from flashdsa.backends.sparse_mla_launches import (
+    Form,
+    Launches,
+    Write,
+    is_joined,
+    queries_at_a_time,
+    slots_of,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -66,18 +74,28 @@ def choose_joined(
     max_logits: bool,
     index_block: int,
 ) -> Write:
-    """Likewise of two sources, ranges and blocks: items are of one query, and not dealt."""
-    tile = Tile(operands.q.shape[2])
+    """Likewise of two sources, ranges and blocks: tiles are not dealt, and items not drawn.
+
+    Groups of queries need lists with room for all slots, which ranges of long sources have not.
+    """
+    num_queries, num_heads, d_qk = operands.q.shape
+    tile = Tile(d_qk)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.bind_joined(runner, tile, operands, sm_scale, index_block)
-    return bind_joined(runner, tile, operands, sm_scale, index_block)
+    topk, sources = sum(slots_of(operands, index_block)), (operands.kv, operands.extra_kv)
+    num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
+    group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
+    if num_queries > queries_at_a_time(group, topk) or num_keys > INT32_MAX:
+        group = 1
+    return bind_joined(runner, group, operands, sm_scale, index_block)
 
 
 def bind_joined(
-    runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
+    runner: Runner, group: int, operands: SparseMlaOperands, sm_scale: float, index_block: int
 ) -> Write:
-    """Bind the forward over two sources, ranges and blocks, one query an item."""
-    form = form_of(runner, FwdPlan(max_logits=True, joined=True, tile=tile), operands)
+    """Bind the forward over two sources, ranges and blocks, by groups of `group` queries."""
+    plan = FwdPlan(group, max_logits=True, joined=True, tile=Tile(operands.q.shape[2]))
+    form = form_of(runner, plan, operands)
     return Launches(runner, operands, sm_scale, form, index_block=index_block)
 
 
@@ -96,7 +114,11 @@ def choose_invariant(
     if is_packed(operands.kv):
         return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
     if is_joined(operands, index_block):
-        return bind_joined(runner, tile, operands, sm_scale, index_block)
+        write = bind_joined(runner, 1, operands, sm_scale, index_block)
+        if operands.ends is not None:
+            return write
+        # The second list begins at a whole tile after the first one.
+        return sparse_mla_decode.with_used_slots(write, index_block)
     return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
 
 

@@ -14,7 +14,7 @@ from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import form_of, is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
-from flashdsa.backends.sparse_mla_launches import Inputs, Write
+from flashdsa.backends.sparse_mla_launches import Inputs, Write, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
@@ -110,17 +110,10 @@ def choose_kernel(
 def bind_joined(
     runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
 ) -> Write:
-    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows; a range may be as
-    long as its source."""
+    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows."""
     plan = DecodePlan(joined=True, tile=tile)
-    main = operands.kv, operands.indices, operands.ends, index_block
-    extra = operands.extra_kv, operands.extra_indices, operands.extra_ends, 1
-    most = 0
-    for kv, slots, ends, block in (main, extra):
-        if kv is not None and slots is not None:
-            rows = kv.shape[0] if ends is not None else slots.shape[1] * block
-            most += tiles_of(rows) * tile.keys
-    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), most)
+    tiles = sum(map(tiles_of, slots_of(operands, index_block)))
+    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), tiles * tile.keys)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
@@ -136,16 +129,20 @@ def bind_invariant(
     if num_heads <= COLUMNS[-1] and form == V32:
         plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads))
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
-    write = bind_plan(runner, plan, size, operands, sm_scale)
-    return lambda given: write(given._replace(topk_length=used_slots(given)))
+    return with_used_slots(bind_plan(runner, plan, size, operands, sm_scale), 1)
 
 
-def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands) -> Tensor:
-    """Slots (S,) int32 up to the last valid one of each query: so -1 that fill a table up, or a
-    larger length, change no share of a list."""
+def with_used_slots(write: Write, index_block: int) -> Write:
+    """`write` of lists that end at their last valid slot: so -1 that fill a table up, or a larger
+    length, change no share of a list."""
+    return lambda given: write(given._replace(topk_length=used_slots(given, index_block)))
+
+
+def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int = 1) -> Tensor:
+    """Ids (S,) int32 of each query up to the last one that names a row."""
     indices, length = operands.indices, operands.topk_length
     numbers = torch.arange(1, indices.shape[1] + 1, dtype=torch.int32, device=indices.device)
-    valid = (indices >= 0) & (indices < num_rows(operands.kv))
+    valid = (indices >= 0) & (indices < -(-num_rows(operands.kv) // index_block))
     if length is not None:
         valid &= numbers <= length[:, None]
     return numbers.where(valid, 0).amax(1)

@@ -40,6 +40,7 @@ class Queries(NamedTuple):
     heads: Int32  # H
     sm_scale: Float32
     group: Int32  # neighbouring queries that were taken together
+    extra_kv: Any = None  # of two sources (S_extra, d_qk) bf16, whose rows follow kv's
 
 
 class Backward(NamedTuple):
@@ -159,6 +160,22 @@ def slots_of(x: Queries, query: Int32) -> Int32:
     return count
 
 
+def num_keys(x: Queries) -> Any:
+    """Rows of all sources."""
+    return x.kv.shape[0] if x.extra_kv is None else x.kv.shape[0] + x.extra_kv.shape[0]
+
+
+@cute.jit
+def source_of(x: Queries, key: Int32) -> tuple[cute.Tensor, Int32]:
+    """(a key's source, its row there)."""
+    if cutlass.const_expr(x.extra_kv is None):
+        return x.kv, key
+    first, row = x.kv.iterator, key
+    if key >= x.kv.shape[0]:
+        first, row = x.extra_kv.iterator, key - x.kv.shape[0]
+    return cute.make_tensor(first, x.kv.layout), row
+
+
 @cute.jit
 def write_out(
     x: Queries, attn_sink: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32
@@ -173,8 +190,8 @@ def write_out(
     top, total = Float32(LEAST), Float32(0.0)
     for slot in cutlass.range(slots_of(x, query), unroll=1):
         key = x.indices[query, slot]
-        if key >= 0 and key < x.kv.shape[0]:
-            k = load_row(x.kv, key, lane)
+        if key >= 0 and key < num_keys(x):
+            k = load_row(*source_of(x, key), lane)
             logit = dot(q, k, len(k)) * scale
             if logit > top:
                 factor = cute.math.exp2(top - logit)
@@ -247,11 +264,16 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 
 
 @cute.jit
-def launch_mend_out(x: Operands, group: cutlass.Constexpr, choice: Any, stream: Any):
-    """Launch on `stream`, after the forward of `x`, which took `group` queries together; choice:
-    see `launch_mend`."""
+def launch_mend_out(
+    x: Operands, group: cutlass.Constexpr, choice: Any, stream: Any, extra_kv: Any = None
+):
+    """Launch on `stream`, after the forward of `x`, which took `group` queries together.
+
+    Args:
+        choice: see `launch_mend`. extra_kv: see `Queries`.
+    """
     read = flat(x.q, x.q.shape[2]), x.kv, x.indices, x.topk_length, flat(x.lse)
-    queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group))
+    queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group), extra_kv)
     launch_mend(queries, None, x.attn_sink, flat(x.out, x.out.shape[2]), choice, stream)
 
 

@@ -79,8 +79,8 @@ def copy_half(
     """Copy this thread's part of a half; each slice is announced when it has come.
 
     Args:
-        first: pointer to the first row of the tile's source, (rows, d_qk) bf16. rows: of it, one a
-            turn of both tiles.
+        first: pointer to the first row of the tile's source, (rows, d_qk) bf16, or a function that
+            gives it and the row of a source for a joint row. rows: one a turn of both tiles.
         half: number of the half in `halves_of_step`.
     """
     geometry = ctx.plan.tile
@@ -90,10 +90,11 @@ def copy_half(
         chunks = geometry.chunks_of(slice_)
         for turn in cutlass.range_constexpr(turns):
             row = rows[tile * turns + turn]
+            origin, of_source = first(row) if callable(first) else (first, row)
             at = tile * geometry.bytes + turn * ROWS_AT_ONCE * ROW_BYTES
             copy_units(
                 copies.to,
-                first + (Int64(row) * geometry.d_qk + copies.unit * (COPY_BYTES // BF16)),
+                origin + (Int64(of_source) * geometry.d_qk + copies.unit * (COPY_BYTES // BF16)),
                 row,
                 [(at + chunk * geometry.chunk_bytes, chunk * ROW_BYTES) for chunk in chunks],
             )

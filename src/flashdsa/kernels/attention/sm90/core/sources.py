@@ -108,6 +108,16 @@ def read_joined(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32)
 
 
 @cute.jit
+def source_of_row(sources: Sources, row: Int32) -> tuple[Any, Int32]:
+    """(pointer to the first row of a joint row's source, the row of it); see `fwd/join.py`."""
+    first, of_source = sources.main.kv.iterator, row
+    if row >= sources.main.kv.shape[0]:
+        first = sources.extra.kv.iterator
+        of_source = row - sources.main.kv.shape[0]
+    return first, of_source
+
+
+@cute.jit
 def rows_of_tile(sources: Sources, slots: JoinedSlots, slot: Int32) -> Any:
     """Pointer to the first row of the source of a tile, whose first slot is given."""
     first = sources.main.kv.iterator

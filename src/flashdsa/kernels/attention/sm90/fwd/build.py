@@ -16,6 +16,7 @@ from flashdsa.kernels.attention.fake_operands import (
     fake_more,
     fake_operands,
 )
+from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.fwd.kernel import launch_forward
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 
@@ -26,11 +27,18 @@ def fake_draws() -> list[Any]:
     return [fake_tensor(Int32, (cute.sym_int32(), 2), 8), *numbers]
 
 
+def fake_joined(operands: Operands) -> list[Any]:
+    """Joint lists of the operands' queries."""
+    queries = operands.indices.shape[0]
+    ids = fake_tensor(Int32, (queries, cute.sym_int32()), 4)
+    return [ids, fake_tensor(Int32, (queries,), 4), Int32(0)]
+
+
 def compile_forward(plan: FwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
     `Operands`, max_logits, num_ctas, of a joined plan those of `MoreOperands`, of a group rows,
-    members and counts, and where items are drawn order, counters and choice; see
-    `launch_forward`."""
+    members and counts, of both those of `JoinedIds`, and where items are drawn order, counters and
+    choice; see `launch_forward`."""
     grouped = plan.group > 1
     heads = plan.group_heads if grouped else None
     operands = fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
@@ -43,6 +51,7 @@ def compile_forward(plan: FwdPlan) -> Any:
         Int32(1),
         *(fake_more(operands) if plan.joined else ()),
         *(fake_lists(plan.group)[:3] if grouped else ()),
+        *(fake_joined(operands) if grouped and plan.joined else ()),
         *(fake_draws() if plan.drawn else ()),
         options=options_for(SM90),
     )

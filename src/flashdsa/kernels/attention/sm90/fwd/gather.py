@@ -4,6 +4,7 @@ All four warps bring every half of a tile together: the consumers wait for the h
 last, and one warp alone takes four times as long for it (10% of the kernel's time).
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import cutlass
@@ -25,6 +26,7 @@ from flashdsa.kernels.attention.sm90.core.sources import (
     join_slots,
     read_joined,
     rows_of_tile,
+    source_of_row,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
     FLAG_BITS,
@@ -50,6 +52,11 @@ class Gatherer(NamedTuple):
     sources: Any  # of a joined plan `Sources`; else None
     draws: Any  # of items that are drawn `Draws`; else None
 
+    @property
+    def reads_sources(self) -> bool:
+        """Whether slots are those of both sources' lists, and no union's."""
+        return self.sources is not None and self.members is None
+
 
 class Cursor(NamedTuple):
     """A step: its item, its number in the item, and the item's length."""
@@ -72,7 +79,7 @@ class Slots(NamedTuple):
 @cute.jit
 def count_slots(role: Gatherer, item: Int32) -> Any:
     """Slots of the item that may be valid; any number after the last item."""
-    if cutlass.const_expr(role.sources is not None):
+    if cutlass.const_expr(role.reads_sources):
         return join_slots_of(role, item)
     count = Int32(role.slots.shape[1])
     if role.num_slots.shape[0] > 0:
@@ -133,14 +140,16 @@ def ends_item(role: Gatherer, cursor: Cursor) -> Boolean:
 def read_slot(role: Gatherer, cursor: Cursor, slot: Int32) -> tuple[Int32, Int32]:
     """The kv row that the slot names, negative where it is not valid, and its members."""
     row, members = Int32(-1), Int32(0)
-    if cutlass.const_expr(role.sources is not None):
+    if cutlass.const_expr(role.reads_sources):
         if cursor.item < role.ctx.num_items:
             row = read_joined(role.sources, cursor.list, cursor.num_slots, slot)
     elif slot < cursor.num_slots and cursor.item < role.ctx.num_items:
         offset = Int64(cursor.list) * role.slots.shape[1] + slot
         row = (role.slots.iterator + offset).load()
-        if row >= role.kv.shape[0]:
-            row = Int32(-1)
+        # A union has valid rows only, joint ones of two sources.
+        if cutlass.const_expr(role.sources is None):
+            if row >= role.kv.shape[0]:
+                row = Int32(-1)
         if cutlass.const_expr(role.members is not None):
             members = Int32((role.members.iterator + offset).load())
     return row, members
@@ -180,9 +189,12 @@ def store_masks(
 
 @cute.jit
 def first_row_of(role: Gatherer, cursor: Cursor, tile: cutlass.Constexpr) -> Any:
-    """Pointer to the first row of the source of a tile of the step."""
+    """Pointer to the first row of the source of a tile of the step; of a union over two sources the
+    function of a joint row that gives it."""
     if cutlass.const_expr(role.sources is None):
         return role.kv.iterator
+    if cutlass.const_expr(not role.reads_sources):
+        return partial(source_of_row, role.sources)
     geometry = role.ctx.plan.tile
     slot = cursor.step * geometry.step_keys + tile * geometry.keys
     return rows_of_tile(role.sources, cursor.num_slots, slot)

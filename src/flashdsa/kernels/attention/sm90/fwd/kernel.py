@@ -33,6 +33,7 @@ from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, co
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
+from flashdsa.kernels.attention.sm90.fwd.join import JoinedIds, launch_join
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.attention.union import launch_union
 
@@ -156,6 +157,7 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         of a joined plan those of `MoreOperands`, of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.
+        of a joined one with topk slots of both lists those of `JoinedIds`,
         and where items are drawn those of `Draws`
             order: (groups or S, 2) int32, written.
             counters: see `Draws`.
@@ -166,19 +168,27 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     make, wide = tensor_map.create_tensor_map_tiled_from_view, tensor_map.TensorMapSwizzle.s128b
     draws: Any = Draws(*rest[-len(Draws._fields) :]) if cutlass.const_expr(plan.drawn) else None
     choice: Any = draws.choice if cutlass.const_expr(plan.drawn) else None
+    more, lists_and_draws = split_more(tuple(rest), plan.joined)
+    # Operands with one list of ids for each query, and the second source.
+    of_queries: Any = x
+    extra_kv: Any = more.extra_kv if plan.joined else None
     blocks = Int32(1)
     if cutlass.const_expr(plan.group > 1):
-        lists = Lists(*rest[:3])
+        lists = Lists(*lists_and_draws[:3])
         num_keys = Int32(x.kv.shape[0])
+        if cutlass.const_expr(plan.joined):
+            joined = JoinedIds(*lists_and_draws[3:])
+            launch_join(sources_of((x.kv, x.indices, x.topk_length), more), joined, stream)
+            num_keys += Int32(extra_kv.shape[0])
+            of_queries = x._replace(indices=joined.ids, topk_length=joined.lengths)
         if cutlass.const_expr(plan.drawn):
             if choice.shape[0] > 0:
                 counts, ratio = draws.counters.iterator + COUNTS, Float32(RATIOS[plan.group])
-                of_queries = x.indices, x.topk_length
-                launch_sample(*of_queries, num_keys, counts, choice, ratio, plan.group, stream)
+                asked = x.indices, x.topk_length
+                launch_sample(*asked, num_keys, counts, choice, ratio, plan.group, stream)
         grouping = FIRST if plan.drawn else SECOND
-        launch_union(
-            x.indices, x.topk_length, lists, num_keys, plan.group, stream, 0, choice, grouping
-        )
+        named = of_queries.indices, of_queries.topk_length
+        launch_union(*named, lists, num_keys, plan.group, stream, 0, choice, grouping)
         slots = lists.rows, lists.counts, lists.members
         rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
         flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))
@@ -191,7 +201,6 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         most, in_order = Int32(slots[0].shape[1]), SORTED_TURNS * num_ctas // blocks
         launch_order(slots[1], draws.order, most, in_order, choice, grouping_of(plan), stream)
     results = x.out, x.lse, max_logits
-    more, _ = split_more(tuple(rest), plan.joined)
     forward_kernel(
         q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan
     ).launch(
@@ -202,4 +211,4 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         use_pdl=plan.drawn,
     )
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(x, plan.group, choice, stream)
+        launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
