@@ -49,7 +49,7 @@ def test_opcheck_of_two_sources(grad: bool) -> None:
     lists = x.indices, x.topk_length, x.attn_sink, *second
     opcheck(
         custom_op(OPERATIONS["sparse_mla_fwd"]),
-        (q, kv, *lists, x.d_v, 0.3, False, "cpu", True, 2, True, "cpu"),
+        (q, kv, *lists, x.d_v, 0.3, False, "cpu", True, 2, True, None, "cpu"),
     )
     out, lse = torch.randn(3, 2, x.d_v), torch.randn(3, 2)
     args = (
@@ -68,7 +68,7 @@ def _forward_args(dtype: torch.dtype, grad: bool, optional: bool) -> tuple[Any, 
     q, kv = x.q.requires_grad_(grad), x.kv.requires_grad_(grad)
     length, sink = (x.topk_length, x.attn_sink.requires_grad_(grad)) if optional else (None, None)
     lists = x.indices, length, sink, *NO_RANGES
-    return (q, kv, *lists, x.d_v, 0.3, False, "cpu", optional, 1, False, "cpu")
+    return (q, kv, *lists, x.d_v, 0.3, False, "cpu", optional, 1, False, None, "cpu")
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
@@ -84,7 +84,7 @@ def test_opcheck_sparse_mla_fwd_out(optional: bool) -> None:
     rows = x.q.shape[:2]
     out, lse = torch.zeros(*rows, x.d_v, dtype=torch.bfloat16), torch.zeros(rows)
     further = (torch.zeros(rows), x.topk_length, x.attn_sink) if optional else (None,) * 3
-    args = (x.q, x.kv, x.indices, out, lse, *further, *NO_RANGES, 0.3, 1, False, "cpu")
+    args = (x.q, x.kv, x.indices, out, lse, *further, *NO_RANGES, 0.3, 1, False, None, "cpu")
     opcheck(custom_op(OPERATIONS["sparse_mla_fwd_out"]), args)
 
 

@@ -31,7 +31,7 @@ SIZES = {
     "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "width": 576, "topk": 2048,
     "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
-VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto"}
+VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto", "str?": None}
 PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends"}
@@ -157,14 +157,15 @@ def test_the_schema_is_written_from_the_table() -> None:
         "Tensor? attn_sink, Tensor? ends, Tensor? extra_kv, Tensor? extra_indices, "
         "Tensor? extra_topk_length, Tensor? extra_ends, int d_v, float sm_scale, "
         "bool deterministic, str backward_backend, bool max_logits, int index_block, "
-        "str backend) "
+        "bool batch_invariant, str? kv_format, str backend) "
         "-> (Tensor, Tensor, Tensor)"
     )
     assert str(custom_op(OPERATIONS["sparse_mla_fwd_out"])._schema) == written(
         "sparse_mla_fwd_out(Tensor q, Tensor kv, Tensor indices, Tensor(d!) out, "
         "Tensor(e!) lse, Tensor(f!)? max_logits, Tensor? topk_length, Tensor? attn_sink, "
         "Tensor? ends, Tensor? extra_kv, Tensor? extra_indices, Tensor? extra_topk_length, "
-        "Tensor? extra_ends, float sm_scale, int index_block, str backend) -> ()"
+        "Tensor? extra_ends, float sm_scale, int index_block, bool batch_invariant, "
+        "str? kv_format, str backend) -> ()"
     )
     for spec in OPERATIONS.values():
         arguments = custom_op(spec)._schema.arguments
