@@ -220,7 +220,7 @@ CONTROLS = {
     "P of tile 1": Control("forward: tile 1's maxima are read before all are stored",
                       *_FWD, _wait("consume0", "p1_full")),
     "P of tile 0": Control("forward: tile 0's maxima are read before all are stored",
-                       *_FWD, _wait("consume1", "p0_full")),
+                       *_FWD, _wait("take_step", "p0_full")),
     "sums": Control("forward: consumer0's sums are read before all are stored",
                     *_FWD, _wait("merge_sums", "sums0_full")),
     "lists": Control("backward, lists: the warps' counts are read before all are stored",

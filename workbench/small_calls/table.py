@@ -221,6 +221,14 @@ TABLE: dict[str, Row] = {
         attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
         *checked("sparse_mla_fwd", "133 queries, lengths", "265 queries in groups of 2, lengths"),
     ), mutated=1),
+    "mla-fwd-joined-sm_90a": Row("mla_fwd", (
+        attention("pools of 4 and a tail", 5, 203, 64, 40, d_qk=512, max_logits=True, index_block=4,
+                  extra_keys=203, extra_topk=13, ranges="extra_kv", topk_length=True),
+        attention("groups over two sources", 11, KEYS, 16, 140, sms=2, extra_keys=90,
+                  extra_topk=70),
+        *checked("sparse_mla_fwd", "133 queries of two sources",
+                 "135 queries of two sources in groups of 2"),
+    ), mutated=1),
     # Seven tiles: every ring goes round.
     "mla-fwd-sm_100a": Row("mla_fwd", (growing(128, 448, backend=BLACKWELL, sms=2),)),
     "mla-fwd-groups-sm_100a": Row(
@@ -265,6 +273,10 @@ TABLE: dict[str, Row] = {
         _decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
         _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
         growing(40, 256, "ue8m0"),
+    )),
+    "mla-decode-joined-sm_90a": Row("mla_decode", (
+        attention("a window and ids", 2, 300, 20, 129, sms=4, extra_keys=90, extra_topk=70,
+                  ranges="kv"),
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (_dealt(3, heads=20, topk=1500),)),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
