@@ -144,12 +144,8 @@ def test_decode_without_any_valid_slot_of_packed_rows(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("extra_k_cache", torch.zeros(1)),
-        ("extra_indices_in_kvcache", torch.zeros(1)),
-        ("extra_topk_length", torch.zeros(1)),
         ("descale_q", torch.zeros(1)),
         ("descale_k", torch.zeros(1)),
-        ("kv_format", "V4"),
         ("causal", True),
         ("indices", None),
     ],
@@ -161,9 +157,81 @@ def test_what_is_refused_is_named(name: str, value: Any) -> None:
         _decode(**arguments)
 
 
-def test_other_packed_rows_are_refused() -> None:
-    q, _, indices, _ = _decode_case()
-    with pytest.raises(NotImplementedError, match="656"):
-        _decode(torch.zeros(2, 64, 1, 584, dtype=torch.uint8), q, indices)
+def test_wrong_caches_are_errors() -> None:
+    q, cache, indices, _ = _decode_case()
+    with pytest.raises(ValueError, match="kv: expected"):
+        _decode(torch.zeros(2, 64, 1, 600, dtype=torch.uint8), q, indices)
     with pytest.raises(ValueError, match="is_fp8_kvcache"):
         _decode(torch.zeros(2, 64, 1, 576).bfloat16(), q, indices, is_fp8_kvcache=True)
+    with pytest.raises(ValueError, match="extra_k_cache and extra_indices_in_kvcache together"):
+        _decode(cache, q, indices, extra_k_cache=cache)
+    with pytest.raises(ValueError, match="528"):
+        _decode(torch.zeros(2, 64, 1, 528, dtype=torch.uint8), q[..., :512], indices)
+
+
+PAIRS = [
+    (None, None, None),
+    ("v4", "v4", None),
+    ("v41", "v41_fp4", "V41"),
+    ("v32_no_rope", "v32_no_rope", "V32_NO_ROPE"),
+]
+PAGE_BYTES = {"v4": 584 * 64 + 64, "v41": 528 * 64, "v41_fp4": 288 * 64, "v32_no_rope": 528 * 64}
+
+
+def _cache_of(rows: Tensor, name: str | None) -> Tensor:
+    """Pages of 64 of a format, each with its padding, which is NaN."""
+    pages = len(rows) // 64
+    if name is None:
+        return rows.view(pages, 64, 1, -1)
+    width = flashdsa.quantize_kv(rows[:1], kv_format=name).shape[1]
+    memory = torch.full((pages, PAGE_BYTES[name] + 512), 0xFF, dtype=torch.uint8)
+    cache = memory[:, : 64 * width].view(pages, 64, 1, width)
+    slots = torch.arange(len(rows))
+    flashdsa.write_kv_cache(rows, slots, cache, kv_format=name)
+    return cache
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["by the backend", "rows made bf16 first"])
+@pytest.mark.parametrize(("main", "extra", "kv_format"), PAIRS, ids=str)
+def test_decode_from_two_caches(
+    main: str | None,
+    extra: str | None,
+    kv_format: str | None,
+    served: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """512 columns; some rows are in both lists, and count twice."""
+    torch.manual_seed(6)
+    q = torch.randn(2, 3, 5, 512).bfloat16()
+    kept = [torch.randn(count, 512).bfloat16() for count in (128, 192)]
+    caches = [_cache_of(rows, name) for rows, name in zip(kept, (main, extra), strict=True)]
+    if main is not None:
+        kept = [
+            flashdsa.read_kv_cache(cache, torch.arange(len(rows)), kv_format=name)
+            for cache, rows, name in zip(caches, kept, (main, extra), strict=True)
+        ]
+    ids = [torch.randint(-2, len(rows) + 3, (2, 3, n), dtype=torch.int32)
+           for rows, n in zip(kept, (7, 12), strict=True)]  # fmt: skip
+    lengths = torch.tensor([7, 5]).int(), torch.tensor([0, 12]).int()
+    if not served:
+
+        def refuse_bytes(q: Tensor, kv: Tensor, *args: Any, **options: Any) -> Any:
+            if kv.element_size() == 1:
+                raise UnsupportedError("packed rows")
+            return flashdsa.sparse_mla_fwd(q, kv, *args, **options)
+
+        monkeypatch.setattr(flash_mla, "sparse_mla_fwd", refuse_bytes)
+    sink = torch.randn(5)
+    out, lse = _decode(
+        caches[0], q, ids[0], topk_length=lengths[0], attn_sink=sink, extra_k_cache=caches[1],
+        extra_indices_in_kvcache=ids[1], extra_topk_length=lengths[1], kv_format=kv_format,
+    )  # fmt: skip
+    found = [
+        _valid(x.flatten(0, 1), n.repeat_interleave(3).tolist(), len(rows))
+        for x, n, rows in zip(ids, lengths, kept, strict=True)
+    ]
+    rows = [[*a, *(128 + i for i in b)] for a, b in zip(*found, strict=True)]
+    joined = torch.cat(kept)
+    expected, expected_lse = attention(q.flatten(0, 1), joined, rows, 512**-0.5, sink=sink)
+    assert_close(out, expected.view(2, 3, 5, 512), 4e-3)
+    assert_close(lse, expected_lse.view(2, 3, 5).transpose(1, 2), 1e-3)

@@ -23,8 +23,13 @@ SIZES = {
     "B": 4, "requests": 4, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
 }  # fmt: skip
 VALUES = {"d_v": 512, "topk": 512, "max_len": 256, "sm_scale": 0.1, "dkv_dtype": torch.float32}
-VALUES |= {"dk_dtype": torch.bfloat16, "check": False, "backward_backend": "auto", "index_block": 1}
-VALUES |= {"kv_format": None}
+VALUES |= {
+    "dk_dtype": torch.bfloat16,
+    "check": False,
+    "backward_backend": "auto",
+    "index_block": 1,
+    "kv_format": None,
+}
 FREE = {"num_pages": (1, 5, 40), "max_pages": (1, 4, 70, 20_000)}
 BY_TORCH = {"read_index_k_cache"}
 """Operations that launch no kernel of ours."""

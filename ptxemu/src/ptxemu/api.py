@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from ptxemu import isa, machine_code
 from ptxemu.check import Checker, Finding
-from ptxemu.errors import ExecutionError, IllegalInstructionError, LaunchError
+from ptxemu.errors import (
+    ExecutionError,
+    IllegalInstructionError,
+    Interruption,
+    LaunchError,
+    StoppedError,
+)
 from ptxemu.events import Observer, OnProgress
 from ptxemu.fan_out import FanOut
 from ptxemu.isa import registry
@@ -156,7 +162,7 @@ class Module:
         Raises:
             LaunchError: a launch that the driver would refuse.
             ExecutionError: an illegal address, a trap, a deadlock; `findings` of it are what the
-                check had found until then.
+                check had found until then (also of what else ends a launch before its end).
         """
         function = self._function(kernel)
         memory = memory if memory is not None else GlobalMemory()
@@ -175,7 +181,7 @@ class Module:
         layout = Layout(self.syntax, function, smem, self.placed)
         _check_launch(launch, layout, function, self.device)
         _register_symbols(symbols or {}, layout, memory)
-        checker = Checker(kernel) if check else None
+        checker = Checker(kernel, memory.blank) if check else None
         if checker is not None:
             observer = checker if observer is None else FanOut(observer, checker)
         policy = policy or Policy()
@@ -184,7 +190,7 @@ class Module:
         try:
             with np.errstate(all="ignore"):
                 Scheduler(machine, policy, on_progress=on_progress).run()
-        except ExecutionError as error:
+        except (ExecutionError, StoppedError, Interruption) as error:
             error.findings = checker.findings if checker is not None else []
             raise
         result = LaunchResult(kernel, launch, machine.warp_instructions, machine.async_operations)

@@ -41,6 +41,21 @@ class UnreadableFileError(PtxEmuError, OSError):
 class StoppedError(PtxEmuError):
     """A launch that was ended before its end, or that came after the end."""
 
+    findings: Sequence[Any] = ()
+    """Findings of the check until then, if it was on."""
+
+
+class Interruption(KeyboardInterrupt):
+    """A signal or a time limit ends a command."""
+
+    findings: Sequence[Any] = ()
+    """Findings of the check in the launch that was under way, if it was on."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.exit_code = exit_code
+
 
 class UnsupportedInstructionError(PtxEmuError, NotImplementedError):
     """The kernel needs instructions that ptxemu does not have; raised before anything runs."""

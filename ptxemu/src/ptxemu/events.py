@@ -188,7 +188,9 @@ class Observer:
         """
 
     def acquired(self, agent: Agent, token: Hashable, scope: str) -> None:
-        """`agent` has learnt what was released into `token` (a wait that succeeded)."""
+        """`agent` has learnt what was released into `token` (a wait that succeeded).
+
+        Scope "relaxed": with its next fence only; "" of an mbarrier: the instruction names none."""
 
     def phase_seen(
         self, agent: Agent, owner: int, offset: int, phase: int, instruction: Instruction

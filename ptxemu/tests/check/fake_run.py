@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ptxemu.check import Checker, Finding
+from ptxemu.check.fixed_values import FixedValues
 from ptxemu.errors import Span
 from ptxemu.events import Access, AccessKind, Fence, FenceKind, Proxy, Space
 from ptxemu.machine.state import NO_ORDER, Ordering
@@ -26,6 +27,13 @@ FENCES = {
     "tcgen05.before_thread_sync": Fence(FenceKind.TCGEN05_BEFORE),
     "tcgen05.after_thread_sync": Fence(FenceKind.TCGEN05_AFTER),
 }
+
+
+class Fixed(FixedValues):
+    """Every store's value follows from parameters alone."""
+
+    def is_fixed(self, instruction: Instruction) -> bool:
+        return True
 
 
 @dataclass
@@ -83,15 +91,23 @@ class FakeOperation:
 
 
 class FakeRun:
-    """A launch of `clusters` clusters of `ctas` CTAs of `warps` warps."""
+    """A launch of `clusters` clusters of `ctas` CTAs of `warps` warps.
 
-    def __init__(self, *, clusters: int = 1, ctas: int = 1, warps: int = 2) -> None:
+    Args:
+        fixed_values: no data decide which values are stored.
+    """
+
+    def __init__(
+        self, *, clusters: int = 1, ctas: int = 1, warps: int = 2, fixed_values: bool = False
+    ) -> None:
         self.checker = Checker("fake")
         self._agents = 0
         self._instructions: dict[str, Instruction] = {}
         self.ctas: list[FakeCta] = []
         for number in range(clusters):
             self.start_cluster(number, ctas=ctas, warps=warps)
+        if fixed_values:
+            self.checker._races.values = Fixed()
 
     @property
     def warps(self) -> list[FakeWarp]:

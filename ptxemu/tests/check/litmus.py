@@ -35,13 +35,21 @@ RACE = codes("race")
 
 def spin(load: str = "ld.acquire.gpu.global.b32", flag: str = "f", value: int = 1) -> str:
     """Wait until a flag has a value; the label is made unique later."""
-    return f"SPIN@: {load} %r5, [%rd_{flag}];\nsetp.ne.u32 %p1, %r5, {value};\n@%p1 bra SPIN@;\n"
+    look = f"SPIN{flag}@: {load} %r5, [%rd_{flag}];\nsetp.ne.u32 %p1, %r5, {value};\n"
+    return f"{look}@%p1 bra SPIN{flag}@;\n"
 
 
 WRITE = "st.global.b32 [%rd_x], 7;\n"
 READ = "ld.global.b32 %r6, [%rd_x];\n"
 RELEASE = "st.release.gpu.global.b32 [%rd_f], 1;\n"
 RELAXED = "st.relaxed.gpu.global.b32 [%rd_f], 1;\n"
+STORE = "st.relaxed.gpu.global.b32 [%rd_f], 2;\n"
+LOOK_AGAIN = "ld.acquire.gpu.global.b32 %r5, [%rd_f];\n"
+TOLD = "st.relaxed.gpu.global.b32 [%rd_g], 1;\n"
+SPIN_TOLD = spin("ld.relaxed.gpu.global.b32", "g")
+VOLATILE = "st.volatile.global.b32 [%rd_x],"
+RED = "red.relaxed.gpu.global.add.u32 [%rd_f], 1;\n"
+ATOM = "atom.relaxed.gpu.global.add.u32 %r5, [%rd_f], 1;\n"
 SPIN_RELAXED = spin("ld.relaxed.gpu.global.b32")
 FENCE = "fence.acq_rel.gpu;\n"
 MEMBAR = "membar.gl;\n"
@@ -61,16 +69,17 @@ LAST = (
 """Thread 0 takes a ticket; the CTA with the first one leaves."""
 
 
-def last_block(fence: str, behind: str = "", *, after: str) -> tuple[str, str]:
+def last_block(fence: str, behind: str = "", *, after: str, end: str = "") -> tuple[str, str]:
     """Every thread writes, `fence`; barrier; `behind` by thread 0, its ticket; the last reads.
 
     Args:
         after: the fence before the last block reads what the others wrote.
+        end: what the last block does then.
     """
     write = "shl.b32 %r1, %r0, 2;\nadd.u32 %r1, %r1, {0};\ncvt.u64.u32 %rd0, %r1;\n"
     write += "add.s64 %rd1, %rd_x, %rd0;\nst.global.b32 [%rd1], %r0;\n"
     read = "".join(f"ld.global.b32 %r6, [%rd_x+{4 * n}];\n" for n in range(0, 128, 16))
-    rest = fence + BAR + behind + LAST + after + read + "OUT@:\n"
+    rest = fence + BAR + behind + LAST + after + read + end + "OUT@:\n"
     return write.format(0) + rest, write.format(256) + rest
 
 
@@ -93,6 +102,16 @@ LB = LOOK.format("{1}") + "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n" + KEEP
 STALE = codes("stale-read")
 NOTED = codes("unordered-float-additions")
 ADD_FLOAT = "mov.f32 %f0, 0f3F800000;\nred.global.add.f32 [%rd_x], %f0;\n"
+
+
+def reset(before: str = "", behind: str = "", threads: int = 2) -> tuple[str, ...]:
+    """Each thread takes a ticket; the one with the last resets the counter by a plain store."""
+    taken = f"{before}{TICKET}setp.ne.u32 %p1, %r5, {threads - 1};\n@%p1 bra SKIP@;\n{behind}"
+    return (taken + "st.global.b32 [%rd_f], 0;\n" + SKIP,) * threads
+
+
+RESET = "@%p0 st.global.b32 [%rd_f], 0;\n"
+NARROW = FENCE.replace("gpu", "cta")
 
 TABLE = [
     Litmus("message passing, plain flag", (WRITE + "st.global.b32 [%rd_f], 1;\n",
@@ -117,6 +136,25 @@ TABLE = [
     Litmus("message passing, volatile flag between membar's",
            (WRITE + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
             spin("ld.volatile.global.b32") + MEMBAR + READ), "ordered", CLEAN),
+    Litmus("volatile data that two write", (f"{VOLATILE} %r10;\n",) * 2,
+           "no race, but one in CUDA C++", codes("volatile-race")),
+    Litmus("volatile data that two write alike", (f"{VOLATILE} 7;\n",) * 2, "ordered", CLEAN),
+    Litmus("volatile data that one writes and one reads",
+           (f"{VOLATILE} 7;\n", "ld.volatile.global.b32 %r6, [%rd_x];\n" + KEEP),
+           "no race, but one in CUDA C++", codes("volatile-race")),
+    Litmus("message passing of volatile data, membar.cta between CTAs",
+           (f"{VOLATILE} 7;\n" + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
+            spin("ld.volatile.global.b32") + "membar.cta;\n"
+            + "ld.volatile.global.b32 %r6, [%rd_x];\n" + KEEP),
+           "the data may be old", codes("volatile-race")),
+    Litmus("message passing of volatile data, volatile flag between membar's",
+           (f"{VOLATILE} 7;\n" + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
+            spin("ld.volatile.global.b32") + MEMBAR
+            + "ld.volatile.global.b32 %r6, [%rd_x];\n" + KEEP), "ordered", CLEAN),
+    Litmus("a volatile flag that goes back and forth",
+           ("st.volatile.global.b32 [%rd_f], 1;\n" + spin("ld.volatile.global.b32", value=2),
+            spin("ld.volatile.global.b32") + "st.volatile.global.b32 [%rd_f], 2;\n"),
+           "ordered", CLEAN),
     Litmus("message passing, .cta scope between CTAs",
            (WRITE + RELEASE.replace("gpu", "cta"), spin("ld.acquire.cta.global.b32") + READ),
            "race", codes("race", "scope-race")),
@@ -127,9 +165,12 @@ TABLE = [
            (WRITE + RELEASE, SPIN_RELAXED + "red.relaxed.gpu.global.add.u32 [%rd_f], 1;\n",
             spin(value=2) + READ), "ordered", CLEAN),
     Litmus("no release sequence: a store between release and acquire",
-           (WRITE + RELEASE, SPIN_RELAXED + "st.relaxed.gpu.global.b32 [%rd_f], 2;\n",
-            spin("ld.relaxed.gpu.global.b32", value=2) + "ld.acquire.gpu.global.b32 %r5, [%rd_f];\n"
-            + READ), "race", RACE),
+           (WRITE + RELEASE, SPIN_RELAXED + STORE + TOLD, SPIN_TOLD + LOOK_AGAIN + READ),
+           "race", RACE),
+    Litmus("a store between the release and the acquire, a strong read before it",
+           (WRITE + RELEASE, SPIN_TOLD + STORE + TOLD.replace("rd_g", "rd_y"),
+            SPIN_RELAXED + TOLD + SPIN_TOLD.replace("_g", "_y").replace("SPINg", "SPINy")
+            + LOOK_AGAIN + READ), "ordered", CLEAN),
     Litmus("three threads, release and acquire twice",
            (WRITE + RELEASE, spin() + RELEASE.replace("rd_f", "rd_g"), spin(flag="g") + READ),
            "ordered", CLEAN),
@@ -144,6 +185,43 @@ TABLE = [
     Litmus("last block: no fence", last_block("", after=MEMBAR), "race", RACE, block=64),
     Litmus("last block: no fence before the reads", last_block(MEMBAR, after=""), "race", RACE,
            block=64),
+    Litmus("last block: membar.gl, barrier, atomic; it resets the counter by a plain store",
+           last_block(MEMBAR, after=MEMBAR, end=RESET), "ordered", CLEAN, block=64),
+    Litmus("a counter that the last of two resets", reset(), "ordered", CLEAN),
+    Litmus("a counter that the last of three resets", reset(threads=3), "ordered", CLEAN),
+    Litmus("a counter that the last resets, behind a fence", reset(behind=FENCE), "ordered", CLEAN),
+    Litmus("a counter that the last resets, and each has read before",
+           reset(READ.replace("rd_x", "rd_f")), "race", codes("race", "mixed-race")),
+    Litmus("release fences of gpu scope, then of cta scope",
+           (WRITE + FENCE + NARROW + RELAXED, spin() + READ), "ordered", CLEAN),
+    Litmus("release fences of cta scope, then of gpu scope",
+           (WRITE + NARROW + FENCE + RELAXED, spin() + READ), "ordered", CLEAN),
+    Litmus("release fence of sys scope between narrower ones",
+           (WRITE + FENCE + FENCE.replace("gpu", "sys") + NARROW + RELAXED, spin() + READ),
+           "ordered", CLEAN),
+    Litmus("release fences membar.gl, then fence.acq_rel.cta",
+           (WRITE + MEMBAR + NARROW + RELAXED, spin() + READ), "ordered", CLEAN),
+    Litmus("release fence of cta scope between CTAs", (WRITE + NARROW + RELAXED, spin() + READ),
+           "race", RACE),
+    *(Litmus(f"acquire fence {kind}.cta between CTAs",
+             (WRITE + FENCE + RELAXED, SPIN_RELAXED + f"fence.{kind}.cta;\n" + READ), "race", RACE)
+      for kind in ("acq_rel", "sc", "acquire")),
+    Litmus("membar.cta at the reader, as __threadfence_block() between blocks",
+           (WRITE + MEMBAR + RELAXED, SPIN_RELAXED + "membar.cta;\n" + READ), "race", RACE),
+    Litmus("acquire fences of cta scope, then of gpu scope",
+           (WRITE + FENCE + RELAXED, SPIN_RELAXED + NARROW + FENCE + READ), "ordered", CLEAN),
+    Litmus("a release, then a relaxed store of the same flag",
+           (WRITE + RELEASE + STORE, spin(value=2) + READ), "ordered", CLEAN),
+    Litmus("red, then a fence: no acquire",
+           (WRITE + RELEASE + TOLD, SPIN_TOLD + RED + FENCE + READ), "race", RACE),
+    Litmus("atom, then a fence: an acquire",
+           (WRITE + RELEASE + TOLD, SPIN_TOLD + ATOM + FENCE + READ), "ordered", CLEAN),
+    Litmus("an atomic of cta scope of another CTA between release and acquire",
+           (WRITE + RELEASE, SPIN_RELAXED + RED.replace("gpu", "cta") + TOLD,
+            SPIN_TOLD + LOOK_AGAIN + READ), "race", codes("race", "scope-race")),
+    Litmus("a release of 8 bytes, an acquire of 4",
+           (WRITE + "mov.u64 %rd9, 1;\nst.release.gpu.global.b64 [%rd_f], %rd9;\n", spin() + READ),
+           "race", RACE),
     Litmus("spin lock, acquire and release",
            (lock("atom.acquire.gpu.global.cas.b32", "", "",
                  "atom.release.gpu.global.exch.b32 %r7, [%rd_f], 0;"),) * 2, "ordered", CLEAN),

@@ -17,6 +17,10 @@ from ptxemu.sched.policy import Policy
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=["eager", "late", "seed1", "seed2"])
 
 
+TID_AND_PLACE = "mov.u32 %r0, %tid.x;\nmov.u32 %r2, smem;\n"
+"""%r0 = the thread's number, %r2 = shared memory."""
+
+
 def findings(body: str, policy: Policy, *, block: int = 64, **arrays: int) -> list[Finding]:
     """All findings of a run, notes too."""
     own: dict[str, Any] = {name: np.zeros(size, np.uint32) for name, size in arrays.items()}
@@ -140,7 +144,9 @@ def test_an_initialisation_behind_a_barrier_behind_all_uses_is_none(run: FakeRun
     assert levels(run) == []
 
 
-def test_a_user_of_an_mbarrier_must_know_all_initialisations(run: FakeRun) -> None:
+@pytest.mark.usefixtures("judged_by")
+def test_a_user_of_an_mbarrier_must_know_all_initialisations() -> None:
+    run = FakeRun(fixed_values=True)
     a, b = run.warps
     run.access(a, "mbarrier.init [bar], 1", "write", 0x400, 8)
     run.access(b, "mbarrier.init [bar], 1", "write", 0x400, 8, is_silent=True)
@@ -159,8 +165,9 @@ def test_one_warp_that_loads_twice_without_waiting_is_an_error_even_if_nothing_c
     assert levels(run) == [("missing-wait", "error")]
 
 
-def test_who_reads_equal_writes_needs_to_know_one_who_writes_all(run: FakeRun) -> None:
-    run = FakeRun(warps=3)
+@pytest.mark.usefixtures("judged_by")
+def test_who_reads_equal_writes_needs_to_know_one_who_writes_all() -> None:
+    run = FakeRun(warps=3, fixed_values=True)
     a, b, c = run.warps
     run.write(a, 0x800)
     run.write(b, 0x800, is_silent=True)
@@ -197,3 +204,65 @@ def test_overlapping_rows_may_be_stored_twice_where_they_are_equal(
         + f"add.u64 %rd0, %rd_out, %rd0; add.u32 %r6, {value}, 1; st.global.u32 [%rd0], %r6;"
     )
     assert codes(findings(program, policy, out=64)) == expected
+
+
+SAME = "mov.u32 %r20, 7;\n{}\nst.shared.b32 [%r2], {};\n"
+RACE, NOTE = ("race", "error"), ("same-value-race", "note")
+
+
+@every_policy
+@pytest.mark.parametrize(
+    ("before", "value", "expected"),
+    [
+        ("", "7", NOTE),
+        ("", "%r20", NOTE),
+        ("add.u32 %r20, %r20, 5;", "%r20", NOTE),
+        ("cvt.u32.u64 %r20, %rd_data;", "%r20", NOTE),
+        ("mov.u32 %r20, %ntid.x;", "%r20", NOTE),
+        ("ld.global.b32 %r20, [%rd_data];", "%r20", RACE),
+        ("ld.global.b32 %r21, [%rd_data];\nadd.u32 %r20, %r21, 5;", "%r20", RACE),
+        ("atom.global.or.b32 %r20, [%rd_data], 0;", "%r20", RACE),
+        ("mov.u32 %r20, %smid;", "%r20", RACE),
+        ("ld.global.b32 %r21, [%rd_data];\nsetp.eq.u32 %p7, %r21, 0;\n@%p7 mov.u32 %r20, 8;",
+         "%r20", RACE),
+        ("setp.eq.u32 %p7, %r0, %r0;\n@%p7 mov.u32 %r20, 8;", "%r20", NOTE),
+    ],
+)  # fmt: skip
+def test_equal_values_are_harmless_only_where_no_data_decide_them(
+    policy: Policy, before: str, value: str, expected: tuple[str, str]
+) -> None:
+    """Every thread of two warps stores one value in one place."""
+    found = findings(TID_AND_PLACE + SAME.format(before, value), policy, data=4)
+    assert codes(found) == {expected}
+    assert ("other data need not be" in found[0].message) == (expected is RACE)
+
+
+@every_policy
+@pytest.mark.parametrize("constant", [True, False], ids=["constant", "varied"])
+def test_constant_input_does_not_hide_a_missing_barrier(policy: Policy, constant: bool) -> None:
+    """Each warp stages its block of a tile, reads the other's, and stages the next one."""
+    stage = "ld.global.b32 %r20, [%rd8{}];\nst.shared.b32 [%r21], %r20;\n"
+    other = "xor.b32 %r22, %r24, 128;\nadd.u32 %r22, %r22, %r2;\nld.shared.b32 %r23, [%r22];\n"
+    program = (
+        TID_AND_PLACE
+        + "shl.b32 %r24, %r0, 2;\nadd.u32 %r21, %r24, %r2;\ncvt.u64.u32 %rd7, %r24;\n"
+        + "add.u64 %rd8, %rd_data, %rd7;\n"
+        + stage.format("")
+        + "bar.sync 0;\n"
+        + other
+        + stage.format("+256")
+    )
+    data = np.ones(128, np.uint32) if constant else np.arange(128, dtype=np.uint32)
+    module = api.load(source(program, {"data": data}, shared=4096))
+    found = module.launch("k", 1, 64, args=[data], policy=policy, check=True).findings
+    assert codes(list(found)) == {RACE}
+
+
+@every_policy
+def test_a_store_of_zero_to_a_zeroed_counter_may_lose_what_others_add(policy: Policy) -> None:
+    program = (
+        TID_AND_PLACE
+        + "setp.ne.u32 %p6, %r0, 0;\n@%p6 bra ADD;\nst.global.b32 [%rd_data], 0;\nADD:\n"
+        + "red.global.add.u32 [%rd_data], 1;\n"
+    )
+    assert ("lost-update", "error") in codes(findings(program, policy, data=4))

@@ -25,7 +25,7 @@ def test_the_verdict_is_the_same_on_every_schedule(test: Litmus) -> None:
                 how={"shared": 1024},
                 x=256,
                 y=32,
-                f=1,
+                f=2,
                 g=1,
             )
             if f.level != "note" or f.code in ("stale-read", "unordered-float-additions")

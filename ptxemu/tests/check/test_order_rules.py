@@ -49,11 +49,15 @@ def test_repetitions_of_a_pair_of_instructions_only_count(run: FakeRun) -> None:
     assert finding.count == 5
 
 
-def test_two_warps_that_write_the_same_value_are_a_note(run: FakeRun) -> None:
+@pytest.mark.parametrize("fixed, code", [(True, "same-value-race"), (False, "race")])
+def test_two_warps_that_write_the_same_value_race_unless_no_data_decide_it(
+    fixed: bool, code: str
+) -> None:
+    run = FakeRun(fixed_values=fixed)
     a, b = run.warps
     run.write(a, 0x400)
     run.access(b, "st.b32", "write", 0x400, is_silent=True)
-    assert [(f.code, f.level) for f in run.findings] == [("same-value-race", "note")]
+    assert run.codes == [code]
 
 
 @pytest.mark.parametrize("second", ["read", "write"])
@@ -227,11 +231,24 @@ def test_atomics_do_not_race_with_each_other_but_with_weak_accesses() -> None:
     for warp in (a, b):
         run.access(warp, "red.add", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
     assert run.codes == []
-    run.barrier(b, c)
+    run.barrier(a, c)
     run.read(c, 0x2000, space=GLOBAL)
     (finding,) = run.findings
-    assert (finding.code, finding.level) == ("mixed-race", "warning")
-    assert finding.first is not None and finding.first.warp == a.index
+    assert (finding.code, finding.level, finding.kind) == ("mixed-race", "error", "isa")
+    assert finding.first is not None and finding.first.warp == b.index
+
+
+def test_what_an_atomic_has_observed_comes_before_what_follows_it() -> None:
+    run = FakeRun(warps=3)
+    a, b, c = run.warps
+    run.write(a, 0x3000, space=GLOBAL)
+    for warp in (a, b):
+        run.access(warp, "red.add", "atomic", 0x2000, space=GLOBAL, order="relaxed", scope="gpu")
+    run.barrier(b, c)
+    run.write(c, 0x2000, space=GLOBAL)
+    assert run.codes == []
+    run.read(c, 0x3000, space=GLOBAL)
+    assert run.codes == ["race"]
 
 
 def test_weak_and_atomic_accesses_of_shared_memory_are_an_error(run: FakeRun) -> None:
@@ -271,3 +288,21 @@ def test_findings_stay_the_same_when_unused_states_are_dropped(
     run.write(a, 0x900)
     assert run.codes == ["race"]
     assert len(run.checker._memory._states) < 40
+
+
+@pytest.mark.parametrize("count", [3, 20])
+def test_a_fence_acquires_all_that_relaxed_reads_saw_before_it(count: int) -> None:
+    run = FakeRun(clusters=2, warps=1)
+    a, b = run.warps
+    flag = {"space": GLOBAL, "scope": "gpu"}
+    for number in range(count):
+        run.write(a, 0x1000 + 4 * number, space=GLOBAL)
+        run.access(a, "st.release", "write", 0x2000, order="release", **flag)
+        run.access(b, "ld.relaxed", "read", 0x2000, order="relaxed", **flag)
+    run.fence(b, "acq_rel.cta")
+    run.read(b, 0x1000, space=GLOBAL)
+    assert run.codes == ["race"]
+    run.fence(b, "acq_rel.gpu")
+    for number in range(1, count):
+        run.read(b, 0x1000 + 4 * number, space=GLOBAL)
+    assert run.codes == ["race"]

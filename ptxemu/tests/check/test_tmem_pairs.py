@@ -29,7 +29,8 @@ SOURCE = {"arch": "sm_100a", "shared": 1024}
 
 
 def verdict(text: str, policy: Policy | None = None) -> list[tuple[str, str]]:
-    body = TID + USE + text + store("out", "%r4")
+    own = "mov.u32 %r5, %ctaid.x;\nmad.lo.u32 %r0, %r5, 32, %r0;\n"
+    body = TID + own + USE + text + store("out", "%r4")
     return codes(check(body, grid=2, cluster=2, policy=policy, how=SOURCE, out=64))
 
 

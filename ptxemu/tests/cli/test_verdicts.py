@@ -72,3 +72,23 @@ def test_uninitialised_shared_memory_is_an_error_where_it_reaches_a_result(
     assert code == (0 if masked else 1)
     assert ("error: uninitialised-result: " in out) != masked
     assert "warning: uninitialised-read: " in out
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--require-launch",), 1)])
+def test_host_code_that_launches_nothing_can_be_made_to_fail(
+    options: tuple[str, ...], code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('no device: all tests skipped')\n")
+    junit = tmp_path / "report.xml"
+    assert main(["exec", *options, "--junit", str(junit), str(script)]) == code
+    assert ("no launch of a kernel ran to its end" in capfd.readouterr().out) == bool(code)
+    assert ('errors="1"' in junit.read_text()) == bool(code)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "soon", "inf", "nan"])
+def test_a_time_limit_is_a_number_of_seconds(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["exec", f"--time-limit={text}", "script.py"])
+    assert stop.value.code == 2
+    assert "expected seconds, more than 0" in capsys.readouterr().err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,11 +110,69 @@ def test_the_first_interrupt_ends_it(start: Start, options: tuple[str, ...], who
     process = start(*options)
     interrupted = time.monotonic()
     (os.killpg if whom == "group" else os.kill)(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
     assert time.monotonic() - interrupted < LIMIT_SECONDS
     assert process.returncode == 130
     assert stderr == "ptxemu: interrupted\n"
+    assert "kernel endless: interrupted" in stdout
     assert _processes_of(process.pid) == []
+
+
+SIGNALS = [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "stopped by SIGTERM")]
+
+
+@pytest.mark.parametrize(("number", "reason"), SIGNALS, ids=["SIGINT", "SIGTERM"])
+def test_the_report_has_what_was_found_until_then(
+    start: Start, tmp_path: Path, number: int, reason: str
+) -> None:
+    files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "junit", "sarif")}
+    process = start(*(f"--{kind}={file}" for kind, file in files.items()))
+    os.kill(process.pid, number)
+    stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, stderr) == (128 + number, f"ptxemu: {reason}\n")
+    report = json.loads(files["json"].read_text())
+    assert report["stopped"] == reason
+    assert {finding["code"] for finding in report["findings"]} == {"race"}
+    assert "needs a barrier" in stdout
+    assert f"kernel endless: {reason}" in files["junit"].read_text()
+    found = json.loads(files["sarif"].read_text())["runs"][0]["results"]
+    assert {result["ruleId"] for result in found} == {"race", "launch-failed"}
+
+
+def test_the_time_limit_ends_it_with_a_report(start: Start) -> None:
+    began = time.monotonic()
+    process = start("--time-limit", "4")
+    stdout, stderr = process.communicate(timeout=4 + LIMIT_SECONDS)
+    assert time.monotonic() - began > 2
+    assert (process.returncode, stderr) == (124, "ptxemu: stopped, as --time-limit 4 says\n")
+    assert "race" in stdout and "kernel endless: stopped, as --time-limit 4 says" in stdout
+
+
+@pytest.mark.parametrize(("number", "reason"), SIGNALS, ids=["SIGINT", "SIGTERM"])
+def test_a_kernel_of_a_ptx_file_is_reported_on_too(
+    tmp_path: Path, number: int, reason: str
+) -> None:
+    path = tmp_path / "endless.ptx"
+    lines = re.findall('^    "(.*)"', (PROGRAMS / "endless.c").read_text(), re.MULTILINE)
+    path.write_text("".join(lines).replace("\\n", "\n"))
+    command = ("check", str(path), "--grid=64", "--block=32", "--arg=u32[1024]=zeros", "--json")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ptxemu", *command, "--quiet"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_let_interrupts_come,
+    )
+    while _cpu_seconds_of(process.pid) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    assert (process.returncode, stderr) == (128 + number, f"ptxemu: {reason}\n")
+    report = json.loads(stdout)
+    assert report["stopped"] == reason
+    assert {finding["code"] for finding in report["findings"]} == {"race"}
 
 
 def test_an_interrupt_ends_a_script_whose_launch_is_called_from_c(
@@ -126,6 +186,7 @@ def test_an_interrupt_ends_a_script_whose_launch_is_called_from_c(
     stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
     assert process.returncode == 130, stdout
     assert stderr == "ptxemu: interrupted\n"
+    assert "kernel endless: interrupted" in stdout
 
 
 def test_the_launch_of_a_dead_program_ends(start: Start) -> None:

@@ -266,6 +266,33 @@ low: bar.sync 2; out:"""
     assert "divergent-aligned" in run(body).seen.codes
 
 
+SKIPPED = """and.b32 %r1, %r0, 31; setp.ge.u32 %p1, %r1, 4; @%p1 bra behind; {sync}
+behind: {then}"""
+
+
+@pytest.mark.parametrize(
+    ("sync", "then", "expected"),
+    [
+        ("bar.sync 0;", "st.global.u32 [%rd_y], 7;", ["skipped-aligned"]),
+        ("barrier.sync.aligned 0;", "membar.gl;", ["skipped-aligned"]),
+        ("barrier.sync 0;", "st.global.u32 [%rd_y], 7;", []),
+        ("bar.sync 0;", "", []),
+    ],
+)
+def test_lanes_that_go_past_an_aligned_barrier_are_complained_about(sync, then, expected):
+    """Who returns early has exited, and need not take part."""
+    ran = run(f"{TID} {SKIPPED.format(sync=sync, then=then)}", block=64, y=4)
+    assert ran.seen.codes == expected * 2
+
+
+def test_lanes_that_come_back_to_a_barrier_have_not_gone_past_it():
+    body = f"""{TID} and.b32 %r1, %r0, 31; setp.ge.u32 %p1, %r1, 4;
+again: @%p1 bra behind; bar.sync 0; bra out;
+behind: st.global.u32 [%rd_y], 7; mov.pred %p1, 0; bra again;
+out: setp.ge.u32 %p1, %r1, 4; @%p1 ret; bar.sync 1;"""
+    assert run(body, block=64, y=4).seen.codes == []
+
+
 def test_a_warp_whose_lanes_have_exited_is_aligned():
     body = f"{TID} setp.lt.u32 %p1, %r0, 4; @%p1 ret; bar.sync 0; {store('y', '%r0')}"
     ran = run(body, block=50, y=50)

@@ -7,8 +7,9 @@ has more parameters). Unlike there any number of heads and any `topk` is served,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +19,8 @@ from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.kv_cache import read_kv_cache
 from flashdsa.ops.merge import lse_to_base2
-from flashdsa.problem import D_V, KV_ROW_BYTES
+from flashdsa.problem import D_V
+from flashdsa.row_formats import find_row_format
 
 
 @dataclass
@@ -92,46 +94,48 @@ def flash_mla_with_kvcache(
     descale_q: Tensor | None = None,
     descale_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sparse decode from a paged cache of bf16 rows, or of DeepSeek-V3.2's fp8 rows.
+    """Sparse decode from one or two paged caches of bf16 rows, or of packed rows.
 
-    If the backend does not read packed rows, torch first makes the selected ones bf16, which is
-    slow.
+    If the backend does not read these packed rows, torch first makes the selected ones bf16, which
+    is slow.
 
     Args:
-        q: (b, s_q, H, 576) bf16.
-        k_cache: (pages, page_size, 1, 576) bf16, or (pages, page_size, 1, 656) bytes. Gaps
-            of whole rows between pages are allowed.
+        q: (b, s_q, H, d) bf16, d 576 or 512.
+        k_cache: (pages, page_size, 1, d) bf16, or (pages, page_size, 1, bytes) of a row of
+            `flashdsa.quantize_kv`'s formats. Gaps between pages are allowed, of bf16 whole rows.
         block_table, cache_seqlens, tile_scheduler_metadata, num_splits, use_legacy: not used.
         enable_batch_invariant: `batch_invariant` of `flashdsa.sparse_mla_fwd`; otherwise bits of
             results depend on the batch.
         head_dim_v: 512.
-        softmax_scale: ``576 ** -0.5`` by default.
+        softmax_scale: ``d ** -0.5`` by default.
         causal: False.
         is_fp8_kvcache: None takes it from the dtype of `k_cache`.
         indices: (b, s_q, topk) int32, ``page * page_size + offset``; -1, and what lies outside the
             cache, is invalid.
         attn_sink: (H,) fp32.
         topk_length: (b,) int32, slots in use of each sequence's queries.
-        extra_k_cache, extra_indices_in_kvcache, extra_topk_length, kv_format, descale_q, descale_k:
-            None; they belong to other formats.
+        extra_k_cache, extra_indices_in_kvcache, extra_topk_length: a second cache in the same
+            softmax, its (b, s_q, n) ids and their lengths; a row that both name counts twice.
+        kv_format: of packed rows, "V32_NO_ROPE" or "V41" where both have 528 bytes.
+        descale_q, descale_k: None; they belong to other formats.
 
     Returns:
         out (b, s_q, H, 512) and lse (b, H, s_q) fp32, the natural logarithm, +inf for a query
         without a valid slot.
     """
     name = "flash_mla_with_kvcache"
-    other = "flashdsa serves DeepSeek-V3.2's rows: 576 bf16 values, or 656 bytes"
-    require_default(name, "extra_k_cache", extra_k_cache, instead=other)
-    require_default(name, "extra_indices_in_kvcache", extra_indices_in_kvcache, instead=other)
-    require_default(name, "extra_topk_length", extra_topk_length, instead=other)
+    other = "scales are in the packed rows"
     require_default(name, "descale_q", descale_q, instead=other)
     require_default(name, "descale_k", descale_k, instead=other)
-    require_default(name, "kv_format", kv_format, instead=other)
     require_default(
         name, "causal", causal, default=False, instead="indices say what each query sees"
     )
     if indices is None:
         raise UnsupportedError(f"{name}: indices=None asks for dense attention; flashdsa is sparse")
+    if (extra_k_cache is None) != (extra_indices_in_kvcache is None):
+        raise ArgumentValueError(
+            f"{name}: expected extra_k_cache and extra_indices_in_kvcache together; got one of them"
+        )
     if q.dim() != 4 or k_cache.dim() != 4 or indices.dim() != 3:
         raise ArgumentValueError(
             f"{name}: expected q [b, s_q, H, d], k_cache [pages, page_size, 1, row], "
@@ -139,17 +143,20 @@ def flash_mla_with_kvcache(
             f"{list(indices.shape)}"
         )
     batch, num_queries, num_heads, _ = q.shape
-    ids = indices.flatten(0, 1)
-    lengths = None if topk_length is None else topk_length.repeat_interleave(num_queries)
     is_packed = k_cache.element_size() == 1
     if is_fp8_kvcache is not None and is_fp8_kvcache != is_packed:
         raise ArgumentValueError(
             f"is_fp8_kvcache: {is_fp8_kvcache}, but k_cache has dtype {k_cache.dtype}"
         )
-    rows = _packed_pages(k_cache) if is_packed else k_cache
     queries = q.flatten(0, 1).contiguous()
+    sources = [_Source(k_cache, indices, topk_length)]
+    if extra_k_cache is not None and extra_indices_in_kvcache is not None:
+        sources.append(_Source(extra_k_cache, extra_indices_in_kvcache, extra_topk_length))
+    row_format = None if kv_format is None else kv_format.lower()
 
-    def attend(kv: Tensor, slots: Tensor) -> tuple[Tensor, ...]:
+    def attend(sources: Sequence[_Source], row_format: str | None) -> tuple[Tensor, ...]:
+        (kv, slots, lengths), *extra = (one.arguments(num_queries) for one in sources)
+        further = zip(("extra_kv", "extra_indices", "extra_topk_length"), *extra, strict=False)
         return sparse_mla_fwd(
             queries,
             kv,
@@ -158,27 +165,48 @@ def flash_mla_with_kvcache(
             sm_scale=softmax_scale,
             topk_length=lengths,
             attn_sink=attn_sink,
+            kv_format=row_format,
             batch_invariant=enable_batch_invariant,
+            **(dict(further) if extra else {}),
         )
 
     try:
-        out, lse = attend(*_without_gaps(rows, ids))
+        out, lse = attend(sources, row_format)
     except UnsupportedError:
         if not is_packed:
             raise
-        out, lse = attend(*_selected_rows(rows, ids, lengths))
+        out, lse = attend([one.selected(num_queries, row_format) for one in sources], None)
     by_sequence = lse.view(batch, num_queries, num_heads).transpose(1, 2).contiguous()
     return out.view(batch, num_queries, num_heads, head_dim_v), by_sequence
 
 
-def _packed_pages(k_cache: Tensor) -> Tensor:
-    """The cache's bytes (pages, page_size, 1, 656)."""
-    if k_cache.shape[2:] != (1, KV_ROW_BYTES):
-        raise UnsupportedError(
-            f"k_cache: flashdsa reads packed rows of {KV_ROW_BYTES} bytes (DeepSeek-V3.2), shape "
-            f"[pages, page_size, 1, {KV_ROW_BYTES}]; got {list(k_cache.shape)}"
-        )
-    return k_cache.view(torch.uint8)
+class _Source(NamedTuple):
+    """A cache, the ids (b, s_q, n) of its rows, and lengths (b,)."""
+
+    cache: Tensor
+    ids: Tensor
+    lengths: Tensor | None
+
+    def arguments(self, num_queries: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """kv, and the list of each query: ids and length."""
+        ids, lengths = self.ids.flatten(0, 1), self.lengths
+        if lengths is not None:
+            lengths = lengths.repeat_interleave(num_queries)
+        if self.cache.element_size() == 1:
+            return self.cache.view(torch.uint8), ids, lengths
+        return *_without_gaps(self.cache, ids), lengths
+
+    def selected(self, num_queries: int, row_format: str | None) -> _Source:
+        """The packed rows that valid slots name, in bf16, and the slots as ids of these rows."""
+        rows, ids, lengths = self.arguments(num_queries)
+        valid = (ids >= 0) & (ids < rows.shape[0] * rows.shape[1])
+        if lengths is not None:
+            valid &= torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        used, places = torch.unique(ids[valid], return_inverse=True)
+        renamed = torch.full_like(ids, -1).masked_scatter_(valid, places.to(ids.dtype))
+        form = find_row_format("k_cache", rows.shape, row_format, alone=False).name
+        kept = read_kv_cache(rows, used, kv_format=form)[None, :, None]
+        return _Source(kept, renamed.view(self.ids.shape), self.lengths)
 
 
 def _without_gaps(cache: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,14 +221,3 @@ def _without_gaps(cache: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
     rows = cache.as_strided((num_rows, cache.shape[3]), (row, cache.stride(3)))
     inside = (ids >= 0) & (ids < num_pages * page_size)
     return rows, torch.where(inside, ids + ids // page_size * (rows_a_page - page_size), -1)
-
-
-def _selected_rows(rows: Tensor, ids: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the packed rows that valid slots name, in bf16, and the slots as ids of these rows."""
-    num_slots = rows.shape[0] * rows.shape[1]
-    valid = (ids >= 0) & (ids < num_slots)
-    if lengths is not None:
-        valid &= torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-    used, places = torch.unique(ids[valid], return_inverse=True)
-    renamed = torch.full_like(ids, -1).masked_scatter_(valid, places.to(ids.dtype))
-    return read_kv_cache(rows, used), renamed

@@ -98,6 +98,11 @@ FORWARD = [
                   topk_length=True, poison=True),
     SparseMlaCase("512 columns, 135 queries in groups of 2", 135, 100, 32, 24, d_qk=512,
                   invalid=True, attn_sink="finite"),
+    # Two sources in the forward, and in groups.
+    SparseMlaCase("133 queries of two sources", 133, 100, 64, 24, d_qk=512, extra_keys=90,
+                  extra_topk=20, ranges="extra_kv", invalid=True, topk_length=True, poison=True),
+    SparseMlaCase("135 queries of two sources in groups of 2", 135, 100, 32, 24, d_qk=512,
+                  extra_keys=90, extra_topk=20, invalid=True, nan_row=True),
     # Long lists of few keys: tiles are dealt out by the lists, and most of them have no key.
     SparseMlaCase("70 queries of 2048 slots", 70, 100, 64, 2048, invalid=True, poison=True,
                   attn_sink="finite"),

@@ -15,12 +15,14 @@ from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
 from ptxemu.check.phases import Phases
 from ptxemu.check.races import Races
+from ptxemu.check.shadow import Blank
 from ptxemu.check.shadow_memory import ShadowMemory
 from ptxemu.check.state import Actor, Event, WarpActor
 from ptxemu.check.tcgen05_order import DEALLOC
 from ptxemu.check.tmem_loads import TmemLoads
-from ptxemu.check.tokens import Tokens, is_mbarrier_token, new_token
-from ptxemu.check.vector_clock import NOTHING
+from ptxemu.check.tokens import Neighbours, Tokens, is_mbarrier_token, new_token
+from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
+from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
 from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
 
@@ -34,12 +36,15 @@ CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 class Checker(Observer):
     """Happens-before with proxies over global memory, shared memory and TMEM of one launch."""
 
-    def __init__(self, kernel: str) -> None:
+    def __init__(self, kernel: str, blank: Blank = ()) -> None:
+        """`blank`: global memory that nobody has written before the launch."""
         self.kernel = kernel
         self._collected = Findings(kernel)
         self._lifetimes = Lifetimes(self._collected)
         self._flags = Flags()
+        self._weak_orders = WeakOrders(self._collected)
         self._actors: dict[int, Actor] = {}
+        self._neighbours = Neighbours()
         self._tokens: dict[int, Tokens] = {}
         """Tokens by cluster; no other cluster can reach them."""
         self._widths: dict[int, int] = {}
@@ -49,9 +54,9 @@ class Checker(Observer):
         self._no_mbarrier: dict[int, int] = {}
         """Bits of a cluster's operations: tcgen05 instructions; what completes no mbarrier."""
         self._cta_names: dict[int, str] = {}
-        races = Races(self._collected)
-        self._undetermined = races.undetermined
-        self._memory = ShadowMemory(races, self._cta_names.__getitem__)
+        self._races = Races(self._collected)
+        self._undetermined = self._races.undetermined
+        self._memory = ShadowMemory(self._races, self._cta_names.__getitem__, blank)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
         self._barrier_users = BarrierUsers()
@@ -90,7 +95,9 @@ class Checker(Observer):
         if cta.index == 0:
             program = getattr(cta.warps[0], "program", None)
             self._wgmma = WgmmaFences.of(program)
-            self._undetermined.started(program)
+            self._races.started(program)
+            self._weak_orders.started(program)
+            self._neighbours.started(program)
         first = cta.rank * len(cta.warps)
         for warp in cta.warps:
             self._actors[warp.agent_id] = WarpActor(
@@ -160,6 +167,7 @@ class Checker(Observer):
         if strong and isinstance(actor, WarpActor):
             if access.order in ("acquire", "acq_rel", "seq_cst"):
                 lane_order.acquires(actor, access.agent)
+            self._weak_orders.accessed(actor, access, event, self._time)
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
             if access.instruction.modifiers[:2] != DEALLOC:  # which ends a lifetime itself
@@ -203,8 +211,12 @@ class Checker(Observer):
         held = tokens.get(token) or new_token(tokens, token)
         if scope in ("", "relaxed"):
             if isinstance(actor, WarpActor):
-                relaxed.release(actor, held, at_mbarrier=is_mbarrier_token(token))
+                at_mbarrier = is_mbarrier_token(token)
+                is_remote = not at_mbarrier or token[1] != actor.cta  # type: ignore[index]
+                relaxed.release(actor, held, at_mbarrier=at_mbarrier, is_remote=is_remote)
             return
+        if is_mbarrier_token(token):
+            self._neighbours.arrived(actor, token, held)
         held.unite(actor.know)
         if isinstance(actor, WarpActor):
             actor.tick()
@@ -217,10 +229,17 @@ class Checker(Observer):
         self._signal(actor, token, arrives=False)
         held = self._tokens.get(actor.home, {}).get(token)
         if held is not None and scope == "relaxed" and isinstance(actor, WarpActor):
-            relaxed.acquire(actor, held, self._no_mbarrier.get(actor.home, 0))
+            assert isinstance(token, tuple)
+            no_mbarrier = self._no_mbarrier.get(actor.home, 0)
+            relaxed.acquire(actor, token[:-1], held, no_mbarrier)
         elif held is not None:
             if isinstance(actor, WarpActor) and is_mbarrier_token(token):
                 lane_order.acquires(actor, agent)
+                near = self._neighbours.known(token) if scope == "cta" else None
+                if near is not None:
+                    actor.know.unite_row(held, OUT_OF_SCOPE, GENERIC)
+                    actor.know.unite_row(held, ARRIVED, GENERIC)
+                    held = near
             actor.know.unite(held)
             actor.unfenced_tcgen05 = True
 
@@ -284,7 +303,7 @@ class Checker(Observer):
             return
         actor.lagging = None
         if kind is FenceKind.MEMORY:
-            if fence.order != "release" and actor.to_acquire is not None:
+            if fence.order != "release" and actor.pending:
                 lane_order.acquires(actor, agent)
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 LEVELS: dict[str, str] = {
     "race": "error",
-    "mixed-race": "warning",
+    "mixed-race": "error",
     "lost-update": "error",
     "scope-race": "error",
     "relaxed-barrier-race": "error",
+    "narrow-wait-race": "error",
     "non-coherent-read": "error",
     "missing-wait": "error",
     "missing-proxy-fence": "error",
@@ -35,7 +36,9 @@ LEVELS: dict[str, str] = {
     "tmem-load-not-waited": "error",
     "tmem-dealloc-race": "error",
     "tmem-overlap": "warning",
+    "volatile-race": "error",
     "stale-read": "note",
+    "weak-order": "note",
     "unordered-float-additions": "note",
     "same-value-race": "note",
     "missing-tcgen05-fence": "note",
@@ -55,8 +58,11 @@ LEVELS: dict[str, str] = {
 AGAINST_THE_ISA = frozenset(
     (
         "missing-mbarrier-init-fence",
+        "mixed-race",
+        "narrow-wait-race",
         "relaxed-barrier-race",
         "remote-mbarrier-scope",
+        "skipped-aligned",
         "tmem-alloc-after-relinquish",
         "tmem-alloc-grows",
         "tmem-lanes",
@@ -73,6 +79,7 @@ UNORDERED = (
     "lost-update",
     "scope-race",
     "relaxed-barrier-race",
+    "narrow-wait-race",
     "missing-wait",
     "unordered-mma",
     "missing-tcgen05-wait",

@@ -34,6 +34,17 @@ def data_reads(program: Any) -> frozenset[int]:
     return frozenset(load.pc for load in loads if not uses.is_flag(load))
 
 
+def wait_reads(program: Any) -> frozenset[int]:
+    """The pcs of the strong loads of a kernel in loops that do nothing but wait for a value."""
+    if not isinstance(program, Program):
+        return frozenset()
+    loads = [i for i in program.function.instructions if _is_strong_load(i)]
+    if not loads:
+        return frozenset()
+    uses = _Uses(program)
+    return frozenset(load.pc for load in loads if uses.is_awaited(load))
+
+
 def _is_strong_load(instruction: Instruction) -> bool:
     return instruction.modifiers[0] == "ld" and not _ORDERED.isdisjoint(instruction.modifiers)
 
@@ -108,10 +119,14 @@ class _Uses:
 
     def is_flag(self, load: Instruction) -> bool:
         """Whether a load looks at a flag."""
-        own = set(register_slots(load.operands[:1]))
-        reached = self._reached(own)
-        if self._is_only_branched_on(reached):
-            return True
+        return self._is_only_branched_on(self._reached_by(load)) or self.is_awaited(load)
+
+    def _reached_by(self, load: Instruction) -> set[int]:
+        return self._reached(register_slots(load.operands[:1]))
+
+    def is_awaited(self, load: Instruction) -> bool:
+        """Whether a loop around a load does nothing but wait for another value."""
+        reached = self._reached_by(load)
         around = [loop for loop in self._loops if loop[0] <= load.pc <= loop[1]]
         if not around:
             return False

@@ -31,7 +31,7 @@ def after(state: State, event: Event, space: Space, limits: Limits) -> State | N
     Args:
         limits: what was found for this access, and is added to.
     """
-    if event.reach or state.hidden or state.suspects:
+    if event.reach or state.hidden or state.suspects or state.observers:
         return None
     if space is Space.TMEM:
         return _after_in_tmem(state, event)
@@ -48,7 +48,7 @@ def may_read(state: State, whose: int, since: int) -> bool:
     Args:
         whose, since: of the read (`Event.follower`, `Event.since`).
     """
-    if state.hidden or state.suspects or len(state.writes) != 1:
+    if state.hidden or state.suspects or state.observers or len(state.writes) != 1:
         return False
     followers = state.writes[0].followers
     return followers is not None and followers.get(whose, sys.maxsize) <= since

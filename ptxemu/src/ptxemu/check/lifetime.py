@@ -71,8 +71,8 @@ class Lifetimes:
         known = Knowledge()
         for warp in warps:
             known.unite(warp.know)
-            if warp.to_acquire is not None:
-                known.unite(warp.to_acquire)
+            for seen in warp.pending.all():
+                known.unite(seen)
         self._exits[cta.index] = known
         for event in self._touches.pop(cta.index, {}).values():
             reads = event.kind is AccessKind.READ

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ptxemu.check import known_order, proxies, tcgen05_order
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import Entry, Findings, Place, Site
+from ptxemu.check.fixed_values import FixedValues
 from ptxemu.check.granules import Index
 from ptxemu.check.shadow import Page, ShadowRegion
-from ptxemu.check.state import Actor, Event, State, WarpActor
+from ptxemu.check.state import Actor, Event, Observation, State, WarpActor
 from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
+from ptxemu.check.vector_clock import OUT_OF_SCOPE, RELAXED
 from ptxemu.events import AccessKind, Proxy, Space
 
 MAX_SUSPECTS = 4
@@ -57,8 +59,14 @@ class Races:
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
         self.undetermined = Undetermined(findings)
+        self.values = FixedValues()
         self._told: dict[tuple[int, int], Entry] = {}
         """Findings of additions in no order, by the ids of the two instructions."""
+
+    def started(self, program: Any) -> None:
+        """The kernel's program is known."""
+        self.undetermined.started(program)
+        self.values = FixedValues(program)
 
     def judge(self, state: State, event: Event, spot: Spot) -> State:
         """The state that a granule in `state` has after `event`, whatever stands between them."""
@@ -87,16 +95,18 @@ class Races:
                 and only.reach <= event.reach
             ):
                 return state
-        hidden = state.hidden
+        hidden, observers = state.hidden, state.observers
         now = known_order.reads_now(reads, event)
         if event.reach:
             hidden = _united(hidden, (r for r in reads if r.reach < event.reach and actor.knows(r)))
+            observers = (*observers, *_observations(event, state))
         return State(
             state.writes,
             now,
             initialised=state.initialised,
             suspects=suspects,
             hidden=hidden,
+            observers=observers,
         )
 
     def _write(self, state: State, event: Event, spot: Spot) -> State:
@@ -125,11 +135,14 @@ class Races:
             kept = tuple(
                 write
                 for write in state.writes
-                if _nobody_can_tell(write, event) and not actor.knows(write)
+                if self._nobody_can_tell(write, event, state) and not actor.knows(write)
             )[1 - MAX_EQUAL :]
         hidden = _hidden_behind(event, state, kept)
         if kept or hidden or suspects:
-            return State((*kept, event), (), suspects=suspects, hidden=hidden)
+            before = (*kept, *hidden)
+            observers = tuple(one for one in state.observers if one.write in before)
+            now = (*kept, event)
+            return State(now, (), suspects=suspects, hidden=hidden, observers=observers)
         if event.write_state is None:
             event.write_state = State((event,), ())
         return event.write_state
@@ -138,7 +151,10 @@ class Races:
         """Report `first` then `second`, of which one writes, unless the order allows it."""
         if first.reach and second.reach and first.is_strong_with(second):
             found = self.undetermined.judge(first, second)
-            if found is not None:
+            is_ordered = found is not None and (
+                found[0] == self.undetermined.VOLATILE_RACE and _is_observed(first, second, state)
+            )
+            if found is not None and not is_ordered:
                 self._report(found[0], first, second, found[1], state, spot)
             return
         if first.is_mbarrier and not second.is_mbarrier and _is_plain(second):
@@ -156,10 +172,15 @@ class Races:
                 if note is not None:
                     self._report(note[0], first, second, note[1], state, spot)
             return
-        if _nobody_can_tell(first, second) and state.initialised:
-            edge = "harmless, since one of them writes what was there already"
+        if _is_observed(first, second, state):
+            return
+        if self._nobody_can_tell(first, second, state) and state.initialised:
+            edge = "harmless, since the value that is written is the same whatever the data are"
             self._report("same-value-race", first, second, edge, state, spot)
             return
+        equal = ""
+        if _changes_nothing(first, second):
+            equal = "the value was the same in this run, which other data need not be: "
         # Of two unordered accesses the one whose operation was issued first is named first, but
         # a read of what nobody has written yet came too early.
         if not state.initialised or _start(second) < _start(first):
@@ -167,7 +188,31 @@ class Races:
         if spot.space is Space.TMEM and tcgen05_order.is_too_early(first, second):
             first, second = second, first
         code, edge = _unordered(first, second, spot.space)
-        self._report(code, first, second, edge, state, spot)
+        self._report(code, first, second, equal + edge, state, spot)
+
+    def _nobody_can_tell(self, first: Event, second: Event, state: State) -> bool:
+        """Whether nobody can tell in which order `first` and `second` came, whatever the data are.
+
+        One of them wrote what was there already, and all that was written there has nothing to do
+        with data. Of asynchronous operations only several warps' same copy counts.
+        """
+        if not _changes_nothing(first, second):
+            return False
+        one, other = first.actor, second.actor
+        if one.is_warp and other.is_warp:
+            writes = {*state.writes, *(e for e in (first, second) if _writes(e))}
+            return bool(state.writes) and all(
+                write.kind is AccessKind.WRITE and self.values.is_fixed(write.instruction)
+                for write in writes
+            )
+        if isinstance(one, OperationActor) and isinstance(other, OperationActor):
+            return (
+                second.is_silent
+                and first.instruction is second.instruction
+                and first.kind is AccessKind.WRITE
+                and (one.home, one.issuer_slot) != (other.home, other.issuer_slot)
+            )
+        return False
 
     def tell_again(self, firsts: list[Event], event: Event) -> bool:
         """Count additions in no order with `event`; False, and nothing is done, if one of them is
@@ -248,6 +293,49 @@ class Races:
         self._findings.add(code, place(event), None, message, level=level, instance=event.time)
 
 
+def _observations(read: Event, state: State) -> Iterator[Observation]:
+    """Writes that a strong read observes for the first time, without knowing them."""
+    after = read
+    for write in reversed(state.writes):
+        if not _observes(after, write):
+            return
+        if not read.actor.knows(write) and not any(
+            one.write is write and one.by.actor is read.actor for one in state.observers
+        ):
+            yield Observation(write, read)
+        if write.kind is not AccessKind.ATOMIC:
+            return
+        after = write
+
+
+def _observes(read: Event, write: Event) -> bool:
+    """Whether an access that reads what `write` wrote observes it: the two are morally strong."""
+    is_generic = read.proxy is Proxy.GENERIC and write.proxy is Proxy.GENERIC
+    return is_generic and bool(write.reach) and read.is_strong_with(write)
+
+
+def _is_observed(first: Event, second: Event, state: State) -> bool:
+    """Whether an access that observed the write `first` comes before `second`: causality.
+
+    Atomics observe what they read, and through atomics what those have observed. What `first`'s
+    agent did before is not ordered by that.
+    """
+    if first.kind is AccessKind.READ or not first.reach:
+        return False
+    knows = second.actor.knows
+    if any(one.write is first and knows(one.by) for one in state.observers):
+        return True
+    before = first
+    following = state.writes[state.writes.index(first) + 1 :] if first in state.writes else ()
+    for one in following:
+        if one.kind is not AccessKind.ATOMIC or not _observes(one, before):
+            return False
+        if knows(one):
+            return True
+        before = one
+    return False
+
+
 def _to_judge(writes: tuple[Event, ...], event: Event, space: Space) -> list[Event]:
     """The last writes that a read is to be judged against; of equal ones one that it may see will
     do."""
@@ -280,9 +368,11 @@ def _is_other(first: Event, second: Event) -> bool:
 def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple[Event, ...]:
     """Return events that a later access may conflict with though not with the write `event`.
 
-    An access that conflicts with an event before a plain write conflicts with the write too.
+    An access that conflicts with an event before a plain write conflicts with the write too; of a
+    write that nobody can tell from those before it (`kept`) any of them will do.
     """
-    if event.reach == 0 and not event.is_silent:
+    repeats = event.is_silent and bool(kept)
+    if event.reach == 0 and not repeats:
         return ()
     before = (*state.writes, *state.reads) if event.reach else state.writes
     return _united(
@@ -291,10 +381,14 @@ def _hidden_behind(event: Event, state: State, kept: tuple[Event, ...]) -> tuple
             one
             for one in before
             if one not in kept
-            and not one.is_silent
-            and (event.is_silent or one.reach < event.reach)
+            and (repeats or one.reach < event.reach or _may_be_out_of_reach(one, event))
         ),
     )
+
+
+def _may_be_out_of_reach(first: Event, event: Event) -> bool:
+    """Whether a later access of a narrow scope may be strong with `event`, but not with `first`."""
+    return first.actor.cta != event.actor.cta and not event.actor.knows(first)
 
 
 def _united(hidden: tuple[Event, ...], more: Iterable[Event]) -> tuple[Event, ...]:
@@ -307,24 +401,9 @@ def _united(hidden: tuple[Event, ...], more: Iterable[Event]) -> tuple[Event, ..
     return hidden
 
 
-def _nobody_can_tell(first: Event, second: Event) -> bool:
-    """Whether nobody can tell in which order `first` and `second` came.
-
-    One of them wrote what was there already. Of asynchronous operations that counts only where
-    several warps issue the same copy: the data of a test may be the same by chance, as in a
-    buffer that is filled again too early.
-    """
-    one, other = first.actor, second.actor
-    if one.is_warp and other.is_warp:
-        return second.is_silent or (first.is_silent and second.kind is AccessKind.READ)
-    if isinstance(one, OperationActor) and isinstance(other, OperationActor):
-        return (
-            second.is_silent
-            and first.instruction is second.instruction
-            and first.kind is AccessKind.WRITE
-            and (one.home, one.issuer_slot) != (other.home, other.issuer_slot)
-        )
-    return False
+def _changes_nothing(first: Event, second: Event) -> bool:
+    """Whether their order made no difference: one of the two wrote what was there already."""
+    return second.is_silent or (first.is_silent and second.kind is AccessKind.READ)
 
 
 def _is_plain(event: Event) -> bool:
@@ -357,7 +436,12 @@ def _unordered(first: Event, second: Event, space: Space) -> tuple[str, str]:
         elif isinstance(second.actor, OperationActor):
             wait = completion(second, second.actor)
             edge += f" (or, if the read is of what the second writes, {wait} before it)"
-    if second.actor.knows_by_relaxed(first):
+    if second.actor.knows_by(first, OUT_OF_SCOPE):
+        return "narrow-wait-race", (
+            "only an mbarrier wait of .cta scope stands between them, and another CTA arrived: "
+            "needs .acquire.cluster"
+        )
+    if second.actor.knows_by(first, RELAXED):
         return "relaxed-barrier-race", (
             "only a relaxed barrier.cluster.arrive stands between them, which orders no memory: "
             "needs .release"

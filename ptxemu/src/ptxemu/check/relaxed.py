@@ -9,10 +9,12 @@ tcgen05.commit implies) and tcgen05.fence::after_thread_sync after the wait (PTX
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ptxemu.check.state import CLUSTER, CTA
 from ptxemu.check.vector_clock import (
     ARRIVED,
     GENERIC,
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
     from ptxemu.check.state import WarpActor
 
 
-def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
+def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool, is_remote: bool) -> None:
     """A relaxed arrival: leave at a token what earlier fences released.
 
     Args:
+        is_remote: who waits may be in another CTA.
         at_mbarrier: who sees the phase knows that arrivals at this object have happened. Of a
             barrier of the CTA or the cluster that says nothing of arrivals at mbarriers before.
     """
@@ -47,8 +50,9 @@ def release(warp: WarpActor, held: Knowledge, *, at_mbarrier: bool) -> None:
     left.seen |= mine.seen | mine.done
     if at_mbarrier:
         left.clocks[ARRIVED, warp.slot] = max(left.clocks.item(ARRIVED, warp.slot), warp.clock)
-    if warp.released_by_fence is not None:
-        held.unite(warp.released_by_fence[0])
+    fenced = warp.fenced[CLUSTER if is_remote else CTA]
+    if fenced is not None:
+        held.unite(fenced.know)
     warp.tick()
 
 
@@ -62,15 +66,14 @@ def completes_mbarriers(operation: Any) -> bool:
     return kind not in ("tcgen05.ld", "tcgen05.st", "wgmma") and "bulk_group" not in modifiers
 
 
-def acquire(warp: WarpActor, held: Knowledge, no_mbarrier: int) -> None:
+def acquire(warp: WarpActor, place: Hashable, held: Knowledge, no_mbarrier: int) -> None:
     """A relaxed wait: a fence will acquire what was left at the token.
 
     Args:
+        place: the mbarrier, a later phase of which holds what earlier ones do.
         no_mbarrier: which operations complete no mbarrier, so that the phase says nothing of them.
     """
-    if warp.to_acquire is None:
-        warp.to_acquire = Knowledge()
-    warp.to_acquire.unite(held)
+    warp.pending.see_latest(CTA, place, held)
     warp.know.unite_row(held, SEEN)
     left = held.parts.get(warp.home)
     if left is not None:
@@ -90,11 +93,12 @@ def before_thread_sync(warp: WarpActor, tcgen05: int) -> None:
 
 def after_thread_sync(warp: WarpActor, tcgen05: int) -> None:
     """tcgen05.fence::after_thread_sync."""
-    seen = None if warp.to_acquire is None else warp.to_acquire.parts.get(warp.home)
-    if seen is None:
-        return
     mine = warp.know.parts[warp.home]
-    mine.done |= seen.done & tcgen05
-    mine.handed_on |= seen.handed_on
-    for row in (GENERIC, TCGEN05):
-        np.maximum(mine.clocks[TCGEN05], seen.clocks[row], out=mine.clocks[TCGEN05])
+    for pending in warp.pending.all():
+        seen = pending.parts.get(warp.home)
+        if seen is None:
+            continue
+        mine.done |= seen.done & tcgen05
+        mine.handed_on |= seen.handed_on
+        for row in (GENERIC, TCGEN05):
+            np.maximum(mine.clocks[TCGEN05], seen.clocks[row], out=mine.clocks[TCGEN05])

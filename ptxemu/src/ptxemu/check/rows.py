@@ -173,7 +173,7 @@ class RowStates(States):
             self.make_room()
         writes, reads = len(state.writes), len(state.reads)
         if not is_simple(state):
-            is_untouched = not (events or state.hidden or state.suspects)
+            is_untouched = not (events or state.hidden or state.suspects or state.observers)
             writes = layout.UNTOUCHED if is_untouched else layout.BY_PYTHON
             reads, events = 0, ()
         for place, event in enumerate(events, used):
@@ -254,6 +254,7 @@ class RowStates(States):
                 state.id, self._objects[new] = new, state
                 its = (*state.writes, *state.reads, *state.suspects, *state.hidden)
                 held.update(event.number for event in its)
+                held.update(event.number for one in state.observers for event in one)
         for state in objects:
             if state is not None:
                 state.id = -1

@@ -8,7 +8,8 @@ touch are tracked one by one: their page becomes finer when that happens.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,17 @@ from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.vector_clock import GENERIC
 from ptxemu.events import Space
 
+Blank: TypeAlias = "Sequence[tuple[int, int]]"
+"""Ranges of addresses: begin and end of each."""
+UNINITIALISED = 0
+"""The number of the state of what nobody has touched."""
 WORD_SHIFT = 2
 """log2 of the bytes of a granule, unless the page has been refined."""
 
 
 def is_simple(state: State) -> bool:
-    """Whether a state is of known writes and reads alone, with nothing suspected or hidden."""
-    return state.initialised and not state.hidden and not state.suspects
+    """Whether a state is of known writes and reads alone."""
+    return state.initialised and not (state.hidden or state.suspects or state.observers)
 
 
 class States:
@@ -101,6 +106,12 @@ class Page:
         self.place = self.count = 0
         """Address of the numbers in this process, and their count; 0 if unknown (`check.scans`)."""
 
+    def clear(self, begin: int, end: int) -> None:
+        """Nobody has written the bytes from `begin` to `end`, as far as they are in the page."""
+        first = max(begin - self.base, 0) >> self.shift
+        last = max(end - self.base, 0) >> self.shift
+        self.ids[first:last] = UNINITIALISED
+
     def refine(self, shift: int) -> None:
         """Track granules of 2**shift bytes, if they are larger now."""
         if shift < self.shift:
@@ -128,7 +139,17 @@ FEW_PIECES = 4
 class ShadowRegion:
     """One address space: global memory, or the shared memory or TMEM of a CTA."""
 
-    __slots__ = ("_bits", "_initial", "fence_row", "name", "only_page", "pages", "space", "tmem")
+    __slots__ = (
+        "_bits",
+        "_initial",
+        "blank",
+        "fence_row",
+        "name",
+        "only_page",
+        "pages",
+        "space",
+        "tmem",
+    )
 
     def __init__(
         self,
@@ -147,6 +168,8 @@ class ShadowRegion:
         self._bits = page_bits
         self._initial = initial
         self.pages: dict[int, Page | TmemPage] = {}
+        self.blank: Blank = ()
+        """Bytes that nobody has written, whatever the others' first state is."""
         self.fence_row = ROW_OF_SPACE.get(space, GENERIC)
         """The row of clocks of what is ordered for the async proxy, too."""
         self.only_page: Page | None = None
@@ -162,6 +185,8 @@ class ShadowRegion:
         if page is None:
             size = 1 << self._bits
             page = self.pages[number] = Page(number * size, size, self._initial)
+            for begin, end in self.blank:
+                page.clear(begin, end)
         assert isinstance(page, Page)
         return page
 

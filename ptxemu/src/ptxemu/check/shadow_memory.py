@@ -13,7 +13,7 @@ from ptxemu.check.quick_judge import QuickJudge
 from ptxemu.check.races import Races, Spot
 from ptxemu.check.rows import RowStates
 from ptxemu.check.scans import Scans
-from ptxemu.check.shadow import ShadowRegion, States
+from ptxemu.check.shadow import Blank, ShadowRegion, States
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
@@ -35,11 +35,13 @@ class ShadowMemory:
     Args:
         races: judges an event against a state.
         name: for people, of the CTA with an index.
+        blank: global memory that nobody has written.
     """
 
-    def __init__(self, races: Races, name: Callable[[int], str]) -> None:
+    def __init__(self, races: Races, name: Callable[[int], str], blank: Blank = ()) -> None:
         self._races = races
         self._name = name
+        self._blank = tuple(blank)
         self._states: States = States()
         self._compact_at = STATES_BEFORE_COMPACTION
         self._regions: dict[tuple[Space, int | None], ShadowRegion] = {}
@@ -114,6 +116,7 @@ class ShadowMemory:
             region = ShadowRegion(
                 space, "global memory", GLOBAL_PAGE_BITS, self._states.initialised.id
             )
+            region.blank = self._blank
         else:
             assert owner is not None
             name = self._name(owner)
@@ -128,7 +131,7 @@ class ShadowMemory:
     def drop(self, space: Space, owner: int | None) -> None:
         """Memory that ceases to exist: reads of it that no write came before are final."""
         region = self._regions.pop((space, owner), None)
-        if region is None or space is Space.GLOBAL:
+        if region is None or (space is Space.GLOBAL and not region.blank):
             return
         for page in region.pages.values():
             spot = Spot(space, region, page, slice(0, len(page.ids)))

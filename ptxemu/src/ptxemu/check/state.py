@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ptxemu.check.vector_clock import GENERIC, RELAXED, SEEN, TCGEN05, Knowledge
+from ptxemu.check.pending import Pending
+from ptxemu.check.vector_clock import GENERIC, SEEN, TCGEN05, Knowledge, Snapshots
 from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
@@ -142,10 +143,7 @@ class Event:
 
     def is_strong_with(self, other: Event) -> bool:
         """Whether the two are morally strong: each is in the scope of the other."""
-        reach = min(self.reach, other.reach)
-        if reach == CTA:
-            return self.actor.cta == other.actor.cta
-        return reach == GPU or (reach == CLUSTER and self.actor.home == other.actor.home)
+        return are_in_reach(min(self.reach, other.reach), self.actor, other.actor)
 
     @property
     def action(self) -> str:
@@ -154,6 +152,20 @@ class Event:
             return "mbarrier.init"
         kind = "atomic access" if self.kind is AccessKind.ATOMIC else self.kind.value
         return f"{self.proxy.value} {kind}"
+
+
+def are_in_reach(reach: int, one: Actor, other: Actor) -> bool:
+    """Whether a scope of one agent reaches another; 0 is none."""
+    if reach == CTA:
+        return one.cta == other.cta
+    return reach == GPU or (reach == CLUSTER and one.home == other.home)
+
+
+class Observation(NamedTuple):
+    """A strong read, and a write that it observed."""
+
+    write: Event
+    by: Event
 
 
 class State:
@@ -165,6 +177,7 @@ class State:
         "initialised",
         "next_event",
         "next_state",
+        "observers",
         "reads",
         "suspects",
         "writes",
@@ -178,6 +191,7 @@ class State:
         initialised: bool = True,
         suspects: tuple[Event, ...] = (),
         hidden: tuple[Event, ...] = (),
+        observers: tuple[Observation, ...] = (),
     ) -> None:
         self.id = -1
         self.writes = writes
@@ -188,6 +202,8 @@ class State:
         self.hidden = hidden
         """Accesses before ones that conflict with less: weak ones before strong ones, writes before
         one that changed nothing."""
+        self.observers = observers
+        """Strong reads that observed writes which they do not know, the first of each agent."""
         self.next_event: Event | None = None
         """The event that was last applied to this state, with its outcome."""
         self.next_state: State | None = None
@@ -297,12 +313,12 @@ class Actor:
             return True
         return event.kind is AccessKind.READ and bool(part.reads >> first.slot & 1)
 
-    def knows_by_relaxed(self, event: Event) -> bool:
-        """Whether a relaxed barrier of the cluster stands between the warp's `event` and now."""
+    def knows_by(self, event: Event, row: int) -> bool:
+        """Whether a row of clocks, which orders nothing (RELAXED, OUT_OF_SCOPE), has the event."""
         part = self.know.parts.get(event.actor.home)
         if part is None or not event.actor.is_warp:
             return False
-        return bool(part.clocks.item(RELAXED, event.actor.slot) >= event.clock)
+        return bool(part.clocks.item(row, event.actor.slot) >= event.clock)
 
     def knows_past(self, other: Actor, clock: int) -> bool:
         """Whether what `other` did until its `clock` happened before what this agent does now."""
@@ -329,7 +345,7 @@ class Actor:
 class WarpActor(Actor):
     """A warp. Its clock ticks whenever others may have learnt what it did until now."""
 
-    __slots__ = ("_label", "clock", "lagging", "leading", "released_by_fence", "to_acquire")
+    __slots__ = ("_label", "clock", "fenced", "lagging", "leading", "pending")
 
     is_warp = True
 
@@ -346,10 +362,10 @@ class WarpActor(Actor):
         super().__init__(number, home, cta, ctaid, warp, Knowledge(), slot)
         self._label = f"cta ({','.join(map(str, ctaid))}) warp {warp}"
         self.clock = 0
-        self.released_by_fence: tuple[Knowledge, str] | None = None
-        """Knowledge that its last fence lets a relaxed store release, and the fence's scope."""
-        self.to_acquire: Knowledge | None = None
-        """Knowledge that relaxed loads have seen; the warp's next fence acquires it."""
+        self.fenced: Snapshots = [None] * (GPU + 1)
+        """By level what it knew at its latest release fence of that scope or a wider one, which its
+        strong writes release."""
+        self.pending = Pending()
         self.lagging = None
         self.leading: Knowledge | None = None
         """Knowledge of the warp while an access of the other lanes (`lagging`) is judged."""

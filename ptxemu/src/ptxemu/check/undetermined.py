@@ -2,7 +2,9 @@
 
 Relaxed atomics may come in any order: integers add up to the same, floating-point numbers do not.
 And a relaxed load may read an old value, unless the write happened before it: what is harmless for
-a flag, at which the kernel looks again, decides the result where the value is data.
+a flag, at which the kernel looks again, decides the result where the value is data. Volatile
+accesses are relaxed ones to PTX; to CUDA C++ they are plain ones, and a race where nothing orders
+them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ class Undetermined:
     """Judges strong accesses that nothing orders."""
 
     UNORDERED_ADDITIONS = "unordered-float-additions"
+    VOLATILE_RACE = "volatile-race"
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
@@ -43,15 +46,29 @@ class Undetermined:
                 "the order of these additions is not fixed, and with it the last bits of the sum: "
                 "for the same bits every time it needs a release and an acquire"
             )
+        if second.actor.knows(first):
+            return None
+        if self._is_race_in_cuda(first, second):
+            return self.VOLATILE_RACE, (
+                "volatile accesses are relaxed ones, which order nothing: needs a barrier, or a "
+                "fence and a flag on both sides"
+            )
         for read in (first, second):
             if read.kind is AccessKind.READ and self._may_be_old(read):
-                if second.actor.knows(first):
-                    return None
                 return "stale-read", (
                     "the value that is read may be old, though the kernel does not look again: "
                     "needs a release and an acquire"
                 )
         return None
+
+    def _is_race_in_cuda(self, first: Event, second: Event) -> bool:
+        """Whether two volatile accesses in no order are a race in CUDA C++, and no flag."""
+        if not (_is_volatile(first) and _is_volatile(second)):
+            return False
+        read = first if first.kind is AccessKind.READ else second
+        if read.kind is AccessKind.READ:
+            return read.instruction.pc in self._data_reads
+        return not second.is_silent
 
     def _may_be_old(self, read: Event) -> bool:
         return read.instruction.pc in self._data_reads and not read.is_behind_sc
@@ -70,3 +87,7 @@ class Undetermined:
 
         place = event.actor, event.instruction, event.action
         self._findings.add(self.UNORDERED_ADDITIONS, place, None, message)
+
+
+def _is_volatile(event: Event) -> bool:
+    return "volatile" in event.instruction.modifiers

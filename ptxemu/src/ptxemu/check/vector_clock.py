@@ -6,8 +6,12 @@ cluster's warps are a small matrix, its asynchronous operations are bits of Pyth
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
 import numpy as np
 from numpy.typing import NDArray
+
+from ptxemu.check.past import NO_PASTS, Pasts, united
 
 GENERIC = 0
 """Row of a Part's clocks: what happened before, for the generic proxy."""
@@ -26,15 +30,13 @@ TCGEN05 = 6
 between them is relaxed (PTX ISA, "Canonical Synchronization Patterns" of tcgen05)."""
 ARRIVED = 7
 """Relaxed arrivals that were left at a token: they order nothing, but have happened."""
-SC_RELEASED = 8
-"""Generic accesses that came before a fence.sc which happened before; see `check.flags`."""
-SC_SEEN = 9
-"""Generic accesses that the next fence.sc acquires."""
-RELAXED = 10
+RELAXED = 8
 """Generic accesses that only a relaxed barrier of the cluster separates: the ISA orders nothing."""
-SEEN = 11
+SEEN = 9
 """Events that came before in time, even by relaxed arrivals and waits, which order no memory."""
-ROWS = 12
+OUT_OF_SCOPE = 10
+"""Generic accesses that only a wait of a scope stands behind which does not reach their agent."""
+ROWS = 11
 
 
 class Part:
@@ -50,8 +52,6 @@ class Part:
         "fenced",
         "handed_on",
         "reads",
-        "sc_released",
-        "sc_seen",
         "seen",
         "tcgen05",
         "touched",
@@ -74,8 +74,6 @@ class Part:
         """Those and what others let this agent know of theirs."""
         self.fenced = 0
         """Operations done whose generic-proxy writes are ordered for the async proxy too."""
-        self.sc_released = self.sc_seen = 0
-        """Operations, as the clocks of SC_RELEASED and SC_SEEN."""
         self.seen = 0
         """Operations besides those that are done, as the clocks of SEEN."""
 
@@ -86,7 +84,7 @@ class Part:
         new.done, new.reads, new.fenced = self.done, self.reads, self.fenced
         new.touched, new.used = self.touched, self.used
         new.tcgen05, new.handed_on = self.tcgen05, self.handed_on
-        new.sc_released, new.sc_seen, new.seen = self.sc_released, self.sc_seen, self.seen
+        new.seen = self.seen
         return new
 
     def unite(self, other: Part) -> None:
@@ -107,19 +105,19 @@ class Part:
             self.handed_on |= other.handed_on
         if other.seen is not self.seen:
             self.seen |= other.seen
-        if other.sc_released:
-            self.sc_released |= other.sc_released
-        if other.sc_seen:
-            self.sc_seen |= other.sc_seen
 
 
 class Knowledge:
     """Knowledge that an agent, or a token that agents meet at, has of every cluster."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("gave", "parts", "seen_pasts")
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
+        self.gave: Pasts = NO_PASTS
+        """Pasts of the fence.sc's that happened before (`check.flags`)."""
+        self.seen_pasts: Pasts = NO_PASTS
+        """Pasts of fence.sc's that come before the agent's next fence.sc."""
 
     def part(self, home: int, width: int) -> Part:
         """The part of cluster `home`, which has `width` warps."""
@@ -154,6 +152,7 @@ class Knowledge:
         """A copy that may change on its own."""
         new = Knowledge()
         new.parts = {home: part.copy() for home, part in self.parts.items()}
+        new.gave, new.seen_pasts = self.gave, self.seen_pasts
         return new
 
     def unite(self, other: Knowledge) -> None:
@@ -164,13 +163,36 @@ class Knowledge:
                 self.parts[home] = part.copy()
             else:
                 mine.unite(part)
+        if other.gave:
+            self.gave = united(self.gave, other.gave)
+        if other.seen_pasts:
+            self.seen_pasts = united(self.seen_pasts, other.seen_pasts)
 
-    def unite_row(self, other: Knowledge, row: int) -> None:
-        """Learn one row of clocks only (a relaxed arrival after fence.mbarrier_init)."""
+    def unite_row(self, other: Knowledge, row: int, source: int | None = None) -> None:
+        """Learn one row of clocks only, by default from the same row."""
+        source = row if source is None else source
         for home, part in other.parts.items():
             mine = self.part(home, part.clocks.shape[1])
-            np.maximum(mine.clocks[row], part.clocks[row], out=mine.clocks[row])
+            np.maximum(mine.clocks[row], part.clocks[source], out=mine.clocks[row])
 
 
 NOTHING = Knowledge()
 """Knowledge of an operation that is over; shared, so it must not learn."""
+
+
+class Snapshot(NamedTuple):
+    """Knowledge of a warp at a fence or at a release operation; later ones hold earlier ones."""
+
+    clock: int
+    know: Knowledge
+
+
+Snapshots: TypeAlias = "list[Snapshot | None]"
+"""Snapshots of a warp by the level of a scope; the first is not used."""
+
+
+def later(one: Snapshot | None, other: Snapshot | None) -> Snapshot | None:
+    """The one of a warp's two snapshots that holds the other."""
+    if one is None or (other is not None and other.clock > one.clock):
+        return other
+    return one

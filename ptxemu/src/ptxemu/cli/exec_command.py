@@ -9,6 +9,7 @@ from typing import Any
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import SavedLaunches, add_report_options, give_report
 from ptxemu.cli.hosts import ARCHS, How, run_host
+from ptxemu.cli.interruption import add_time_limit_option, interruptible
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
@@ -40,7 +41,10 @@ Keep problems small: the emulator runs some 30,000 to 300,000 warp instructions 
 that it may use, as they were before it. ptxemu run, check, trace, mutate and info take such a file
 in the place of a PTX file, later or on another machine, with neither the program nor torch.
 
-Exit code: the host code's, or 1 if the check found an error or a launch failed.
+Ctrl-C, SIGTERM and --time-limit end it, and the report says what was found until then.
+
+Exit code: the host code's, or 1 if the check found an error or a launch failed; 128 + the signal's
+number, or 124, if it was ended.
 
 examples:
   ptxemu exec ./my_test --gtest_filter=Gemm.*
@@ -67,6 +71,7 @@ def add_parser(commands: Any) -> None:
         "script sm_100a)",
     )
     add_schedule_options(parser)
+    add_time_limit_option(parser)
     parser.add_argument("--no-check", action="store_true", help="run only")
     add_unchecked_option(parser)
     parser.add_argument(
@@ -106,7 +111,8 @@ def carry_out(options: argparse.Namespace) -> int:
         options.unchecked,
     )
     started = time.monotonic()
-    run = run_host([options.script, *options.arguments], how)
+    with interruptible(options.time_limit):
+        run = run_host([options.script, *options.arguments], how)
     if saved is not None:
         run.ran.notes.extend(saved.notes)
     seconds = time.monotonic() - started

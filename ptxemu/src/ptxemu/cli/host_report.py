@@ -39,7 +39,13 @@ class SavedLaunches:
 
 
 def add_report_options(parser: argparse.ArgumentParser) -> None:
-    """The options that write the report to files that other tools read."""
+    """The options that write the report to files that other tools read, and what it needs."""
+    parser.add_argument(
+        "--require-launch",
+        action="store_true",
+        help="of host code: exit code 1 if no launch of a kernel ran to its end, as where a test\n"
+        "skips all that needs a GPU",
+    )
     parser.add_argument(
         "--junit",
         type=output_file,
@@ -63,8 +69,15 @@ def give_report(
         json: a file for the JSON report, "-" for stdout.
     """
     sys.stdout.flush()
-    if run.error is not None:
+    stopped = run.interruption
+    if stopped is not None:
+        sys.stderr.write(f"ptxemu: {stopped.reason}\n")
+        if not run.ran.failures:
+            run.ran.failures.append(f"{run.name}: {stopped.reason}")
+    elif run.error is not None:
         sys.stderr.write(run.error.rstrip("\n") + "\n")
+    if options.require_launch and not run.ran.launches and stopped is None:
+        run.ran.failures.append(f"{run.name}: no launch of a kernel ran to its end")
     if json is not None:
         write_file_or_stdout(json, _json(run, seconds))
     if options.junit is not None:
@@ -94,6 +107,7 @@ def _json(run: HostRun, seconds: float) -> str:
         arch=run.arch,
         exit_code=run.exit_code,
         error=run.error,
+        stopped=None if run.interruption is None else run.interruption.reason,
         seconds=round(seconds, 3),
     )
 

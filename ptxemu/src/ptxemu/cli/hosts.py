@@ -23,6 +23,7 @@ from ptxemu.cuda.log import Log
 from ptxemu.cuda.nvcc import compile_program
 from ptxemu.cuda.program import run_program
 from ptxemu.cuda.script import run_script
+from ptxemu.errors import Interruption
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
@@ -70,6 +71,8 @@ class HostRun:
     ran: Ran
     error: str | None = None
     """The traceback of a script that died."""
+    interruption: Interruption | None = None
+    """The signal or the time limit that ended it."""
 
 
 def run_host(command: Sequence[str], how: How) -> HostRun:
@@ -104,7 +107,7 @@ def _run_program(
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     output = sys.stderr if how.leaves_stdout else None
     code = run_program(log, command, arch=arch, output=output)
-    return HostRun(name, arch, code, log)
+    return HostRun(name, arch, code, log, interruption=log.interruption)
 
 
 def is_installed(package: str) -> bool:
@@ -142,6 +145,8 @@ def _run_script(command: Sequence[str], how: How) -> HostRun:
     contexts.append(InProcess(log, arch, host_memory))
     script, *arguments = command
     outcome = run_script(contexts, script, arguments, is_module=how.is_module)
-    if log.stopped:  # in a launch, where C stood between the interrupt and the script
-        raise KeyboardInterrupt
-    return HostRun(script, arch, outcome.exit_code, log, outcome.error)
+    if outcome.interrupted is not None:
+        log.interrupted(outcome.interrupted)
+    # In a launch C may stand between the interrupt and the script.
+    code = outcome.exit_code if log.interruption is None else log.interruption.exit_code
+    return HostRun(script, arch, code, log, outcome.error, log.interruption)

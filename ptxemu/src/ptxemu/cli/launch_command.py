@@ -20,6 +20,7 @@ from ptxemu.cli.argument_spec import Argument
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import SavedLaunches, add_report_options, give_report
 from ptxemu.cli.hosts import SOURCE, How, run_host
+from ptxemu.cli.interruption import add_time_limit_option, interruptible
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
@@ -30,7 +31,7 @@ from ptxemu.cli.options import (
 )
 from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.progress import Progress
-from ptxemu.errors import ExecutionError, LaunchError
+from ptxemu.errors import ExecutionError, Interruption, LaunchError
 from ptxemu.launch_setup import LaunchSetup
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
@@ -75,6 +76,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         help="device: sm_90a, sm_100a or sm_103a (default: the PTX's .target; of a source sm_90a)",
     )
     add_schedule_options(parser)
+    add_time_limit_option(parser)
     parser.add_argument(
         "--save",
         type=output_folder,
@@ -148,32 +150,43 @@ def carry_out(options: argparse.Namespace) -> int:
     """Launch and report; 1 if the check found an error."""
     if options.ptx.suffix == SOURCE:
         return _carry_out_source(options)
-    if options.arguments or options.junit or options.sarif or options.nvcc or options.unchecked:
-        given = "arguments, --nvcc, --junit, --sarif and --unchecked"
+    of_host_code = (options.arguments, options.junit, options.sarif, options.nvcc)
+    if any(of_host_code) or options.unchecked or options.require_launch:
+        given = "arguments, --nvcc, --junit, --sarif, --unchecked and --require-launch"
         raise LaunchError(f"{given} are for sources (.cu)")
     setup, arguments = prepare(options)
     kernel = setup.kernel
     progress = Progress(quiet=options.quiet)
     launches: list[api.LaunchResult] = []
     failure: str | None = None
-    findings: Sequence[Finding]
+    findings: Sequence[Finding] = []
+    stopped: Interruption | None = None
     try:
-        result = setup.launch(
-            policy=policy_of(options),
-            check=options.check,
-            on_progress=lambda now: progress(kernel, now),
-        )
-        launches.append(result)
-        findings = [*result.findings, *_of_uninitialised_results(setup, arguments, result, options)]
+        with interruptible(options.time_limit):
+            result = setup.launch(
+                policy=policy_of(options),
+                check=options.check,
+                on_progress=lambda now: progress(kernel, now),
+            )
+            launches.append(result)
+            findings = result.findings
+            findings = [*findings, *_of_uninitialised(setup, arguments, result, options)]
     except ExecutionError as error:
         failure, findings = f"kernel {kernel}: {error}", error.findings
+    except Interruption as error:
+        stopped, failure = error, f"kernel {kernel}: {error.reason}"
+        findings = findings or error.findings
+        sys.stderr.write(f"ptxemu: {error.reason}\n")
     finally:
         progress.finish()
     if options.save is not None:
         _save(options.save, arguments)
+    reason = None if stopped is None else stopped.reason
     if options.json:
         arrays = [_array_facts(i, a) for i, a in enumerate(arguments) if a.array is not None]
-        sys.stdout.write(report.as_json(launches, findings, arrays=arrays, failure=failure))
+        sys.stdout.write(
+            report.as_json(launches, findings, arrays=arrays, failure=failure, stopped=reason)
+        )
     else:
         lines = report.launch_lines(launches)
         for index, argument in enumerate(arguments):
@@ -190,6 +203,8 @@ def carry_out(options: argparse.Namespace) -> int:
             report.summary_line(launches, findings, checked=options.check, failures=failures)
         )
         sys.stdout.write("\n".join(lines) + "\n")
+    if stopped is not None:
+        return stopped.exit_code
     is_failure = failure is not None or report.is_failure(findings, options.fail_on)
     return 1 if is_failure else 0
 
@@ -211,7 +226,8 @@ def _carry_out_source(options: argparse.Namespace) -> int:
         unchecked=options.unchecked,
     )
     started = time.monotonic()
-    run = run_host([str(options.ptx), *options.arguments], how)
+    with interruptible(options.time_limit):
+        run = run_host([str(options.ptx), *options.arguments], how)
     if saved is not None:
         run.ran.notes.extend(saved.notes)
     seconds = time.monotonic() - started
@@ -219,7 +235,7 @@ def _carry_out_source(options: argparse.Namespace) -> int:
     return give_report(options, run, seconds, json=json, check=options.check)
 
 
-def _of_uninitialised_results(
+def _of_uninitialised(
     setup: LaunchSetup,
     arguments: list[Argument],
     result: api.LaunchResult,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import stat
 import sys
 import tempfile
@@ -38,9 +39,15 @@ def output_folder(text: str) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, and make its folder."""
+    """Write a file, all at once, and make its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    if path.exists() and not path.is_file():  # a device, a pipe
+        path.write_text(text)
+        return
+    path = path.resolve()  # a link stays one
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)
 
 
 def write_file_or_stdout(file: str, text: str) -> None:

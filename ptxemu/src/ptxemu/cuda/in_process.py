@@ -166,8 +166,8 @@ def _answering(
             request = ctypes.string_at(data, size) if data else b""
             status, reply = client.handle(operation, request)
             library.ptxemu_reply(reply, len(reply))
-        except KeyboardInterrupt:  # C cannot pass it on
-            log.stop()
+        except KeyboardInterrupt as stop:  # C cannot pass it on
+            log.interrupted(stop)
             return int(Status.UNKNOWN)
         except Exception as error:  # nor any other
             log.fail(f"{type(error).__name__}: {error}")

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
-from ptxemu.errors import ExecutionError, StoppedError, UnsupportedInstructionError
+from ptxemu.errors import (
+    ExecutionError,
+    Interruption,
+    StoppedError,
+    UnsupportedInstructionError,
+)
 from ptxemu.events import LaunchProgress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.sched.policy import Policy
 
+INTERRUPTED = 130
+"""Exit code of what Ctrl-C ended, as a shell says."""
 Progress = Callable[[str, LaunchProgress], None]
 
 
@@ -34,12 +41,21 @@ class Log:
     notes: list[str] = field(default_factory=list)
     """Notes for readers of the results: refused calls, functions that are not emulated."""
 
-    stopped: bool = field(default=False, init=False)
-    """Whether launches are to end: nobody waits for them any more."""
+    stopped: str = field(default="", init=False)
+    """Why launches are to end: nobody waits for them any more."""
+    interruption: Interruption | None = field(default=None, init=False)
+    """The signal or the time limit that ended the run."""
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """End the launch that is under way, in whatever thread, and let none begin."""
-        self.stopped = True
+        self.stopped = self.stopped or reason
+
+    def interrupted(self, by: KeyboardInterrupt) -> None:
+        """A signal or the time limit ends the run."""
+        if self.interruption is None:
+            plain = Interruption("interrupted", INTERRUPTED)
+            self.interruption = by if isinstance(by, Interruption) else plain
+        self.stop(self.interruption.reason)
 
     def run(self, setup: LaunchSetup) -> LaunchResult:
         """Run a launch and remember what it did.
@@ -64,6 +80,13 @@ class Log:
             self.findings.extend(error.findings)
             self.failures.append(f"kernel {kernel}: {error}")
             raise
+        except StoppedError as error:
+            self.findings.extend(error.findings)
+            raise
+        except Interruption as error:
+            self.findings.extend(error.findings)
+            self.fail(f"kernel {kernel}: {error.reason}")
+            raise
         except UnsupportedInstructionError as error:
             self.failures.append(f"kernel {kernel}: {error}")
             raise
@@ -78,7 +101,7 @@ class Log:
 
     def _go_on(self, kernel: str) -> None:
         if self.stopped:
-            raise StoppedError(f"kernel {kernel}: stopped, for its program has ended")
+            raise StoppedError(f"kernel {kernel}: {self.stopped}")
 
     def fail(self, text: str) -> None:
         """Remember a failure once."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +24,8 @@ _ALIGNMENT = 256
 _MAP_NORESERVE = 0x4000
 """Linux's; the module mmap has it from Python 3.13 on."""
 _KINDS = ("cudaMalloc", "pinned memory", "managed memory")
+_DEVICE = 0
+"""The first of these kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,8 @@ class Block:
     base: int
     size: int
     name: str
+    is_device: bool = False
+    """Memory of the device, which holds what was written there and nothing else."""
 
 
 class EmulatedMemory:
@@ -63,7 +69,7 @@ class EmulatedMemory:
         """The program has allocated memory."""
         name = f"{_KINDS[kind]} #{self._count} ({size} bytes)"
         self._count += 1
-        self._blocks[base] = Block(base, size, name)
+        self._blocks[base] = Block(base, size, name, is_device=kind == _DEVICE)
 
     def freed(self, base: int) -> None:
         """The program has freed memory."""
@@ -89,6 +95,26 @@ class EmulatedMemory:
             if block.size:
                 view = self.view(block.base, block.size)
                 memory.register(view, block.name, base=block.base, is_shared=True)
+                if block.is_device:
+                    memory.blank.extend(self._holes(block))
+
+    def _holes(self, block: Block) -> Iterator[tuple[int, int]]:
+        """Addresses in a block on pages that the file does not have: nobody wrote or read them."""
+        at, end = block.base - self.base, block.base - self.base + block.size
+        while at < end:
+            hole = os.lseek(self.file, at, os.SEEK_HOLE)
+            if hole >= end:
+                return
+            at = self._data_behind(hole, end)
+            yield self.base + hole, self.base + at
+
+    def _data_behind(self, hole: int, end: int) -> int:
+        try:
+            return min(os.lseek(self.file, hole, os.SEEK_DATA), end)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # there is none
+                raise
+            return end
 
     def close(self) -> None:
         """Give the memory back; views that are still held keep the pages they map."""

@@ -40,12 +40,14 @@ def run_program(
         process = subprocess.Popen([program, *command[1:]], env=environment, stdout=output)
         try:
             code = process.wait()
-        except KeyboardInterrupt:
-            log.stop()
+        except KeyboardInterrupt as stop:
+            log.interrupted(stop)
             _end(process)
-            raise
+            code = 0
         if code < 0:
-            log.stop()  # a launch that it waited for
+            log.stop("stopped, for its program has ended")  # a launch that it waited for
+    if log.interruption is not None:
+        return log.interruption.exit_code
     if code < 0:
         log.note(f"the program was ended by {signal.Signals(-code).name}{_reason(-code)}")
         return 128 - code

@@ -24,6 +24,7 @@ class ScriptOutcome:
     exit_code: int
     error: str | None = None
     """The traceback of what it died of."""
+    interrupted: KeyboardInterrupt | None = None
 
 
 def run_script(
@@ -66,8 +67,8 @@ def _run(target: str, *, is_module: bool) -> ScriptOutcome:
         if isinstance(stop.code, str):
             return ScriptOutcome(1, stop.code)
         return ScriptOutcome(stop.code or 0)
-    except KeyboardInterrupt:
-        return ScriptOutcome(130, "interrupted")
+    except KeyboardInterrupt as stop:
+        return ScriptOutcome(0, interrupted=stop)
     except PtxEmuError as error:
         return ScriptOutcome(1, f"{_last_line_outside(error)}{type(error).__name__}: {error}")
     except BaseException:

@@ -16,7 +16,7 @@ from ptxemu.cutedsl.host_function import Launcher
 from ptxemu.cutedsl.interception import Interception
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.driver.rules import LaunchRequest
-from ptxemu.errors import ExecutionError, HazardError, PtxEmuError
+from ptxemu.errors import ExecutionError, HazardError, Interruption, PtxEmuError
 from ptxemu.events import LaunchProgress, OnProgress
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.machine.device import device_for
@@ -146,6 +146,10 @@ class Emulation:
             except ExecutionError as error:
                 self.findings.extend(error.findings)
                 self.failures.append(f"kernel {kernel.name}: {error}")
+                raise
+            except Interruption as error:
+                self.findings.extend(error.findings)
+                self.failures.append(f"kernel {kernel.name}: {error.reason}")
                 raise
             self.launches.append(result)
             self.findings.extend(result.findings)

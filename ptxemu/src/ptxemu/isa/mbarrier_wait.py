@@ -67,6 +67,8 @@ def wait(instruction: Instruction) -> Step:
     modifiers = Modifiers(instruction, f"mbarrier.{name}")
     by_parity = modifiers.flag("parity")
     scope = take_scope(modifiers, "acquire")
+    if scope == "cta" and scope not in instruction.modifiers:
+        scope = ""
     destination, address, operand, *hint = instruction.operands
     target = Target(instruction, address, modifiers)
     modifiers.one_of("b64")

@@ -38,6 +38,7 @@ class Group:
         "loops_since",
         "mask",
         "may_diverge",
+        "passed",
         "pc",
     )
 
@@ -49,6 +50,8 @@ class Group:
         """Lanes that the instruction at `pc` waits for (see `machine.convergence`)."""
         self.may_diverge = False
         """The next instruction executes although lanes are missing that can never come."""
+        self.passed: Mask | None = None
+        """Lanes that executed something behind the instruction at `pc` while it awaited them."""
         self.loops, self.loops_since = 0, -1
         """Times it went back since `Machine.progress` had the second value."""
         self.is_tired = False

@@ -225,6 +225,8 @@ def _together(warp: Warp, node: StepNode, group: Group, mask: Mask) -> bool:
     missing = node.together.lanes(warp, mask) & warp.alive & ~mask
     may_diverge, group.may_diverge = group.may_diverge, False
     if not missing.any():
+        if group.passed is not None:
+            _complain_of_passed(warp, node, group)
         return True
     if len(warp.groups) > 1 and not may_diverge and (missing & ~group.mask).any():
         group.awaited = missing | mask
@@ -239,6 +241,29 @@ def _together(warp: Warp, node: StepNode, group: Group, mask: Mask) -> bool:
             node.instruction,
         )
     return True
+
+
+def _complain_of_passed(warp: Warp, node: StepNode, group: Group) -> None:
+    """Lanes that an `.aligned` instruction wants have gone past it, and exited."""
+    assert group.passed is not None and node.together is not None
+    passed = group.passed & ~warp.alive
+    if passed.any() and node.together.is_aligned:
+        warp.cta.machine.complain(
+            "error",
+            "skipped-aligned",
+            f"lanes {lane_names(passed)} went past {node.instruction.opcode}, which all lanes of "
+            "the warp execute or none",
+            warp,
+            node.instruction,
+        )
+
+
+def _note_passed(warp: Warp, group: Group, mask: Mask) -> None:
+    """Lanes execute something while other groups may await them at instructions before."""
+    for other in warp.groups:
+        if other.awaited is not None and other.pc < group.pc:
+            passed = other.awaited & mask
+            other.passed = passed if other.passed is None else other.passed | passed
 
 
 def _other_goes_first(warp: Warp, group: Group) -> bool:
@@ -275,6 +300,9 @@ def _run_step(warp: Warp, node: StepNode, group: Group) -> Status:
         and not _together(warp, node, group, mask)
     ):
         return _MOVED
+    if len(warp.groups) > 1:
+        _note_passed(warp, group, mask)
+    group.passed = None
     group.pc += 1
     warp.instruction_count += 1
     if mask is NOBODY:

@@ -61,6 +61,8 @@ class GlobalMemory:
         self._host: Words | None = None
         self._table: tuple[NDArray[np.uint64], int] | None = None
         self.allow_unregistered = allow_unregistered
+        self.blank: list[tuple[int, int]] = []
+        """Ranges of addresses that nobody has written: begin and end of each."""
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:

@@ -14,6 +14,7 @@ static const char *ptx =
     ".reg .b32 %r<6>; .reg .b64 %rd<4>; .reg .pred %p;\n"
     "ld.param.u64 %rd0, [x]; mov.u32 %r0, %ctaid.x; mov.u32 %r4, 0;\n"
     "mul.wide.u32 %rd1, %r0, 4; add.s64 %rd2, %rd0, %rd1;\n"
+    "st.global.u32 [%rd0+2048], %r0;\n"  // a race of the CTAs
     "LOOP: add.u32 %r4, %r4, 1; bar.sync 0; st.global.u32 [%rd2], %r4;\n"
     "setp.lt.u32 %p, %r4, 1000000000; @%p bra LOOP; ret; }\n";
 
