@@ -81,6 +81,11 @@ class Problem:
     """CUDA compute capability of the tensors' GPU; None on the CPU."""
 
     @property
+    def mixed_formats(self) -> bool:
+        """Whether two sources have packed rows of different formats."""
+        return len(set(self.row_formats)) > 1
+
+    @property
     def row_formats(self) -> tuple[str, ...]:
         """Formats of packed rows of kv, and of a second source."""
         if self.kv_dtype not in PACKED_DTYPES:

@@ -8,6 +8,7 @@ from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
+from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
@@ -24,7 +25,11 @@ _CPU_ATTENTION = Features(
 )
 _CPU_BACKWARD = replace(_CPU_ATTENTION, extra_kv=True, ranges=True, index_block=ANY)
 _CPU_FORWARD = replace(
-    _CPU_BACKWARD, max_logits=True, row_formats=tuple(ROW_FORMATS), batch_invariant=True
+    _CPU_BACKWARD,
+    max_logits=True,
+    row_formats=tuple(ROW_FORMATS),
+    mixed_formats=True,
+    batch_invariant=True,
 )
 _CPU_INDEXER = Features(
     devices=("cpu",),
@@ -94,15 +99,17 @@ _SM90_FORWARD = Features(
     row_formats=tuple(form.name for form in HOPPER_FORMATS),
     batch_invariant=True,
 )
-"""Features with any form of rows; `_SM90_BF16` has bf16 rows only."""
-_SM90_BF16 = replace(
+"""Features with any form of rows; `_SM90_JOINED` have more lists, `_SM90_BF16` has bf16 rows
+only."""
+_SM90_JOINED = replace(
     _SM90_FORWARD,
-    max_logits=True,
-    row_formats=(),
+    row_formats=tuple(form.name for form in JOINED_FORMATS),
+    batch_invariant=False,
     extra_kv=True,
     ranges=True,
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
+_SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=(), batch_invariant=True)
 _SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), row_formats=(), batch_invariant=False)
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
@@ -172,7 +179,7 @@ _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITION
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
-        *((one, (_SM90[one][0], _SM90_BF16)) for one in _FORWARDS),
+        *((one, (_SM90[one][0], more)) for more in (_SM90_BF16, _SM90_JOINED) for one in _FORWARDS),
     ),
     "sm100": (
         *_INDEXER_OF_POSITIONS,

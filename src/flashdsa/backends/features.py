@@ -78,6 +78,7 @@ _FLAGS = (
     "positions",
     "extra_kv",
     "ranges",
+    "mixed_formats",
     "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
@@ -120,6 +121,8 @@ class Features:
     """A second source, with ids of its own."""
     ranges: bool = False
     """Lists of neighbouring rows, of each source that it takes."""
+    mixed_formats: bool = False
+    """Packed rows of two formats, each of a source."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
     batch_invariant: bool = False

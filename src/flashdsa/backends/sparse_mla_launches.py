@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
-from flashdsa.backends.packed_rows import aligned_pages
+from flashdsa.backends.packed_rows import aligned_pages, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.attention.operands import MoreOperands, Operands
 from flashdsa.row_formats import RowFormat
@@ -127,10 +127,10 @@ def slots_of(operands: SparseMlaOperands, index_block: int) -> tuple[int, int]:
     kv, slots = operands.extra_kv, operands.extra_indices
     main = operands.indices.shape[1] * index_block
     if operands.ends is not None:
-        main = operands.kv.shape[0]
+        main = num_rows(operands.kv)
     if kv is None or slots is None:
         return main, 0
-    return main, slots.shape[1] if operands.extra_ends is None else kv.shape[0]
+    return main, slots.shape[1] if operands.extra_ends is None else num_rows(kv)
 
 
 def _given(one: Tensor | None, none: Tensor) -> Tensor:
@@ -155,24 +155,32 @@ class Inputs:
         sink = operands.attn_sink
         self._pages = pages
         self._dense = lie_densely(operands) and (sink is None or sink.dtype is torch.float32)
-        self._signed, self._sm_scale = operands.kv.dtype is torch.int8, sm_scale
+        self._sm_scale = sm_scale
         self._every = runner.empty(0, dtype=torch.int32)
         self._no_sink = runner.empty(0, dtype=torch.float32)
         self._block_log2 = index_block.bit_length() - 1
         q, kv = operands.q, operands.kv
-        self._no_rows = runner.empty(0, kv.shape[1], dtype=kv.dtype)
+        self._no_rows = runner.empty(0, kv.shape[-1], dtype=kv.dtype)
         self._no_slots = runner.empty(q.shape[0], 0, dtype=torch.int32)
 
     def more(self, operands: SparseMlaOutOperands) -> MoreOperands:
         """The arguments of a second source, of ranges and of blocks."""
+        extra = operands.extra_kv
         return MoreOperands(
             ends=_given(operands.ends, self._every),
-            extra_kv=aligned(_given(operands.extra_kv, self._no_rows)),
+            extra_kv=self._source(self._no_rows if extra is None else extra),
             extra_indices=_given(operands.extra_indices, self._no_slots),
             extra_topk_length=_given(operands.extra_topk_length, self._every),
             extra_ends=_given(operands.extra_ends, self._every),
             block_log2=self._block_log2,
         )
+
+    def _source(self, kv: Tensor) -> Tensor:
+        """Rows or pages as the kernel takes them."""
+        kv = kv.view(torch.uint8) if kv.dtype is torch.int8 else kv
+        if self._pages is not None:
+            return aligned_pages(kv, self._pages)
+        return aligned((kv.flatten(0, 1) if kv.dim() == 3 else kv).contiguous())
 
     def __call__(self, operands: SparseMlaOutOperands) -> Operands:
         """The arguments."""
@@ -181,15 +189,10 @@ class Inputs:
         sink = self._no_sink if attn_sink is None else attn_sink
         if not self._dense:
             q, indices, lengths = (x.contiguous() for x in (q, indices, lengths))
-            kv = kv.contiguous() if self._pages is None else kv
             sink = sink.to(torch.float32).contiguous()
-        if self._signed:
-            kv = kv.view(torch.uint8)
-        if self._pages is not None:
-            kv = aligned_pages(kv, self._pages)
-        elif kv.dim() == 3:
-            kv = kv.flatten(0, 1)
-        return Operands(aligned(q), aligned(kv), indices, lengths, sink, out, lse, self._sm_scale)
+        return Operands(
+            aligned(q), self._source(kv), indices, lengths, sink, out, lse, self._sm_scale
+        )
 
 
 class Form(NamedTuple):

@@ -16,7 +16,7 @@ from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
@@ -307,6 +307,10 @@ SPARSE_MLA_DECODE = KernelSpec(
         DecodePlan(packed=True),
         DecodePlan(tile=WITHOUT_ROPE),
         *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        *(
+            DecodePlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
+            for form in JOINED_FORMATS
+        ),
         DecodePlan(joined=True),
         DecodePlan(joined=True, tile=WITHOUT_ROPE),
     ),

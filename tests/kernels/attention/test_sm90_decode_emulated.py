@@ -22,7 +22,7 @@ from flashdsa.backends.packed_rows import parts_of
 from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -133,6 +133,39 @@ def test_pages_of_other_formats(name: str, size: int) -> None:
     torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "size"), [("v4", 2), ("v32_no_rope", 1)])
+def test_pages_of_two_sources_of_one_format(name: str, size: int) -> None:
+    """Ids beside a range; pages of either source have sizes of their own."""
+    draw = torch.Generator().manual_seed(0)
+    main, extra = (
+        flashdsa.quantize_kv(torch.randn(count, 512, generator=draw), kv_format=name)
+        for count in (90, 150)
+    )
+    q = torch.randn(1, 40, 512, generator=draw).bfloat16()
+    ids = torch.randint(-1, 90, (1, 100), generator=draw).int()
+    starts, ends = torch.tensor([[3]], dtype=torch.int32), torch.tensor([131], dtype=torch.int32)
+    rows, joined = reference.join_sources(
+        reference.unpack_kv(main, name),
+        ids,
+        extra_kv=reference.unpack_kv(extra, name),
+        extra_indices=(starts[:, 0], ends),
+    )
+    expected = reference.sparse_mla_fwd(q, rows, joined)
+    extra[:3], extra[131:] = 0xFF, 0xFF
+    operands = SparseMlaOperands(
+        q,
+        pages_of(name, main, 32),
+        ids,
+        extra_kv=pages_of(name, extra, 2),
+        extra_indices=starts,
+        extra_ends=ends,
+    )
+    plan = DecodePlan(packed=True, joined=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
+    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late"))
+    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["v4", "v41"])
 def test_values_that_f16_holds_are_read_exactly(name: str) -> None:
     """All codes, beside scales from both ends: a query names one row, so O is its value."""
@@ -232,6 +265,7 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
         DecodePlan(packed=True),
         DecodePlan(tile=WITHOUT_ROPE),
         *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        *(DecodePlan(packed=True, joined=True, form=f, tile=WITHOUT_ROPE) for f in JOINED_FORMATS),
     ],
     ids=lambda plan: plan.name,
 )

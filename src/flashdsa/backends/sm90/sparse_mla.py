@@ -50,7 +50,7 @@ def choose(
     if batch_invariant:
         return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
     if is_joined(operands, index_block):
-        return choose_joined(runner, operands, sm_scale, max_logits, index_block)
+        return choose_joined(runner, operands, sm_scale, max_logits, index_block, kv_format)
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
@@ -73,15 +73,15 @@ def choose_joined(
     sm_scale: float,
     max_logits: bool,
     index_block: int,
+    kv_format: str | None,
 ) -> Write:
     """Likewise of two sources, ranges and blocks: tiles are not dealt, and items not drawn.
 
     Groups of queries need lists with room for all slots, which ranges of long sources have not.
     """
-    num_queries, num_heads, d_qk = operands.q.shape
-    tile = Tile(d_qk)
+    num_queries, num_heads, _ = operands.q.shape
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.bind_joined(runner, tile, operands, sm_scale, index_block)
+        return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
     topk, sources = sum(slots_of(operands, index_block)), (operands.kv, operands.extra_kv)
     num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
     group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)

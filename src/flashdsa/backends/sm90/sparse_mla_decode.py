@@ -108,10 +108,16 @@ def choose_kernel(
 
 
 def bind_joined(
-    runner: Runner, tile: Tile, operands: SparseMlaOperands, sm_scale: float, index_block: int
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    index_block: int,
+    kv_format: str | None,
 ) -> Write:
-    """Bind the kernel for bf16 rows of two sources, ranges and blocks of rows."""
-    plan = DecodePlan(joined=True, tile=tile)
+    """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
+    have one format."""
+    tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format)
+    plan = DecodePlan(packed=form is not None, joined=True, form=form or V32, tile=tile)
     tiles = sum(map(tiles_of, slots_of(operands, index_block)))
     size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), tiles * tile.keys)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)

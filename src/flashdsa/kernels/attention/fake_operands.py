@@ -38,14 +38,16 @@ def fake_operands(
     )
 
 
-def fake_more(operands: Operands) -> MoreOperands:
+def fake_more(operands: Operands, form: RowFormat | None = None) -> MoreOperands:
     """Operands of a second source beside those of the first one."""
     keys, slots = cute.sym_int32(), cute.sym_int32()
     ends, lengths, extra_ends = (fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(3))
     queries, d_qk = operands.indices.shape[0], operands.q.shape[2]
     return MoreOperands(
         ends=ends,
-        extra_kv=fake_tensor(BFloat16, (keys, d_qk)),
+        extra_kv=fake_pages(Uint8, (keys, form.row_bytes))
+        if form
+        else fake_tensor(BFloat16, (keys, d_qk)),
         extra_indices=fake_tensor(Int32, (queries, slots), 4),
         extra_topk_length=lengths,
         extra_ends=extra_ends,

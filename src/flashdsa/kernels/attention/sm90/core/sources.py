@@ -15,7 +15,7 @@ from flashdsa.kernels.attention.operands import MoreOperands
 class Source(NamedTuple):
     """Rows, and each query's list of them."""
 
-    kv: cute.Tensor  # (rows, d_qk) bf16
+    kv: cute.Tensor  # (rows, d_qk) bf16, or packed pages
     slots: cute.Tensor  # (S, any) int32 ids; of a range (S, 1): its first row
     lengths: cute.Tensor  # (S,) int32, or (0,): every id counts
     ends: cute.Tensor  # of a range (S,) int32; of ids (0,)
@@ -43,6 +43,11 @@ def sources_of(main: tuple[Any, Any, Any], more: MoreOperands) -> Sources:
     return Sources(Source(*main, more.ends), extra, more.block_log2)
 
 
+def num_rows(kv: cute.Tensor) -> Any:
+    """Rows of a source, or of all its pages."""
+    return kv.shape[0] * kv.shape[1] if len(kv.shape) == 3 else kv.shape[0]
+
+
 def end_of(slots: Any) -> Any:
     """One past the last slot that may be valid; `slots`: joined ones, or a number of slots."""
     return slots.end if isinstance(slots, JoinedSlots) else slots
@@ -54,7 +59,7 @@ def count_slots(source: Source, query: Int32, block_log2: Any) -> Int32:
     count = Int32(source.slots.shape[1])
     if source.ends.shape[0] > 0:
         first = cutlass.max((source.slots.iterator + query).load(), Int32(0))
-        end = cutlass.min((source.ends.iterator + query).load(), Int32(source.kv.shape[0]))
+        end = cutlass.min((source.ends.iterator + query).load(), Int32(num_rows(source.kv)))
         count = cutlass.max(cutlass.max(end, Int32(0)) - first, Int32(0))
     else:
         if source.lengths.shape[0] > 0:
@@ -79,7 +84,7 @@ def join_slots(sources: Sources, query: Int32, keys: cutlass.Constexpr) -> Joine
 @cute.jit
 def row_of(source: Source, query: Int32, number: Int32, block_log2: Any) -> Int32:
     """The row that a slot of the list names, negative where it is not valid."""
-    count = Int32(source.kv.shape[0])
+    count = Int32(num_rows(source.kv))
     row = Int32(-1)
     if source.ends.shape[0] > 0:
         row = cutlass.max((source.slots.iterator + query).load(), Int32(0)) + number

@@ -44,6 +44,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     find_extent,
     last_slots,
     load_or_zero,
+    pages_of,
     read_slots,
     row_address,
     scales_address,
@@ -185,10 +186,11 @@ def take_part(role: Gatherer, copies: Copies, half: Half, number: cutlass.Conste
 
 
 @cute.jit
-def load_scales(role: Gatherer, slots: list[Int32]) -> list[Any]:
+def load_scales(role: Gatherer, slots: list[Int32], slot: Int32) -> list[Any]:
     """Load the scales of two neighbouring parts of one of the warp's 16 keys of a tile, as words.
 
-    Lane 2 i + j has parts 2 j and 2 j + 1 of key i of them: 4 of each turn.
+    Lane 2 i + j has parts 2 j and 2 j + 1 of key i of them: 4 of each turn. `slot`: the tile's
+    first.
     """
     form = role.ctx.plan.form
     words = 2 * KV_GROUP // form.group * form.stored_scales // form.num_scales // 4
@@ -198,7 +200,7 @@ def load_scales(role: Gatherer, slots: list[Int32]) -> list[Any]:
     low = cute.arch.shuffle_sync(slots[0], key % WARP_SIZE)
     high = cute.arch.shuffle_sync(slots[1], key % WARP_SIZE)
     row = low if key < WARP_SIZE else high
-    address = scales_address(role, row) + lane % 2 * (4 * words)
+    address = scales_address(role, row, pages_of(role, slot)) + lane % 2 * (4 * words)
     return load_or_zero(address, row, 0 if form.split else form.scales_at, words)
 
 
@@ -315,16 +317,20 @@ def owner_of(copies: Copies, turn: Any, half: Half) -> Any:
 
 
 @cute.jit
-def copy_tile(role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32) -> None:
+def copy_tile(
+    role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32, slot: Int32
+) -> None:
     """Copy this thread's part of a tile, a half when it is free; write which keys are valid.
 
     Args:
         slots: the lane's of the tile: lane, lane + 32. use: number of the tile's use by the CTA.
+        slot: the tile's first.
     """
     ctx = role.ctx
     turns = turns_of(ctx.plan.tile)
     rows = [row_of_turn(slots, turn, copies.key) for turn in range(turns)]
-    sources = [row_address(role, row) + copies.unit * COPY_BYTES for row in rows]
+    pages = pages_of(role, slot)
+    sources = [row_address(role, row, pages) + copies.unit * COPY_BYTES for row in rows]
     for number in cutlass.range_constexpr(HALVES):
         half = Half(tile, number ^ tile)
         # The consumer has read the half in the step before, and with it the masks.
@@ -373,7 +379,7 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
     load(role, before)
     slots = read_slots(role, Int32(0), lane)
     last = last_slots(role, ctx.num_steps, lane)
-    scales = load_scales(role, slots[:mask_words])
+    scales = load_scales(role, slots[:mask_words], ctx.first_slot)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
         next_slots = read_slots(role, step + 1, lane)
@@ -381,9 +387,10 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
             of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
-            copy_tile(role, of_tile, copies, tile, before.use(tile, step))
+            slot = ctx.first_slot + step * ctx.plan.tile.step_keys + tile * ctx.plan.tile.keys
+            copy_tile(role, of_tile, copies, tile, before.use(tile, step), slot)
             factors = factors_of_scales(scales, ctx.plan.form)
-            scales = load_scales(role, of_next)
+            scales = load_scales(role, of_next, slot + ctx.plan.tile.keys)
             expand_tile(role, factors, copies, tile)
         slots = next_slots
     return num_tiles

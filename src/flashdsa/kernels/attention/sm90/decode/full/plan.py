@@ -13,6 +13,8 @@ from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 FORMATS = tuple(ROW_FORMATS.values())
 """Formats of packed rows that are expanded to f16, V32 first."""
+JOINED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v32_no_rope", "v4", "v41"))
+"""Those that two sources may have, both the same."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class DecodePlan(ClusterPlan):
 
     Attributes:
         packed: kv has packed rows, which are expanded to f16 in shared memory.
-        joined: bf16 rows of two sources, ranges and blocks of rows, see `core/sources.py`.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         form: of packed rows.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.

@@ -28,13 +28,14 @@ def compile_dealt_launch(launch: Any, plan: ClusterPlan) -> Any:
 
 def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
     """Compile a launch of operands and the arguments after them."""
-    operands = fake_operands(form=plan.form if plan.packed else None, d_qk=plan.tile.d_qk)
+    form = plan.form if plan.packed else None
+    operands = fake_operands(form=form, d_qk=plan.tile.d_qk)
     return cute.compile(
         launch,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         *operands,
-        *(fake_more(operands) if plan.joined else ()),
+        *(fake_more(operands, form) if plan.joined else ()),
         *last,
         options=options_for(SM90),
     )

@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.sources import read_joined, rows_of_tile
+from flashdsa.kernels.attention.sm90.core.sources import num_rows, read_joined, rows_of_tile
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 
@@ -32,7 +32,7 @@ def read_slot(role: Gatherer, slot: Int32) -> Int32:
         row = (
             role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
         ).load()
-        if row >= num_rows(role):
+        if row >= num_rows(role.kv):
             row = Int32(-1)
     return row
 
@@ -90,36 +90,47 @@ def find_extent(role: Gatherer, last: Int32, lane: Int32, least: cutlass.Constex
     return num_tiles
 
 
-def num_rows(role: Gatherer) -> Any:
-    """Rows of kv, in all pages."""
-    rows = role.kv.shape[0]
-    return rows * role.kv.shape[1] if role.ctx.plan.paged else rows
+class Pages(NamedTuple):
+    """Packed pages of a source."""
+
+    first: Any  # pointer
+    stride: Int64  # bytes from a page to the next one
+    rows: Int32  # of a page
 
 
-def place_of(role: Gatherer, row: Any) -> tuple[Any, Any]:
-    """Offset of a row's page from the first one, and the row's number in its page."""
-    page_size = role.kv.shape[1]
-    page = row // page_size
-    return Int64(page) * role.kv.stride[0], row - page * page_size
+@cute.jit
+def pages_of(role: Gatherer, slot: Int32) -> Any:
+    """Pages of the source of a tile, whose first slot is given; None of rows without pages."""
+    if cutlass.const_expr(not role.ctx.plan.paged):
+        return None
+    first, stride, rows = role.kv.iterator, Int64(role.kv.stride[0]), Int32(role.kv.shape[1])
+    if cutlass.const_expr(role.sources is not None):
+        extra = role.sources.extra.kv
+        if slot >= role.ctx.joined.split:
+            first, stride, rows = extra.iterator, Int64(extra.stride[0]), Int32(extra.shape[1])
+    return Pages(first, stride, rows)
 
 
-def row_address(role: Gatherer, row: Any) -> Any:
+def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
     """Address of a packed row's data; meaningless if the row is negative."""
     form = role.ctx.plan.form
-    if not role.ctx.plan.paged:
+    if pages is None:
         return role.kv.iterator + Int64(row) * form.row_bytes
-    page, number = place_of(role, row)
-    return role.kv.iterator + (page + number * (form.data_bytes if form.split else form.row_bytes))
+    page = row // pages.rows
+    number = row - page * pages.rows
+    at = number * (form.data_bytes if form.split else form.row_bytes)
+    return pages.first + (Int64(page) * pages.stride + at)
 
 
-def scales_address(role: Gatherer, row: Any) -> Any:
+def scales_address(role: Gatherer, row: Any, pages: Any) -> Any:
     """Address of a packed row's scales, less `scales_at` if they follow its codes."""
     form = role.ctx.plan.form
     if not form.split:
-        return row_address(role, row)
-    page, number = place_of(role, row)
-    at = role.kv.shape[1] * form.data_bytes + number * form.scale_bytes
-    return role.kv.iterator + (page + at)
+        return row_address(role, row, pages)
+    page = row // pages.rows
+    number = row - page * pages.rows
+    at = pages.rows * form.data_bytes + number * form.scale_bytes
+    return pages.first + (Int64(page) * pages.stride + at)
 
 
 def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
