@@ -86,7 +86,7 @@ def test_the_check_finds_the_races_of_the_axioms(shape: str) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_check_finds_the_races_of_the_axioms_in_many_programs(shape: str) -> None:
-    many = 20 if shape == "IRIW" else 120
+    many = 60 if shape == "IRIW" else 400
     found = [disagreements(program) for program in sample(shape, many, seed=2)]
     assert [one for _, wrong in found for one in wrong] == []
 
