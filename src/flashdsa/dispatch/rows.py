@@ -118,7 +118,7 @@ class Operand:
         if len(shape) != len(dims):
             dims = self.pages.split()
             numbers = [None] * len(dims)
-            if len(shape) != len(dims):
+            if not dims or len(shape) != len(dims):
                 self.require_rank(tensor)
         for fixed, dim, size in zip(numbers, dims, shape, strict=True):
             if size != (sizes.setdefault(dim, size) if fixed is None else fixed):
