@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptxemu.check.flag_reads import wait_reads
 from ptxemu.events import AccessKind
+from ptxemu.syntax.ast import Instruction, IntImmediate
 
 if TYPE_CHECKING:
     from ptxemu.check.findings import Findings, Site
@@ -114,7 +115,11 @@ class WeakOrders:
             read = first if first.kind is AccessKind.READ else second
             both_read = kinds == (AccessKind.READ, AccessKind.READ)
             return not both_read and read.instruction.pc not in self._waits
-        return kinds != (AccessKind.ATOMIC, AccessKind.ATOMIC) or not _is_red(second)
+        if kinds != (AccessKind.ATOMIC, AccessKind.ATOMIC):
+            return True
+        # A loop may wait by an atomic that changes nothing; reading the other value synchronises.
+        awaits = any(_changes_nothing(one.instruction) for one in (first, second))
+        return not awaits and not _is_red(second)
 
     def _is_ordered(self, first: _Strong, warp: WarpActor) -> bool:
         return warp.knows(first.event) or any(warp.knows(one) for one in first.observers.values())
@@ -144,6 +149,18 @@ def _is_strong(first: Event, second: Event) -> bool:
 
 def _is_red(event: Event) -> bool:
     return event.instruction.modifiers[0] == "red"
+
+
+def _changes_nothing(instruction: Instruction) -> bool:
+    """Whether an atomic of acquire semantics writes the value that was there."""
+    modifiers = instruction.modifiers
+    return (
+        modifiers[0] == "atom"
+        and "acquire" in modifiers
+        and not {"or", "add", "xor"}.isdisjoint(modifiers)
+        and isinstance(last := instruction.operands[-1], IntImmediate)
+        and last.value == 0
+    )
 
 
 def _join(known: _Steps, more: _Steps) -> None:
