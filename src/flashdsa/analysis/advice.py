@@ -10,6 +10,8 @@ from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 
 TIGHT_SHARE = 0.9
 """Share of the budget: if more registers are live, one more variable may spill."""
+LARGEST_BUDGET = MAX_REGISTERS // REGISTER_STEP * REGISTER_STEP
+"""The largest setmaxnreg: a multiple of `REGISTER_STEP`."""
 SPARE_STEPS = 3
 """Register steps that a role may leave unused before the report offers them to others."""
 
@@ -49,16 +51,21 @@ class Room(NamedTuple):
     threads: int | None
     by_setmaxnreg: bool
 
+    def more(self, budget: int) -> int:
+        """Registers of a thread by which the budget can grow, as no role has them."""
+        if not self.by_setmaxnreg or not self.threads:
+            return 0
+        free = (self.free or 0) // (self.threads * REGISTER_STEP) * REGISTER_STEP
+        return max(0, min(free, LARGEST_BUDGET - budget))
+
     def options(self, budget: int) -> Iterator[Option]:
         """Ways to a larger budget."""
         if not self.by_setmaxnreg or not self.threads:
             return
-        most = MAX_REGISTERS // REGISTER_STEP * REGISTER_STEP - budget
-        more = min((self.free or 0) // (self.threads * REGISTER_STEP) * REGISTER_STEP, most)
-        if more > 0:
+        if more := self.more(budget):
             yield Option(more, f"raise setmaxnreg to {budget + more}, which the CTA has free")
         for role, spare in self.spare.items():
-            given = min(spare // REGISTER_STEP * REGISTER_STEP, most)
+            given = min(spare // REGISTER_STEP * REGISTER_STEP, LARGEST_BUDGET - budget)
             if given > 0:
                 yield Option(given, f"take {given} registers from {role}, which has {spare} left")
 
@@ -81,7 +88,6 @@ def advise(
     line = "".join(
         f"; {place} {verbs[how]} {count} of the {live}" for how, place, count in holders[:1]
     )
-    more = [option for option in room.options(budget) if "free" in option.change]
     if grade is Grade.SPILLS:
         slots = -(-stack_bytes // 4)
         need = (
@@ -93,8 +99,8 @@ def advise(
         listed = "; ".join(f"{option.change} (about {option.registers})" for option in options)
         return f"{need}; what helps, by its effect: {listed}"
     if grade is Grade.TIGHT:
-        if more:
-            return f"{budget - live} left: setmaxnreg could be {budget + more[0].registers}{line}"
+        if more := room.more(budget):
+            return f"{budget - live} left: setmaxnreg could be {budget + more}{line}"
         return f"{budget - live} left: nothing to change now, but add no variable{line}"
     spare = (budget - live) // REGISTER_STEP
     if room.by_setmaxnreg and spare > SPARE_STEPS:

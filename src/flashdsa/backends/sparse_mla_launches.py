@@ -180,7 +180,8 @@ class Inputs:
         kv = kv.view(torch.uint8) if kv.dtype is torch.int8 else kv
         if self._pages is not None:
             return aligned_pages(kv, self._pages)
-        return aligned((kv.flatten(0, 1) if kv.dim() == 3 else kv).contiguous())
+        rows = kv.flatten(0, 1) if kv.dim() == 3 else kv
+        return aligned(rows if self._dense else rows.contiguous())
 
     def __call__(self, operands: SparseMlaOutOperands) -> Operands:
         """The arguments."""
@@ -262,8 +263,10 @@ class Launches:
     ) -> None:
         """Choose the number of launches."""
         self._inputs = Inputs(runner, operands, sm_scale, index_block)
-        unasked = operands.q.shape[:2] if any(form.max_logits for form in forms) else (0,)
-        self._unasked = runner.allocator(*unasked, dtype=torch.float32)
+        no_logits = runner.empty(0, dtype=torch.float32)
+        self._unasked: Callable[[], Tensor] = lambda: no_logits
+        if any(form.max_logits for form in forms):
+            self._unasked = runner.allocator(*operands.q.shape[:2], dtype=torch.float32)
         num_queries, topk = operands.indices.shape
         group, main_slots = max(form.group for form in forms), 0
         if any(form.joined for form in forms):

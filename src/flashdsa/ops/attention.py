@@ -71,19 +71,31 @@ def rows_and_slots(operands: Any) -> Any:
     return slots
 
 
-def split_ranges(kind: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
-    """The operands of a tuple `kind` with starts and ends for each list that is a pair of them."""
-    named = dict(zip(kind._fields, operands, strict=True))
-    for indices, ends in (("indices", "ends"), ("extra_indices", "extra_ends")):
-        slots = named[indices]
-        if isinstance(slots, tuple):
-            if len(slots) != 2:
-                raise ArgumentValueError(
-                    f"{indices}: expected ids, or a pair (starts, ends) of a range; "
-                    f"got {len(slots)} values"
-                )
-            named[indices], named[ends] = slots
-    return tuple(named.values())
+def lists_of(
+    indices: Rows,
+    topk_length: Tensor | None,
+    attn_sink: Tensor | None,
+    extra_kv: Tensor | None,
+    extra_indices: Rows | None,
+    extra_topk_length: Tensor | None,
+) -> tuple[Any, ...]:
+    """The operands from `indices` on, with starts and ends for each list that is a pair of them."""
+    ends = extra_ends = None
+    if isinstance(indices, tuple):
+        indices, ends = _range_of("indices", indices)
+    if isinstance(extra_indices, tuple):
+        extra_indices, extra_ends = _range_of("extra_indices", extra_indices)
+    lists = indices, topk_length, attn_sink, ends
+    return *lists, extra_kv, extra_indices, extra_topk_length, extra_ends
+
+
+def _range_of(name: str, pair: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The pair of an argument; ArgumentValueError if there are not two values."""
+    if len(pair) != 2:
+        raise ArgumentValueError(
+            f"{name}: expected ids, or a pair (starts, ends) of a range; got {len(pair)} values"
+        )
+    return pair
 
 
 def require_lists(operands: Any) -> None:
@@ -392,20 +404,8 @@ def sparse_mla_fwd(  # noqa: PLR0913 - the contract fixes these arguments
     """
     require_bool("return_max_logits", return_max_logits)
     require_bool("batch_invariant", batch_invariant)
-    operands: Sequence[Any] = (
-        q,
-        kv,
-        indices,
-        topk_length,
-        attn_sink,
-        None,
-        extra_kv,
-        extra_indices,
-        extra_topk_length,
-        None,
-    )
-    if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
-        operands = split_ranges(SparseMlaOperands, operands)
+    lists = indices, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length
+    operands = q, kv, *lists_of(*lists)
     scale = scale_or_default(sm_scale, q)
     choices = index_block, batch_invariant, kv_format
     values = d_v, scale, False, backend, return_max_logits, *choices
@@ -456,20 +456,8 @@ def sparse_mla(  # noqa: PLR0913 - the contract fixes these arguments
         O (S, H, d_v) in q's dtype. Gradients come in the inputs' dtypes; a gradient of a gradient
         is an error.
     """
-    operands: Sequence[Any] = (
-        q,
-        kv,
-        indices,
-        topk_length,
-        attn_sink,
-        None,
-        extra_kv,
-        extra_indices,
-        extra_topk_length,
-        None,
-    )
-    if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
-        operands = split_ranges(SparseMlaOperands, operands)
+    lists = indices, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length
+    operands = q, kv, *lists_of(*lists)
     forward, backward = _pair(backend)
     choices = index_block, batch_invariant, kv_format
     values = d_v, scale_or_default(sm_scale, q), deterministic, backward, False, *choices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
 import torch
@@ -27,10 +26,10 @@ from flashdsa.ops.attention import (
     Q,
     Rows,
     TopkLength,
+    lists_of,
     refuse_packed,
     require_lists,
     rows_and_slots,
-    split_ranges,
 )
 
 __all__ = ["mla_bwd"]
@@ -157,23 +156,8 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands: Sequence[Any] = (
-        q,
-        kv,
-        dO,
-        lse,
-        O,
-        indices,
-        topk_length,
-        attn_sink,
-        None,
-        extra_kv,
-        extra_indices,
-        extra_topk_length,
-        None,
-    )
-    if isinstance(indices, tuple) or isinstance(extra_indices, tuple):
-        operands = split_ranges(MlaBwdOperands, operands)
+    lists = indices, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length
+    operands = q, kv, dO, lse, O, *lists_of(*lists)
     values = scale_or_default(sm_scale, q), deterministic, dkv_dtype, index_block
     dq, dkv, dextra_kv, d_sink = call(MLA_BWD, operands, values, backend)
     of_extra = () if extra_kv is None else (dextra_kv.view(extra_kv.shape),)
