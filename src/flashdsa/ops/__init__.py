@@ -8,6 +8,7 @@ from flashdsa.dispatch.registration import OPERATIONS as OPERATIONS
 from flashdsa.ops.attention import *
 from flashdsa.ops.attention_backward import *
 from flashdsa.ops.bound import *
+from flashdsa.ops.entries import *
 from flashdsa.ops.index_k_cache import *
 from flashdsa.ops.indexer import *
 from flashdsa.ops.indexer_loss import *

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.ops.offsets import require_offsets
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
@@ -222,8 +222,8 @@ def causal_ranges(
     if num_queries is not None and (num_queries != 0 or isinstance(num_queries, bool)):
         require_positive("num_queries", num_queries)
     if holds_values(cu_seqlens_q) and holds_values(ends_k) and are_values_read(ends_k):
-        last = _require_offsets("cu_seqlens_q", cu_seqlens_q)
-        _require_offsets("cu_seqlens_k", ends_k)
+        last = require_offsets("cu_seqlens_q", cu_seqlens_q)
+        require_offsets("cu_seqlens_k", ends_k)
         if num_queries not in (None, last):
             raise ArgumentValueError(
                 f"num_queries: expected the last of cu_seqlens_q, {last}; got {num_queries}"
@@ -238,25 +238,3 @@ def causal_ranges(
     behind = cu_seqlens_q[1:].long()[sequence] - query - 1
     ends = torch.maximum(ends_k[1:].long()[sequence] - behind, starts)
     return starts.to(torch.int32), ends.to(torch.int32)
-
-
-def _require_offsets(name: str, offsets: Tensor) -> int:
-    """The last of `offsets`, which begin at 0, do not decrease and fit int32."""
-    values = offsets.tolist()
-    if values[0] != 0:
-        raise ArgumentValueError(
-            f"{name}: expected offsets that begin at 0; got {name}[0] = {values[0]}"
-        )
-    for sequence, (before, value) in enumerate(pairwise(values), 1):
-        if value < before:
-            raise ArgumentValueError(
-                f"{name}: expected offsets that do not decrease; "
-                f"got {name}[{sequence}] = {value} after {before}"
-            )
-        if value > INT32_MAX:
-            raise ArgumentValueError(
-                f"{name}: expected at most {INT32_MAX} (int32 rows); "
-                f"got {name}[{sequence}] = {value}"
-            )
-    last: int = values[-1]
-    return last

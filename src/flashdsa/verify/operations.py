@@ -15,6 +15,7 @@ COMPOSED = (
     "causal_ranges",
     "fake_quantize_index",
     "indexer_kl_loss_dense",
+    "rotate_tail",
 )
 """Operations without a backend: products of torch where their tensors are."""
 OPERATIONS = (
