@@ -273,6 +273,12 @@ def _indexer_calls(draw: _Draw) -> dict[str, Arguments]:
         "dsa_topk_prefill": {**prefill, **ids},
         "prefill_logits": prefill,
         "causal_ranges": ranges,
+        "causal_ranges, entries": {**ranges, "ratio": 4},
+        "expand_blocks": {
+            "indices": draw.integers(s_kv, s, topk),
+            "block": 4,
+            "positions": draw.integers(s_kv, s),
+        },
         "quantize_index_k": {"k": keys},
         "quantize_index_q": quantized,
         "fake_quantize_index": {"x": draw.normal(s, 128)},

@@ -74,6 +74,7 @@ COMPOSED: dict[str, Callable[[], Any]] = {
         torch.tensor([0, 2, 5]), torch.tensor([0, 4, 9]), num_queries=5
     ),
     "indexer_kl_loss_dense": _dense_loss,
+    "expand_blocks": public_calls("cpu")["expand_blocks"],
     **{name: public_calls("cpu")[name] for name in ("compress_kv", "compress_kv_bwd")},
     "compress_kv, state": public_calls("cpu")["compress_kv, state"],
     "compress_kv, cache": lambda: flashdsa.compress_kv(

@@ -137,6 +137,12 @@ MUTATIONS = {
     "a query sees one key more": (
         "flashdsa.ops.prefill", "causal_ranges", "- query - 1", "- query - 2", "causal_ranges",
         "5 sequences, one empty"),
+    "a query sees the entry that its window will be": (
+        "flashdsa.ops.prefill", "causal_ranges", ".clamp(min=0) // ratio",
+        ".clamp(min=0).add(ratio - 1) // ratio", "causal_ranges", "5 sequences, one empty"),
+    "a complete block has a tail, too": (
+        "flashdsa.ops.blocks", "expand_blocks", "(own + 1) // block", "own // block",
+        "expand_blocks", "12 queries"),
     "base 2 is base e": (
         "flashdsa.ops.merge", "lse_to_base2", "/ math.log(2)", "", "lse_to_base2",
         "8 x 16, infinities"),

@@ -183,7 +183,11 @@ def prefill_logits(
 
 
 def causal_ranges(
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None, *, num_queries: int | None = None
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    num_queries: int | None = None,
+    ratio: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return the keys that each query sees if sequences follow each other and attention is causal.
 
@@ -191,11 +195,16 @@ def causal_ranges(
     a chunk of queries against a longer sequence of keys is the same call. If a sequence has
     fewer keys than queries, its first queries see nothing.
 
+    With `ratio` the keys are entries of that many tokens each, as `compress_kv` makes them of these
+    sequences: the query at position p sees the first ``(p + 1) // ratio`` of its sequence.
+
     Args:
         cu_seqlens_q: (B + 1,) int32 or int64, 0 and then the end of each sequence's queries.
-        cu_seqlens_k: likewise of keys, (B + 1,); None: those of the queries.
+        cu_seqlens_k: likewise of keys, (B + 1,), of the tokens if keys are entries; None: those of
+            the queries.
         num_queries: S, the last of cu_seqlens_q. None reads that one, which on a GPU waits for
             the device and cannot be captured into a graph.
+        ratio: tokens of a key.
 
     Returns:
         starts, ends (S,) int32, on cu_seqlens_q's device.
@@ -207,6 +216,7 @@ def causal_ranges(
             from the last offset on count as the last sequence's, with ends beyond its keys, and
             queries from `num_queries` on are left out; `dsa_topk_prefill` clamps ends to S_kv.
     """
+    require_positive("ratio", ratio)
     ends_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", ends_k)):
         require_tensor(name, value)
@@ -234,7 +244,9 @@ def causal_ranges(
     # Of empty sequences that begin where another one does, `right` finds the one with queries.
     sequence = torch.searchsorted(cu_seqlens_q[1:].long(), query, right=True)
     sequence = sequence.clamp(max=max(cu_seqlens_q.numel() - 2, 0))
-    starts = ends_k[:-1].long()[sequence]
+    tokens = ends_k.long().diff()
+    keys = tokens // ratio
+    starts = (keys.cumsum(0) - keys)[sequence]
     behind = cu_seqlens_q[1:].long()[sequence] - query - 1
-    ends = torch.maximum(ends_k[1:].long()[sequence] - behind, starts)
+    ends = starts + (tokens[sequence] - behind).clamp(min=0) // ratio
     return starts.to(torch.int32), ends.to(torch.int32)

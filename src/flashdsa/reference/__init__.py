@@ -32,6 +32,7 @@ from flashdsa.reference.packed_kv import fields, quantize_kv, unpack_kv
 from flashdsa.reference.prefill import (
     causal_ranges,
     dsa_topk_prefill,
+    expand_blocks,
     prefill_logits,
     prefill_product_magnitude,
     prefill_score_magnitude,
@@ -71,6 +72,7 @@ __all__ = [
     "dsa_topk_indexer",
     "dsa_topk_prefill",
     "encode_e4m3",
+    "expand_blocks",
     "fake_quantize_index",
     "fields",
     "indexer_bwd",
