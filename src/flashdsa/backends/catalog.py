@@ -179,6 +179,8 @@ _SM100 = {
     "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
     "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "compress_kv": ("entries:bind", _CPU_ENTRIES),
+    "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
 }
 _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITIONS)),)
 _FURTHER = {

@@ -66,7 +66,10 @@ def bind_backward(
         d_weight = rows() if plan.finished else None
         written = d_kv[:tokens], d_gate[:tokens], d_ape, d_weight, ctas
         function(*_arguments(x, plan), eps, readable(x.grad_entries), *written)
-        sums = (no_sums() if one is None else one.sum(0) for one in (d_ape, d_weight))
+        sums = (
+            no_sums() if parts is None or given is None else parts.sum(0).to(given.dtype)
+            for parts, given in ((d_ape, x.ape), (d_weight, x.norm_weight))
+        )
         return d_kv[:tokens], d_gate[:tokens], *sums
 
     return runner.on_device(serve)
@@ -90,7 +93,6 @@ def _plan(
 ) -> CompressPlan | None:
     """The plan of a call, without its direction; None where no kernel serves it."""
     finished = x.norm_weight is not None
-    weights = [one for one in (x.ape, x.norm_weight) if one is not None]
     half = None if x.cos is None else x.cos.shape[1]
     for plan in MODELS:
         served = (ratio, overlap, x.kv.shape[1], x.ape is not None, finished, half) == (
@@ -102,7 +104,7 @@ def _plan(
             ROTATED // 2 if plan.finished else None,
         )
         if served and x.kv.dtype is torch.bfloat16:
-            return plan if all(one.dtype is torch.float32 for one in weights) else None
+            return plan
     return None
 
 
@@ -114,8 +116,9 @@ def _arguments(
     ends = x.cu_seqlens[1:]
     if len(ends) > 1:
         ends = (x.cu_seqlens.diff() // plan.ratio).cumsum(0, dtype=torch.int32)
-    weight = None if x.norm_weight is None else readable(x.norm_weight)[None]
-    ape, cos, sin = (None if y is None else readable(y) for y in (x.ape, x.cos, x.sin))
+    more = (x.ape, x.norm_weight, x.cos, x.sin)
+    ape, weight, cos, sin = (None if y is None else readable(y.float()) for y in more)
+    weight = None if weight is None else weight[None]
     return _rows(x.kv), _rows(x.gate), x.cu_seqlens, ends, ape, weight, cos, sin
 
 
