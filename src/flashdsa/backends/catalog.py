@@ -11,7 +11,7 @@ from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_F
 from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS, TARGET_WIDTHS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
 from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N
 from flashdsa.row_formats import ROW_FORMATS
@@ -119,7 +119,7 @@ _SM90_TARGET = Features(
     devices=("cuda",),
     dtypes=("bfloat16",),
     num_heads=UpTo(max(TARGET_HEADS)),
-    d_qk=OneOf((576,)),
+    d_qk=OneOf(TARGET_WIDTHS),
     attn_sink=True,
     topk_length=True,
     deterministic=True,

@@ -382,7 +382,10 @@ ATTENTION_TARGET = KernelSpec(
     name="attention_target",
     arch=SM90.name,
     operations=("attention_target",),
-    plans=tuple(head_sums.target_plan(heads) for heads in reversed(head_sums.TARGET_HEADS)),
+    plans=tuple(
+        head_sums.target_plan(heads, width)
+        for width, heads in product(head_sums.TARGET_WIDTHS, reversed(head_sums.TARGET_HEADS))
+    ),
     build=_HEAD_SUMS_BUILD,
     entry="head_sums_kernel",
     roles={"gather": ("gather_all",), "add": ("add_all",)},

@@ -213,6 +213,13 @@ TRAINING = [
     IndexerTrainingCase(
         SparseMlaCase("3000 slots: several key blocks", 2, 4000, 8, 3000), index_heads=16
     ),
+    *(
+        IndexerTrainingCase(
+            SparseMlaCase(f"entries of 512 columns, {heads} heads", 3, 150, heads, 70, d_qk=512,
+                          invalid=True, topk_length=True, attn_sink="finite"), index_heads=16
+        )
+        for heads in (128, 64, 32, 16, 8)
+    ),
     IndexerTrainingCase(
         SparseMlaCase("index fp32", 4, 200, 16, 64, dtype=_FP32), index_heads=16
     ),

@@ -96,6 +96,15 @@ def test_all_heads_of_a_model() -> None:
     assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
 
 
+@pytest.mark.parametrize(("heads", "queries"), [(5, 3), (128, 2)])
+def test_rows_of_512_columns(heads: int, queries: int) -> None:
+    """Entries of DeepSeek-V4: pieces of two chunks of the keys, or of one; several steps."""
+    features = {"invalid": True, "topk_length": True, "poison": True}
+    topk = 330 if heads < 64 else 65
+    case = SparseMlaCase("512", queries, 70, heads, topk, d_qk=512, attn_sink="finite", **features)
+    run(IndexerTrainingCase(case), "target")
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.05])
 def test_any_finite_scale(scale: float) -> None:
     case = SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True)
@@ -117,7 +126,10 @@ def test_a_head_that_attends_nowhere_adds_nothing() -> None:
 
 def test_the_plan_of_a_number_of_heads() -> None:
     of_target, of_scores = attention_target.plan_for, indexer_scores.plan_for
-    assert [of_target(heads).num_heads for heads in (1, 8, 9, 64, 100)] == [8, 8, 16, 64, 128]
+    for width in (576, 512):
+        plans = [of_target(heads, width) for heads in (1, 8, 9, 64, 100)]
+        assert [plan.num_heads for plan in plans] == [8, 8, 16, 64, 128]
+        assert {plan.width for plan in plans} == {width}
     assert [of_scores(heads).num_heads for heads in (1, 16, 33)] == [16, 16, 64]
 
 

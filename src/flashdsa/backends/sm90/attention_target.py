@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 @cache
-def plan_for(num_heads: int) -> TargetPlan:
-    """The plan with the fewest columns for `num_heads` heads."""
-    return target_plan(next(size for size in TARGET_HEADS if size >= num_heads))
+def plan_for(num_heads: int, width: int) -> TargetPlan:
+    """The plan with the fewest columns for `num_heads` heads, and rows of `width`."""
+    return target_plan(next(size for size in TARGET_HEADS if size >= num_heads), width)
 
 
 def bind(
@@ -36,7 +36,7 @@ def bind(
     num_queries, topk = operands.indices.shape
     if not operands.kv.shape[0] or not operands.indices.numel():
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).zero_()
-    function = runner.function(ATTENTION_TARGET, plan_for(operands.q.shape[1]))
+    function = runner.function(ATTENTION_TARGET, plan_for(*operands.q.shape[1:]))
     every = runner.empty(0, dtype=torch.int32)
     no_sink = runner.empty(0, dtype=torch.float32)
     num_ctas = min(num_queries * -(-topk // TILE_ROWS), runner.num_sms)

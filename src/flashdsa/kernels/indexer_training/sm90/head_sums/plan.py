@@ -15,6 +15,10 @@ STEP_SLOTS = STEP_TILES * TILE_ROWS
 FP32 = 4
 TARGET_HEADS = (8, 16, 32, 64, 128)
 """Columns of a product. Fewer heads are padded with columns of zeros."""
+LONGEST = 9
+"""Chunks of 64 columns of the longer rows, which have RoPE columns beside those of V."""
+TARGET_WIDTHS = (576, 512)
+"""Elements of a row."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class TargetPlan(Sm90Plan):
     """
 
     num_heads: int = 128
-    chunks: int = 9
+    chunks: int = LONGEST
     key_piece: int = 1
     query_piece: int = 3
     key_slots: int = 10
@@ -66,7 +70,8 @@ class TargetPlan(Sm90Plan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"attention_target_h{self.num_heads}"
+        columns = "" if self.chunks == LONGEST else f"_d{self.width}"
+        return f"attention_target_h{self.num_heads}{columns}"
 
     @property
     def width(self) -> int:
@@ -154,8 +159,17 @@ class TargetPlan(Sm90Plan):
         )  # fmt: skip
 
 
-def target_plan(num_heads: int) -> TargetPlan:
-    """The target's plan for `num_heads` columns; fewer leave room for longer pieces of the keys."""
-    if num_heads == max(TARGET_HEADS):
-        return TargetPlan(num_heads)
-    return TargetPlan(num_heads, key_piece=3, key_slots=6)
+_PIECES = {
+    (9, True): (1, 3, 10, 3),
+    (9, False): (3, 3, 6, 3),
+    (8, True): (1, 4, 10, 2),
+    (8, False): (2, 2, 9, 4),
+}
+"""Pieces and slots of `TargetPlan`, by chunks and whether a product has all 128 columns: fewer
+leave room for longer pieces of the keys."""
+
+
+def target_plan(num_heads: int, width: int = LONGEST * CHUNK_COLUMNS) -> TargetPlan:
+    """The target's plan for `num_heads` columns of a product and rows of `width` elements."""
+    chunks = width // CHUNK_COLUMNS
+    return TargetPlan(num_heads, chunks, *_PIECES[chunks, num_heads == max(TARGET_HEADS)])
