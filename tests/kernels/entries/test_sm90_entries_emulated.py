@@ -27,7 +27,7 @@ CASES = [
     EntriesCase(
         "CSA index keys, rows apart", (30, 7), 4, 128, overlap=True, strided=True, own_dtype=True
     ),
-    EntriesCase("HCA", (128, 300), 128),
+    EntriesCase("HCA", (128, 200), 128),
     EntriesCase("V4.1", (7, 1, 16), 2, ape=False),
     EntriesCase("pools of 4", (6, 33), 4, 128, norm=False, rotated=0),
 ]

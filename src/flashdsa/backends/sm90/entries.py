@@ -13,7 +13,14 @@ from flashdsa.backends.cpu import entries as by_torch
 from flashdsa.backends.memory import aligned, readable
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import COMPRESS_KV
-from flashdsa.kernels.entries.sm90.plan import MODELS, ROTATED, ROW_ALIGNMENT, CompressPlan
+from flashdsa.kernels.entries.sm90.plan import (
+    MODELS,
+    NUMBERS,
+    ROTATED,
+    ROW_ALIGNMENT,
+    SLICE,
+    CompressPlan,
+)
 
 if TYPE_CHECKING:
     from flashdsa.ops.entries import CompressKvBwdOperands, CompressKvOperands
@@ -46,33 +53,73 @@ def bind_backward(
     kind, (tokens, width) = type(operands), operands.kv.shape
     parameters: dict[str, Any] = {"ratio": ratio, "overlap": overlap, "eps": eps}
     forward = _plan(operands, ratio, overlap)
-    if forward is None or forward.groups > 1 or tokens < ratio:
+    if forward is None or tokens < ratio:
         return runner.on_device(lambda given: by_torch.backward(kind(*given), **parameters))
     plan = replace(forward, gradient=True)
-    function = runner.function(COMPRESS_KV, plan)
-    ctas = min(-(-len(operands.grad_entries) // plan.entries), plan.resident * runner.num_sms)
+    run = _bind_whole if plan.whole else _bind_sliced
+    compute = run(runner, plan, tokens // ratio, eps)
     # The last row takes what has no token.
     empty = runner.allocator(tokens + 1, width, dtype=torch.bfloat16)
-    no_sums = runner.allocator(0, dtype=torch.float32)
-    parts = runner.allocator(ctas, ratio, width, dtype=torch.float32) if plan.ape else None
-    rows = runner.allocator(ctas * plan.entries, plan.d, dtype=torch.float32)
+    nothing = runner.allocator(0, dtype=torch.float32)
 
     def serve(given: Sequence[Any]) -> tuple[Tensor, ...]:
         x = kind(*given)
         d_kv, d_gate = empty(), empty()
         for one in (d_kv, d_gate):
             _clear_unpooled(one, x.cu_seqlens, plan)
-        d_ape = None if parts is None else parts()
-        d_weight = rows() if plan.finished else None
-        written = d_kv[:tokens], d_gate[:tokens], d_ape, d_weight, ctas
-        function(*_arguments(x, plan), eps, readable(x.grad_entries), *written)
+        d_kv, d_gate = d_kv[:tokens], d_gate[:tokens]
+        parts = compute(_arguments(x, plan), readable(x.grad_entries), d_kv, d_gate)
         sums = (
-            no_sums() if parts is None or given is None else parts.sum(0).to(given.dtype)
-            for parts, given in ((d_ape, x.ape), (d_weight, x.norm_weight))
+            nothing() if part is None or weight is None else part.sum(0).to(weight.dtype)
+            for part, weight in zip(parts, (x.ape, x.norm_weight), strict=True)
         )
-        return d_kv[:tokens], d_gate[:tokens], *sums
+        return d_kv, d_gate, *sums
 
     return runner.on_device(serve)
+
+
+Compute = Callable[..., tuple[Tensor | None, Tensor | None]]
+"""Function that writes the gradients of kv and gate: of the arguments of both directions, the
+entries' gradient and the two. It returns parts of those of `ape` and of the norm's weight."""
+
+
+def _bind_whole(runner: Runner, plan: CompressPlan, entries: int, eps: float) -> Compute:
+    """One launch, whose CTAs have all slots of some entries."""
+    function = runner.function(COMPRESS_KV, plan)
+    ctas = min(-(-entries // plan.entries), plan.resident * runner.num_sms)
+    width = plan.d * (1 + plan.overlap)
+    of_ape = runner.allocator(ctas, plan.ratio, width, dtype=torch.float32)
+    of_weight = runner.allocator(ctas * plan.entries, plan.d, dtype=torch.float32)
+
+    def compute(
+        arguments: Sequence[Any], grad: Tensor, *written: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        parts = of_ape() if plan.ape else None, of_weight() if plan.finished else None
+        function(*arguments, eps, grad, *written, *parts, ctas)
+        return parts
+
+    return compute
+
+
+def _bind_sliced(runner: Runner, plan: CompressPlan, entries: int, eps: float) -> Compute:
+    """Two launches: numbers of each entry's columns, then slices of the columns of all entries."""
+    numbers_of = runner.function(COMPRESS_KV, plan)
+    sliced = replace(plan, sliced=True)
+    function = runner.function(COMPRESS_KV, sliced)
+    stripes = min(entries, max(1, sliced.resident * runner.num_sms * SLICE // plan.d))
+    of_columns = runner.allocator(entries * NUMBERS, plan.d, dtype=torch.float32)
+    of_ape = runner.allocator(stripes * plan.ratio, plan.d, dtype=torch.float32)
+
+    def compute(
+        arguments: Sequence[Any], grad: Tensor, *written: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        numbers, parts = of_columns(), of_ape()
+        numbers_of(*arguments, eps, grad, numbers)
+        function(*arguments, numbers, *written, parts, stripes)
+        weight = numbers.unflatten(0, (entries, NUMBERS))[:, NUMBERS - 1]
+        return parts.unflatten(0, (stripes, plan.ratio)), weight
+
+    return compute
 
 
 def _clear_unpooled(x: Tensor, cu_seqlens: Tensor, plan: CompressPlan) -> None:

@@ -13,11 +13,12 @@ from flashdsa.hw import BULK_ALIGNMENT, SM90
 from flashdsa.kernels.entries.sm90.backward import launch_compress_bwd
 from flashdsa.kernels.entries.sm90.kernel import launch_compress
 from flashdsa.kernels.entries.sm90.plan import ROTATED, ROW_ALIGNMENT, CompressPlan
+from flashdsa.kernels.entries.sm90.sliced import launch_numbers, launch_slots
 
 
 def compile_compress(plan: CompressPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments are those of
-    `launch_compress`, or of the gradient those of `launch_compress_bwd`."""
+    `launch_compress`, or of the gradient those of the launch in `backward.py` or `sliced.py`."""
     width = plan.d * (1 + plan.overlap)
     tokens = cute.sym_int32()
     kv, gate = (
@@ -32,22 +33,28 @@ def compile_compress(plan: CompressPlan) -> Any:
     table = fake_tensor(Float32, (cute.sym_int32(), ROTATED // 2))
     finish = [fake_tensor(Float32, (1, plan.d)), table, table] if plan.finished else [None] * 3
     entries = fake_tensor(BFloat16, (cute.sym_int32(), plan.d))
-    written = [entries]
-    if plan.gradient:
+    of_tokens = [fake_tensor(BFloat16, (tokens, width)) for _ in range(2)]
+    numbers, sums = (fake_tensor(Float32, (cute.sym_int32(), plan.d)) for _ in range(2))
+    launch: Any = launch_compress
+    more: list[Any] = [Float32(0.0), entries]
+    if plan.whole:
+        launch = launch_compress_bwd
         parts = fake_tensor(Float32, (cute.sym_int32(), plan.ratio, width)) if plan.ape else None
-        sums = fake_tensor(Float32, (cute.sym_int32(), plan.d)) if plan.finished else None
-        tokens_width = fake_tensor(BFloat16, (tokens, width))
-        written = [entries, tokens_width, tokens_width, parts, sums, Int32(0)]
+        more += [*of_tokens, parts, sums if plan.finished else None, Int32(0)]
+    elif plan.sliced:
+        launch, more = launch_slots, [numbers, *of_tokens, sums, Int32(0)]
+    elif plan.gradient:
+        launch = launch_numbers
+        more += [numbers]
     return cute.compile(
-        launch_compress_bwd if plan.gradient else launch_compress,
+        launch,
         kv,
         gate,
         fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
         fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
         fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None,
         *finish,
-        Float32(0.0),
-        *written,
+        *more,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         options=options_for(SM90),

@@ -17,6 +17,10 @@ MOST_SLOTS = 32
 ROTATED = 64
 """Last columns that are rotated."""
 WORD = 4
+SLICE = 64
+"""Columns of a CTA that has the same slots of many entries."""
+NUMBERS = 5
+"""Numbers of a column that such a CTA is given."""
 POOLED = 3
 """Numbers of a column that groups merge: largest logit, sum of weights, sum of weighted kv."""
 
@@ -29,7 +33,9 @@ class CompressPlan:
         ratio, overlap: of `compress_kv`. d: columns of an entry.
         ape: there is a position bias.
         finished: there are a norm and a rotation of 64 columns.
-        gradient: the gradients are written, not the entries.
+        gradient: the gradients are written, not the entries; of entries of more slots than a thread
+            has, what each column needs for them.
+        sliced: the gradients of such entries are written.
     """
 
     ratio: int = 4
@@ -38,13 +44,14 @@ class CompressPlan:
     ape: bool = True
     finished: bool = True
     gradient: bool = False
+    sliced: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices against the kernel's limits."""
         if self.d not in (128, 512):
             raise ValueError(f"d: expected 128 or 512; got {self.d}")
-        if self.gradient and self.groups > 1:
-            raise ValueError(f"ratio: the gradient takes {MOST_SLOTS} slots; got {self.slots}")
+        if self.sliced and not (self.gradient and self.groups > 1 and self.ape and self.finished):
+            raise ValueError("sliced: expected a gradient of more slots than a thread has")
 
     @property
     def slots(self) -> int:
@@ -52,9 +59,14 @@ class CompressPlan:
         return self.ratio * (1 + self.overlap)
 
     @property
+    def whole(self) -> bool:
+        """Whether a thread has the gradients of all slots of an entry."""
+        return self.gradient and self.groups == 1
+
+    @property
     def unit(self) -> int:
         """Columns of a thread; the backward has numbers of all slots of each in registers."""
-        return 4 if self.gradient else 8
+        return 4 if self.whole else 8
 
     @property
     def lanes(self) -> int:
@@ -69,7 +81,7 @@ class CompressPlan:
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return 128 if self.gradient else 256
+        return 128 if self.whole else 256
 
     @property
     def entries(self) -> int:
@@ -79,19 +91,20 @@ class CompressPlan:
     @property
     def resident(self) -> int:
         """CTAs of the backward that an SM's registers hold."""
-        return 4 if self.slots > AT_ONCE else 8
+        return 1 if self.sliced else 4 if self.slots > AT_ONCE else 8
 
     @cached_property
     def smem(self) -> SmemPlan:
         """Shared memory layout."""
         merged = self.threads * self.unit * POOLED * WORD if self.groups > 1 else 0
-        sums = self.threads * self.unit * self.slots * WORD if self.gradient and self.ape else 0
+        sums = self.threads * self.unit * self.slots * WORD if self.whole and self.ape else 0
         regions = [
             SmemRegion("sums", 2 * self.threads // WARP_SIZE * WORD, 16, "of a warp's columns"),
             SmemRegion("merged", merged, 16, "what each group has pooled"),
             SmemRegion("d_ape", sums, 16, "each thread's sums of its slots and columns"),
         ]
-        return plan_smem([region for region in regions if region.bytes], SM90.smem_bytes)
+        used = [] if self.sliced else [region for region in regions if region.bytes]
+        return plan_smem(used, SM90.smem_bytes)
 
     @property
     def smem_bytes(self) -> int:
@@ -108,7 +121,7 @@ class CompressPlan:
         """Exported name of its function."""
         windows = "_overlap" if self.overlap else ""
         parts = ("_ape" if self.ape else "") + ("_finished" if self.finished else "")
-        way = "_bwd" if self.gradient else ""
+        way = "_bwd_slots" if self.sliced else "_bwd" if self.gradient else ""
         return f"compress_kv{way}_{self.ratio}{windows}_{self.d}{parts}"
 
 
@@ -120,5 +133,8 @@ MODELS = (
     CompressPlan(overlap=False, d=128, finished=False),  # GLM-5.3's index keys
 )
 """Forward kernels of the models that have entries."""
-GRADIENTS = tuple(replace(plan, gradient=True) for plan in MODELS if plan.groups == 1)
+GRADIENTS = (
+    *(replace(plan, gradient=True) for plan in MODELS),
+    *(replace(plan, gradient=True, sliced=True) for plan in MODELS if plan.groups > 1),
+)
 """Their backward kernels."""

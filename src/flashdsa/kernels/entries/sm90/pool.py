@@ -129,6 +129,17 @@ def load_numbers(x: Any, row: Int32, column: Int32, count: cutlass.Constexpr) ->
 
 
 @cute.jit
+def store_numbers(x: Any, row: Int32, column: Int32, values: list[Float32]) -> None:
+    """Store neighbouring fp32 of a row, a multiple of 4 from a multiple of 4 on."""
+    four = cute.make_rmem_tensor(4, Float32)
+    for part in cutlass.range_constexpr(len(values) // 4):
+        for i in cutlass.range_constexpr(4):
+            four[i] = values[4 * part + i]
+        at = x.iterator + (Int64(row) * x.stride[0] + (column + 4 * part))
+        cute.make_tensor(at.align(16), cute.make_layout(4)).store(four.load())
+
+
+@cute.jit
 def store_unit(x: Any, row: Int32, column: Int32, values: list[Float32]) -> None:
     """Round a unit to bf16 and store it."""
     unit = const_expr(len(values))
