@@ -25,6 +25,7 @@ from workbench.draws.ids import (
     positions,
     shuffled_pages,
 )
+from workbench.draws.two_sources import make_two_sources
 
 PARTS = {"training": ("target", "scores", "backward")}
 """Calls of a draw that are timed one by one, where there is not one only."""
@@ -37,6 +38,8 @@ def case_of(draw: Draw, part: str = "") -> Case:
     heads = index_heads if part in ("scores", "backward") else v["heads"]
     dtype = v.get("dtype", "fp8" if draw.operation == "indexer" else "bfloat16")
     options = {"part": part} if part else {}
+    if draw.operation == "decode-512":
+        options = {"next_n": v["next_n"], "rows": v["rows"], "window": v["window"]}
     if draw.operation == "decode":
         options = {"packed": v["rows"] == "packed", "next_n": v["next_n"]}
     return Case(draw.queries, draw.keys, heads, v["topk"], dtype, options, draw.line)
@@ -49,6 +52,8 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         if draw.operation == "backward":
             return attention.backward_task(x, draw.values["tensors"], backend)
         return attention.forward_task(x, backend, max_logits=draw.values["max_logits"])
+    if draw.operation.endswith("-512"):
+        return make_two_sources(draw, device, backend)
     if draw.operation == "decode":
         return attention.forward_task(decode_inputs(draw, device), backend)
     if draw.operation == "indexer":
