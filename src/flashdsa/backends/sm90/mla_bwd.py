@@ -129,7 +129,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
         num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
     )
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping, has_lengths)
-    bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_per_item
+    bind_small = bind_slots if deterministic or is_far(call) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)
     large = bind_large(runner, grouping, deterministic=deterministic)
