@@ -175,6 +175,10 @@ class Inputs:
             block_log2=self._block_log2,
         )
 
+    def joined(self, operands: SparseMlaOutOperands) -> tuple[Any, ...]:
+        """The arguments of kernels of two sources."""
+        return *self(operands), *self.more(operands)
+
     def _source(self, kv: Tensor) -> Tensor:
         """Rows or pages as the kernel takes them."""
         kv = kv.view(torch.uint8) if kv.dtype is torch.int8 else kv

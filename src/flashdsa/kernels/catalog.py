@@ -327,6 +327,11 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
         DealtPlan(packed=True),
         DealtPlan(tile=WITHOUT_ROPE),
         *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        *(
+            DealtPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
+            for form in JOINED_FORMATS
+        ),
+        DealtPlan(joined=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",

@@ -108,6 +108,15 @@ FORWARD = [
                   attn_sink="finite"),
     SparseMlaCase("packed rows, 40 queries of 2048 slots", 40, 300, 64, 2048, packed="ue8m0",
                   invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("70 queries of two sources, 2048 slots", 70, 100, 64, 1958, d_qk=512,
+                  extra_keys=90, extra_topk=100, ranges="extra_kv", invalid=True, topk_length=True,
+                  poison=True, attn_sink="finite"),
+    *(
+        SparseMlaCase(f"{name} beside {name}, 40 queries of 2048 slots", 40, 192, 64, 1900,
+                      d_qk=512, packed="ue8m0", kv_format=name, extra_format=name, page_size=64,
+                      extra_keys=90, extra_topk=148, invalid=True, topk_length=True)
+        for name in ("v4", "v41", "v32_no_rope")
+    ),
     SparseMlaCase("packed rows, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048,
                   packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
     SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,

@@ -61,8 +61,9 @@ def choose(
     sampled = operands.kv.shape[0] <= MOST_SAMPLED_KEYS
     if group > 1 and sampled and is_long(num_queries, topk, runner.num_sms):
         return bind_either(runner, plan, operands, sm_scale)
+    tiles = sparse_mla_decode.tiles_of(topk)
     deals = sparse_mla_decode.beats_the_forward
-    if group == 1 and not max_logits and deals(runner, num_queries, num_heads, topk):
+    if group == 1 and not max_logits and deals(runner, num_queries, num_heads, tiles):
         return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
@@ -75,7 +76,7 @@ def choose_joined(
     index_block: int,
     kv_format: str | None,
 ) -> Write:
-    """Likewise of two sources, ranges and blocks: tiles are not dealt, and items not drawn.
+    """Likewise of two sources, ranges and blocks.
 
     Groups of queries need lists with room for all slots, which ranges of long sources have not.
     """
@@ -87,6 +88,12 @@ def choose_joined(
     group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
     if num_queries > queries_at_a_time(group, topk) or num_keys > INT32_MAX:
         group = 1
+    tile = Tile(operands.q.shape[2])
+    if group == 1 and not max_logits and not tile.has_rope:
+        tiles = sparse_mla_decode.joined_tiles(operands, index_block)
+        if sparse_mla_decode.beats_the_forward(runner, num_queries, num_heads, tiles):
+            plan = DealtPlan(joined=True, tile=tile)
+            return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
     return bind_joined(runner, group, operands, sm_scale, index_block)
 
 
