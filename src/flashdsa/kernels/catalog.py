@@ -220,7 +220,7 @@ SPARSE_MLA_FWD = KernelSpec(
         FwdPlan(drawn=True, tile=WITHOUT_ROPE),
         *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
         *(
-            FwdPlan(group, max_logits=True, joined=True, tile=tile)
+            FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
             for tile, group in product((Tile(), WITHOUT_ROPE), GROUPS)
         ),
     ),

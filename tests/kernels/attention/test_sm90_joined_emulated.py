@@ -109,16 +109,16 @@ def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchS
 
 @pytest.mark.parametrize(("case", "when"), [(POOLS, "late"), (WINDOW, "eager"), (SMALL, "late")])
 def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
-    """One CTA takes all items, whose last steps have two tiles or one."""
-    (setup,) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
-    plan = FwdPlan(max_logits=True, joined=True, tile=Tile(case.d_qk))
+    """One CTA draws all items, whose last steps have two tiles or one; first comes the order."""
+    (_, setup) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
+    plan = FwdPlan(max_logits=True, drawn=True, joined=True, tile=Tile(case.d_qk))
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
 
 
 def test_groups_of_few_heads_have_the_union_over_both_sources() -> None:
     """O of the query that does not name the NaN row is mended; largest logits go nowhere."""
     setups = run(IN_GROUPS, Device(1, {1: 1}))
-    assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
+    assert len(setups) == 5  # joint lists, unions, the order, the forward, and what mends O
 
 
 @pytest.mark.parametrize(
@@ -155,11 +155,12 @@ def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]
 @pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, tile: Tile) -> None:
     """Nor does it make a wgmma wait for the one before, though half a step is a branch."""
-    plans: tuple[tuple[KernelSpec, Any], ...] = (
-        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, joined=True, tile=tile)),
+    plans: list[tuple[KernelSpec, Any]] = [
+        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True, tile=tile)),
         (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=tile)),
-        (SPARSE_MLA_DECODE_DEALT, DealtPlan(joined=True, tile=tile)),
-    )
+    ]
+    if not tile.has_rope:
+        plans.append((SPARSE_MLA_DECODE_DEALT, DealtPlan(joined=True, tile=tile)))
     for spec, plan in plans:
         text = str(compiled(spec, plan).__ptx__).rstrip("\0")
         assert_it_assembles_without_spills(text, tmp_path)

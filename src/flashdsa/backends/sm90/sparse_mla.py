@@ -94,16 +94,25 @@ def choose_joined(
         if sparse_mla_decode.beats_the_forward(runner, num_queries, num_heads, tiles):
             plan = DealtPlan(joined=True, tile=tile)
             return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
-    return bind_joined(runner, group, operands, sm_scale, index_block)
+    groups: tuple[int, ...] = (group,)
+    if group > 1 and num_keys <= MOST_SAMPLED_KEYS and is_long(num_queries, topk, runner.num_sms):
+        groups = group, 1
+    return bind_joined(runner, operands, sm_scale, index_block, groups)
 
 
 def bind_joined(
-    runner: Runner, group: int, operands: SparseMlaOperands, sm_scale: float, index_block: int
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    index_block: int,
+    groups: tuple[int, ...] = (1,),
 ) -> Write:
-    """Bind the forward over two sources, ranges and blocks, by groups of `group` queries."""
-    plan = FwdPlan(group, max_logits=True, joined=True, tile=Tile(operands.q.shape[2]))
-    form = form_of(runner, plan, operands)
-    return Launches(runner, operands, sm_scale, form, index_block=index_block)
+    """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
+    numbers a sample chooses."""
+    tile = Tile(operands.q.shape[2])
+    plans = (FwdPlan(group, True, True, joined=True, tile=tile) for group in groups)
+    forms = (form_of(runner, plan, operands) for plan in plans)
+    return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
 
 
 def choose_invariant(
@@ -121,7 +130,7 @@ def choose_invariant(
     if is_packed(operands.kv):
         return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
     if is_joined(operands, index_block):
-        write = bind_joined(runner, 1, operands, sm_scale, index_block)
+        write = bind_joined(runner, operands, sm_scale, index_block)
         if operands.ends is not None:
             return write
         # The second list begins at a whole tile after the first one.

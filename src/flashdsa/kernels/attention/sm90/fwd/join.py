@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from flashdsa.kernels.attention.sm90.core.sources import Sources, count_slots, row_of
+from flashdsa.kernels.attention.sm90.core.sources import Sources, count_slots, join_slots, row_of
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 
 THREADS = 256
 
@@ -43,6 +44,12 @@ def join_kernel(sources: Sources, joined: JoinedIds):
     if thread == 0:
         length = first + extra if extra > 0 else main
         (joined.lengths.iterator + query).store(length)
+
+
+@cute.jit
+def count_joined(sources: Sources, query: Int32, _: Int32) -> Int32:
+    """Slots of a query over both sources, for the order in which items are drawn."""
+    return join_slots(sources, query, Tile().keys).end
 
 
 @cute.jit
