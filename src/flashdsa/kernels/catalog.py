@@ -247,7 +247,10 @@ MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=tuple(ScoresPlan(queries, optional=True) for queries in (2, 4)),
+    plans=tuple(
+        ScoresPlan(queries, optional=True, tile=tile)
+        for tile, queries in product((Tile(), WITHOUT_ROPE), (2, 4))
+    ),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
     roles={"gather": ("gather_all",), "score": ("score_all",)},
@@ -256,7 +259,7 @@ MLA_BWD_DQ = KernelSpec(
     name="mla_bwd_dq",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=(DqPlan(),),
+    plans=(DqPlan(), DqPlan(WITHOUT_ROPE)),
     build=f"{_GROUPED_BWD}.dq.build:compile_dq",
     entry="dq_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
@@ -265,7 +268,10 @@ MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=(DkvPlan(), DkvPlan(ordered=True)),
+    plans=tuple(
+        DkvPlan(tile, ordered=ordered)
+        for tile, ordered in product((Tile(), WITHOUT_ROPE), (False, True))
+    ),
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     roles={
@@ -288,6 +294,13 @@ MLA_BWD_FUSED = KernelSpec(
         ),
         *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
         per_item.PerItemPlan(more=4, tickets=True, short=True),
+        *(per_item.PerItemPlan(more=more, tile=WITHOUT_ROPE) for more in (0, 2)),
+        *(
+            per_item.PerItemPlan(queries, more, slots, not slots, tile=WITHOUT_ROPE)
+            for slots in (False, True)
+            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 4))
+        ),
+        per_item.PerItemPlan(more=2, slots=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",

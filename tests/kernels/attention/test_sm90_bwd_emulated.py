@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.backends.emulated.devices import SMALL
-from flashdsa.backends.emulated.runner import Emulator, emulation
+from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall, bind_per_item
 from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
+from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 
 
@@ -105,7 +109,45 @@ def test_padded_heads_are_the_next_that_kernels_take() -> None:
     ]  # fmt: skip
 
 
+ALIKE = {"d_qk": 512, "attn_sink": "finite", **EVERY_FEATURE}
+"""Rows that are K and V alike."""
+
+
+@pytest.mark.parametrize(
+    ("heads", "in_order"),
+    [
+        (64, False),
+        (16, True),
+        *(
+            pytest.param(heads, in_order, marks=pytest.mark.slow)
+            for heads, in_order in ((8, False), (32, False), (128, False), (64, True), (128, True))
+        ),
+    ],
+)
+def test_rows_of_512_columns(heads: int, in_order: bool) -> None:
+    check(SparseMlaCase("512 columns", 5, 60, heads, 40, **ALIKE), deterministic=in_order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_order", [False, True])
+def test_groups_of_256_rows_of_512_columns(in_order: bool) -> None:
+    """Two queries of 128 heads name the same two tiles."""
+    inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 4, 150, 128, 70, d_qk=512), 0, "cpu")
+    inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
+    with emulation(SMALL) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm90", deterministic=in_order)) == []
+    taken = mla_bwd_grouped.plans_of(2, in_order, WITHOUT_ROPE)
+    assert {plan.smem_bytes for plan in taken} <= {setup.smem for setup in emulator.setups}
+
+
+@pytest.mark.slow
+def test_the_newest_assembler_takes_512_columns_and_nothing_is_spilled(tmp_path: Path) -> None:
+    plan = mla_bwd_per_item.plan_of(32, 0, False, True, False, WITHOUT_ROPE)
+    ptx = str(compiled(MLA_BWD_FUSED, plan).__ptx__).rstrip("\0")
+    assert_it_assembles_without_spills(ptx, tmp_path)
+
+
 def test_what_the_kernels_do_not_take_is_refused() -> None:
-    inputs = make_sparse_mla_inputs(SparseMlaCase("d_qk", 1, 40, 16, 32, d_qk=512), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="d_qk: takes 576; got 512"):
+    inputs = make_sparse_mla_inputs(SparseMlaCase("d_qk", 1, 40, 16, 32, d_qk=640), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="d_qk: takes 512, 576; got 640"):
         check_backward(inputs, "emulate-sm90")

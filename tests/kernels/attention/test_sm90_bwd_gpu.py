@@ -38,10 +38,11 @@ def fuzzed(seed: int) -> SparseMlaCase:
         attn_sink=rng.choice((None, "finite", "infinite")),
         strided=rng.random() < 0.2,
         cancels=num_keys == 1 or topk == 1,
+        d_qk=rng.choice((512, 576)),
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_fuzzed_shapes_are_within_the_contract(seed: int) -> None:
     inputs = make_sparse_mla_inputs(fuzzed(seed), seed, "cuda")
     assert failures(check_backward(inputs, "sm90")) == []
@@ -142,13 +143,14 @@ def tables(kind: str, queries: int, num_keys: int, topk: int) -> torch.Tensor:
     return chosen
 
 
+@pytest.mark.parametrize("d_qk", [512, 576])
 @pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("kind", ["dense", "windowed", "random", "repeated"])
-def test_deterministic_bits_are_equal_over_50_calls(kind: str, heads: int) -> None:
+def test_deterministic_bits_are_equal_over_50_calls(kind: str, heads: int, d_qk: int) -> None:
     torch.manual_seed(heads)
     queries, num_keys, topk = 384, 4096, 1024
-    q, kv = (torch.randn(n, 576, device="cuda") for n in (queries * heads, num_keys))
-    q, kv = q.view(queries, heads, 576).bfloat16(), kv.bfloat16()
+    q, kv = (torch.randn(n, d_qk, device="cuda") for n in (queries * heads, num_keys))
+    q, kv = q.view(queries, heads, d_qk).bfloat16(), kv.bfloat16()
     do = torch.randn(queries, heads, 512, device="cuda").bfloat16()
     indices = tables(kind, queries, num_keys, topk)
     O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="sm90")

@@ -17,6 +17,7 @@ from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, buffers_for, grou
 from flashdsa.backends.sm90.mla_bwd_per_item import Call, Launch, bind_either, bind_per_item
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
@@ -40,7 +41,8 @@ def bind(
     if not num_queries or not kv.shape[0]:
         return partial(without_keys, dkv_dtype=dkv_dtype)
     topk, has_lengths = operands.indices.shape[1], operands.topk_length is not None
-    sizes = Sizes(runner, num_queries, kv.shape[0], topk, sm_scale, has_lengths)
+    tile = Tile(operands.q.shape[2])
+    sizes = Sizes(runner, num_queries, kv.shape[0], topk, sm_scale, has_lengths, tile)
     parts = [
         (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
         for heads, padded in head_parts(operands.q.shape[1])
@@ -113,6 +115,7 @@ class Sizes(NamedTuple):
     topk: int
     sm_scale: float
     has_lengths: bool
+    tile: Tile
 
 
 class Bound(NamedTuple):
@@ -124,16 +127,22 @@ class Bound(NamedTuple):
 
 def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     """Bind the launches of `num_heads` heads, one of HEADS."""
-    runner, num_queries, num_keys, topk, sm_scale, has_lengths = sizes
+    runner, num_queries, num_keys, topk, sm_scale, has_lengths, tile = sizes
     grouping = grouping_for(
-        num_queries, num_heads, topk, runner.num_sms, deterministic=deterministic
+        num_queries,
+        num_heads,
+        topk,
+        runner.num_sms,
+        deterministic=deterministic,
+        tile=tile,
     )
-    call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, grouping, has_lengths)
+    by_queries = grouping, has_lengths, tile
+    call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, *by_queries)
     bind_small = bind_slots if deterministic or is_far(num_heads, num_keys) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)
     large = bind_large(runner, grouping, deterministic=deterministic)
-    buffers = buffers_for(num_keys) if deterministic else 0
+    buffers = buffers_for(num_keys, tile.d_qk) if deterministic else 0
     return Bound(bind_either(call, large, bind_small), buffers)
 
 
