@@ -18,6 +18,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHe
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
+from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
@@ -281,6 +282,14 @@ MLA_BWD_DKV = KernelSpec(
         "multiply": ("multiply_all",),
     },
 )
+MLA_BWD_JOIN = KernelSpec(
+    name="mla_bwd_join",
+    arch=SM90.name,
+    operations=("mla_bwd",),
+    plans=(JoinPlan(),),
+    build="flashdsa.kernels.attention.sm90.join.build:compile_join",
+    entry="join_kernel",
+)
 MLA_BWD_FUSED = KernelSpec(
     name="mla_bwd_fused",
     arch=SM90.name,
@@ -433,6 +442,7 @@ KERNELS = (
     MLA_BWD_DQ,
     MLA_BWD_DKV,
     MLA_BWD_FUSED,
+    MLA_BWD_JOIN,
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,

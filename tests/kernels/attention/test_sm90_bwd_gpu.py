@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,15 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
+
+
+LISTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"extra_keys": 300, "extra_topk": 70},
+    {"extra_keys": 200, "extra_topk": 128, "ranges": "extra_kv"},
+    {"extra_keys": 90, "extra_topk": 3, "ranges": "extra_kv", "index_block": 4},
+)
+"""One source or two."""
 
 
 def fuzzed(seed: int) -> SparseMlaCase:
@@ -39,6 +49,7 @@ def fuzzed(seed: int) -> SparseMlaCase:
         strided=rng.random() < 0.2,
         cancels=num_keys == 1 or topk == 1,
         d_qk=rng.choice((512, 576)),
+        **rng.choice(LISTS),
     )
 
 
@@ -109,6 +120,40 @@ def test_drawn_items_give_the_bits_of_turns(
     for dq, dkv, *_ in drawn:
         assert torch.equal(dq, in_turns[0])
         torch.testing.assert_close(dkv, in_turns[1], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_a_graph_replays_two_sources_on_new_ranges(heads: int, deterministic: bool) -> None:
+    """Windows move: their starts and ends are read on the device alone."""
+    queries, rows = 300, 400
+    torch.manual_seed(heads)
+    q = torch.randn(queries, heads, 512, device="cuda").bfloat16()
+    entries, window = (torch.randn(n, 512, device="cuda").bfloat16() for n in (100, rows))
+    ids = torch.randint(0, 100, (queries, 40), device="cuda", dtype=torch.int32)
+    starts = torch.arange(queries, device="cuda", dtype=torch.int32) - 127
+    ends = starts + 128
+    lists = {"extra_kv": window, "extra_indices": (starts, ends)}
+    O, lse = flashdsa.sparse_mla_fwd(q, entries, ids, backend="sm90", **lists)
+    options = {**lists, "deterministic": deterministic, "backend": "sm90"}
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        return flashdsa.mla_bwd(q, entries, O.sin(), lse, O, ids, **options)
+
+    backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward()
+    starts += 90
+    ends += 60
+    graph.replay()
+    torch.cuda.synchronize()
+    dq, *of_sources = backward()
+    assert torch.equal(captured[0], dq)
+    for got, wanted in zip(captured[1:], of_sources, strict=True):
+        if deterministic:
+            assert torch.equal(got, wanted)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
 
 
 def test_two_streams_do_not_share_a_workspace() -> None:

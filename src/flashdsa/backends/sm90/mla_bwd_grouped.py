@@ -43,6 +43,9 @@ ORDERED_RATIO = 1.25
 MOST_LENGTH = 1.5
 """The same of a single list. The workspace has room for that much; if one list is longer the
 backward of 64 rows is taken."""
+MOST_RANGE_KEYS = 6144
+"""The same in keys, where ranges give the slots: they may be as many as a source's rows, and are
+hardly ever."""
 FIRST = 0
 """Number of the large groups, see `kernels.attention.choice`."""
 
@@ -111,6 +114,7 @@ def grouping_for(
     *,
     deterministic: bool,
     tile: Tile,
+    ranges: bool = False,
 ) -> Grouping | None:
     """Choose groups of 256 rows; None if they never pay.
 
@@ -118,7 +122,7 @@ def grouping_for(
     multiprocessors idle if queries are few.
 
     Args:
-        num_heads: one of HEADS.
+        num_heads: one of HEADS. ranges: slots are of ranges, `topk` at most.
     """
     queries = group_queries(num_heads)
     if (
@@ -127,7 +131,8 @@ def grouping_for(
     ):
         return None
     ratio = max(ORDERED_RATIO, RATIO[num_heads]) if deterministic else RATIO[num_heads]
-    return Grouping(queries, topk, ratio, MOST_LENGTH, tile)
+    most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / topk) if ranges else MOST_LENGTH
+    return Grouping(queries, topk, ratio, most_length, tile)
 
 
 def buffers_for(num_keys: int, d_qk: int) -> int:

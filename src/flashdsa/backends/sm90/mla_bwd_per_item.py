@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_allocator
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SHORT_SLOTS, PerItemPlan, num_tickets
+from flashdsa.kernels.attention.lists import SHORT_SLOTS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 

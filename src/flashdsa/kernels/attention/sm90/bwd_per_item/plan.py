@@ -25,8 +25,6 @@ ITEM_STAGES = 2
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
-SHORT_SLOTS = 512
-"""Most slots of a query whose list a warp sorts."""
 MOST_PART_GROUPS = 1024
 """Most groups of a part of the slots: each group counts for enough keys that no part has more."""
 WORD_BITS = 32

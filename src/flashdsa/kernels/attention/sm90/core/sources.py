@@ -114,7 +114,7 @@ def read_joined(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32)
 
 @cute.jit
 def source_of_row(sources: Sources, row: Int32) -> tuple[Any, Int32]:
-    """(pointer to the first row of a joint row's source, the row of it); see `fwd/join.py`."""
+    """(pointer to the first row of a joint row's source, the row of it); see `join/kernel.py`."""
     first, of_source = sources.main.kv.iterator, row
     if row >= sources.main.kv.shape[0]:
         first = sources.extra.kv.iterator

@@ -33,8 +33,8 @@ from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, co
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.fwd.join import JoinedIds, launch_join
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.attention.sm90.join.kernel import JoinedIds, launch_join
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
