@@ -100,7 +100,7 @@ class Call(NamedTuple):
     sm_scale: float
     large: Groups | None
     has_lengths: bool
-    tile: Tile
+    tile: Tile = Tile()
 
     @property
     def group_queries(self) -> int:
