@@ -151,7 +151,7 @@ JOINED = {
     ),
     "pools of 4 and a tail": SparseMlaCase(
         "pools of 4 and a tail",
-        5,
+        4,
         61,
         64,
         8,
