@@ -152,6 +152,9 @@ BACKWARD = [
     Backward(SparseMlaCase("in order, " + _FEW_KEYS.name, 174, 35, 64, 32), deterministic=True),
     Backward(SparseMlaCase("in order, " + _FEW_KEYS_128.name, 87, 35, 128, 32),
              deterministic=True),
+    Backward(SparseMlaCase("in order, ids and a window", 9, 130, 16, 70, d_qk=512, extra_keys=300,
+                           extra_topk=128, ranges="extra_kv", topk_length=True, poison=True,
+                           attn_sink="infinite"), deterministic=True),
     # Rows that are K and V alike.
     *(
         Backward(SparseMlaCase(f"512 columns, {heads} heads" + ", in order" * in_order, 9, 150,
