@@ -6,7 +6,7 @@ choice of its plan: `tests/verify/test_reach.py` holds it against `launch_list`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -161,6 +161,21 @@ BACKWARD = [
     Backward(SparseMlaCase("in order, " + _FEW_KEYS.name, 174, 35, 64, 32), deterministic=True),
     Backward(SparseMlaCase("in order, " + _FEW_KEYS_128.name, 87, 35, 128, 32),
              deterministic=True),
+    Backward(SparseMlaCase("in order, ids and a window", 9, 130, 16, 70, d_qk=512, extra_keys=300,
+                           extra_topk=128, ranges="extra_kv", topk_length=True, poison=True,
+                           attn_sink="infinite"), deterministic=True),
+    # Rows that are K and V alike.
+    *(
+        Backward(SparseMlaCase(f"512 columns, {heads} heads" + ", in order" * in_order, 9, 150,
+                               heads, 70, d_qk=512, topk_length=True, poison=True,
+                               duplicates=in_order, attn_sink="finite"), deterministic=in_order)
+        for in_order in (False, True) for heads in (8, 16, 32, 64, 128)
+    ),
+    *(
+        Backward(replace(case, name="512 columns, " + case.name + ", in order" * in_order,
+                         d_qk=512), deterministic=in_order)
+        for in_order in (False, True) for case in (_FEW_KEYS, _FEW_KEYS_128)
+    ),
 ]
 
 _MORE_ROWS_THAN_CLUSTERS = tuple(64 + (37 * row) % 190 for row in range(71))

@@ -27,14 +27,14 @@ from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.order import count_slots, launch_order
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.sources import count_joined, sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.fwd.join import JoinedIds, count_joined, launch_join
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.attention.sm90.join.kernel import JoinedIds, launch_join
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
