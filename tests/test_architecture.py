@@ -27,6 +27,8 @@ MORE_PARAMETERS = {
     "src/flashdsa/ops/attention_backward.py:mla_bwd",
     "src/flashdsa/ops/attention.py:sparse_mla",
     "src/flashdsa/ops/attention.py:sparse_mla_fwd",
+    "src/flashdsa/ops/entries.py:compress_kv",
+    "src/flashdsa/ops/entries.py:compress_kv_bwd",
     "src/flashdsa/ops/indexer_loss.py:indexer_kl_loss",
     "src/flashdsa/ops/indexer_loss_dense.py:indexer_kl_loss_dense",
     "ptxemu/src/ptxemu/api.py:launch",

@@ -62,6 +62,7 @@ _WRITTEN = {
     "write_index_k_cache": ("cache",),
     "write_kv_cache": ("cache",),
     "write_kv_cache, packed": ("cache",),
+    "compress_kv, state": ("state",),
 }
 
 
@@ -113,6 +114,7 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
         **_training_calls(draw, attention, lse),
         **_indexer_calls(draw),
         **_cache_calls(draw),
+        **_entries(draw),
         **_two_sources(draw, attention),
     }
     return {
@@ -168,6 +170,45 @@ def _two_sources(draw: _Draw, attention: Arguments) -> dict[str, Arguments]:
         "sparse_mla_fwd, two sources": arguments,
         "sparse_mla, two sources": arguments,
         "mla_bwd, two sources": {**arguments, "dO": out.clone(), "lse": lse, "O": out},
+    }
+
+
+def _entries(draw: _Draw) -> dict[str, Arguments]:
+    """Windows of 4 that overlap, of three sequences; tokens of decode; a rotation."""
+    tokens, d, sequences = 64, 128, 3
+
+    def bf16(*shape: int) -> Tensor:
+        return draw.normal(*shape, dtype=torch.bfloat16)
+
+    angles = draw.normal(tokens + 8, 16)
+    common = {
+        "kv": bf16(tokens, 2 * d),
+        "gate": bf16(tokens, 2 * d),
+        "ape": draw.normal(4, 2 * d),
+        "ratio": 4,
+        "overlap": True,
+        "eps": 1e-6,
+        "norm_weight": draw.normal(d),
+        "rotation": (angles.cos(), angles.sin()),
+    }
+    offsets = torch.tensor([0, 30, 31, tokens], dtype=torch.int32, device=draw.device)
+    decode = {
+        "state": bf16(sequences, 8, 2, 2 * d),
+        "seen": torch.tensor([3, 0, 8], dtype=torch.int32, device=draw.device),
+    }
+    return {
+        "compress_kv": {**common, "cu_seqlens": offsets},
+        "compress_kv, state": {**common, "cu_seqlens": offsets, **decode},
+        "compress_kv_bwd": {
+            **common,
+            "grad_entries": bf16(tokens // 4, d),
+            "cu_seqlens": offsets,
+        },
+        "rotate_tail": {
+            "x": bf16(6, 3, 40),
+            "positions": draw.integers(tokens, 6),
+            "rotation": (angles.cos(), angles.sin()),
+        },
     }
 
 
@@ -229,6 +270,12 @@ def _indexer_calls(draw: _Draw) -> dict[str, Arguments]:
         "dsa_topk_prefill": {**prefill, **ids},
         "prefill_logits": prefill,
         "causal_ranges": ranges,
+        "causal_ranges, entries": {**ranges, "ratio": 4},
+        "expand_blocks": {
+            "indices": draw.integers(s_kv, s, topk),
+            "block": 4,
+            "positions": draw.integers(s_kv, s),
+        },
         "quantize_index_k": {"k": keys},
         "quantize_index_q": quantized,
         "fake_quantize_index": {"x": draw.normal(s, 128)},

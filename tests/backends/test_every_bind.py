@@ -21,6 +21,8 @@ from tests.backends.test_bound_calls import Pretended
 SIZES = {
     "S": 6, "H": 64, "d_qk": 576, "d_v": 512, "S_kv": 90, "width": 576, "topk": 512,
     "B": 4, "requests": 4, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
+    "offsets": 3, "ratio": 4, "columns": 64, "d": 64, "P": 9, "half": 8, "R": 8,
+    "num_entries": 2,
 }  # fmt: skip
 VALUES = {"d_v": 512, "topk": 512, "max_len": 256, "sm_scale": 0.1, "dkv_dtype": torch.float32}
 VALUES |= {
@@ -29,9 +31,12 @@ VALUES |= {
     "backward_backend": "auto",
     "index_block": 1,
     "kv_format": None,
+    "ratio": 4,
+    "eps": 1e-6,
+    "overlap": False,
 }
 FREE = {"num_pages": (1, 5, 40), "max_pages": (1, 4, 70, 20_000)}
-BY_TORCH = {"read_index_k_cache"}
+BY_TORCH = {"read_index_k_cache", "compress_kv", "compress_kv_bwd"}
 """Operations that launch no kernel of ours."""
 ON_GPUS = [i for i in registry.implementations() if i.features.devices == ("cuda",)]
 

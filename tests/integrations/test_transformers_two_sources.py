@@ -22,6 +22,7 @@ from transformers.models.glm5_next.configuration_glm5_next import (  # noqa: E40
 
 from flashdsa.errors import ArgumentValueError, UnsupportedError  # noqa: E402
 from flashdsa.integrations.transformers import disable, enable, two_sources  # noqa: E402
+from flashdsa.ops.entries import compress_kv  # noqa: E402
 
 LENGTH, PADDING, WINDOW = 48, 5, 16
 COMMON: dict[str, Any] = {
@@ -141,6 +142,42 @@ def test_deepseek_v4_generates_the_same_tokens(padded: bool) -> None:
     options = {"max_new_tokens": 40, "min_new_tokens": 40, "do_sample": False}
     expected = model.generate(**x, **options)
     assert torch.equal(enable(model).generate(**x, **options), expected)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+def test_entries_in_bf16_are_as_near_to_float64s_as_the_models(layer: int) -> None:
+    """`compress_kv` rounds once, the model's own form after each step."""
+    torch.manual_seed(0)
+    compressor = deepseek_v4().bfloat16().model.layers[layer].self_attn.compressor
+    hidden = torch.randn(2, 43, 64).bfloat16()
+    found = two_sources.pool(compressor, hidden, None)
+    positions = torch.arange(43)[None]
+    eager, _ = compressor(hidden, torch.zeros(2, 43, 32).bfloat16(), positions, None, layer)
+    exact = two_sources.pool(compressor.double(), hidden.double(), None)
+    assert found.dtype == torch.bfloat16 and found.shape == eager[:, 0].shape
+    own, theirs = error(found.double(), exact), error(eager[:, 0].double(), exact)
+    assert own < 1.02 * theirs < 0.02
+
+
+def test_entries_come_from_compress_kv_where_it_has_the_models_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[torch.dtype] = []
+
+    def counted(kv: Tensor, *rest: Any, **options: Any) -> Any:
+        calls.append(kv.dtype)
+        return compress_kv(kv, *rest, **options)
+
+    monkeypatch.setattr(two_sources, "compress_kv", counted)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        model = enable(deepseek_v4())
+        model(**tokens(20), use_cache=True)
+        assert calls == [torch.float32] * 2
+        model.bfloat16()(**tokens(20), use_cache=False)
+        assert calls[2:] == [torch.bfloat16] * 2
+        model(**tokens(20), use_cache=True)  # the overlap's gates lie rounded in the cache
+        assert calls[4:] == [torch.bfloat16]
 
 
 def test_other_indexers_and_masks_are_refused() -> None:

@@ -268,7 +268,7 @@ def _as_called(name: str) -> Callable[[torch.dtype, Cast], Outputs]:
         results = [results] if isinstance(results, Tensor) else list(results or ())
         return [*results, *(x for x in copies.values() if isinstance(x, Tensor))]
 
-    function, given = CALLS[name]
+    function, given, _ = CALLS[name]
     return run
 
 

@@ -131,6 +131,7 @@ INTEGERS = {
     "causal_ranges",
     "dsa_topk_indexer",
     "dsa_topk_prefill",
+    "expand_blocks",
     "quantize_kv",
     "read_index_k_cache",
     "topk_indices",

@@ -74,14 +74,21 @@ COMPOSED: dict[str, Callable[[], Any]] = {
         torch.tensor([0, 2, 5]), torch.tensor([0, 4, 9]), num_queries=5
     ),
     "indexer_kl_loss_dense": _dense_loss,
+    "expand_blocks": public_calls("cpu")["expand_blocks"],
+    **{name: public_calls("cpu")[name] for name in ("compress_kv", "compress_kv_bwd")},
+    "compress_kv, state": public_calls("cpu")["compress_kv, state"],
+    "compress_kv, cache": lambda: flashdsa.compress_kv(
+        *torch.zeros(2, 8, 4), ratio=4, out=torch.zeros(16, 4).bfloat16(), slots=torch.arange(8)
+    ),
+    "rotate_tail": public_calls("cpu")["rotate_tail"],
     "local_slots": _local_slots,
 }
 
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_nothing_is_read_by_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for asks in ("ops.kv_cache.are_values_read", "ops.prefill.are_values_read"):
-        monkeypatch.setattr(f"flashdsa.{asks}", lambda tensor: False)
+    for family in ("kv_cache", "prefill", "entries"):
+        monkeypatch.setattr(f"flashdsa.ops.{family}.are_values_read", lambda tensor: False)
     monkeypatch.setattr("flashdsa.distributed.decode._are_checked", lambda tensor: False)
     group = SimpleNamespace(name="", size=2, rank=1)
     monkeypatch.setattr("flashdsa.distributed.decode.group_of", lambda mesh: group)

@@ -30,13 +30,15 @@ from tests.support.subtests import CaseLoop
 SIZES = {
     "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "width": 576, "topk": 2048,
     "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
+    "offsets": 3, "ratio": 4, "columns": 64, "d": 64, "P": 9, "half": 8, "R": 8,
+    "num_entries": 2,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto", "str?": None}
 PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends"}
 """Operands that make other calls of an operation, which fewer kernels serve."""
-SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256}
+SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256, "ratio": 4}
 
 
 def on_gpu(spec: OpSpec) -> tuple[Any, dict[str, Any]]:
@@ -144,7 +146,7 @@ def test_there_is_one_table_an_operation_and_it_fits_the_operands_and_the_public
         ).parameters
         # Of the backward that autograd runs, of unchecked launches, `ids`, `return_max_logits`.
         hidden = {"deterministic", "backward_backend", "check", "positions", "max_logits"}
-        hidden |= {"ends", "extra_ends"}  # the second half of a range
+        hidden |= {"ends", "extra_ends", "cos", "sin"}  # parts of a pair
         parameters = {parameter.name for parameter in spec.parameters}
         assert (set(names) | parameters) - hidden <= set(public)
 

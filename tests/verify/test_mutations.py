@@ -23,7 +23,9 @@ PACKED = "flashdsa.backends.packed_rows"
 MERGE = "flashdsa.ops.merge"
 KV_CACHE = "flashdsa.ops.kv_cache"
 WARM_UP = "flashdsa.ops.indexer_loss_dense"
-USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE)
+ENTRIES, PLACES = "flashdsa.backends.cpu.entries", "flashdsa.backends.entries"
+OPS_ENTRIES, CSA = "flashdsa.ops.entries", "CSA, 5 sequences"
+USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE, ENTRIES, OPS_ENTRIES)
 """Modules that import what is replaced by its name."""
 END = ").to(q.dtype)\n    dkv"
 """Of the backward."""
@@ -135,9 +137,48 @@ MUTATIONS = {
     "a query sees one key more": (
         "flashdsa.ops.prefill", "causal_ranges", "- query - 1", "- query - 2", "causal_ranges",
         "5 sequences, one empty"),
+    "a query sees the entry that its window will be": (
+        "flashdsa.ops.prefill", "causal_ranges", ".clamp(min=0) // ratio",
+        ".clamp(min=0).add(ratio - 1) // ratio", "causal_ranges", "5 sequences, one empty"),
+    "a complete block has a tail, too": (
+        "flashdsa.ops.blocks", "expand_blocks", "(own + 1) // block", "own // block",
+        "expand_blocks", "12 queries"),
     "base 2 is base e": (
         "flashdsa.ops.merge", "lse_to_base2", "/ math.log(2)", "", "lse_to_base2",
         "8 x 16, infinities"),
+    "both halves are of an entry's own window": (
+        ENTRIES, "_chunks", "((-ratio, slice(0, d))", "((0, slice(0, d))", "compress_kv", CSA),
+    "the first entry has a window before it": (
+        ENTRIES, "_chunks", "(position >= 0)", "(position >= -ratio)", "compress_kv", CSA),
+    "the halves' biases are swapped": (
+        ENTRIES, "_chunks", "for half in halves]).to", "for half in halves[::-1]]).to",
+        "compress_kv", CSA),
+    "an entry is rotated by its number": (
+        ENTRIES, "_tables", "number * ratio", "number", "compress_kv", CSA),
+    "an entry is rotated the other way": (
+        PLACES, "rotated", "-sin if inverse else sin", "sin if inverse else -sin",
+        "compress_kv", CSA),
+    "windows go on from sequence to sequence": (
+        PLACES, "places", "(before + lengths) // ratio - first",
+        "(before + lengths + begins) // ratio - (before + begins) // ratio", "compress_kv", CSA),
+    "the state's rows are those of the next token": (
+        ENTRIES, "_gathered", "half.position %", "(half.position + 1) %", "compress_kv", CSA),
+    "the state keeps older tokens": (
+        OPS_ENTRIES, "_keep_last", "lengths - 1", "lengths - 2", "compress_kv", CSA),
+    "the norm's mean has no gradient": (
+        ENTRIES, "backward", "r * (dn - e * r * r *", "r * (dn - 0 * e * r * r *",
+        "compress_kv_bwd", "V4.1, ratio 2"),
+    "a gate's gradient forgets the entry": (
+        ENTRIES, "backward", "(chunk.kv - e[:, None])", "chunk.kv", "compress_kv_bwd", CSA),
+    "a row of a gradient is 1 % too long": (
+        ENTRIES, "backward", "d_ape, d_weight = (", "d_gate[14] *= 1.01; d_ape, d_weight = (",
+        "compress_kv_bwd", CSA),
+    "an entry is left out of ape's gradient": (
+        ENTRIES, "backward", "of_gate[:, slots].sum(0)", "of_gate[1:, slots].sum(0)",
+        "compress_kv_bwd", "CSA index keys"),
+    "the rotation's gradient goes forth": (
+        OPS_ENTRIES, "_turned", "inverse=inverse", "inverse=False", "rotate_tail",
+        "7 rows of 3 heads, bf16"),
 }
 # fmt: on
 

@@ -52,6 +52,7 @@ _CPU_QUANTIZE = Features(
 )
 _CPU_TRAINING = replace(_CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False)
 _CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), deterministic=True)
+_CPU_ENTRIES = replace(_CPU_ATTENTION, attn_sink=False, topk_length=False)
 _CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=True)
 
 _CPU = {
@@ -72,6 +73,8 @@ _CPU = {
     "indexer_bwd": ("indexer_training:backward", _CPU_TRAINING),
     "indexer_kl": ("indexer_training:kl", _CPU_ROWS),
     "indexer_kl_bwd": ("indexer_training:kl_backward", _CPU_ROWS),
+    "compress_kv": ("entries:forward", _CPU_ENTRIES),
+    "compress_kv_bwd": ("entries:backward", _CPU_ENTRIES),
 }
 
 _INDEXER = Features(
@@ -154,6 +157,8 @@ _SM90 = {
     "indexer_bwd": ("indexer_bwd:bind", _SM90_INDEX_BACKWARD),
     "indexer_kl": ("indexer_kl:bind", _SM90_ROWS),
     "indexer_kl_bwd": ("indexer_kl:bind_backward", _SM90_ROWS),
+    "compress_kv": ("entries:bind", _CPU_ENTRIES),
+    "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
 }
 _FORWARDS = ("sparse_mla_fwd", "sparse_mla_fwd_out")
 _SM100_BACKWARD = Features(
@@ -174,6 +179,8 @@ _SM100 = {
     "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
     "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "compress_kv": ("entries:bind", _CPU_ENTRIES),
+    "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
 }
 _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITIONS)),)
 _FURTHER = {

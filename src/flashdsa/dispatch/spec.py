@@ -43,6 +43,7 @@ class OpSpec:
         detached: it is computed without gradients, whatever its operands ask for.
         gradient: how it is differentiated; None: not at all.
         backward_of: name of the function whose backward it is.
+        sizes: gives further sizes of outputs, by name, from those of operands and the parameters.
         operands: the rows of `kind`, if its annotations do not hold them.
     """
 
@@ -57,6 +58,7 @@ class OpSpec:
     detached: bool = False
     gradient: Gradient | None = None
     backward_of: str = ""
+    sizes: Callable[[Mapping[str, Any]], Mapping[str, int]] | None = None
     operands: tuple[Operand, ...] = ()
 
     def __post_init__(self) -> None:
@@ -195,11 +197,14 @@ class OpSpec:
         first = operands[0]
         named = {x.name: value for x, value in zip(self.operands, operands, strict=True)}
         known = {**named, **parameters}
+        measures = {**sizes, **parameters}
+        if self.sizes is not None:
+            measures.update(self.sizes(measures))
         results = []
         for output in self.outputs:
             given = known[output.when] if output.when else True
             there = given is not None and given is not False
-            shape = output.sizes({**sizes, **parameters}) if there else [0]
+            shape = output.sizes(measures) if there else [0]
             results.append(first.new_empty(shape, dtype=output.dtype(first.dtype, known)))
         return results[0] if len(results) == 1 else tuple(results) or None
 

@@ -22,6 +22,7 @@ from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
+from flashdsa.kernels.entries.sm90 import plan as entries
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_plan
@@ -429,6 +430,14 @@ INDEXER_KL = KernelSpec(
     build="flashdsa.kernels.indexer_training.sm90.kl.build:compile_kl",
     entry="kl_kernel",
 )
+COMPRESS_KV = KernelSpec(
+    name="compress_kv",
+    arch=SM90.name,
+    operations=("compress_kv", "compress_kv_bwd"),
+    plans=entries.MODELS + entries.GRADIENTS,
+    build="flashdsa.kernels.entries.sm90.build:compile_compress",
+    entry="compress_kernel",
+)
 
 KERNELS = (
     INDEXER,
@@ -457,6 +466,7 @@ KERNELS = (
     INDEXER_BWD,
     INDEXER_BWD_SUM,
     INDEXER_KL,
+    COMPRESS_KV,
     MLA_BWD,
     SPARSE_MLA_FWD_SM100,
 )

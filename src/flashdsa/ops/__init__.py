@@ -7,7 +7,9 @@ from inspect import isfunction
 from flashdsa.dispatch.registration import OPERATIONS as OPERATIONS
 from flashdsa.ops.attention import *
 from flashdsa.ops.attention_backward import *
+from flashdsa.ops.blocks import *
 from flashdsa.ops.bound import *
+from flashdsa.ops.entries import *
 from flashdsa.ops.index_k_cache import *
 from flashdsa.ops.indexer import *
 from flashdsa.ops.indexer_loss import *

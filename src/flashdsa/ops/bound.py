@@ -52,6 +52,7 @@ _USUAL: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("topk", "extra_topk"), (INDEX_TOPK,)),
     "max_len": (INDEX_TOPK,),
     **dict.fromkeys(("S_kv", "S_extra"), (PAGE_SIZE,)),
+    "offsets": (2,),
 }
 """Sizes and numbers by their names in the operations' tables; others are 1."""
 
@@ -167,11 +168,11 @@ def _values(
     values: list[Any] = []
     for parameter in spec.parameters:
         value = parameters.get(parameter.name)
-        if parameter.kind == "float":
+        if parameter.kind == "float" and parameter.default is None:
             value = scale_or_default(value, operands[0])
         elif value is None and parameter.kind == "bool":
             value = False
-        elif value is None and parameter.kind == "int" and parameter.default is not None:
+        elif value is None and parameter.kind in ("int", "float") and parameter.default is not None:
             value = parameter.default(operands[0])
         elif parameter.kind == "str":
             value = "auto"

@@ -111,6 +111,7 @@ def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
+    index_block: int = 1,
     deterministic: bool = False,
     backend: str = "auto",
 ) -> Tensor:
@@ -122,7 +123,8 @@ def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
 
     Args:
         q_index, k_index, weights, indices, topk_length, deterministic: as for `indexer_scores`.
-        q, kv, lse, sm_scale, attn_sink: as for `attention_target`; without a `target` only.
+        q, kv, lse, sm_scale, attn_sink, index_block: as for `attention_target`; without a `target`
+            only. With blocks k_index has a row a block.
         target: (S, topk), instead of q, kv and lse: all-reduced over ranks, or summed over layers.
         backend: "auto" or the name of one.
 
@@ -149,6 +151,7 @@ def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
             sm_scale=sm_scale,
             topk_length=topk_length,
             attn_sink=attn_sink,
+            index_block=index_block,
             backend=backend,
         )
     scores = indexer_scores(

@@ -11,6 +11,7 @@ from torch import Tensor
 from flashdsa.dispatch.checks import (
     int32_slots,
     require_dtype,
+    require_positive,
     require_shape,
     require_tensor,
     scale_or_default,
@@ -39,6 +40,7 @@ from flashdsa.ops.attention import (
     rows_and_slots,
 )
 from flashdsa.ops.attention_backward import Lse
+from flashdsa.ops.blocks import expand_blocks
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["attention_target", "indexer_bwd", "indexer_scores"]
@@ -163,12 +165,14 @@ def attention_target(
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
+    index_block: int = 1,
     accumulate_into: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Return the attention's weights: ``P[s, i] = sum_h exp(sm_scale * q . kv_i - lse')``.
 
-    ``lse' = logaddexp(lse, attn_sink)``, so heads that look elsewhere weigh less. It is not
+    ``lse' = logaddexp(lse, attn_sink)``, so heads that look elsewhere weigh less: with the lse of
+    two sources also those that look at the other one. It is not
     normalised: sums over the ranks of tensor parallelism and over layers that share an indexer are
     sums of these. No gradient flows through it.
 
@@ -181,6 +185,7 @@ def attention_target(
         sm_scale: factor of the logits; ``d_qk ** -0.5`` by default.
         topk_length: (S,) int32 or int64, slots in use of each query.
         attn_sink: (H,) fp32.
+        index_block: rows of kv that an id names, see `sparse_mla_fwd`; P is their sum.
         accumulate_into: (S, topk), the result's dtype: P is added to it, and it is returned.
         backend: "auto" or the name of one.
 
@@ -190,9 +195,16 @@ def attention_target(
     Raises:
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
-    operands = q, kv, lse, indices, topk_length, attn_sink
     scale = scale_or_default(sm_scale, q)
+    require_positive("index_block", index_block)
+    if index_block > 1:
+        require_tensor("indices", indices)
+        indices = expand_blocks(indices.flatten(1) if indices.dim() == 3 else indices, index_block)
+        topk_length = None if topk_length is None else topk_length.long() * index_block
+    operands = q, kv, lse, indices, topk_length, attn_sink
     target: Tensor = call(ATTENTION_TARGET, operands, (scale,), backend)
+    if index_block > 1:
+        target = target.unflatten(1, (-1, index_block)).sum(2)
     if accumulate_into is None:
         return target
     require_tensor("accumulate_into", accumulate_into)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.ops.offsets import require_offsets
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
@@ -183,7 +183,11 @@ def prefill_logits(
 
 
 def causal_ranges(
-    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None = None, *, num_queries: int | None = None
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None = None,
+    *,
+    num_queries: int | None = None,
+    ratio: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return the keys that each query sees if sequences follow each other and attention is causal.
 
@@ -191,11 +195,16 @@ def causal_ranges(
     a chunk of queries against a longer sequence of keys is the same call. If a sequence has
     fewer keys than queries, its first queries see nothing.
 
+    With `ratio` the keys are entries of that many tokens each, as `compress_kv` makes them of these
+    sequences: the query at position p sees the first ``(p + 1) // ratio`` of its sequence.
+
     Args:
         cu_seqlens_q: (B + 1,) int32 or int64, 0 and then the end of each sequence's queries.
-        cu_seqlens_k: likewise of keys, (B + 1,); None: those of the queries.
+        cu_seqlens_k: likewise of keys, (B + 1,), of the tokens if keys are entries; None: those of
+            the queries.
         num_queries: S, the last of cu_seqlens_q. None reads that one, which on a GPU waits for
             the device and cannot be captured into a graph.
+        ratio: tokens of a key.
 
     Returns:
         starts, ends (S,) int32, on cu_seqlens_q's device.
@@ -207,6 +216,7 @@ def causal_ranges(
             from the last offset on count as the last sequence's, with ends beyond its keys, and
             queries from `num_queries` on are left out; `dsa_topk_prefill` clamps ends to S_kv.
     """
+    require_positive("ratio", ratio)
     ends_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", ends_k)):
         require_tensor(name, value)
@@ -222,8 +232,8 @@ def causal_ranges(
     if num_queries is not None and (num_queries != 0 or isinstance(num_queries, bool)):
         require_positive("num_queries", num_queries)
     if holds_values(cu_seqlens_q) and holds_values(ends_k) and are_values_read(ends_k):
-        last = _require_offsets("cu_seqlens_q", cu_seqlens_q)
-        _require_offsets("cu_seqlens_k", ends_k)
+        last = require_offsets("cu_seqlens_q", cu_seqlens_q)
+        require_offsets("cu_seqlens_k", ends_k)
         if num_queries not in (None, last):
             raise ArgumentValueError(
                 f"num_queries: expected the last of cu_seqlens_q, {last}; got {num_queries}"
@@ -234,29 +244,9 @@ def causal_ranges(
     # Of empty sequences that begin where another one does, `right` finds the one with queries.
     sequence = torch.searchsorted(cu_seqlens_q[1:].long(), query, right=True)
     sequence = sequence.clamp(max=max(cu_seqlens_q.numel() - 2, 0))
-    starts = ends_k[:-1].long()[sequence]
+    tokens = ends_k.long().diff()
+    keys = tokens // ratio
+    starts = (keys.cumsum(0) - keys)[sequence]
     behind = cu_seqlens_q[1:].long()[sequence] - query - 1
-    ends = torch.maximum(ends_k[1:].long()[sequence] - behind, starts)
+    ends = starts + (tokens[sequence] - behind).clamp(min=0) // ratio
     return starts.to(torch.int32), ends.to(torch.int32)
-
-
-def _require_offsets(name: str, offsets: Tensor) -> int:
-    """The last of `offsets`, which begin at 0, do not decrease and fit int32."""
-    values = offsets.tolist()
-    if values[0] != 0:
-        raise ArgumentValueError(
-            f"{name}: expected offsets that begin at 0; got {name}[0] = {values[0]}"
-        )
-    for sequence, (before, value) in enumerate(pairwise(values), 1):
-        if value < before:
-            raise ArgumentValueError(
-                f"{name}: expected offsets that do not decrease; "
-                f"got {name}[{sequence}] = {value} after {before}"
-            )
-        if value > INT32_MAX:
-            raise ArgumentValueError(
-                f"{name}: expected at most {INT32_MAX} (int32 rows); "
-                f"got {name}[{sequence}] = {value}"
-            )
-    last: int = values[-1]
-    return last

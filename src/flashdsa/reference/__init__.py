@@ -5,6 +5,12 @@ floating dtype and live on any device; outputs are float64 (or the exact integer
 """
 
 from flashdsa.reference.dense_kl import indexer_kl_loss_dense
+from flashdsa.reference.entries import (
+    CompressGradients,
+    compress_kv,
+    compress_kv_bwd,
+    rotate_tail,
+)
 from flashdsa.reference.indexer import (
     dsa_topk_indexer,
     indexer_logits,
@@ -26,6 +32,7 @@ from flashdsa.reference.packed_kv import fields, quantize_kv, unpack_kv
 from flashdsa.reference.prefill import (
     causal_ranges,
     dsa_topk_prefill,
+    expand_blocks,
     prefill_logits,
     prefill_product_magnitude,
     prefill_score_magnitude,
@@ -55,13 +62,17 @@ from flashdsa.reference.sparse_mla import (
 )
 
 __all__ = [
+    "CompressGradients",
     "attention_target",
     "attention_target_slope",
     "causal_ranges",
+    "compress_kv",
+    "compress_kv_bwd",
     "decode_e4m3",
     "dsa_topk_indexer",
     "dsa_topk_prefill",
     "encode_e4m3",
+    "expand_blocks",
     "fake_quantize_index",
     "fields",
     "indexer_bwd",
@@ -89,6 +100,7 @@ __all__ = [
     "quantize_kv",
     "read_index_k_cache",
     "read_kv_cache",
+    "rotate_tail",
     "sparse_mla_fwd",
     "sparse_mla_fwd_magnitude",
     "sparse_mla_max_logits",

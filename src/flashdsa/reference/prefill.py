@@ -107,13 +107,36 @@ def dsa_topk_prefill(
     return picked
 
 
-def causal_ranges(cu_seqlens_q: list[int], cu_seqlens_k: list[int]) -> list[tuple[int, int]]:
+def expand_blocks(
+    indices: list[list[int]], block: int, positions: list[int] | None = None
+) -> list[list[int]]:
+    """Rows of each query's blocks, and with `positions` those up to its own of the incomplete block
+    that it is in: `block - 1` further columns; -1 where there is no row."""
+    table = []
+    for s, ids in enumerate(indices):
+        rows = [i * block + r if i >= 0 else -1 for i in ids for r in range(block)]
+        if positions is not None:
+            tail = list(range((positions[s] + 1) // block * block, positions[s] + 1))
+            rows += tail + [-1] * (block - 1 - len(tail))
+        table.append(rows)
+    return table
+
+
+def causal_ranges(
+    cu_seqlens_q: list[int], cu_seqlens_k: list[int], ratio: int = 1
+) -> list[tuple[int, int]]:
     """(start, end) of each query: the last query of a sequence sees all its keys, the one before
-    it all but the last, and so on; one without a key has an empty range at the sequence's start."""
+    it all but the last, and so on; one without a key has an empty range at the sequence's start.
+
+    Keys are entries of `ratio` tokens, sequence by sequence; `cu_seqlens_k` counts tokens.
+    """
     ranges = []
+    first_entry = 0
     for b in range(len(cu_seqlens_q) - 1):
         first_key, last_key = cu_seqlens_k[b], cu_seqlens_k[b + 1]
         for query in range(cu_seqlens_q[b], cu_seqlens_q[b + 1]):
             unseen = cu_seqlens_q[b + 1] - 1 - query
-            ranges.append((first_key, max(first_key, last_key - unseen)))
+            tokens = max(0, last_key - unseen - first_key)
+            ranges.append((first_entry, first_entry + tokens // ratio))
+        first_entry += (last_key - first_key) // ratio
     return ranges

@@ -48,6 +48,7 @@ def checks(seed: int, backend: str, device: str) -> list[Check]:
             "5 sequences, one empty",
             partial(judge_composed.check_causal_ranges, device),
         ),
+        ("expand_blocks", "12 queries", partial(judge_composed.check_expand_blocks, seed, device)),
         (
             "fake_quantize_index",
             "160 vectors",

@@ -168,16 +168,39 @@ def check_fake_quantize(seed: int, device: str) -> list[Comparison]:
 
 
 def check_causal_ranges(device: str) -> list[Comparison]:
-    """Run and judge `causal_ranges`: chunks behind longer sequences, empty ones, too few keys."""
+    """Run and judge `causal_ranges`: chunks behind longer sequences, empty ones, too few
+    keys, keys that are entries."""
     queries, keys = [0, 5, 5, 9, 12, 12], [0, 20, 31, 33, 40, 44]
-    starts, ends = flashdsa.causal_ranges(
-        torch.tensor(queries, device=device), torch.tensor(keys, device=device)
-    )
-    expected = torch.tensor(reference.causal_ranges(queries, keys), dtype=torch.int32)
-    return [
-        compare_exact("starts", starts, expected[:, 0].contiguous()),
-        compare_exact("ends", ends, expected[:, 1].contiguous()),
-    ]
+    verdicts = []
+    for ratio in (1, 4):
+        starts, ends = flashdsa.causal_ranges(
+            torch.tensor(queries, device=device), torch.tensor(keys, device=device), ratio=ratio
+        )
+        expected = torch.tensor(reference.causal_ranges(queries, keys, ratio), dtype=torch.int32)
+        verdicts += [
+            compare_exact(f"starts, ratio {ratio}", starts, expected[:, 0].contiguous()),
+            compare_exact(f"ends, ratio {ratio}", ends, expected[:, 1].contiguous()),
+        ]
+    return verdicts
+
+
+def check_expand_blocks(seed: int, device: str) -> list[Comparison]:
+    """Run and judge `expand_blocks` with and without the queries' own blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(-2, 9, (12, 5), generator=generator)
+    positions = torch.arange(12)
+    verdicts = []
+    for block in (1, 4):
+        for own in (None, positions):
+            found = flashdsa.expand_blocks(
+                blocks.to(device), block, positions=None if own is None else own.to(device)
+            )
+            rows = reference.expand_blocks(
+                blocks.tolist(), block, None if own is None else own.tolist()
+            )
+            expected = torch.tensor(rows, dtype=torch.int32).view(found.shape)
+            verdicts.append(compare_exact(f"rows of {block}", found, expected))
+    return verdicts
 
 
 def check_lse_conversions(name: str, seed: int, device: str) -> list[Comparison]:

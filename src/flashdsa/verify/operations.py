@@ -13,8 +13,10 @@ COMPOSED = (
     "write_kv_cache",
     "read_kv_cache",
     "causal_ranges",
+    "expand_blocks",
     "fake_quantize_index",
     "indexer_kl_loss_dense",
+    "rotate_tail",
 )
 """Operations without a backend: products of torch where their tensors are."""
 OPERATIONS = (

@@ -199,6 +199,11 @@ TRAINED_SCORES = {_BF16: 1e-5, _FP16: 1e-5, _FP32: 1e-5, _FP64: 1e-11}
 """Share of sum_h |w_h| relu(q_h . k) that a score of `indexer_scores` may be off by."""
 TRAINED_SCORE_CUT = 2.0**-22
 """Share of sum_h |w_h| sum_d |q_hd k_d|, besides: sums of 128 fp32 products that cancel."""
+ENTRY_SUMS = {_FP32: 1e-5, _FP64: 1e-11}
+"""Share of what is summed into an element of an entry, or of its gradients, that it may be off by
+(by the dtype of the sums), large logits counted; its one rounding comes on top."""
+ROUNDING = {_BF16: BF16_HALF_ULP, _FP16: 2.0**-11, _FP32: 2.0**-24, _FP64: 2.0**-53}
+"""Largest relative error of a number by its rounding to the dtype."""
 KL_TOLERANCE = {_BF16: 1e-4, _FP16: 1e-4, _FP32: 1e-4, _FP64: 1e-10}
 """Limit of a KL's absolute error; this share of sum p |log p - log pi| is allowed besides."""
 

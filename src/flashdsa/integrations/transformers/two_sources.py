@@ -11,6 +11,7 @@ from torch import Tensor
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import sparse_mla
+from flashdsa.ops.entries import compress_kv
 
 ENTRIES = "_flashdsa_entries"
 """Attribute of an attention between its compressor and its attention function."""
@@ -61,18 +62,26 @@ def compress(
         entries (B, 1, T, d).
     """
     compressor = attention.compressor
-    chosen: list[Tensor] = []
     indexer = getattr(compressor, "indexer", None)
-    hook = None
-    if indexer is not None:
-        hook = indexer.register_forward_hook(lambda *given: chosen.append(given[-1]))
-    try:
-        entries, _ = type(compressor).forward(
-            compressor, hidden_states, q_residual, position_ids, past_key_values, layer_idx
-        )
-    finally:
-        if hook is not None:
-            hook.remove()
+    cache = None if past_key_values is None else past_key_values.layers[layer_idx]
+    chosen: list[Tensor] = []
+    if is_pooled_here(compressor, hidden_states, cache):
+        entries = pool(compressor, hidden_states, cache)[:, None]
+        if indexer is not None:
+            chosen.append(
+                indexer(hidden_states, q_residual, position_ids, past_key_values, layer_idx)
+            )
+    else:
+        hook = None
+        if indexer is not None:
+            hook = indexer.register_forward_hook(lambda *given: chosen.append(given[-1]))
+        try:
+            entries, _ = type(compressor).forward(
+                compressor, hidden_states, q_residual, position_ids, past_key_values, layer_idx
+            )
+        finally:
+            if hook is not None:
+                hook.remove()
     count = entries.shape[2]
     visible = ((position_ids + 1) // compressor.compress_rate).clamp(max=count)
     if position_ids.shape[1] == 1 and not chosen:  # a query of decode sees all entries that exist
@@ -80,6 +89,68 @@ def compress(
     visible = visible.expand(len(hidden_states), -1)
     setattr(attention, ENTRIES, Entries(count, chosen[0] if chosen else None, visible))
     return entries, None
+
+
+def is_pooled_here(compressor: Any, hidden_states: Tensor, cache: Any) -> bool:
+    """Whether `compress_kv` has what the model's own form computes with.
+
+    A cache keeps the gates of overlapping windows with the bias added, which only fp32 takes off
+    again.
+    """
+    overlap = compressor.position_bias.shape[1] != compressor.head_dim
+    wide = hidden_states.dtype in (torch.float32, torch.float64)
+    return cache is None or not overlap or wide
+
+
+def pool(compressor: Any, hidden_states: Tensor, cache: Any) -> Tensor:
+    """Entries (B, T, d) of a compressor, those of earlier calls before the new ones.
+
+    Roundings: once after pooling, norm and rotation; the model rounds after each.
+    """
+    ratio, d, bias = compressor.compress_rate, compressor.head_dim, compressor.position_bias
+    kv, gate = compressor.kv_proj(hidden_states), compressor.gate_proj(hidden_states)
+    first = 0
+    if cache is not None:
+        kv, gate, first = cache.store_compression_weights("compressor", kv, gate)
+    tokens = kv.shape[1] // ratio * ratio
+    kv, gate = kv[:, :tokens], gate[:, :tokens]
+    prior = 0
+    overlap = bias.shape[1] != d
+    if cache is not None and overlap and tokens:
+        last = kv[:, None, -ratio:], gate[:, None, -ratio:] + bias
+        before = cache.update_overlap_state("compressor", *last, d)
+        if before[0] is not None:
+            prior = ratio
+            # The columns that nobody pools may hold anything.
+            columns = before[0].to(kv.dtype), (before[1] - bias[:, :d]).to(gate.dtype)
+            kv, gate = (
+                torch.cat((torch.nn.functional.pad(x, (0, d)), y), dim=1)
+                for x, y in zip(columns, (kv, gate), strict=True)
+            )
+    batch, length = kv.shape[:2]
+    entries: Tensor = kv.new_zeros(batch, 0, d)
+    if tokens:
+        position = torch.arange(first - prior, first + tokens, device=kv.device)
+        tables = compressor.rotary_emb(
+            kv, position_ids=position[None], layer_type=compressor.rope_layer_type
+        )
+        sums = torch.float64 if kv.dtype == torch.float64 else torch.float32
+        found = compress_kv(
+            kv.flatten(0, 1),
+            gate.flatten(0, 1),
+            bias,
+            ratio=ratio,
+            overlap=overlap,
+            cu_seqlens=torch.arange(batch + 1, device=kv.device) * length,
+            norm_weight=compressor.kv_norm.weight,
+            eps=compressor.kv_norm.variance_epsilon,
+            rotation=(tables[0][0].to(sums), tables[1][0].to(sums)),
+        )
+        assert found is not None
+        entries = found.unflatten(0, (batch, -1))[:, prior // ratio :]
+    if cache is not None:
+        entries = cache.update_compressor_states("compressor", entries)
+    return entries
 
 
 def attend(

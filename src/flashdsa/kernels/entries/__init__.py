@@ -1,0 +1,1 @@
+"""Compressed entries: pooling of tokens, norm, rotation, and their gradients."""

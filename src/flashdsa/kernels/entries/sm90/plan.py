@@ -1,0 +1,124 @@
+"""Choices of the kernels that pool tokens into entries, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem
+
+ROW_ALIGNMENT = 8
+"""bf16 of which rows of kv begin at multiples."""
+AT_ONCE = 4
+"""Most slots of a thread whose loads are in flight together."""
+MOST_SLOTS = 32
+"""Most slots of a thread; more are shared out among groups of an entry's threads."""
+ROTATED = 64
+"""Last columns that are rotated."""
+WORD = 4
+POOLED = 3
+"""Numbers of a column that groups merge: largest logit, sum of weights, sum of weighted kv."""
+
+
+@dataclass(frozen=True)
+class CompressPlan:
+    """One compiled kernel; kv and gates are bf16, all else is fp32.
+
+    Attributes:
+        ratio, overlap: of `compress_kv`. d: columns of an entry.
+        ape: there is a position bias.
+        finished: there are a norm and a rotation of 64 columns.
+        gradient: the gradients are written, not the entries.
+    """
+
+    ratio: int = 4
+    overlap: bool = True
+    d: int = 512
+    ape: bool = True
+    finished: bool = True
+    gradient: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the choices against the kernel's limits."""
+        if self.d not in (128, 512):
+            raise ValueError(f"d: expected 128 or 512; got {self.d}")
+        if self.gradient and self.groups > 1:
+            raise ValueError(f"ratio: the gradient takes {MOST_SLOTS} slots; got {self.slots}")
+
+    @property
+    def slots(self) -> int:
+        """Slots of an entry."""
+        return self.ratio * (1 + self.overlap)
+
+    @property
+    def unit(self) -> int:
+        """Columns of a thread; the backward has numbers of all slots of each in registers."""
+        return 4 if self.gradient else 8
+
+    @property
+    def lanes(self) -> int:
+        """Threads of a group: each has a unit of an entry's columns."""
+        return self.d // self.unit
+
+    @property
+    def groups(self) -> int:
+        """Groups of threads that share an entry's slots."""
+        return -(-self.slots // MOST_SLOTS)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return 128 if self.gradient else 256
+
+    @property
+    def entries(self) -> int:
+        """Entries that a CTA has at a time."""
+        return self.threads // (self.lanes * self.groups)
+
+    @property
+    def resident(self) -> int:
+        """CTAs of the backward that an SM's registers hold."""
+        return 4 if self.slots > AT_ONCE else 8
+
+    @cached_property
+    def smem(self) -> SmemPlan:
+        """Shared memory layout."""
+        merged = self.threads * self.unit * POOLED * WORD if self.groups > 1 else 0
+        sums = self.threads * self.unit * self.slots * WORD if self.gradient and self.ape else 0
+        regions = [
+            SmemRegion("sums", 2 * self.threads // WARP_SIZE * WORD, 16, "of a warp's columns"),
+            SmemRegion("merged", merged, 16, "what each group has pooled"),
+            SmemRegion("d_ape", sums, 16, "each thread's sums of its slots and columns"),
+        ]
+        return plan_smem([region for region in regions if region.bytes], SM90.smem_bytes)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.smem.total
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """No roles: all warps do the same."""
+        return ()
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        windows = "_overlap" if self.overlap else ""
+        parts = ("_ape" if self.ape else "") + ("_finished" if self.finished else "")
+        way = "_bwd" if self.gradient else ""
+        return f"compress_kv{way}_{self.ratio}{windows}_{self.d}{parts}"
+
+
+MODELS = (
+    CompressPlan(),  # DeepSeek-V4, CSA
+    CompressPlan(d=128),  # its index keys
+    CompressPlan(ratio=128, overlap=False),  # HCA
+    CompressPlan(ratio=2, overlap=False, ape=False),  # DeepSeek-V4.1
+    CompressPlan(overlap=False, d=128, finished=False),  # GLM-5.3's index keys
+)
+"""Forward kernels of the models that have entries."""
+GRADIENTS = tuple(replace(plan, gradient=True) for plan in MODELS if plan.groups == 1)
+"""Their backward kernels."""

@@ -1,0 +1,55 @@
+"""Blocks of rows: the ids of their rows, and a query's own incomplete block."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashdsa.dispatch.checks import (
+    as_int32,
+    require_device,
+    require_dtype,
+    require_positive,
+    require_rank,
+    require_shape,
+    require_tensor,
+)
+
+__all__ = ["expand_blocks"]
+
+
+def expand_blocks(indices: Tensor, block: int, *, positions: Tensor | None = None) -> Tensor:
+    """Ids of the rows of blocks, in their order: id ``i`` stands for rows ``i * block`` to
+    ``i * block + block - 1``. With `positions` those rows of each query's own block follow that it
+    sees, if it sees some and not all: `block - 1` more columns.
+
+    `sparse_mla` takes blocks as they are (`index_block`, and a range for the own block); these ids
+    are for kernels and backwards that do not.
+
+    Args:
+        indices: (S, topk) int32 or int64; a negative id stands for no row.
+        block: rows of a block.
+        positions: (S,) int32 or int64, the row of each query.
+
+    Returns:
+        (S, topk * block), or (S, topk * block + block - 1), int32, -1 where there is no row.
+
+    Raises:
+        TypeError, ValueError: a wrong argument.
+    """
+    require_tensor("indices", indices)
+    require_dtype("indices", indices, torch.int32, torch.int64)
+    require_rank("indices", indices, (2,), "[S, topk]")
+    require_positive("block", block)
+    offset = torch.arange(block, device=indices.device)
+    ids = indices.long()[..., None]
+    rows = torch.where(ids >= 0, ids * block + offset, -1).flatten(1)
+    if positions is not None:
+        require_tensor("positions", positions)
+        require_dtype("positions", positions, torch.int32, torch.int64)
+        require_shape("positions", positions, indices.shape[:1], "[S]")
+        require_device("positions", positions, indices.device, "indices")
+        own = positions.long()[:, None]
+        tail = (own + 1) // block * block + offset[:-1]
+        rows = torch.cat((rows, torch.where(tail <= own, tail, -1)), dim=1)
+    return as_int32(rows, -1)

@@ -1,0 +1,464 @@
+"""Compressed entries: neighbouring tokens pooled into rows, and the rotation of last columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.entries import places, rotated
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.checks import (
+    are_values_read,
+    as_int32,
+    holds_values,
+    require_bool,
+    require_device,
+    require_dtype,
+    require_positive,
+    require_rank,
+    require_shape,
+    require_tensor,
+    wants_gradient,
+)
+from flashdsa.dispatch.dtypes import (
+    ATTENTION_DTYPES,
+    INT32,
+    same_dtype,
+    sum_dtype,
+    sum_dtypes,
+    sums_or_same,
+)
+from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
+from flashdsa.dispatch.registration import call, register
+from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters
+from flashdsa.dispatch.spec import OpSpec
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.ops.index_k_cache import write_index_k_cache
+from flashdsa.ops.kv_cache import write_kv_cache
+from flashdsa.ops.offsets import require_offsets
+from flashdsa.problem import INDEX_TOKEN_BYTES
+
+__all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
+
+_KV = Operand("T columns", ATTENTION_DTYPES, nonempty="expected [T, width], width >= 1; got 0")
+Gate = Annotated[Tensor, Operand("T columns", same_dtype)]
+Offsets = Annotated[
+    Tensor, Operand("offsets", INT32, note=", one more than sequences", strided=True)
+]
+Ape = Annotated[Tensor | None, Operand("ratio columns", sums_or_same)]
+NormWeight = Annotated[Tensor | None, Operand("d", sums_or_same)]
+Table = Annotated[Tensor | None, Operand("P half", sum_dtypes)]
+
+
+class CompressKvOperands(NamedTuple):
+    """Operands of `compress_kv`."""
+
+    kv: Annotated[Tensor, _KV]
+    gate: Gate
+    cu_seqlens: Offsets
+    ape: Ape = None
+    norm_weight: NormWeight = None
+    cos: Table = None
+    sin: Table = None
+    state: Annotated[Tensor | None, Operand("B R 2 columns", same_dtype)] = None
+    seen: Annotated[Tensor | None, Operand("B", INT32, strided=True)] = None
+
+
+STATE = CompressKvOperands._fields.index("state")
+
+
+class CompressKvBwdOperands(NamedTuple):
+    """Operands of `compress_kv_bwd`: those of `compress_kv` without a state, and the gradient."""
+
+    kv: Annotated[Tensor, _KV]
+    gate: Gate
+    cu_seqlens: Offsets
+    grad_entries: Annotated[Tensor, Operand("num_entries d", same_dtype)]
+    ape: Ape = None
+    norm_weight: NormWeight = None
+    cos: Table = None
+    sin: Table = None
+
+
+def _require_overlap(name: str, value: bool, operands: Any) -> None:
+    """Check what follows from an entry's columns, and the numbers of sequences."""
+    columns, offsets = operands.kv.shape[1], operands.cu_seqlens
+    if value and columns % 2:
+        raise ArgumentValueError(
+            f"kv: expected an even width with overlap, both halves of [T, 2 d]; got {columns}"
+        )
+    d = columns // (1 + value)
+    if len(offsets) < 2:
+        raise ArgumentValueError("cu_seqlens: expected B + 1 offsets, B >= 1; got none")
+    if (operands.cos is None) != (operands.sin is None):
+        raise ArgumentValueError("rotation: expected both tables, of cosines and of sines")
+    if operands.cos is not None:
+        _require_tables(operands.cos, d)
+    if operands.norm_weight is not None:
+        require_shape("norm_weight", operands.norm_weight, (d,), "[d]")
+    gradient = getattr(operands, "grad_entries", None)
+    if gradient is not None:
+        require_shape("grad_entries", gradient, (len(gradient), d), "[T // ratio, d]")
+    state = getattr(operands, "state", None)
+    if (state is None) != (getattr(operands, "seen", None) is None):
+        raise ArgumentValueError("state: expected it and seen, or neither")
+    if state is not None:
+        shape = len(offsets) - 1, *state.shape[1:]
+        require_shape("state", state, shape, "[B, R, 2, width], B sequences,")
+
+
+def _require_ratio(name: str, value: int, operands: Any) -> None:
+    """`ape` has a row a token of a window; the state holds the tokens that an entry may want."""
+    if operands.ape is not None:
+        require_shape("ape", operands.ape, (value, operands.kv.shape[1]), "[ratio, width]")
+    state = getattr(operands, "state", None)
+    if state is not None and state.shape[1] < value:
+        raise ArgumentValueError(f"state: expected R >= {value} rows; got {state.shape[1]}")
+
+
+def _sizes_of_entries(known: Mapping[str, Any]) -> Mapping[str, int]:
+    """Rows and columns of the entries."""
+    ratio, spare = known["ratio"], (known["offsets"] - 1) * (known["ratio"] - 1)
+    tokens = known["T"] + (spare if "R" in known else 0)
+    return {"num_entries": tokens // ratio, "d": known["columns"] // (1 + known["overlap"])}
+
+
+def _arguments_of_backward(
+    x: CompressKvOperands, _: Sequence[Tensor], d_entries: Tensor, parameters: Parameters
+) -> tuple[Any, ...]:
+    """`compress_kv_bwd`'s."""
+    operands = x.kv, x.gate, x.cu_seqlens, d_entries, x.ape, x.norm_weight, x.cos, x.sin
+    return *operands, *(parameters[x.name] for x in _PARAMETERS)
+
+
+_PARAMETERS = (
+    Parameter("ratio", "int", rule=_require_ratio),
+    Parameter("overlap", "bool", rule=_require_overlap),
+    Parameter("eps", "float", default=lambda kv: 1e-6),
+)
+COMPRESS_KV = register(
+    OpSpec(
+        "compress_kv",
+        CompressKvOperands,
+        parameters=(*_PARAMETERS, Parameter("backward_backend", "str", passed=False)),
+        outputs=(Output("entries", "num_entries d", ("kv",)),),
+        gradient=Gradient(
+            by="compress_kv_bwd",
+            of=("kv", "gate", "ape", "norm_weight"),
+            arguments=_arguments_of_backward,
+        ),
+        sizes=_sizes_of_entries,
+    )
+)
+COMPRESS_KV_BWD = register(
+    OpSpec(
+        "compress_kv_bwd",
+        CompressKvBwdOperands,
+        parameters=_PARAMETERS,
+        outputs=(
+            Output("d_kv", "T columns", ("kv",)),
+            Output("d_gate", "T columns", ("kv",)),
+            Output("d_ape", "ratio columns", ("ape", sum_dtype), when="ape"),
+            Output("d_norm_weight", "d", ("norm_weight", sum_dtype), when="norm_weight"),
+        ),
+        backward_of="compress_kv",
+    )
+)
+
+
+def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of one pass
+    kv: Tensor,
+    gate: Tensor,
+    ape: Tensor | None = None,
+    *,
+    ratio: int,
+    overlap: bool = False,
+    cu_seqlens: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    rotation: tuple[Tensor, Tensor] | None = None,
+    state: Tensor | None = None,
+    seen: Tensor | None = None,
+    out: Tensor | None = None,
+    slots: Tensor | None = None,
+    kv_format: str | None = None,
+    backend: str = "auto",
+) -> Tensor | None:
+    """Pool every `ratio` tokens into an entry: a softmax of the gates over them weighs their kv,
+    column by column; then RMSNorm and rotation. See "Compressed entries" in "DeepSeek Sparse
+    Attention".
+
+    Differentiable in kv, gate, ape and norm_weight without `state` and `out`.
+
+    Args:
+        kv, gate: (T, width) bf16, fp16, fp32 or fp64, of one dtype; an entry has d = width columns,
+            width / 2 with `overlap`. Rows may lie apart, as parts of one projection do.
+        ape: (ratio, width) fp32 or kv's dtype (fp64 of fp64), added to the gates.
+        ratio: tokens of a window.
+        overlap: entry j pools columns [0, d) of the window before, too, and [d, 2d) of its own.
+        cu_seqlens: (B + 1,) int32 or int64, 0 and then the end of each sequence's tokens; None: one
+            sequence.
+        norm_weight: (d,) fp32 or kv's dtype; None: no norm. eps: of the norm.
+        rotation: cos and sin (P, n) fp32 (fp64 of fp64); see `rotate_tail`.
+        state: (B, R, 2, width) kv's dtype, changed in place: the last R tokens of each sequence.
+        seen: (B,) int32 or int64, tokens of each sequence before this call; with `state` only.
+        out: a cache that entries are written into, see `write_kv_cache` and, for rows of 132 bytes,
+            `write_index_k_cache`. kv_format: of its rows.
+        slots: (T,) int32 or int64, slots of the entries that tokens complete; with `out` only.
+        backend: "auto" or the name of one, of both directions.
+
+    Returns:
+        Entries (E, d) in kv's dtype, of one sequence after the other, then rows of 0: E is
+        ``T // ratio``, with a state ``(T + B * (ratio - 1)) // ratio``. None with `out`.
+
+    Raises:
+        TypeError, ValueError: a wrong argument; nothing is written then.
+        NotImplementedError: no implementation serves the call, or a gradient is asked for with
+            `state` or `out`.
+    """
+    offsets, seen = _offsets(kv, ratio, cu_seqlens, seen)
+    cos, sin = _tables(rotation)
+    given = (kv, gate, ape, norm_weight)
+    written = [name for name, x in (("state", state), ("out", out)) if x is not None]
+    if written and wants_gradient(given):
+        raise UnsupportedError(
+            f"compress_kv: with {' and '.join(written)} no gradient is available; call it under "
+            "torch.no_grad()"
+        )
+    if (out is None) != (slots is None):
+        raise ArgumentValueError("slots: expected them and out, or neither")
+    operands = kv, gate, offsets, ape, norm_weight, cos, sin, state, seen
+    if state is not None:
+        _require_state(operands, ratio * (1 + overlap))
+    _require_values(offsets, seen, len(kv), ratio, cos)
+    entries: Tensor = call(COMPRESS_KV, operands, (ratio, overlap, eps, backend), backend)
+    if out is not None and slots is not None:
+        _write(entries, offsets, seen, slots, ratio, out, kv_format, len(kv))
+    if state is not None and seen is not None and len(kv):
+        _keep_last(state, kv, gate, offsets, seen)
+    return entries if out is None else None
+
+
+def compress_kv_bwd(  # noqa: PLR0913 - `compress_kv`'s arguments
+    kv: Tensor,
+    gate: Tensor,
+    grad_entries: Tensor,
+    ape: Tensor | None = None,
+    *,
+    ratio: int,
+    overlap: bool = False,
+    cu_seqlens: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    rotation: tuple[Tensor, Tensor] | None = None,
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `compress_kv`; always bit-identical from run to run.
+
+    Args:
+        kv, gate, ape, ratio, overlap, cu_seqlens, norm_weight, eps, rotation, backend: as for
+            `compress_kv`.
+        grad_entries: (T // ratio, d) in kv's dtype; what rows after the last entry hold is not
+            used.
+
+    Returns:
+        d_kv and d_gate (T, width) in kv's dtype, d_ape (ratio, width) in ape's and d_norm_weight
+        (d,) in norm_weight's, summed in fp32 (fp64 of fp64) and empty without these.
+    """
+    offsets, _ = _offsets(kv, ratio, cu_seqlens, None)
+    cos, sin = _tables(rotation)
+    _require_values(offsets, None, len(kv), ratio, cos)
+    require_tensor("grad_entries", grad_entries)
+    rows = len(kv) // ratio, *grad_entries.shape[1:]
+    require_shape("grad_entries", grad_entries, rows, "[T // ratio, d]")
+    operands = kv, gate, offsets, grad_entries, ape, norm_weight, cos, sin
+    gradients: tuple[Tensor, Tensor, Tensor, Tensor] = call(
+        COMPRESS_KV_BWD, operands, (ratio, overlap, eps), backend
+    )
+    return gradients
+
+
+def rotate_tail(
+    x: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor], *, inverse: bool = False
+) -> Tensor:
+    """`x` with the last 2n columns of its rows turned by their positions: neighbours ``(a, b)``
+    become ``(a cos - b sin, a sin + b cos)``; the rest is copied. Differentiable in `x`.
+
+    Args:
+        x: (S, d) or (S, H, d) bf16, fp16, fp32 or fp64: keys, queries, or O with `inverse`.
+        positions: (S,) int32 or int64, rows of the tables.
+        rotation: cos and sin (P, n), fp32 (fp64 of fp64), 2n <= d; computed in their dtype.
+        inverse: by the negated angles.
+
+    Returns:
+        x's shape and dtype.
+
+    Raises:
+        TypeError, ValueError: a wrong argument; where values are checked (on the CPU, or with
+            FLASHDSA_CHECK=1) a position outside [0, P). Otherwise the nearest one counts.
+    """
+    require_tensor("x", x)
+    require_dtype("x", x, *ATTENTION_DTYPES)
+    require_rank("x", x, (2, 3), "[S, d] or [S, H, d]")
+    cos, sin = _tables(rotation)
+    assert cos is not None and sin is not None
+    for name, table in (("cos", cos), ("sin", sin)):
+        require_dtype(name, table, sum_dtype(x.dtype))
+        require_shape(name, table, cos.shape, "[P, n]")
+        require_device(name, table, x.device, "x")
+    _require_tables(cos, x.shape[-1])
+    require_tensor("positions", positions)
+    require_dtype("positions", positions, torch.int32, torch.int64)
+    require_shape("positions", positions, (len(x),), "[S], one a row of x,")
+    require_device("positions", positions, x.device, "x")
+    require_bool("inverse", inverse)
+    if len(x) and holds_values(positions) and are_values_read(positions):
+        low, high = (int(y) for y in positions.aminmax())
+        if low < 0 or high >= len(cos):
+            raise ArgumentValueError(
+                f"positions: expected rows of the rotation's tables, in [0, {len(cos)}); "
+                f"got {low if low < 0 else high}"
+            )
+    refuse_tangents("rotate_tail", (x,))
+    rows = positions.long().clamp(0, len(cos) - 1)
+    shape = (len(x), *[1] * (x.dim() - 2), -1)
+    turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
+        x, cos[rows].view(shape), sin[rows].view(shape), inverse
+    )
+    return turned
+
+
+class _Rotate(torch.autograd.Function):
+    """Turns forward; backward the gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.inverse = inverse
+        return _turned(x, cos, sin, inverse)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _turned(gradients[0], cos, sin, not ctx.inverse), None, None, None
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
+    """The rotation; no more than the turned columns is widened."""
+    columns = 2 * cos.shape[-1]
+    fixed, tail = x.split([x.shape[-1] - columns, columns], dim=-1)
+    wide = rotated(tail.to(cos.dtype), cos, sin, inverse=inverse)
+    return torch.cat((fixed, wide.to(x.dtype)), dim=-1)
+
+
+def _offsets(
+    kv: Tensor, ratio: int, cu_seqlens: Tensor | None, seen: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Offsets of the sequences, and tokens seen, as int32."""
+    require_tensor("kv", kv)
+    require_rank("kv", kv, (2,), "[T, width]")
+    require_positive("ratio", ratio)
+    if cu_seqlens is None:
+        cu_seqlens = torch.arange(2, dtype=torch.int32, device=kv.device) * len(kv)
+    for name, value in (("cu_seqlens", cu_seqlens), ("seen", seen)):
+        if value is not None:
+            require_tensor(name, value)
+            require_dtype(name, value, torch.int32, torch.int64)
+    return as_int32(cu_seqlens, 0), None if seen is None else as_int32(seen, -1)
+
+
+def _require_tables(cos: Tensor, d: int) -> None:
+    """Tables have positions, and no more columns than there are pairs."""
+    if not len(cos) or not 1 <= cos.shape[1] <= d // 2:
+        raise ArgumentValueError(
+            f"rotation: expected [P, n] with P >= 1 and 1 <= 2n <= {d} columns; "
+            f"got {list(cos.shape)}"
+        )
+
+
+def _tables(rotation: object) -> tuple[Tensor | None, Tensor | None]:
+    """cos and sin; None without a rotation."""
+    if rotation is None:
+        return None, None
+    if not isinstance(rotation, tuple | list) or len(rotation) != 2:
+        raise ArgumentTypeError(
+            f"rotation: expected a pair (cos, sin); got {type(rotation).__name__}"
+        )
+    for name, table in zip(("cos", "sin"), rotation, strict=True):
+        require_tensor(name, table)
+        require_rank(name, table, (2,), "[P, n]")
+    return rotation[0], rotation[1]
+
+
+def _require_state(operands: Sequence[Any], least: int) -> None:
+    """The state holds the tokens that an entry may want, in memory of its own."""
+    state = operands[STATE]
+    require_tensor("state", state)
+    require_rank("state", state, (4,), "[B, R, 2, width]")
+    if state.shape[1] < least:
+        raise ArgumentValueError(f"state: expected R >= {least} rows; got {state.shape[1]}")
+    require_addresses_of_its_own("state", state)
+    require_apart(CompressKvOperands._fields, operands, written=[STATE])
+
+
+def _require_values(
+    offsets: Tensor, seen: Tensor | None, tokens: int, ratio: int, cos: Tensor | None
+) -> None:
+    """Check, if values are, that offsets go to T and that positions are within the tables."""
+    if not (holds_values(offsets) and are_values_read(offsets) and offsets.numel() > 1):
+        return
+    last = require_offsets("cu_seqlens", offsets)
+    if last != tokens:
+        raise ArgumentValueError(f"cu_seqlens: expected the last to be T, {tokens}; got {last}")
+    ends = offsets.long().diff()
+    if seen is not None and seen.shape == ends.shape:
+        if (seen < 0).any():
+            raise ArgumentValueError(f"seen: expected at least 0; got {int(seen.min())}")
+        ends = ends + seen
+    position = int(ends.max() // ratio - 1) * ratio
+    if cos is not None and position >= len(cos):
+        raise ArgumentValueError(
+            f"rotation: expected tables of at least {position + 1} positions; got {len(cos)}"
+        )
+
+
+def _write(
+    entries: Tensor,
+    offsets: Tensor,
+    seen: Tensor | None,
+    slots: Tensor,
+    ratio: int,
+    out: Tensor,
+    kv_format: str | None,
+    tokens: int,
+) -> None:
+    """Write each entry into the slot of the token that completes it."""
+    require_tensor("slots", slots)
+    require_tensor("out", out)
+    require_dtype("slots", slots, torch.int32, torch.int64)
+    require_shape("slots", slots, (tokens,), "[T], one a token,")
+    require_device("slots", slots, entries.device, "kv")
+    if not tokens:
+        return
+    own = places(offsets, seen, len(entries), ratio)
+    last = (own.row + ratio - 1).clamp(0, tokens - 1)
+    chosen = torch.where(own.real, slots[last], -1)
+    if out.dim() == 4 and out.shape[-1] == INDEX_TOKEN_BYTES:
+        write_index_k_cache(entries, chosen, out)
+    else:
+        write_kv_cache(entries, chosen, out, kv_format=kv_format)
+
+
+def _keep_last(state: Tensor, kv: Tensor, gate: Tensor, offsets: Tensor, seen: Tensor) -> None:
+    """Put the newest token t of each sequence with ``t mod R == r`` into row r of its state."""
+    begins, lengths = offsets[:-1, None].long(), offsets.long().diff()[:, None]
+    before = seen[:, None].long()
+    newest = before + lengths - 1
+    row = torch.arange(state.shape[1], device=state.device)
+    token = newest - (newest - row) % state.shape[1]
+    source = (begins + token - before).clamp(0, len(kv) - 1)
+    values = torch.stack((kv[source], gate[source]), dim=2)
+    state.copy_(torch.where((token >= before)[..., None, None], values, state))

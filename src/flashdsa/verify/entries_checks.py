@@ -1,0 +1,52 @@
+"""Checks of compressed entries, and of the rotation of last columns."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+import flashdsa
+from flashdsa.verify import judge_entries
+from flashdsa.verify.check_list import Check
+from flashdsa.verify.entries_cases import (
+    ENTRIES_CASES,
+    EntriesCase,
+    EntriesInputs,
+    make_entries_inputs,
+)
+
+
+def checks(seed: int, backend: str, device: str) -> list[Check]:
+    """Forward and backward of every case; the rotation in two dtypes."""
+    runs: tuple[tuple[str, Any, Any], ...] = (
+        ("compress_kv", _call, judge_entries.check_forward),
+        ("compress_kv_bwd", _call_bwd, judge_entries.check_backward),
+    )
+
+    def build(operation: str, case: EntriesCase, call: Any, check: Any) -> Check:
+        return Check(
+            operation,
+            case.name,
+            lambda: call(make_entries_inputs(case, seed, device), backend),
+            lambda: check(make_entries_inputs(case, seed, device), backend),
+            max(1, case.tokens) * case.d,
+        )
+
+    found = [build(name, case, call, check) for name, call, check in runs for case in ENTRIES_CASES]
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        rotate = partial(judge_entries.check_rotation, dtype, seed, device)
+        found.append(Check("rotate_tail", f"7 rows of 3 heads, {name}", rotate, rotate))
+    return found
+
+
+def _call(x: EntriesInputs, backend: str) -> object:
+    options = {"cu_seqlens": x.cu_seqlens, **x.options}
+    return flashdsa.compress_kv(*x.operands, backend=backend, **options)
+
+
+def _call_bwd(x: EntriesInputs, backend: str) -> object:
+    return flashdsa.compress_kv_bwd(
+        x.kv, x.gate, x.grad_entries, x.ape, cu_seqlens=x.cu_seqlens, backend=backend, **x.options
+    )

@@ -1,0 +1,67 @@
+"""The Hopper kernels of compressed entries on ptxemu: every element, without a finding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
+
+import flashdsa
+from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.sm90 import entries as sm90
+from flashdsa.ops.entries import CompressKvOperands
+from flashdsa.verify.compare import failures
+from flashdsa.verify.entries_cases import EntriesCase, make_entries_inputs
+from flashdsa.verify.judge_entries import judge_backward, judge_forward
+from tests.kernels.compiling import without_lines
+
+without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
+
+CASES = [
+    # 21 entries: more than CTAs of the backward on the small device.
+    EntriesCase("CSA, 5 sequences", (9, 3, 0, 17, 60), 4, overlap=True),
+    EntriesCase(
+        "CSA index keys, rows apart", (30, 7), 4, 128, overlap=True, strided=True, own_dtype=True
+    ),
+    EntriesCase("HCA", (128, 300), 128),
+    EntriesCase("V4.1", (7, 1, 16), 2, ape=False),
+    EntriesCase("pools of 4", (6, 33), 4, 128, norm=False, rotated=0),
+]
+PLANS = ["4_overlap_512_ape_finished", "4_overlap_128_ape_finished", "128_512_ape_finished",
+         "2_512_finished", "4_128_ape"]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_entries_and_gradients_are_the_references(case: EntriesCase) -> None:
+    x = make_entries_inputs(case, 0)
+    options = {"cu_seqlens": x.cu_seqlens, "backend": "emulate-sm90", **x.options}
+    with emulation(SMALL, on_finding="collect") as emulator:
+        entries = flashdsa.compress_kv(*x.operands, **options)
+        gradients = flashdsa.compress_kv_bwd(x.kv, x.gate, x.grad_entries, x.ape, **options)
+    assert entries is not None
+    assert failures([judge_forward(x, entries), *judge_backward(x, gradients)]) == []
+    assert [str(finding) for finding in emulator.findings] == []
+
+
+def operands(case: EntriesCase) -> CompressKvOperands:
+    x = make_entries_inputs(case, 0)
+    rotation = x.rotation or (None, None)
+    return CompressKvOperands(x.kv, x.gate, x.cu_seqlens, x.ape, x.norm_weight, *rotation)
+
+
+def test_calls_of_the_models_sizes_take_a_kernel_and_others_torch() -> None:
+    found = [sm90._plan(operands(case), case.ratio, case.overlap) for case in CASES]
+    assert [plan and plan.name for plan in found] == [f"compress_kv_{name}" for name in PLANS]
+    others = [
+        replace(CASES[0], dtype=torch.float32),
+        replace(CASES[0], ape=False),
+        replace(CASES[0], norm=False),
+        replace(CASES[0], rotated=32),
+        replace(CASES[0], d=128, ratio=8),
+        replace(CASES[4], rotated=64),
+    ]
+    assert [sm90._plan(operands(case), case.ratio, case.overlap) for case in others] == [None] * 6
