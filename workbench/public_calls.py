@@ -66,9 +66,6 @@ _WRITTEN = {
 }
 
 
-CPU_ONLY = ("sparse_mla, two sources", "mla_bwd, two sources")
-"""Calls that no kernel serves."""
-
 Arguments = dict[str, Any]
 """By name; of a bound operation its operands, in order."""
 
@@ -123,7 +120,6 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
     return {
         name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
         for name, arguments in named.items()
-        if device == "cpu" or name not in CPU_ONLY
     }
 
 
@@ -151,6 +147,7 @@ def _attention_calls(attention: Arguments, out: Tensor, lse: Tensor) -> dict[str
         "sparse_mla": attention,
         "mla_bwd": backward,
         "mla_bwd, deterministic": {**backward, "deterministic": True},
+        "mla_bwd, added": {**backward, "dkv": torch.zeros_like(kv, dtype=torch.float32)},
         "lse_to_base2": {"lse": lse},
         "lse_from_base2": {"lse": lse},
         "lse_for_merge": {"lse": lse},

@@ -11,10 +11,10 @@ import torch
 
 import flashdsa
 from tests.support.hopper_gpu import HOPPER_GPU
-from workbench.public_calls import CPU_ONLY, PREFILL, Call, public_calls
+from workbench.public_calls import PREFILL, Call, public_calls
 
 pytestmark = HOPPER_GPU
-CALLS = [name for name in public_calls("cpu") if name not in CPU_ONLY]
+CALLS = list(public_calls("cpu"))
 """Names."""
 
 
@@ -97,7 +97,7 @@ def test_default_dtype_and_autocast_change_nothing(
             torch.set_default_dtype(torch.float32)
     for one, wanted in zip(got, expected, strict=True):
         assert one.dtype == wanted.dtype
-        if name in ("mla_bwd", "indexer_bwd"):
+        if name in ("mla_bwd", "mla_bwd, added", "mla_bwd, two sources", "indexer_bwd"):
             torch.testing.assert_close(one, wanted, rtol=1e-3, atol=1e-2)
         else:
             assert torch.equal(one, wanted)

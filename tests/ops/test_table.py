@@ -115,7 +115,6 @@ def test_the_blackwell_backward_is_not_chosen_on_other_gpus(
 @pytest.mark.parametrize(
     ("operation", "kernels", "capability"),
     [
-        ("mla_bwd", "sm90", (9, 0)),
         ("mla_bwd", "sm100", (10, 0)),
         ("sparse_mla_fwd", "sm100", (10, 0)),
         ("sparse_mla_fwd_out", "sm100", (10, 0)),

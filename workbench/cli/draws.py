@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from workbench.draws.distribution import Draw
     from workbench.draws.report import Change, Figures, Report
 
-OPERATIONS = ("forward", "decode", "backward", "indexer", "prefill", "training")
+OPERATIONS = (
+    "forward", "decode", "backward", "indexer", "prefill", "forward-512", "decode-512", "training"
+)  # fmt: skip
 
 
 class _RunByDefault(FlashDsaGroup):

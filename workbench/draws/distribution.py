@@ -20,6 +20,8 @@ MOST = (40e9, 20_000.0)
 """Bytes of the inputs and estimated microseconds: a draw with more is halved until it has less."""
 FLOP_A_US, BYTES_A_US = 4.5e8, 3e6
 """450 TFLOPS and 3 TB/s: what the estimate assumes."""
+COLUMNS, WINDOW = 512, 128
+"""Columns of a row without RoPE, and tokens of a window beside the entries."""
 MOST_ROWS = 1024
 """Queries of a decode step, all requests together."""
 MOST_PACKED = 65_536
@@ -36,6 +38,8 @@ _HEADS = pick(
     (128, 0.3), (64, 0.25), (32, 0.15), (16, 0.15), (8, 0.05), (choice(20, 24, 40, 96), 0.1)
 )
 _TRAINED_HEADS = pick((128, 0.3), (64, 0.3), (32, 0.15), (16, 0.15), (8, 0.1))
+_WIDE_HEADS = pick((128, 0.3), (64, 0.4), (32, 0.1), (16, 0.2))
+_ENTRIES = pick((512, 0.4), (1024, 0.3), (combine("128 * {}", lambda n: 128 * n, logu(1, 16)), 0.3))
 _IDS = pick(
     (kind("corr", uniform(0.02, 0.6)), 0.35),
     (kind("random"), 0.2),
@@ -115,6 +119,27 @@ FIELDS: dict[str, dict[str, Term]] = {
         "dtype": pick(("fp8", 0.7), ("bf16", 0.3)),
         "topk": _INDEX_TOPK,
     },
+    "forward-512": {
+        "S": _QUERIES,
+        "S_kv": logu(4096, 262_144),
+        "heads": _WIDE_HEADS,
+        "topk": _ENTRIES,
+        "ids": _IDS,
+        "lengths": _LENGTHS,
+        "window": pick((None, 0.4), ("ids", 0.3), ("range", 0.3)),
+        "sink": pick((True, 0.7), (False, 0.3)),
+    },
+    "decode-512": {
+        "b": pick((logu(1, 512), 0.7), (randint(1, 300), 0.3)),
+        "next_n": _MTP,
+        "heads": _WIDE_HEADS,
+        "contexts": _CONTEXTS,
+        "rows": pick(("v4", 0.5), ("v32_no_rope", 0.2), ("bf16", 0.3)),
+        "ratio": combine("1 of v32_no_rope, else {}", lambda n: n, pick((4, 0.7), (128, 0.3))),
+        "topk": _ENTRIES,
+        "lengths": pick((True, 0.5), (False, 0.5)),
+        "window": fixed("None of v32_no_rope, else ids", "ids"),
+    },
     "training": {
         "S": logu(256, 8192),
         "S_kv": logu(4096, 131_072),
@@ -186,9 +211,10 @@ class Draw:
         """Bytes of the inputs, and estimated microseconds of the longest of its calls."""
         v, rows, keys = self.values, self.queries, self.keys
         topk = v["topk"]
-        if self.operation in ("forward", "backward", "training"):
-            columns = {"forward": D_QK + D_V, "backward": 3 * D_QK + 2 * D_V, "training": D_QK}
-            flop = 2.0 * rows * max(64, v["heads"]) * topk * columns[self.operation]
+        if "S" in v:
+            columns = {"backward": 3 * D_QK + 2 * D_V, "training": D_QK}
+            flop = 2.0 * rows * max(64, v["heads"]) * topk
+            flop *= columns.get(self.operation, D_QK + D_V)
             flop = max(flop, 6.0 * rows * v.get("index_heads", 0) * topk * INDEX_HEAD_DIM)
             size = rows * (v["heads"] * (D_QK + D_V) * 2 + topk * 4) + keys * D_QK * 2
             return float(size), flop / FLOP_A_US
@@ -201,8 +227,8 @@ class Draw:
         if self.operation == "indexer":
             size = keys * INDEX_TOKEN_BYTES
             return float(size), size / BYTES_A_US
-        row = KV_ROW_BYTES if v["rows"] == "packed" else 2 * D_QK
-        return float(keys * row), rows * topk * row / BYTES_A_US
+        row = 2 * D_QK if v["rows"] == "bf16" else KV_ROW_BYTES
+        return float(keys * row / v.get("ratio", 1)), rows * topk * row / BYTES_A_US
 
     def half(self) -> Draw:
         """The same with half of the queries or requests."""
@@ -234,7 +260,9 @@ def draw(operation: str, seed: int, number: int) -> Draw:
         values[name] = term.draw(r, values)
     if "S_kv" in values:
         values["S_kv"] = max(values["topk"], values["S_kv"])
-    if "lengths" in values and values["ids"][0] == "prefix":
+    if values.get("rows") == "v32_no_rope":
+        values["ratio"], values["window"] = 1, None
+    if "lengths" in values and values.get("ids", ("",))[0] == "prefix":
         values["lengths"] = values["ids"]
     drawn = Draw(operation, seed, number, values, _lengths(values, r))
     values["tensors"] = r.getrandbits(31)

@@ -14,7 +14,7 @@ from flashdsa.bench import attention, indexer, training
 from flashdsa.bench.attention import AttentionInputs
 from flashdsa.bench.cases import Case, Task, Verdict, judged_queries
 from flashdsa.problem import D_QK, INDEX_HEAD_DIM, PAGE_SIZE
-from flashdsa.verify.tolerances import SCORE_TOLERANCES
+from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES
 from workbench.bench import prefill
 from workbench.bench.indexer import fill_scores
 from workbench.draws.distribution import Draw
@@ -25,6 +25,7 @@ from workbench.draws.ids import (
     positions,
     shuffled_pages,
 )
+from workbench.draws.two_sources import make_two_sources
 
 PARTS = {"training": ("target", "scores", "backward")}
 """Calls of a draw that are timed one by one, where there is not one only."""
@@ -37,6 +38,8 @@ def case_of(draw: Draw, part: str = "") -> Case:
     heads = index_heads if part in ("scores", "backward") else v["heads"]
     dtype = v.get("dtype", "fp8" if draw.operation == "indexer" else "bfloat16")
     options = {"part": part} if part else {}
+    if draw.operation == "decode-512":
+        options = {"next_n": v["next_n"], "rows": v["rows"], "window": v["window"]}
     if draw.operation == "decode":
         options = {"packed": v["rows"] == "packed", "next_n": v["next_n"]}
     return Case(draw.queries, draw.keys, heads, v["topk"], dtype, options, draw.line)
@@ -49,6 +52,8 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         if draw.operation == "backward":
             return attention.backward_task(x, draw.values["tensors"], backend)
         return attention.forward_task(x, backend, max_logits=draw.values["max_logits"])
+    if draw.operation.endswith("-512"):
+        return make_two_sources(draw, device, backend)
     if draw.operation == "decode":
         return attention.forward_task(decode_inputs(draw, device), backend)
     if draw.operation == "indexer":
@@ -137,19 +142,25 @@ def exact_indexer(x: indexer.IndexerInputs, backend: str) -> Task:
             length = x.lengths[row]
             chosen, _ = indexer.positions_of(x, row, ids[row])
             right, sizes = indexer.float64_scores(x, row)
-            findings += _judge_exact(row, own[:length], right, sizes, chosen, x.tolerance)
+            keys, scales = x.row_keys(row)
+            limits = x.tolerance * sizes + _rounding(x.q[row], keys, x.weights[row], scales)
+            findings += _judge_exact(row, own[:length], right, limits, chosen)
         return Verdict({}, findings)
 
     task = indexer.indexer_task(x, backend)
     return replace(task, judge=judge)
 
 
-def _judge_exact(
-    row: int, own: Tensor, right: Tensor, sizes: Tensor, chosen: Tensor, tolerance: float
-) -> list[str]:
+def _rounding(q: Tensor, keys: Tensor, weights: Tensor, scales: Tensor) -> Tensor:
+    """Errors (keys,) that a score may have besides, where tensor cores add fp8 products."""
+    products = (keys.double().abs() @ q.double().abs().T) @ weights.double().abs()
+    return PRODUCT_TOLERANCE * products * scales.double()
+
+
+def _judge_exact(row: int, own: Tensor, right: Tensor, limits: Tensor, chosen: Tensor) -> list[str]:
     """Faults of a row's scores, and of the choice that follows from them."""
     findings = []
-    if len(own) and not bool((own - right).abs().max() <= tolerance * sizes.max()):
+    if len(own) and not bool((own - right).abs().max() <= limits.max()):
         findings.append(f"row {row}: a score off by {float((own - right).abs().max()):.3g}")
     best = own.sort(descending=True, stable=True).indices[: chosen.numel()]
     if not torch.equal(best.sort().values, chosen.sort().values):
@@ -196,8 +207,11 @@ def exact_prefill(x: prefill.Inputs, topk: int, backend: str) -> Task:
             end = int(x["ends"][query])
             right, sizes = prefill.float64_scores(x, query, begin, end)
             chosen = ids[query][: min(topk, end - begin)].long() - begin
-            tolerance = SCORE_TOLERANCES[backend]
-            findings += _judge_exact(query, own[begin:end], right, sizes, chosen, tolerance)
+            limits = SCORE_TOLERANCES[backend] * sizes
+            if x["k_scale"] is not None:
+                keys, scales = x["k_index"][begin:end], x["k_scale"][begin:end]
+                limits += _rounding(x["q_index"][query], keys, x["weights"][query], scales)
+            findings += _judge_exact(query, own[begin:end], right, limits, chosen)
             if not bool((ids[query][end - begin :] == -1).all()):
                 findings.append(f"query {query}: not -1 after the last id")
         return Verdict({}, findings)

@@ -28,6 +28,7 @@ from workbench.bench import attention, prefill
 from workbench.bench.attention import Prepared
 from workbench.bench.indexer import DeepGemm, judge_peer
 from workbench.bench.top_ks import NAMES, load_top_k
+from workbench.draws import two_sources
 from workbench.draws.distribution import Draw
 from workbench.draws.timing import microseconds
 
@@ -49,6 +50,10 @@ def peers_of(draw: Draw, backend: str, charges: dict[str, float]) -> dict[str, P
     if draw.operation == "backward":
         named = {DETERMINISTIC: partial(deterministic, backend)}
         return named | {"cuDNN Frontend": attention.cudnn_backward}
+    if draw.operation == "decode-512" and draw.values["rows"] != "bf16":
+        return {"FlashMLA": two_sources.flash_mla_decode}
+    if draw.operation.endswith("-512"):
+        return {"FlashMLA": two_sources.flash_mla}
     if draw.operation == "forward" or draw.values.get("rows") == "bf16":
         return {"FlashMLA": attention.flash_mla_forward}
     if draw.operation == "decode":

@@ -259,6 +259,18 @@ TABLE: dict[str, Row] = {
         _slots("16 heads", 16, 41, 20, sms=2),
         _slots("five queries", 128, 5, 100, sms=2),
     ), mutated=2),
+    "mla-bwd-512-sm_90a": Row("mla_bwd_fused", (
+        backward("drawn", 64, 5, 170, sms=2, d_qk=512, topk_length=True),
+        _slots("slots", 16, 41, 20, sms=2, d_qk=512),
+        backward("groups", 128, 4, 130, alike, shorter(70), sms=2, d_qk=512),
+        _chain("a chain", 128, 4, 110, alike, repeated, sms=3, d_qk=512),
+    ), mutated=0),
+    "mla-bwd-join-sm_90a": Row("mla_bwd_join", (
+        backward("a window and ids", 16, 5, 70, keys=90, sms=2, d_qk=512, extra_keys=300,
+                 extra_topk=40, ranges="extra_kv", topk_length=True),
+        _slots("pools of 4 and a tail", 64, 4, 20, keys=203, d_qk=512, index_block=4,
+               extra_keys=203, extra_topk=3, ranges="extra_kv"),
+    ), mutated=0),
     "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
         _decode("a CTA", 1, heads=20, topk=330),

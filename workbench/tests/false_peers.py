@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.adapters import flash_mla
 from flashdsa.bench import cases, timer
 from workbench.peers.cudnn_module import filled_up
 
@@ -67,15 +68,12 @@ class FalseFlashMla:
         return "plan", None
 
     def flash_mla_with_kvcache(
-        self, q: Tensor, cache: Tensor, *rest: Any, topk_length: Any = None, use_legacy: bool
+        self, q: Tensor, cache: Tensor, *rest: Any, use_legacy: bool, **more: Any
     ) -> Any:
-        ids = rest[-1]
-        rows = q.flatten(0, 1), cache.flatten(0, 2), ids.flatten(0, 1)
+        lists = [rest[-1], more.get("extra_indices_in_kvcache", rest[-1])]
         assert q.shape[2] % 64 == 0 and use_legacy and rest[3] == "plan"
-        if topk_length is not None:
-            topk_length = topk_length.repeat_interleave(q.shape[1])
-        out, _ = flashdsa.sparse_mla_fwd(*rows, topk_length=topk_length)
-        return out.view(*q.shape[:3], 512), None
+        assert not any(ids.shape[2] % 64 for ids in lists)
+        return flash_mla.flash_mla_with_kvcache(q, cache, *rest, **more)
 
 
 def cudnn_top_k(scores: Tensor, lengths: Tensor, k: int, return_val: bool) -> dict[str, Tensor]:

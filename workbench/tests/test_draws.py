@@ -154,6 +154,8 @@ def test_every_peer_is_right_on_what_it_serves(
             "backward": {"cuDNN Frontend", DETERMINISTIC},
             "indexer": {"DeepGEMM + FlashInfer CUB", "DeepGEMM + cuDNN Frontend"},
             "prefill": {"DeepGEMM + FlashInfer CUB", "cuDNN Frontend + cuDNN Frontend"},
+            "forward-512": {"FlashMLA"},
+            "decode-512": {"FlashMLA"},
             "training": {"cuDNN Frontend"},
         }[operation]
     )

@@ -113,7 +113,7 @@ _SM90_JOINED = replace(
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
 _SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=(), batch_invariant=True)
-_SM90_BACKWARD = replace(_SM90_FORWARD, d_qk=OneOf((576,)), row_formats=(), batch_invariant=False)
+_SM90_BACKWARD = replace(_SM90_JOINED, row_formats=())
 _SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
 _SM90_TARGET = Features(
     devices=("cuda",),

@@ -18,6 +18,9 @@ from flashdsa.row_formats import RowFormat
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+    from flashdsa.ops.attention_backward import MlaBwdOperands
+
+    Lists = SparseMlaOperands | SparseMlaOutOperands | MlaBwdOperands
 
 UNION_BYTES = 5
 """Bytes of a slot in the groups' lists: a row number and the queries that name it."""
@@ -116,12 +119,12 @@ def _choose(
     return choose(runner, operands, sm_scale, max_logits)
 
 
-def is_joined(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int) -> bool:
+def is_joined(operands: Lists, index_block: int) -> bool:
     """Whether a call has a second source, a range or blocks of rows."""
     return operands.extra_kv is not None or operands.ends is not None or index_block != 1
 
 
-def slots_of(operands: SparseMlaOperands, index_block: int) -> tuple[int, int]:
+def slots_of(operands: Lists, index_block: int) -> tuple[int, int]:
     """Most slots of a query's main list and of its extra one; a range may be as long as its
     source."""
     kv, slots = operands.extra_kv, operands.extra_indices
@@ -174,6 +177,10 @@ class Inputs:
             extra_ends=_given(operands.extra_ends, self._every),
             block_log2=self._block_log2,
         )
+
+    def joined(self, operands: SparseMlaOutOperands) -> tuple[Any, ...]:
+        """The arguments of kernels of two sources."""
+        return *self(operands), *self.more(operands)
 
     def _source(self, kv: Tensor) -> Tensor:
         """Rows or pages as the kernel takes them."""

@@ -18,6 +18,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHe
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
+from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
@@ -221,7 +222,7 @@ SPARSE_MLA_FWD = KernelSpec(
         FwdPlan(drawn=True, tile=WITHOUT_ROPE),
         *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
         *(
-            FwdPlan(group, max_logits=True, joined=True, tile=tile)
+            FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
             for tile, group in product((Tile(), WITHOUT_ROPE), GROUPS)
         ),
     ),
@@ -248,7 +249,10 @@ MLA_BWD_SCORES = KernelSpec(
     name="mla_bwd_scores",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=tuple(ScoresPlan(queries, optional=True) for queries in (2, 4)),
+    plans=tuple(
+        ScoresPlan(queries, optional=True, tile=tile)
+        for tile, queries in product((Tile(), WITHOUT_ROPE), (2, 4))
+    ),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
     roles={"gather": ("gather_all",), "score": ("score_all",)},
@@ -257,7 +261,7 @@ MLA_BWD_DQ = KernelSpec(
     name="mla_bwd_dq",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=(DqPlan(),),
+    plans=(DqPlan(), DqPlan(WITHOUT_ROPE)),
     build=f"{_GROUPED_BWD}.dq.build:compile_dq",
     entry="dq_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
@@ -266,7 +270,10 @@ MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=(DkvPlan(), DkvPlan(ordered=True)),
+    plans=tuple(
+        DkvPlan(tile, ordered=ordered)
+        for tile, ordered in product((Tile(), WITHOUT_ROPE), (False, True))
+    ),
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     roles={
@@ -275,6 +282,14 @@ MLA_BWD_DKV = KernelSpec(
         "publish": ("publish_all",),
         "multiply": ("multiply_all",),
     },
+)
+MLA_BWD_JOIN = KernelSpec(
+    name="mla_bwd_join",
+    arch=SM90.name,
+    operations=("mla_bwd",),
+    plans=(JoinPlan(),),
+    build="flashdsa.kernels.attention.sm90.join.build:compile_join",
+    entry="join_kernel",
 )
 MLA_BWD_FUSED = KernelSpec(
     name="mla_bwd_fused",
@@ -289,6 +304,13 @@ MLA_BWD_FUSED = KernelSpec(
         ),
         *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
         per_item.PerItemPlan(more=4, tickets=True, short=True),
+        *(per_item.PerItemPlan(more=more, tile=WITHOUT_ROPE) for more in (0, 2)),
+        *(
+            per_item.PerItemPlan(queries, more, slots, not slots, tile=WITHOUT_ROPE)
+            for slots in (False, True)
+            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 4))
+        ),
+        per_item.PerItemPlan(more=2, slots=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
     entry="per_item_kernel",
@@ -328,6 +350,11 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
         DealtPlan(packed=True),
         DealtPlan(tile=WITHOUT_ROPE),
         *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        *(
+            DealtPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
+            for form in JOINED_FORMATS
+        ),
+        DealtPlan(joined=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",
@@ -432,6 +459,7 @@ KERNELS = (
     MLA_BWD_DQ,
     MLA_BWD_DKV,
     MLA_BWD_FUSED,
+    MLA_BWD_JOIN,
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_FEW_HEADS,

@@ -6,7 +6,7 @@ choice of its plan: `tests/verify/test_reach.py` holds it against `launch_list`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -108,6 +108,15 @@ FORWARD = [
                   attn_sink="finite"),
     SparseMlaCase("packed rows, 40 queries of 2048 slots", 40, 300, 64, 2048, packed="ue8m0",
                   invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("70 queries of two sources, 2048 slots", 70, 100, 64, 1958, d_qk=512,
+                  extra_keys=90, extra_topk=100, ranges="extra_kv", invalid=True, topk_length=True,
+                  poison=True, attn_sink="finite"),
+    *(
+        SparseMlaCase(f"{name} beside {name}, 40 queries of 2048 slots", 40, 192, 64, 1900,
+                      d_qk=512, packed="ue8m0", kv_format=name, extra_format=name, page_size=64,
+                      extra_keys=90, extra_topk=148, invalid=True, topk_length=True)
+        for name in ("v4", "v41", "v32_no_rope")
+    ),
     SparseMlaCase("packed rows, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048,
                   packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
     SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,
@@ -152,6 +161,21 @@ BACKWARD = [
     Backward(SparseMlaCase("in order, " + _FEW_KEYS.name, 174, 35, 64, 32), deterministic=True),
     Backward(SparseMlaCase("in order, " + _FEW_KEYS_128.name, 87, 35, 128, 32),
              deterministic=True),
+    Backward(SparseMlaCase("in order, ids and a window", 9, 130, 16, 70, d_qk=512, extra_keys=300,
+                           extra_topk=128, ranges="extra_kv", topk_length=True, poison=True,
+                           attn_sink="infinite"), deterministic=True),
+    # Rows that are K and V alike.
+    *(
+        Backward(SparseMlaCase(f"512 columns, {heads} heads" + ", in order" * in_order, 9, 150,
+                               heads, 70, d_qk=512, topk_length=True, poison=True,
+                               duplicates=in_order, attn_sink="finite"), deterministic=in_order)
+        for in_order in (False, True) for heads in (8, 16, 32, 64, 128)
+    ),
+    *(
+        Backward(replace(case, name="512 columns, " + case.name + ", in order" * in_order,
+                         d_qk=512), deterministic=in_order)
+        for in_order in (False, True) for case in (_FEW_KEYS, _FEW_KEYS_128)
+    ),
 ]
 
 _MORE_ROWS_THAN_CLUSTERS = tuple(64 + (37 * row) % 190 for row in range(71))

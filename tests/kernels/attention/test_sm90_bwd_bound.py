@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_per_item
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_joined, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
+from flashdsa.backends.sm90.mla_bwd_slots import is_far
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
@@ -99,6 +100,42 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
     assert [x[-8].shape for x in fused[:3]] == [(2, capacity), (2, capacity), (1, capacity)]
 
 
+def test_two_sources_are_one_whose_lists_are_joined_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 9 queries 7 and 2: their rows of Q and their lists; all rows, once, and all gradients."""
+    most_slots = TOPK * 2 + 20
+    monkeypatch.setattr(mla_bwd_joined, "MOST_BYTES", 7 * 13 * most_slots)
+    given = operands_of(16, 9, 1.0)
+    extra_kv = torch.full((20, 576), 2.0, dtype=torch.bfloat16)
+    starts, ends = torch.arange(9, dtype=torch.int32)[:, None], torch.full((9,), 20).int()
+    given = given._replace(extra_kv=extra_kv, extra_indices=starts, extra_ends=ends)
+    runner = Noted()
+    bound = mla_bwd.bind(
+        runner,  # type: ignore[arg-type]
+        given,
+        sm_scale=1.0,
+        deterministic=False,
+        dkv_dtype=torch.float32,
+        index_block=2,
+    )
+    _, dkv, dextra_kv, _ = bound(given)
+    assert dkv.shape == (KEYS, 576) and dextra_kv.shape == (20, 576)
+    assert dextra_kv.untyped_storage().data_ptr() != dkv.untyped_storage().data_ptr()
+    names = [name for name, _ in runner.launched]
+    assert names == ["mla_bwd_join", "mla_bwd_fused"] * 2
+    for (_, joins), (_, fused), queries in zip(
+        runner.launched[::2], runner.launched[1::2], (slice(0, 7), slice(7, 9)), strict=True
+    ):
+        count = queries.stop - queries.start
+        assert [len(joins[0]), len(joins[4])] == [KEYS, 20]
+        assert torch.equal(joins[5], starts[queries]) and torch.equal(joins[7], ends[queries])
+        assert joins[8] == 1 and joins[9].shape == (count, most_slots)
+        assert fused[0].shape[0] == count * 16
+        assert torch.equal(fused[1], torch.cat([given.kv, extra_kv]))
+        assert fused[6] is joins[9] and fused[7] is joins[10]
+
+
 def test_without_keys_a_plain_tuple_is_served() -> None:
     """As torch's dispatcher hands operands over."""
     given = operands_of(8, 2, 1.0)._replace(kv=torch.empty(0, 576, dtype=torch.bfloat16))
@@ -112,3 +149,22 @@ def test_without_keys_a_plain_tuple_is_served() -> None:
     dq, dkv, none, d_sink = bound(tuple(given))  # type: ignore[arg-type]
     assert not dq.any() and dq.shape == given.q.shape
     assert dkv.shape == (0, 576) and none.shape == d_sink.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "keys", "topk", "slots"),
+    [
+        (4096, 64, 131_072, 2048, True),
+        (5681, 16, 177_085, 1024, True),
+        (4096, 64, 32_768, 2048, False),  # dKV is hardly more than the second-level cache
+        (4461, 64, 749_680, 768, False),  # a row has few slots in each part
+        (1000, 64, 131_072, 2048, False),  # less than one part
+        (4096, 128, 131_072, 2048, False),
+    ],
+)
+def test_slots_replace_additions_where_a_far_row_has_many(
+    queries: int, heads: int, keys: int, topk: int, slots: bool
+) -> None:
+    runner: Any = Noted()
+    call = mla_bwd_per_item.Call(runner, queries, heads, keys, topk, 1.0, None, False)
+    assert is_far(call) == slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +11,16 @@ import torch
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.backends.emulated.devices import SMALL
-from flashdsa.backends.emulated.runner import Emulator, emulation
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_per_item
+from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall, bind_per_item
 from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
+from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 
 
@@ -105,7 +109,119 @@ def test_padded_heads_are_the_next_that_kernels_take() -> None:
     ]  # fmt: skip
 
 
+ALIKE = {"d_qk": 512, "attn_sink": "finite", **EVERY_FEATURE}
+"""Rows that are K and V alike."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_order", [False, True])
+@pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
+def test_rows_of_512_columns(heads: int, in_order: bool) -> None:
+    check(SparseMlaCase("512 columns", 5, 60, heads, 40, **ALIKE), deterministic=in_order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_order", [False, True])
+def test_groups_of_256_rows_of_512_columns(in_order: bool) -> None:
+    """Two queries of 128 heads name the same two tiles."""
+    inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 4, 150, 128, 70, d_qk=512), 0, "cpu")
+    inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
+    with emulation(SMALL) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm90", deterministic=in_order)) == []
+    taken = mla_bwd_grouped.plans_of(2, in_order, WITHOUT_ROPE)
+    assert {plan.smem_bytes for plan in taken} <= {setup.smem for setup in emulator.setups}
+
+
+JOINED = {
+    "a window and ids": SparseMlaCase(
+        "a window and ids",
+        4,
+        60,
+        64,
+        20,
+        extra_keys=150,
+        extra_topk=40,
+        ranges="extra_kv",
+        invalid=True,
+        topk_length=True,
+        poison=True,
+        strided=True,
+        d_qk=512,
+        attn_sink="finite",
+    ),
+    "pools of 4 and a tail": SparseMlaCase(
+        "pools of 4 and a tail",
+        4,
+        61,
+        64,
+        8,
+        index_block=4,
+        extra_keys=61,
+        extra_topk=3,
+        ranges="extra_kv",
+        duplicates=True,
+        empty_rows=True,
+        poison=True,
+        d_qk=512,
+    ),
+    "two ranges": SparseMlaCase(
+        "two ranges",
+        5,
+        90,
+        16,
+        30,
+        extra_keys=70,
+        extra_topk=5,
+        ranges="kv and extra_kv",
+        empty_rows=True,
+        poison=True,
+    ),
+    "no row, and 9": SparseMlaCase(
+        "no row, and 9", 3, 0, 40, 20, extra_keys=9, extra_topk=4, duplicates=True, d_qk=512
+    ),
+}
+"""Two sources, ranges and blocks, which are joined before all else."""
+
+
+@pytest.mark.parametrize(
+    ("name", "in_order"),
+    [
+        ("a window and ids", False),
+        ("pools of 4 and a tail", False),
+        pytest.param("pools of 4 and a tail", True, marks=pytest.mark.slow),
+        pytest.param("two ranges", False, marks=pytest.mark.slow),
+        pytest.param("no row, and 9", False, marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_of_two_sources(name: str, in_order: bool) -> None:
+    check(JOINED[name], deterministic=in_order)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_order", [False, True])
+def test_joint_lists_that_have_no_room_are_made_in_parts(
+    in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mla_bwd_joined, "MOST_BYTES", 3 * 13 * 170)
+    emulator = check(JOINED["a window and ids"], deterministic=in_order)
+    assert sum("join_kernel" in setup.kernel for setup in emulator.setups) == 2
+
+
+@pytest.mark.slow
+def test_autograd_of_two_sources() -> None:
+    inputs = make_sparse_mla_inputs(JOINED["a window and ids"], 0, "cpu")
+    with emulation(SMALL):
+        assert failures(check_autograd(inputs, "emulate-sm90")) == []
+
+
+@pytest.mark.slow
+def test_the_newest_assembler_takes_512_columns_and_nothing_is_spilled(tmp_path: Path) -> None:
+    plan = mla_bwd_per_item.plan_of(32, 0, False, True, False, WITHOUT_ROPE)
+    ptx = str(compiled(MLA_BWD_FUSED, plan).__ptx__).rstrip("\0")
+    assert_it_assembles_without_spills(ptx, tmp_path)
+
+
 def test_what_the_kernels_do_not_take_is_refused() -> None:
-    inputs = make_sparse_mla_inputs(SparseMlaCase("d_qk", 1, 40, 16, 32, d_qk=512), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="d_qk: takes 576; got 512"):
+    inputs = make_sparse_mla_inputs(SparseMlaCase("d_qk", 1, 40, 16, 32, d_qk=640), 0, "cpu")
+    with pytest.raises(UnsupportedError, match="d_qk: takes 512, 576; got 640"):
         check_backward(inputs, "emulate-sm90")

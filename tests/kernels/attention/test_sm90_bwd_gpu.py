@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,15 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
+
+
+LISTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"extra_keys": 300, "extra_topk": 70},
+    {"extra_keys": 200, "extra_topk": 128, "ranges": "extra_kv"},
+    {"extra_keys": 90, "extra_topk": 3, "ranges": "extra_kv", "index_block": 4},
+)
+"""One source or two."""
 
 
 def fuzzed(seed: int) -> SparseMlaCase:
@@ -38,10 +48,12 @@ def fuzzed(seed: int) -> SparseMlaCase:
         attn_sink=rng.choice((None, "finite", "infinite")),
         strided=rng.random() < 0.2,
         cancels=num_keys == 1 or topk == 1,
+        d_qk=rng.choice((512, 576)),
+        **rng.choice(LISTS),
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_fuzzed_shapes_are_within_the_contract(seed: int) -> None:
     inputs = make_sparse_mla_inputs(fuzzed(seed), seed, "cuda")
     assert failures(check_backward(inputs, "sm90")) == []
@@ -110,6 +122,40 @@ def test_drawn_items_give_the_bits_of_turns(
         torch.testing.assert_close(dkv, in_turns[1], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_a_graph_replays_two_sources_on_new_ranges(heads: int, deterministic: bool) -> None:
+    """Windows move: their starts and ends are read on the device alone."""
+    queries, rows = 300, 400
+    torch.manual_seed(heads)
+    q = torch.randn(queries, heads, 512, device="cuda").bfloat16()
+    entries, window = (torch.randn(n, 512, device="cuda").bfloat16() for n in (100, rows))
+    ids = torch.randint(0, 100, (queries, 40), device="cuda", dtype=torch.int32)
+    starts = torch.arange(queries, device="cuda", dtype=torch.int32) - 127
+    ends = starts + 128
+    lists = {"extra_kv": window, "extra_indices": (starts, ends)}
+    O, lse = flashdsa.sparse_mla_fwd(q, entries, ids, backend="sm90", **lists)
+    options = {**lists, "deterministic": deterministic, "backend": "sm90"}
+
+    def backward() -> tuple[torch.Tensor, ...]:
+        return flashdsa.mla_bwd(q, entries, O.sin(), lse, O, ids, **options)
+
+    backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward()
+    starts += 90
+    ends += 60
+    graph.replay()
+    torch.cuda.synchronize()
+    dq, *of_sources = backward()
+    assert torch.equal(captured[0], dq)
+    for got, wanted in zip(captured[1:], of_sources, strict=True):
+        if deterministic:
+            assert torch.equal(got, wanted)
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
+
+
 def test_two_streams_do_not_share_a_workspace() -> None:
     case = SparseMlaCase("streams", 300, 500, 128, 200)
     inputs = [make_sparse_mla_inputs(case, seed, "cuda") for seed in range(2)]
@@ -142,13 +188,14 @@ def tables(kind: str, queries: int, num_keys: int, topk: int) -> torch.Tensor:
     return chosen
 
 
+@pytest.mark.parametrize("d_qk", [512, 576])
 @pytest.mark.parametrize("heads", [8, 16, 32, 64, 128])
 @pytest.mark.parametrize("kind", ["dense", "windowed", "random", "repeated"])
-def test_deterministic_bits_are_equal_over_50_calls(kind: str, heads: int) -> None:
+def test_deterministic_bits_are_equal_over_50_calls(kind: str, heads: int, d_qk: int) -> None:
     torch.manual_seed(heads)
     queries, num_keys, topk = 384, 4096, 1024
-    q, kv = (torch.randn(n, 576, device="cuda") for n in (queries * heads, num_keys))
-    q, kv = q.view(queries, heads, 576).bfloat16(), kv.bfloat16()
+    q, kv = (torch.randn(n, d_qk, device="cuda") for n in (queries * heads, num_keys))
+    q, kv = q.view(queries, heads, d_qk).bfloat16(), kv.bfloat16()
     do = torch.randn(queries, heads, 512, device="cuda").bfloat16()
     indices = tables(kind, queries, num_keys, topk)
     O, lse = flashdsa.sparse_mla_fwd(q, kv, indices, backend="sm90")

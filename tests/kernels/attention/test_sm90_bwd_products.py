@@ -24,7 +24,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     block_bytes,
     group_queries,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, WITHOUT_ROPE, Tile
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ
 from flashdsa.plan.kernel_spec import KernelSpec
 from ptxemu import Policy
@@ -87,7 +87,7 @@ def swizzled(matrices: Tensor) -> Tensor:
     return lines[..., key, unit ^ (key % 8), :].flatten(-3)
 
 
-def make_inputs(heads: int, seed: int = 0) -> Inputs:
+def make_inputs(heads: int, seed: int = 0, tile: Tile = Tile()) -> Inputs:
     """Lists with repetitions; every third query has no key, and NaN in its Q and dO."""
     generator = torch.Generator().manual_seed(seed)
     groups, blocks = len(COUNTS), len(COUNTS) * ROW_BLOCKS
@@ -98,7 +98,7 @@ def make_inputs(heads: int, seed: int = 0) -> Inputs:
     ds = torch.randn(shape, generator=generator)
     queries = group_queries(heads)
     num_queries = groups * queries - 1  # the last group is not full
-    q = torch.randn(num_queries * heads, 576, generator=generator).bfloat16()
+    q = torch.randn(num_queries * heads, tile.d_qk, generator=generator).bfloat16()
     do = torch.randn(num_queries * heads, 512, generator=generator).bfloat16()
     present = torch.zeros(groups, dtype=torch.int32)
     of_row = torch.arange(blocks * ROWS) // heads
@@ -128,7 +128,8 @@ def launch(
     Args:
         order: of dKV in order, the arguments behind the others.
     """
-    plan = DqPlan() if spec is MLA_BWD_DQ else DkvPlan(ordered=bool(order))
+    tile = Tile(inputs.q.shape[1])
+    plan = DqPlan(tile) if spec is MLA_BWD_DQ else DkvPlan(tile, ordered=bool(order))
     emulator = Emulator(policy=policy, on_finding="collect")
     function = emulator.function(spec, plan)
     groups = (FIRST_GROUP, len(inputs.counts), torch.empty(0, dtype=torch.int32), 0)
@@ -148,9 +149,9 @@ def assert_near(got: Tensor, expected: Tensor, terms: Tensor, relative: float) -
     assert (off <= relative * expected.abs() + 3e-6 * terms).all(), off.max()
 
 
-def check_dq(heads: int, policy: Policy | None = None) -> None:
-    inputs = make_inputs(heads)
-    kv = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+def check_dq(heads: int, policy: Policy | None = None, tile: Tile = Tile()) -> None:
+    inputs = make_inputs(heads, tile=tile)
+    kv = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(1)).bfloat16()
     kv[0] = NAN  # which no list names
     inputs.ids.clamp_(min=1)
     dq = torch.full_like(inputs.q, NAN)
@@ -159,7 +160,7 @@ def check_dq(heads: int, policy: Policy | None = None) -> None:
     indices, lengths = torch.zeros(len(lse) // heads, 1).int(), torch.zeros(0).int()
     of_queries = inputs.q, kv, inputs.do, lse, indices, lengths, lse, dq, heads, 1.0
     launch(MLA_BWD_DQ, inputs, policy, *of_queries)
-    expected = torch.zeros(len(inputs.ds), ROWS, 576, dtype=torch.float64)
+    expected = torch.zeros(len(inputs.ds), ROWS, tile.d_qk, dtype=torch.float64)
     terms = torch.zeros_like(expected)
     for block in range(len(inputs.ds)):
         group = block // ROW_BLOCKS
@@ -173,10 +174,10 @@ def check_dq(heads: int, policy: Policy | None = None) -> None:
     assert dq[:first].isnan().all()
 
 
-def check_dkv(heads: int, policy: Policy | None = None) -> None:
-    inputs = make_inputs(heads)
+def check_dkv(heads: int, policy: Policy | None = None, tile: Tile = Tile()) -> None:
+    inputs = make_inputs(heads, tile=tile)
     inputs.ids.clamp_(min=1)
-    before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
+    before = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(2))
     dkv = before.clone()
     launch(MLA_BWD_DKV, inputs, policy, inputs.present, inputs.q, inputs.do, dkv, heads)
     judge_dkv(inputs, before, dkv)
@@ -216,14 +217,14 @@ def put_in_order(inputs: Inputs) -> None:
         inputs.present[group] |= unordered << UNORDERED_SHIFT
 
 
-@pytest.mark.parametrize("buffers", [1, 2])
-def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> None:
+@pytest.mark.parametrize(("buffers", "tile"), [(1, Tile()), (2, Tile()), (2, WITHOUT_ROPE)])
+def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int, tile: Tile) -> None:
     """And without the order it has others, so that this shows something: one buffer does."""
-    inputs, heads = make_inputs(64), 64
+    inputs, heads = make_inputs(64, tile=tile), 64
     inputs.ids.clamp_(min=1)
     put_in_order(inputs)
-    before = torch.randn(NUM_KEYS, 576, generator=torch.Generator().manual_seed(2))
-    rest = torch.zeros(buffers - 1, NUM_KEYS, 576)
+    before = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(2))
+    rest = torch.zeros(buffers - 1, NUM_KEYS, tile.d_qk)
     ordered, free = [], []
     for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
         common = inputs.present, inputs.q, inputs.do
@@ -249,9 +250,10 @@ def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(heads: in
     check_dkv(heads)
 
 
+@pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
 @pytest.mark.parametrize("check", [check_dq, check_dkv])
-def test_it_does_not_matter_when_asynchronous_work_happens(check: Any) -> None:
-    check(64, Policy(asynchronous="late", seed=3))
+def test_it_does_not_matter_when_asynchronous_work_happens(check: Any, tile: Tile) -> None:
+    check(64, Policy(asynchronous="late", seed=3), tile)
 
 
 @pytest.mark.slow
@@ -268,15 +270,19 @@ def ptx(spec: KernelSpec, plan: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("spec", "shapes"),
+    ("spec", "plan", "shapes"),
     [
-        (MLA_BWD_DQ, {"m64n192": 8}),
+        (MLA_BWD_DQ, DqPlan(), {"m64n192": 8}),
+        (MLA_BWD_DQ, DqPlan(WITHOUT_ROPE), {"m64n192": 8, "m64n128": 8}),
         # Twice, of a slice with 192 latent dims and of the one with 128; four steps a matrix.
-        (MLA_BWD_DKV, {"m64n192": 48, "m64n128": 16}),
+        (MLA_BWD_DKV, DkvPlan(), {"m64n192": 48, "m64n128": 16}),
+        (MLA_BWD_DKV, DkvPlan(WITHOUT_ROPE), {"m64n192": 32, "m64n128": 32}),
     ],
 )
-def test_the_products_are_those_of_the_design(spec: KernelSpec, shapes: dict[str, int]) -> None:
-    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, spec.plans[0]))
+def test_the_products_are_those_of_the_design(
+    spec: KernelSpec, plan: Any, shapes: dict[str, int]
+) -> None:
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", ptx(spec, plan))
     assert {shape: found.count(shape) for shape in found} == shapes
 
 

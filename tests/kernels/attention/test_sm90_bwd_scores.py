@@ -19,7 +19,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     block_bytes,
     matrix_offset,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, WITHOUT_ROPE, Tile
 from flashdsa.kernels.catalog import MLA_BWD_SCORES
 from flashdsa.reference import valid_slots
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -148,6 +148,7 @@ CASES = [
     # name, S, S_kv, H, topk
     (SparseMlaCase("a tile and a bit", 2, 150, 128, 70, invalid=True, poison=True), 1),
     (SparseMlaCase("two queries of 128", 3, 150, 128, 70, empty_rows=True, poison=True), 2),
+    (SparseMlaCase("512 columns", 1, 150, 128, 70, d_qk=512, invalid=True, poison=True), 1),
     pytest.param(
         SparseMlaCase("four queries of 32", 5, 90, 32, 40, duplicates=True, topk_length=True),
         4,
@@ -159,14 +160,15 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "queries"), CASES, ids=lambda one: getattr(one, "name", one))
 def test_p_and_ds_of_every_tile(case: SparseMlaCase, queries: int) -> None:
-    written = Written(case, ScoresPlan(queries))
+    written = Written(case, ScoresPlan(queries, tile=Tile(case.d_qk)))
     check_lists(written, written.inputs)
     check_matrices(written, written.inputs)
 
 
-def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
+def test_the_newest_assembler_takes_it_and_nothing_is_spilled(tmp_path: Path, tile: Tile) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    plan = ScoresPlan(2)
+    plan = ScoresPlan(2, tile=tile)
     assert_it_assembles_without_spills(
         str(compiled(MLA_BWD_SCORES, plan).__ptx__).rstrip("\0"), tmp_path
     )

@@ -12,10 +12,12 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import compiled, emulation
+from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
-from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_FWD
+from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_DEALT, SPARSE_MLA_FWD
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
@@ -77,6 +79,22 @@ IN_GROUPS = SparseMlaCase(
     attn_sink="finite",
 )
 
+LONG = SparseMlaCase(
+    "ids and a window of four items",
+    4,
+    384,
+    64,
+    300,
+    d_qk=512,
+    extra_keys=256,
+    extra_topk=200,
+    ranges="extra_kv",
+    invalid=True,
+    topk_length=True,
+    poison=True,
+    attn_sink="finite",
+)
+
 
 def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchSetup]:
     """The public operation on that device; its results are judged, and nothing may be found. Return
@@ -91,16 +109,16 @@ def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchS
 
 @pytest.mark.parametrize(("case", "when"), [(POOLS, "late"), (WINDOW, "eager"), (SMALL, "late")])
 def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
-    """One CTA takes all items, whose last steps have two tiles or one."""
-    (setup,) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
-    plan = FwdPlan(max_logits=True, joined=True, tile=Tile(case.d_qk))
+    """One CTA draws all items, whose last steps have two tiles or one; first comes the order."""
+    (_, setup) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
+    plan = FwdPlan(max_logits=True, drawn=True, joined=True, tile=Tile(case.d_qk))
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
 
 
 def test_groups_of_few_heads_have_the_union_over_both_sources() -> None:
     """O of the query that does not name the NaN row is mended; largest logits go nowhere."""
     setups = run(IN_GROUPS, Device(1, {1: 1}))
-    assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
+    assert len(setups) == 5  # joint lists, unions, the order, the forward, and what mends O
 
 
 @pytest.mark.parametrize(
@@ -112,6 +130,23 @@ def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str
     assert setup.grid[0] == clusters * size
 
 
+@pytest.mark.parametrize(
+    ("case", "when"),
+    [
+        (LONG, "late"),
+        (replace(LONG, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64), "eager"),
+    ],
+    ids=["bf16", "v4"],
+)
+def test_tiles_of_both_sources_are_dealt(
+    case: SparseMlaCase, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On four SMs; items of unlike lengths are cut inside of either source."""
+    monkeypatch.setattr(sparse_mla_decode, "dealing_pays", lambda *_: True)
+    (setup,) = run(case, Device(4, {1: 4}), when)
+    assert "dealt" in setup.kernel and setup.grid[0] == 4
+
+
 @pytest.mark.parametrize("alone", [{"index_block": 4}, {"ranges": "kv"}])
 def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]) -> None:
     run(SparseMlaCase("alone", 3, 90, 8, 20, d_qk=512, **alone), Device(3, {1: 3}))
@@ -120,10 +155,12 @@ def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]
 @pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, tile: Tile) -> None:
     """Nor does it make a wgmma wait for the one before, though half a step is a branch."""
-    plans: tuple[tuple[KernelSpec, Any], ...] = (
-        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, joined=True, tile=tile)),
+    plans: list[tuple[KernelSpec, Any]] = [
+        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True, tile=tile)),
         (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=tile)),
-    )
+    ]
+    if not tile.has_rope:
+        plans.append((SPARSE_MLA_DECODE_DEALT, DealtPlan(joined=True, tile=tile)))
     for spec, plan in plans:
         text = str(compiled(spec, plan).__ptx__).rstrip("\0")
         assert_it_assembles_without_spills(text, tmp_path)

@@ -168,6 +168,51 @@ def test_a_tensor_that_is_both_sources_gets_both_gradients(seed):
     torch.testing.assert_close(of_both[0], of_each[0] + of_each[1])
 
 
+def backward_of(seed):
+    """`mla_bwd` of two sources and a sink; the gradients without buffers."""
+    q, kv, extra_kv, sink = (x.detach() for x in leaves(seed, (3, 2, 5), (7, 5), (5, 5), (2,)))
+    options = {"attn_sink": sink, "extra_kv": extra_kv, **LISTS["ids"]}
+    O, lse = flashdsa.sparse_mla_fwd(q, kv, d_v=4, **options)
+
+    def backward(**buffers):
+        return flashdsa.mla_bwd(q, kv, O.sin(), lse, O, **options, **buffers)
+
+    return backward, backward()
+
+
+def test_gradients_of_layers_add_up_in_the_buffers_that_they_are_given(seed):
+    backward, (dq, dkv, dextra_kv, d_sink) = backward_of(seed)
+    of_kv, of_extra = torch.ones_like(dkv), torch.zeros_like(dextra_kv)
+    for layer in (1, 2):
+        got = backward(dkv=of_kv, extra_dkv=of_extra)
+        assert got[1] is of_kv and got[2] is of_extra
+        torch.testing.assert_close(got, (dq, 1 + layer * dkv, layer * dextra_kv, d_sink))
+    got = backward(extra_dkv=of_extra)
+    torch.testing.assert_close(got, (dq, dkv, 3 * dextra_kv, d_sink))
+
+
+@pytest.mark.parametrize(
+    ("buffers", "message"),
+    [
+        ({"dkv": torch.zeros(7, 5)}, "dkv: expected dtype float64; got float32"),
+        ({"dkv": torch.zeros(7, 4, **F64)}, r"dkv: expected shape that of kv = \[7, 5\]; got"),
+        ({"extra_dkv": torch.zeros(5, 5, 1, **F64)}, "extra_dkv: expected shape that of extra_kv"),
+        ({"dkv": [0.0]}, "dkv: expected a torch.Tensor; got list"),
+        ({"dkv": torch.zeros(7, 5, **F64, device="meta")}, "dkv: expected device cpu"),
+    ],
+)
+def test_a_buffer_for_a_gradient_is_like_it(buffers, message, seed):
+    backward, _ = backward_of(seed)
+    with pytest.raises((TypeError, ValueError), match=message):
+        backward(**buffers)
+
+
+def test_a_buffer_without_a_second_source_is_an_error(seed):
+    q, kv = (x.detach() for x in leaves(seed, (3, 2, 5), (7, 5)))
+    with pytest.raises(ValueError, match="extra_dkv: expected extra_kv beside it; got None"):
+        flashdsa.mla_bwd(q, kv, q, q[..., 0], q, LISTS["ids"]["indices"], extra_dkv=kv)
+
+
 @pytest.mark.parametrize("shape", [(128, 1, 5), (2, 64, 5), (4, 32, 1, 5)])
 def test_a_second_source_may_have_pages_of_its_own(shape, seed):
     q, kv, extra_kv = leaves(seed, (3, 2, 5), (7, 5), (128, 5))

@@ -43,6 +43,9 @@ ORDERED_RATIO = 1.25
 MOST_LENGTH = 1.5
 """The same of a single list. The workspace has room for that much; if one list is longer the
 backward of 64 rows is taken."""
+MOST_RANGE_KEYS = 6144
+"""The same in keys, where ranges give the slots: they may be as many as a source's rows, and are
+hardly ever."""
 FIRST = 0
 """Number of the large groups, see `kernels.attention.choice`."""
 
@@ -54,12 +57,14 @@ class Grouping(NamedTuple):
         queries: neighbouring ones of a group. topk: slots of a query.
         ratio, most_length: longest lists on average, and longest single list, in slots of a query,
             with which they are taken; see `kernels.attention.choice`.
+        tile: of keys.
     """
 
     queries: int
     topk: int
     ratio: float
     most_length: float
+    tile: Tile
 
     @property
     def capacity(self) -> int:
@@ -80,7 +85,7 @@ class Grouping(NamedTuple):
     @property
     def bytes_of_group(self) -> int:
         """Bytes of a group in the workspace."""
-        return ROW_BLOCKS * block_bytes(Tile(), self.most_keys)
+        return ROW_BLOCKS * block_bytes(self.tile, self.most_keys)
 
 
 class Part(NamedTuple):
@@ -102,7 +107,14 @@ class Part(NamedTuple):
 
 
 def grouping_for(
-    num_queries: int, num_heads: int, topk: int, num_sms: int, *, deterministic: bool = False
+    num_queries: int,
+    num_heads: int,
+    topk: int,
+    num_sms: int,
+    *,
+    deterministic: bool,
+    tile: Tile,
+    ranges: bool = False,
 ) -> Grouping | None:
     """Choose groups of 256 rows; None if they never pay.
 
@@ -110,31 +122,31 @@ def grouping_for(
     multiprocessors idle if queries are few.
 
     Args:
-        num_heads: one of HEADS.
+        num_heads: one of HEADS. ranges: slots are of ranges, `topk` at most.
     """
     queries = group_queries(num_heads)
     if (
         num_heads not in RATIO
-        or -(-num_queries // queries) * plans_of(queries, deterministic)[2].slices < num_sms
+        or -(-num_queries // queries) * plans_of(queries, deterministic, tile)[2].slices < num_sms
     ):
         return None
-    if deterministic:
-        return Grouping(queries, topk, max(ORDERED_RATIO, RATIO[num_heads]), MOST_LENGTH)
-    return Grouping(queries, topk, RATIO[num_heads], MOST_LENGTH)
+    ratio = max(ORDERED_RATIO, RATIO[num_heads]) if deterministic else RATIO[num_heads]
+    most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / topk) if ranges else MOST_LENGTH
+    return Grouping(queries, topk, ratio, most_length, tile)
 
 
-def buffers_for(num_keys: int) -> int:
+def buffers_for(num_keys: int, d_qk: int) -> int:
     """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
-    time. The bits depend on it, so it depends on `num_keys` alone."""
-    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * Tile().d_qk * max(1, num_keys))))
+    time. The bits depend on it, so it depends on the size of kv alone."""
+    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * d_qk * max(1, num_keys))))
 
 
 @lru_cache
-def plans_of(queries: int, deterministic: bool) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
+def plans_of(queries: int, deterministic: bool, tile: Tile) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
     """Plans of groups of `queries` queries: P and dS, dQ, dKV. A plan checks itself when it is
     made, which takes longer than a launch."""
-    scores = ScoresPlan(queries, optional=True)
-    return scores, DqPlan(), DkvPlan(ordered=deterministic)
+    scores = ScoresPlan(queries, optional=True, tile=tile)
+    return scores, DqPlan(tile), DkvPlan(tile, ordered=deterministic)
 
 
 def bind_large(
@@ -149,7 +161,7 @@ def bind_large(
             (buffers, S_kv, d_qk).
         sm_scale. lists: of all groups of the operands' queries. choice: (1,) int32.
     """
-    scores, dq, dkv = plans_of(grouping.queries, deterministic)
+    scores, dq, dkv = plans_of(grouping.queries, deterministic, grouping.tile)
     functions = (
         runner.function(MLA_BWD_SCORES, scores),
         runner.function(MLA_BWD_DQ, dq),
@@ -157,7 +169,7 @@ def bind_large(
     )
     slices = dq.slices, dkv.slices
     num_sms, bytes_of_group = runner.num_sms, grouping.bytes_of_group
-    group_bytes = block_bytes(Tile(), grouping.most_keys)
+    group_bytes = block_bytes(grouping.tile, grouping.most_keys)
 
     def launch(
         operands: MlaBwdOperands,

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_allocator
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SHORT_SLOTS, PerItemPlan, num_tickets
+from flashdsa.kernels.attention.lists import SHORT_SLOTS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
@@ -88,6 +89,7 @@ class Call(NamedTuple):
     Attributes:
         large: groups that the device may choose instead; None: no choice.
         has_lengths: topk_length is given, so that items may differ.
+        tile: of keys.
     """
 
     runner: Runner
@@ -98,6 +100,7 @@ class Call(NamedTuple):
     sm_scale: float
     large: Groups | None
     has_lengths: bool
+    tile: Tile = Tile()
 
     @property
     def group_queries(self) -> int:
@@ -127,15 +130,17 @@ class Call(NamedTuple):
     @property
     def tickets(self) -> bool:
         """Whether CTAs draw their items: else one that has longer ones than others is the last.
-        The two items of a query of 128 heads drift apart: 5 % slower than by turns."""
-        return self.has_lengths and self.num_heads <= ROWS and self.row_blocks > self.num_ctas
+        The two items of a query of 128 heads drift apart: 5 % slower than by turns. Without RoPE
+        columns all others are drawn: one plan serves both."""
+        varied = self.has_lengths and self.row_blocks > self.num_ctas
+        return self.num_heads <= ROWS and (varied or not self.tile.has_rope)
 
     def plan(self, *, slots: bool = False) -> PerItemPlan:
         """Plan of the kernel."""
         more = 0 if self.large is None else self.large.queries
-        short = more > 0 and self.topk <= SHORT_SLOTS
+        short = more > 0 and self.topk <= SHORT_SLOTS and self.tile.has_rope
         kind = (True, False, False) if slots else (False, self.tickets, short)
-        return plan_of(self.num_heads, more, *kind)
+        return plan_of(self.num_heads, more, *kind, self.tile)
 
     def tickets_allocator(self) -> Callable[[], tuple[Tensor, ...]]:
         """A function that allocates the tickets, if there are any: the last argument of
@@ -147,10 +152,12 @@ class Call(NamedTuple):
 
 
 @lru_cache
-def plan_of(num_heads: int, more: int, slots: bool, tickets: bool, short: bool) -> PerItemPlan:
+def plan_of(
+    num_heads: int, more: int, slots: bool, tickets: bool, short: bool, tile: Tile
+) -> PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets, short)
+    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets, short, tile)
 
 
 def bind_per_item(call: Call) -> LaunchSmall:
@@ -171,7 +178,7 @@ def bind_per_item(call: Call) -> LaunchSmall:
 def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any, ...]]:
     """The arguments of every launch, see `Operands` in its kernel.py."""
     runner, num_heads, sm_scale = call.runner, call.num_heads, call.sm_scale
-    allocate_copy = runner.allocator(call.num_keys, Tile().d_qk, dtype=torch.bfloat16)
+    allocate_copy = runner.allocator(call.num_keys, call.tile.d_qk, dtype=torch.bfloat16)
     allocate_lists = lists_allocator(runner, call.num_groups, call.group_queries, call.capacity)
 
     def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:

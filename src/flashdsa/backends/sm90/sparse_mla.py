@@ -61,8 +61,9 @@ def choose(
     sampled = operands.kv.shape[0] <= MOST_SAMPLED_KEYS
     if group > 1 and sampled and is_long(num_queries, topk, runner.num_sms):
         return bind_either(runner, plan, operands, sm_scale)
+    tiles = sparse_mla_decode.tiles_of(topk)
     deals = sparse_mla_decode.beats_the_forward
-    if group == 1 and not max_logits and deals(runner, num_queries, num_heads, topk):
+    if group == 1 and not max_logits and deals(runner, num_queries, num_heads, tiles):
         return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
@@ -75,7 +76,7 @@ def choose_joined(
     index_block: int,
     kv_format: str | None,
 ) -> Write:
-    """Likewise of two sources, ranges and blocks: tiles are not dealt, and items not drawn.
+    """Likewise of two sources, ranges and blocks.
 
     Groups of queries need lists with room for all slots, which ranges of long sources have not.
     """
@@ -87,16 +88,31 @@ def choose_joined(
     group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
     if num_queries > queries_at_a_time(group, topk) or num_keys > INT32_MAX:
         group = 1
-    return bind_joined(runner, group, operands, sm_scale, index_block)
+    tile = Tile(operands.q.shape[2])
+    if group == 1 and not max_logits and not tile.has_rope:
+        tiles = sparse_mla_decode.joined_tiles(operands, index_block)
+        if sparse_mla_decode.beats_the_forward(runner, num_queries, num_heads, tiles):
+            plan = DealtPlan(joined=True, tile=tile)
+            return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
+    groups: tuple[int, ...] = (group,)
+    if group > 1 and num_keys <= MOST_SAMPLED_KEYS and is_long(num_queries, topk, runner.num_sms):
+        groups = group, 1
+    return bind_joined(runner, operands, sm_scale, index_block, groups)
 
 
 def bind_joined(
-    runner: Runner, group: int, operands: SparseMlaOperands, sm_scale: float, index_block: int
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    index_block: int,
+    groups: tuple[int, ...] = (1,),
 ) -> Write:
-    """Bind the forward over two sources, ranges and blocks, by groups of `group` queries."""
-    plan = FwdPlan(group, max_logits=True, joined=True, tile=Tile(operands.q.shape[2]))
-    form = form_of(runner, plan, operands)
-    return Launches(runner, operands, sm_scale, form, index_block=index_block)
+    """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
+    numbers a sample chooses."""
+    tile = Tile(operands.q.shape[2])
+    plans = (FwdPlan(group, True, True, joined=True, tile=tile) for group in groups)
+    forms = (form_of(runner, plan, operands) for plan in plans)
+    return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
 
 
 def choose_invariant(
@@ -114,7 +130,7 @@ def choose_invariant(
     if is_packed(operands.kv):
         return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
     if is_joined(operands, index_block):
-        write = bind_joined(runner, 1, operands, sm_scale, index_block)
+        write = bind_joined(runner, operands, sm_scale, index_block)
         if operands.ends is not None:
             return write
         # The second list begins at a whole tile after the first one.

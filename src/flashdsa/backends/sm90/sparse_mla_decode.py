@@ -115,11 +115,17 @@ def bind_joined(
     kv_format: str | None,
 ) -> Write:
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
-    have one format."""
+    have one format. Tiles of rows without RoPE may be dealt; a range may be shorter than it seems,
+    and the longest one tells the times."""
     tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format)
-    plan = DecodePlan(packed=form is not None, joined=True, form=form or V32, tile=tile)
-    tiles = sum(map(tiles_of, slots_of(operands, index_block)))
-    size = cluster_size_for(_capacity(runner, plan), items_of(operands.q), tiles * tile.keys)
+    has_form = form is not None
+    plan = DecodePlan(packed=has_form, joined=True, form=form or V32, tile=tile)
+    tiles = joined_tiles(operands, index_block)
+    items = items_of(operands.q)
+    size = cluster_size_for(_capacity(runner, plan), items, tiles * tile.keys)
+    kind = PACKED if has_form else BF16
+    if not tile.has_rope and dealing_pays(runner, kind, plan, size, items, items, tiles):
+        plan = DealtPlan(packed=has_form, joined=True, form=form or V32, tile=tile)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
@@ -170,18 +176,18 @@ def bind_plan(
     function = runner.function(spec_of(plan), plan)
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)
+    is_joined = isinstance(plan, DecodePlan) and plan.joined
+    given = inputs.joined if is_joined else inputs
     if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
-        return _bind_dealt(runner, plan, function, inputs)
-    if isinstance(plan, DecodePlan) and plan.joined:
-        return lambda operands: function(*inputs(operands), *inputs.more(operands), cluster_size)
-    return lambda operands: function(*inputs(operands), cluster_size)
+        return _bind_dealt(runner, plan, function, given)
+    return lambda operands: function(*given(operands), cluster_size)
 
 
 def _bind_dealt(
     runner: Runner,
     plan: DealtPlan | DealtFewHeadsPlan,
     function: Callable[..., Any],
-    inputs: Inputs,
+    inputs: Callable[..., tuple[Any, ...]],
 ) -> Write:
     """Bind the launch of dealt tiles: a CTA an SM, each with its slots of a workspace."""
     num_sms = runner.num_sms
@@ -214,13 +220,19 @@ def choose(
     kind = PACKED if packed else BF16
     if packed and form == V32 and num_heads <= COLUMNS[0]:
         dealt, kind = DealtFewHeadsPlan(), SIXTEEN
-    tiles = tiles_of(topk)
-    waves = -(-queries * plan.items(num_heads) // _capacity(runner, plan)[size])
-    by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
-    items = queries * dealt.items(num_heads)
-    if time_of_dealing(kind, runner.num_sms, items, tiles) < MOST_OF_WAVES * by_clusters:
+    items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
+    if dealing_pays(runner, kind, plan, size, *items, tiles_of(topk)):
         return dealt, 1
     return plan, size
+
+
+def dealing_pays(
+    runner: Runner, kind: int, plan: Plan, size: int, items: int, dealt_items: int, tiles: int
+) -> bool:
+    """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`."""
+    waves = -(-items // _capacity(runner, plan)[size])
+    by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
+    return time_of_dealing(kind, runner.num_sms, dealt_items, tiles) < MOST_OF_WAVES * by_clusters
 
 
 def choose_clusters(
@@ -259,13 +271,17 @@ def tiles_of(topk: int) -> int:
     return -(-topk // Tile().keys)
 
 
-def beats_the_forward(runner: Runner, queries: int, num_heads: int, topk: int) -> bool:
+def joined_tiles(operands: SparseMlaOperands, index_block: int) -> int:
+    """Tiles of a query's lists over both sources, without lengths."""
+    return sum(map(tiles_of, slots_of(operands, index_block)))
+
+
+def beats_the_forward(runner: Runner, queries: int, num_heads: int, tiles: int) -> bool:
     """Whether dealt bf16 rows of more items than SMs take less time than the forward's, a CTA an
     item, by 5 %; up to four waves."""
     items = queries * -(-num_heads // ROWS)
     if items > MOST_FORWARD_WAVES * runner.num_sms:
         return False
-    tiles = tiles_of(topk)
     by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // runner.num_sms))
     return time_of_dealing(BF16, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
 

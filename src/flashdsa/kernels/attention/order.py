@@ -34,22 +34,29 @@ def key_of(slots: Any, place: Any) -> Any:
 
 @cute.kernel
 def order_kernel(
-    num_slots: cute.Tensor,
+    num_slots: Any,
     order: cute.Tensor,
     most: Int32,
     num_sorted: Int32,
     choice: cute.Tensor,
     number: cutlass.Constexpr,
+    count: cutlass.Constexpr,
 ):
     """THREADS lists; arguments as in `launch_order`."""
     cute.arch.griddepcontrol_launch_dependents()
     if is_taken(choice, Int32(number)):
-        place_lists(num_slots, order, most, num_sorted)
+        place_lists(num_slots, order, most, num_sorted, count)
 
 
 @cute.jit
-def place_lists(num_slots: cute.Tensor, order: cute.Tensor, most: Int32, num_sorted: Int32) -> None:
-    """Write the places of THREADS lists."""
+def place_lists(
+    num_slots: Any,
+    order: cute.Tensor,
+    most: Int32,
+    num_sorted: Int32,
+    count_of: cutlass.Constexpr,
+) -> None:
+    """Write the places of THREADS lists; `count_of`: the `count` of `launch_order`."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     pointer = SmemAllocator().allocate_array(Int32, MOST_SORTED)
@@ -58,10 +65,10 @@ def place_lists(num_slots: cute.Tensor, order: cute.Tensor, most: Int32, num_sor
     row = block * THREADS + thread
     slots, place, first = Int32(0), row, count - num_sorted
     if row < count:
-        slots = count_slots(num_slots, row, most)
+        slots = count_of(num_slots, row, most)
     if (block + 1) * THREADS > first:
         for other in cutlass.range(thread, num_sorted, THREADS, unroll=1):
-            keys[other] = key_of(count_slots(num_slots, first + other, most), other)
+            keys[other] = key_of(count_of(num_slots, first + other, most), other)
         cute.arch.sync_threads()
         if row >= first:
             own = key_of(slots, row - first)
@@ -75,13 +82,14 @@ def place_lists(num_slots: cute.Tensor, order: cute.Tensor, most: Int32, num_sor
 
 @cute.jit
 def launch_order(
-    num_slots: cute.Tensor,
+    num_slots: Any,
     order: cute.Tensor,
     most: Int32,
     num_sorted: Int32,
     choice: cute.Tensor,
     number: cutlass.Constexpr,
     stream: Any,
+    count: cutlass.Constexpr = count_slots,
 ):
     """Launch on `stream`; a launch after it may begin early.
 
@@ -90,9 +98,10 @@ def launch_order(
         order: (lists, 2) int32, written: number and slots of a list, in the order of the draws.
         most: of a list. num_sorted: lists at the end that come longest first.
         choice, number: nothing is done if `choice` says another number; see `choice.py`.
+        count: counts the slots of a list by (num_slots, its number, most).
     """
-    count = Int32(order.shape[0])
-    num_sorted = cutlass.min(cutlass.min(num_sorted, Int32(MOST_SORTED)), count)
-    order_kernel(num_slots, order, most, num_sorted, choice, number).launch(
-        grid=[(count + THREADS - 1) // THREADS, 1, 1], block=[THREADS, 1, 1], stream=stream
+    lists = Int32(order.shape[0])
+    num_sorted = cutlass.min(cutlass.min(num_sorted, Int32(MOST_SORTED)), lists)
+    order_kernel(num_slots, order, most, num_sorted, choice, number, count).launch(
+        grid=[(lists + THREADS - 1) // THREADS, 1, 1], block=[THREADS, 1, 1], stream=stream
     )

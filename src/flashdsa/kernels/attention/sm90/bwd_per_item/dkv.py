@@ -185,7 +185,7 @@ def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
 @cute.jit
 def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
     """Add dS^T Q + P^T dO to dKV of a tile."""
-    ctx = role.ctx
+    ctx, last = role.ctx, 0
     lane = ctx.thread % WARP_SIZE
     dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
     at = role.dkv.iterator + dim
@@ -199,13 +199,15 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
             add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
             issue_line(accs[i], p, ds, line_at(ahead, i))
         at = at + CHUNK
-    for i in cutlass.range_constexpr(2):
-        warpgroup.wait_group(1)
-        add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
-        issue_line(accs[i], p, ds, line_at(rows + ctx.plan.rope_at, i, False))
+    if cutlass.const_expr(ctx.plan.tile.has_rope):
+        last = CHUNK
+        for i in cutlass.range_constexpr(2):
+            warpgroup.wait_group(1)
+            add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
+            issue_line(accs[i], p, ds, line_at(rows + ctx.plan.rope_at, i, False))
     for i, in_flight in enumerate((1, 0)):
         warpgroup.wait_group(in_flight)
-        add_line(role, accs[i], at + (CHUNK + i * LINE_DIMS), keys, lane)
+        add_line(role, accs[i], at + (last + i * LINE_DIMS), keys, lane)
 
 
 @cute.jit

@@ -126,8 +126,9 @@ def copy_rows(role: Rows, item: Int32) -> None:
         place, column = to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
         copy_chunk(ctx, q + column, place, present, tile.d_qk, 2 * HALF_BYTES)
         copy_chunk(ctx, do + column, place + HALF_BYTES, present, tile.d_v, 2 * HALF_BYTES)
-    if warp == ROPE_WARP:
-        copy_chunk(ctx, q + tile.d_v, to + ctx.plan.rope_at, present, tile.d_qk, HALF_BYTES)
+    if cutlass.const_expr(tile.has_rope):
+        if warp == ROPE_WARP:
+            copy_chunk(ctx, q + tile.d_v, to + ctx.plan.rope_at, present, tile.d_qk, HALF_BYTES)
     arrive_when_copied(ctx.memory.rows_full.at())
 
 

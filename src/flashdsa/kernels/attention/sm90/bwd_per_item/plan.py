@@ -25,8 +25,6 @@ ITEM_STAGES = 2
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
-SHORT_SLOTS = 512
-"""Most slots of a query whose list a warp sorts."""
 MOST_PART_GROUPS = 1024
 """Most groups of a part of the slots: each group counts for enough keys that no part has more."""
 WORD_BITS = 32
@@ -54,14 +52,16 @@ class PerItemPlan(Sm90Plan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
-        queries: of a group: 64 / H, at least 1. tile: of keys, with one chunk after its value.
+        queries: of a group: 64 / H, at least 1. tile: of keys, with at most one chunk after its
+            value.
         more: 0, or of a group of the grouped backward, which are taken instead where queries
             have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `ordered_slots/offsets.py`.
         tickets: items, each a group, are drawn, see `tickets.py`; else CTAs take turns.
         short: queries have at most SHORT_SLOTS slots, see `short_lists.py`.
-        gather_registers, consumer_registers, dkv_registers: of a thread.
+        gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
+            score and high, on average.
     """
 
     queries: int = 1
@@ -88,8 +88,8 @@ class PerItemPlan(Sm90Plan):
             raise ValueError("tickets: rows of the slots leave no registers for them")
         if self.short and (self.slots or self.queries > 1):
             raise ValueError("short: only for lists of one query that may name a row twice")
-        if self.tile.chunks != self.tile.value_chunks + 1:
-            raise ValueError(f"tile: one chunk has no value; got {self.tile}")
+        if self.tile.chunks > self.tile.value_chunks + 1:
+            raise ValueError(f"tile: at most one chunk has no value; got {self.tile}")
         self.check()
 
     @property
@@ -97,12 +97,18 @@ class PerItemPlan(Sm90Plan):
         """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
         kind += "_tickets" * self.tickets + "_short" * self.short
-        return f"mla_bwd_fused_group{self.queries}{kind}"
+        return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
+
+    @property
+    def score_more(self) -> int:
+        """Registers that role score has more than high: without a chunk of RoPE columns high has as
+        many accumulators of dQ, and score those of S and dP besides."""
+        return 0 if self.tile.has_rope else 16
 
     @property
     def rope_at(self) -> int:
-        """Bytes from the rows' first to the columns that only Q has: of the first 32 rows, then of
-        the others."""
+        """Bytes from the rows' first to the columns that only Q has, if any: of the first 32 rows,
+        then of the others."""
         return self.tile.value_chunks * ROWS_CHUNK_BYTES
 
     @property
@@ -149,7 +155,7 @@ class PerItemPlan(Sm90Plan):
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        tile, rows = self.tile, self.rope_at + 2 * HALF_BYTES
+        tile, rows = self.tile, self.rope_at + 2 * HALF_BYTES * self.tile.has_rope
         keys = f"keys of a tile, {tile.chunks} x [64, 64] SW128"
         items = SmemRegion("items", ITEM_STAGES * 4, 16, "drawn items", stages=ITEM_STAGES)
         return [
@@ -172,14 +178,16 @@ class PerItemPlan(Sm90Plan):
     def score(self) -> Role:
         """Warpgroup 1."""
         does = f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"
-        return Role("score", WARPGROUP_SIZE, self.consumer_registers, does)
+        registers = self.consumer_registers + self.score_more // 2
+        return Role("score", WARPGROUP_SIZE, registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few
     def high(self) -> Role:
         """Warpgroup 2."""
         does = f"Q and dO of each item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
-        return Role("high", WARPGROUP_SIZE, self.consumer_registers, does)
+        registers = self.consumer_registers - self.score_more // 2
+        return Role("high", WARPGROUP_SIZE, registers, does)
 
     @property
     @cache  # noqa: B019 - plans are few

@@ -12,8 +12,7 @@ from flashdsa.dsl.gmem import store4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.delta import delta_of
-from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SHORT_SLOTS
+from flashdsa.kernels.attention.lists import SHORT_SLOTS, Lists
 from flashdsa.kernels.attention.union import THREADS, WARPS, Slots, length_of
 
 SLOTS = SHORT_SLOTS // WARP_SIZE

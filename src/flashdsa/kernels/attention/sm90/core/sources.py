@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Int32, Int64, cute
 
 from flashdsa.kernels.attention.operands import MoreOperands
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 
 
 class Source(NamedTuple):
@@ -82,6 +83,12 @@ def join_slots(sources: Sources, query: Int32, keys: cutlass.Constexpr) -> Joine
 
 
 @cute.jit
+def count_joined(sources: Sources, query: Int32, _: Int32) -> Int32:
+    """Slots of a query over both sources, for the order in which items are drawn."""
+    return join_slots(sources, query, Tile().keys).end
+
+
+@cute.jit
 def row_of(source: Source, query: Int32, number: Int32, block_log2: Any) -> Int32:
     """The row that a slot of the list names, negative where it is not valid."""
     count = Int32(num_rows(source.kv))
@@ -114,7 +121,7 @@ def read_joined(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32)
 
 @cute.jit
 def source_of_row(sources: Sources, row: Int32) -> tuple[Any, Int32]:
-    """(pointer to the first row of a joint row's source, the row of it); see `fwd/join.py`."""
+    """(pointer to the first row of a joint row's source, the row of it); see `join/kernel.py`."""
     first, of_source = sources.main.kv.iterator, row
     if row >= sources.main.kv.shape[0]:
         first = sources.extra.kv.iterator

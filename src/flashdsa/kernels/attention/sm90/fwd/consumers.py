@@ -214,7 +214,7 @@ def bits_of(ctx: Context, flags: Int32) -> Int32:
 def number_of_item(ctx: Context, items: Int32, flags: Int32) -> Int32:
     """Number of an item, of which CTA c has c, c + CTAs, ... or those that it draws."""
     if ctx.plan.drawn:
-        return flags >> FLAG_BITS
+        return flags >> ctx.plan.flag_bits
     return ctx.first_item + items * ctx.num_ctas
 
 

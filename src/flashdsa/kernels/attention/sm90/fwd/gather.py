@@ -29,7 +29,6 @@ from flashdsa.kernels.attention.sm90.core.sources import (
     source_of_row,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
-    FLAG_BITS,
     HALF_STEP,
     LAST_STEP_OF_CTA,
     LAST_STEP_OF_ITEM,
@@ -98,12 +97,18 @@ def join_slots_of(role: Gatherer, item: Int32) -> JoinedSlots:
     return slots
 
 
+def slots_of_drawn(role: Gatherer, item: Int32, slots: Int32) -> Any:
+    """Slots of an item that was drawn with so many; two sources say where they lie."""
+    return join_slots_of(role, item) if role.reads_sources else slots
+
+
 @cute.jit
 def first_cursor(role: Gatherer) -> Cursor:
     """The CTA's first step."""
     ctx, item = role.ctx, role.ctx.first_item
     if cutlass.const_expr(role.draws is not None):
         item, slots = item_at(ctx, role.draws, item)
+        slots = slots_of_drawn(role, item, slots)
         return Cursor(item, item // ctx.blocks, Int32(0), slots, None, Int32(0))
     next_slots = count_slots(role, item + ctx.num_ctas)
     return Cursor(item, item // ctx.blocks, Int32(0), count_slots(role, item), next_slots, None)
@@ -123,7 +128,8 @@ def next_cursor(role: Gatherer, cursor: Cursor) -> Cursor:
             next_slots = count_slots(role, item + role.ctx.num_ctas)
         else:
             number += 1
-            item, num_slots = read_drawn(role.ctx, number)
+            item, slots = read_drawn(role.ctx, number)
+            num_slots = slots_of_drawn(role, item, slots)
             row = item // role.ctx.blocks
             step = Int32(0)
     return Cursor(item, row, step, num_slots, next_slots, number)
@@ -132,7 +138,7 @@ def next_cursor(role: Gatherer, cursor: Cursor) -> Cursor:
 @cute.jit
 def ends_item(role: Gatherer, cursor: Cursor) -> Boolean:
     """Whether the step is an item's last one."""
-    last = (cursor.step + 1) * role.ctx.plan.tile.step_keys >= cursor.num_slots
+    last = (cursor.step + 1) * role.ctx.plan.tile.step_keys >= end_of(cursor.num_slots)
     return last & (cursor.item < role.ctx.num_items)
 
 
@@ -237,7 +243,7 @@ def gather_all(role: Gatherer) -> None:
             last = Int32(LAST_STEP_OF_ITEM | LAST_STEP_OF_CTA)
             flags = Int32(LAST_STEP_OF_ITEM) if more else last
             if cutlass.const_expr(role.draws is not None):
-                flags = flags | (cursor.item << FLAG_BITS)
+                flags = flags | (cursor.item << ctx.plan.flag_bits)
             if cutlass.const_expr(role.sources is not None):
                 if end_of(cursor.num_slots) - cursor.step * tile.step_keys <= tile.keys:
                     flags = flags | HALF_STEP

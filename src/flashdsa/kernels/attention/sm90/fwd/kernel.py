@@ -24,17 +24,17 @@ from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split, split_more
-from flashdsa.kernels.attention.order import launch_order
+from flashdsa.kernels.attention.order import count_slots, launch_order
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.sources import count_joined, sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.fwd.join import JoinedIds, launch_join
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.attention.sm90.join.kernel import JoinedIds, launch_join
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
@@ -177,14 +177,14 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         lists = Lists(*lists_and_draws[:3])
         num_keys = Int32(x.kv.shape[0])
         if cutlass.const_expr(plan.joined):
-            joined = JoinedIds(*lists_and_draws[3:])
+            joined = JoinedIds(*lists_and_draws[3 : 3 + len(JoinedIds._fields)])
             launch_join(sources_of((x.kv, x.indices, x.topk_length), more), joined, stream)
             num_keys += Int32(extra_kv.shape[0])
             of_queries = x._replace(indices=joined.ids, topk_length=joined.lengths)
         if cutlass.const_expr(plan.drawn):
             if choice.shape[0] > 0:
                 counts, ratio = draws.counters.iterator + COUNTS, Float32(RATIOS[plan.group])
-                asked = x.indices, x.topk_length
+                asked = of_queries.indices, of_queries.topk_length
                 launch_sample(*asked, num_keys, counts, choice, ratio, plan.group, stream)
         grouping = FIRST if plan.drawn else SECOND
         named = of_queries.indices, of_queries.topk_length
@@ -199,7 +199,11 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         blocks = (Int32(x.q.shape[1]) + ROWS - 1) // ROWS
     if cutlass.const_expr(plan.drawn):
         most, in_order = Int32(slots[0].shape[1]), SORTED_TURNS * num_ctas // blocks
-        launch_order(slots[1], draws.order, most, in_order, choice, grouping_of(plan), stream)
+        lengths, count = slots[1], count_slots
+        if cutlass.const_expr(plan.joined and plan.group == 1):
+            lengths, count = sources_of((x.kv, x.indices, x.topk_length), more), count_joined
+        number = grouping_of(plan)
+        launch_order(lengths, draws.order, most, in_order, choice, number, stream, count)
     results = x.out, x.lse, max_logits
     forward_kernel(
         q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.core.tile import FLAG_BITS, FP32, ROWS, TILES, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 
 GROUPS = (1, 2, 4, 8)
@@ -24,8 +24,8 @@ class FwdPlan(Sm90Plan):
         max_logits: the largest logits are written, which takes 0.8% more time.
         drawn: a CTA draws its next item from a counter when it needs one, in the order of a list
             that a kernel in front makes; else CTA c takes items c, c + CTAs, ...
-        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`; an item's
-            last step may have one tile.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`; items are
+            drawn, and an item's last step may have one tile.
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -48,8 +48,8 @@ class FwdPlan(Sm90Plan):
         """
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        if self.joined and self.drawn:
-            raise ValueError("joined: items are taken in turns, not drawn")
+        if self.joined and not self.drawn:
+            raise ValueError("joined: items are drawn, as lists over two sources vary")
         self.check()
 
     @property
@@ -58,6 +58,11 @@ class FwdPlan(Sm90Plan):
         group = f"_group{self.group}" if self.group > 1 else ""
         flags = "_max_logits" * self.max_logits + "_drawn" * self.drawn + "_joined" * self.joined
         return "mla_fwd" + self.tile.suffix + group + flags
+
+    @property
+    def flag_bits(self) -> int:
+        """Bits of a step's flags, below the number of an item that was drawn."""
+        return FLAG_BITS + self.joined
 
     @property
     def group_heads(self) -> int:

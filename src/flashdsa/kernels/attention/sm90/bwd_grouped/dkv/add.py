@@ -48,11 +48,13 @@ NAP_NS = 100
 
 
 @cute.jit
-def add_tile(dkv: Any, acc: Any, keys: list[Int32], plan: cutlass.Constexpr) -> None:
+def add_tile(
+    dkv: Any, acc: Any, keys: list[Int32], dims: cutlass.Constexpr, plan: cutlass.Constexpr
+) -> None:
     """Add this thread's accumulators to dKV of the rows `keys`; a negative key has no row.
 
     Args:
-        dkv: pointer to the first row's first dim of the slice.
+        dkv: pointer to the first row's first dim of the slice. dims: of the slice.
 
     The four lanes of a row have 64 bytes of two lines each time. They exchange with the four lanes
     of the next row, so that all eight have 128 bytes of one row, and then of the other.
@@ -65,7 +67,7 @@ def add_tile(dkv: Any, acc: Any, keys: list[Int32], plan: cutlass.Constexpr) -> 
         key, next_key = (others if is_next else keys[h]), (keys[h] if is_next else others)
         row = dkv + (Int64(key) * plan.tile.d_qk + dim)
         next_row = dkv + (Int64(next_key) * plan.tile.d_qk + dim)
-        for line in cutlass.range_constexpr(plan.slice_dims // LINE_DIMS):
+        for line in cutlass.range_constexpr(dims // LINE_DIMS):
             left = four_dims(acc, 2 * line, h)
             right = four_dims(acc, 2 * line + 1, h)
             got = [
@@ -78,7 +80,9 @@ def add_tile(dkv: Any, acc: Any, keys: list[Int32], plan: cutlass.Constexpr) -> 
 
 
 @cute.jit
-def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32], plan: cutlass.Constexpr) -> None:
+def add_row_by_row(
+    dkv: Any, acc: Any, keys: list[Int32], dims: cutlass.Constexpr, plan: cutlass.Constexpr
+) -> None:
     """Same as `add_tile`, a row after the other: several may be of the same key."""
     lane = cute.arch.lane_idx()
     for h in cutlass.range_constexpr(KEYS):
@@ -86,7 +90,7 @@ def add_row_by_row(dkv: Any, acc: Any, keys: list[Int32], plan: cutlass.Constexp
         for quad in cutlass.range(WARP_SIZE // 4, unroll=1):
             # The others' additions, which are to other rows or come later.
             key = keys[h] if lane // 4 == quad else Int32(-1)
-            for pair in cutlass.range_constexpr(plan.slice_dims // PAIR_DIMS):
+            for pair in cutlass.range_constexpr(dims // PAIR_DIMS):
                 add4_if(key, row + pair * PAIR_DIMS, four_dims(acc, pair, h))
             cute.arch.sync_warp()
 
@@ -158,23 +162,25 @@ def add_in_order(
     position: Position,
     acc: Any,
     keys: list[Int32],
-    tile: Int32,
-    warp: Int32,
+    turn: tuple[Int32, Int32],
+    dims: cutlass.Constexpr,
     plan: cutlass.Constexpr,
 ) -> None:
     """Add the warp's part of a tile when it is its turn.
 
     Args:
-        keys: rows of dKV of this thread. warp: in its warpgroup.
+        keys: rows of dKV of this thread. turn: the tile, and the warp in its warpgroup. dims: of
+            the slice.
     """
+    tile, warp = turn
     if (tile + 1) * plan.tile.keys <= position.ordered or not position.has_unordered:
         last = cute.arch.warp_redux_sync(cutlass.max(keys[0], keys[1]), "max")
         wait_for_key(position, last)
-        add_tile(position.dkv, acc, keys, plan)
+        add_tile(position.dkv, acc, keys, dims, plan)
     else:
         wait_for_key(position, Int32(DONE - 1))
         wait_for_turn(position, tile * GROUP_WARPS + warp)
-        add_row_by_row(position.dkv, acc, keys, plan)
+        add_row_by_row(position.dkv, acc, keys, dims, plan)
     if position.has_unordered:
         cute.arch.sync_warp()
         if cute.arch.lane_idx() == 0:

@@ -69,10 +69,12 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
 
 @cute.jit
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
-    """Compute all products of a tile; `last`: of the slice whose RoPE dims dO does not have."""
+    """Compute all products of a tile; `last`: of the last slice, whose RoPE dims dO does not
+    have."""
     ctx, plan = role.ctx, role.ctx.plan
     full = ctx.memory.matrix_full
     ring, rows = ctx.memory.ring.address(), ctx.memory.rows.address()
+    dims = plan.last_dims if last else plan.slice_dims
     for part in cutlass.range_constexpr(PARTS):
         number = tile.first_matrix + part
         if tile.opens:
@@ -84,7 +86,7 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
         warpgroup.fence()
         multiply(
             acc,
-            plan.last_value_dims if last and part % MATRICES else plan.slice_dims,
+            plan.last_value_dims if last and part % MATRICES else dims,
             (along_k(ring + slot * plan.tile.p_bytes), MATRIX_STEP),
             (along_n(rows + part * plan.part_bytes), ROWS_STEP),
             transposed=False,
@@ -129,6 +131,7 @@ def multiply_item(
         items: the CTA's items with keys before this one. tiles_before: all their tiles.
     """
     plan = role.ctx.plan
+    dims = plan.last_dims if last else plan.slice_dims
     tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
     if tile >= item.tiles:
         # No tile for this warpgroup: it does not need the rows, once they have come.
@@ -141,15 +144,16 @@ def multiply_item(
     while tile < item.tiles:
         ahead = read_keys(role, item, begin, tile + WARPGROUPS)
         number = (tiles_before + tile) * PARTS
-        acc = cute.make_rmem_tensor(plan.slice_dims // 2, Float32)
+        acc = cute.make_rmem_tensor(dims // 2, Float32)
         closes = tile + WARPGROUPS >= item.tiles
         multiply_tile(role, acc, Tile(number, items, opens, closes), last)
         if cutlass.const_expr(role.order is not None):
             position = position_of(role.order, role.dkv, item, plan)
-            add_in_order(position, acc, keys, tile, role.ctx.thread // WARP_SIZE, plan)
+            turn = tile, role.ctx.thread // WARP_SIZE
+            add_in_order(position, acc, keys, turn, dims, plan)
             count_tile(counter_of(role))
         else:
-            add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, plan)
+            add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, dims, plan)
         keys = ahead
         opens = Boolean(False)
         tile += WARPGROUPS

@@ -30,8 +30,9 @@ class DkvPlan(Sm90Plan):
     """One compiled dKV: choices, then derived values.
 
     Attributes:
-        tile: of keys. slices: items of a group, parts of the dims, in whole chunks; Q and dO of
-            the group's row blocks stay in shared memory for an item.
+        tile: of keys. slices: items of a group, parts of the dims, in whole chunks, of which the
+            last one may have fewer; Q and dO of the group's row blocks stay in shared memory for an
+            item.
         ordered: additions to an element are in the order of the groups: see add.py.
         load_registers, multiply_registers: of a thread.
     """
@@ -48,24 +49,29 @@ class DkvPlan(Sm90Plan):
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        if self.slice_chunks * self.slices != self.tile.chunks or self.last_value_dims <= 0:
+        if self.last_value_dims <= 0:
             raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_bwd_dkv_blocks{ROW_BLOCKS}" + "_ordered" * self.ordered
+        return f"mla_bwd_dkv{self.tile.suffix}_blocks{ROW_BLOCKS}" + "_ordered" * self.ordered
 
     @property
     def slice_chunks(self) -> int:
         """Chunks of a slice of Q or dO; each is copied by a warp."""
-        return self.tile.chunks // self.slices
+        return -(-self.tile.chunks // self.slices)
 
     @property
     def slice_dims(self) -> int:
         """Dims of an item."""
         return self.slice_chunks * CHUNK
+
+    @property
+    def last_dims(self) -> int:
+        """Dims of an item of the last slice."""
+        return self.tile.d_qk - (self.slices - 1) * self.slice_dims
 
     @property
     def last_value_dims(self) -> int:

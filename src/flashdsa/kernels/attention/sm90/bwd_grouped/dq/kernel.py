@@ -43,7 +43,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     group_queries,
 )
 from flashdsa.kernels.attention.sm90.core.backward import multiply
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 
@@ -117,7 +117,9 @@ def load_ds(role: Load, item: Item, tile: Int32, stage: Int32) -> None:
 
 
 @cute.jit
-def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) -> None:
+def copy_keys(
+    role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32, dims: cutlass.Constexpr
+) -> None:
     """Copy this thread's part of the item's dims of 64 rows of kv.
 
     Args:
@@ -130,7 +132,7 @@ def copy_keys(role: Load, item: Item, ids: list[Int32], to: Int32, unit: Int32) 
         at = turn * ROWS_AT_ONCE * ROW_BYTES
         places = [
             (at + chunk * plan.tile.chunk_bytes, chunk * ROW_BYTES)
-            for chunk in range(plan.key_chunks)
+            for chunk in range(dims // CHUNK)
         ]
         copy_units(to, row + first, ids[turn], places)
 
@@ -153,7 +155,13 @@ def load_all(role: Load) -> None:
             ring.acquire(at)
             if ctx.thread == 0:
                 load_ds(role, item, tile, at.stage)
-            copy_keys(role, item, ids, ctx.stage(at.stage) + to, unit)
+            stage = ctx.stage(at.stage) + to
+            if cutlass.const_expr(ctx.plan.last_dims == ctx.plan.slice_dims):
+                copy_keys(role, item, ids, stage, unit, ctx.plan.slice_dims)
+            elif item.slice == ctx.plan.slices - 1:
+                copy_keys(role, item, ids, stage, unit, ctx.plan.last_dims)
+            else:
+                copy_keys(role, item, ids, stage, unit, ctx.plan.slice_dims)
             arrive_when_copied(ring.full.at(at.stage))
             ids = ahead
             number += 1
@@ -169,7 +177,7 @@ class Multiply(NamedTuple):
 
 
 @cute.jit
-def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
+def issue_tile(role: Multiply, accs: Any, stage: Int32, dims: cutlass.Constexpr) -> None:
     """Issue the products of a tile as one group."""
     plan = role.ctx.plan
     base = role.ctx.stage(stage)
@@ -178,7 +186,7 @@ def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
         block = role.warpgroup * PRODUCTS + product
         multiply(
             accs[product],
-            plan.slice_dims,
+            dims,
             (along_n(base + block * plan.tile.p_bytes), STEP_BYTES),
             (along_n(base + plan.ds_bytes), STEP_BYTES),
             transposed=True,
@@ -189,35 +197,52 @@ def issue_tile(role: Multiply, accs: Any, stage: Int32) -> None:
 
 @cute.jit
 def multiply_all(role: Multiply) -> None:
-    """Multiply every tile of the CTA's items."""
-    ctx = role.ctx
-    ring = RingConsumer(ctx.memory.full, ctx.memory.empty)
-    accs = [cute.make_rmem_tensor(ctx.plan.slice_dims // 2, Float32) for _ in range(PRODUCTS)]
+    """Multiply every item of the CTA."""
+    ctx, plan = role.ctx, role.ctx.plan
+    accs = [cute.make_rmem_tensor(plan.slice_dims // 2, Float32) for _ in range(PRODUCTS)]
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
-        for product in cutlass.range_constexpr(PRODUCTS):
-            accs[product].fill(0.0)
-        for tile in cutlass.range(item.tiles, unroll=1):
-            at = ring.state(number)
-            ring.wait(at)
-            # The keys have been copied by threads; the fence shows them to wgmma.
-            cute.arch.fence_proxy("async.shared", space="cta")
-            issue_tile(role, accs, at.stage)
-            warpgroup.wait_group(1)
-            if tile > 0:
-                arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
-            number += 1
-        warpgroup.wait_group(0)
-        if item.tiles > 0:
-            arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
-        for product in cutlass.range_constexpr(PRODUCTS):
-            store_product(role, accs[product], item, product)
+        if cutlass.const_expr(plan.last_dims == plan.slice_dims):
+            number = multiply_item(role, accs, item, number, plan.slice_dims)
+        elif item.slice == plan.slices - 1:
+            number = multiply_item(role, accs, item, number, plan.last_dims)
+        else:
+            number = multiply_item(role, accs, item, number, plan.slice_dims)
         item_number += ctx.work.num_ctas
 
 
 @cute.jit
-def store_product(role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr) -> None:
+def multiply_item(
+    role: Multiply, accs: Any, item: Item, number: Int32, dims: cutlass.Constexpr
+) -> Int32:
+    """Multiply every tile of an item of so many dims; return the number of the CTA's tiles then."""
+    ctx = role.ctx
+    ring = RingConsumer(ctx.memory.full, ctx.memory.empty)
+    for product in cutlass.range_constexpr(PRODUCTS):
+        accs[product].fill(0.0)
+    for tile in cutlass.range(item.tiles, unroll=1):
+        at = ring.state(number)
+        ring.wait(at)
+        # The keys have been copied by threads; the fence shows them to wgmma.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        issue_tile(role, accs, at.stage, dims)
+        warpgroup.wait_group(1)
+        if tile > 0:
+            arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
+        number += 1
+    warpgroup.wait_group(0)
+    if item.tiles > 0:
+        arrive_warp(ring.empty, ring.state(number - 1).stage, ctx.thread)
+    for product in cutlass.range_constexpr(PRODUCTS):
+        store_product(role, accs[product], item, product, dims)
+    return number
+
+
+@cute.jit
+def store_product(
+    role: Multiply, acc: Any, item: Item, product: cutlass.Constexpr, dims: cutlass.Constexpr
+) -> None:
     """Store dQ in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
     dims."""
     ctx = role.ctx
@@ -231,7 +256,7 @@ def store_product(role: Multiply, acc: Any, item: Item, product: cutlass.Constex
         row = first + 8 * h
         at = role.dq.iterator + (row * plan.tile.d_qk + quad * 8)
         present = row < role.dq.shape[0]
-        for block in cutlass.range_constexpr(plan.slice_dims // BLOCK_DIMS):
+        for block in cutlass.range_constexpr(dims // BLOCK_DIMS):
             values = [acc[16 * block + 2 * h + 4 * i + e] for i in range(4) for e in range(2)]
             words = [pack(values[2 * i], values[2 * i + 1]) for i in range(4)]
             words = transpose_quad(words, odd, upper)

@@ -20,7 +20,8 @@ class DqPlan(Sm90Plan):
     """One compiled dQ: choices, then derived values.
 
     Attributes:
-        tile: of keys. slices: items of a group, parts of the dims, in whole chunks.
+        tile: of keys. slices: items of a group, parts of the dims, in whole chunks; the last one
+            may have fewer.
         load_registers, multiply_registers: of a thread.
     """
 
@@ -35,24 +36,29 @@ class DqPlan(Sm90Plan):
         Raises:
             BudgetError: names the region or role that does not fit.
         """
-        if self.tile.chunks % self.slices:
+        if self.last_dims <= 0:
             raise ValueError(f"slices: {self.tile.chunks} chunks; got {self.slices}")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_bwd_dq_blocks{ROW_BLOCKS}"
+        return f"mla_bwd_dq{self.tile.suffix}_blocks{ROW_BLOCKS}"
 
     @property
     def key_chunks(self) -> int:
         """Chunks of a slice of the keys."""
-        return self.tile.chunks // self.slices
+        return -(-self.tile.chunks // self.slices)
 
     @property
     def slice_dims(self) -> int:
         """Dims of an item."""
         return self.key_chunks * CHUNK
+
+    @property
+    def last_dims(self) -> int:
+        """Dims of an item of the last slice."""
+        return self.tile.d_qk - (self.slices - 1) * self.slice_dims
 
     @property
     def ds_bytes(self) -> int:

@@ -35,7 +35,6 @@ from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
-    BATCH_CHUNKS,
     ITEM_BLOCKS,
     WARP_ROWS,
     ScoresPlan,
@@ -297,8 +296,9 @@ def issue_products(
     ring = RingConsumer(ctx.memory.k_full, ctx.memory.k_free)
     q = along_k(ctx.memory.q.address() + role.block_of_item * ctx.plan.q_bytes)
     keys = ctx.memory.k.address()
-    for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // BATCH_CHUNKS):
-        chunks = range(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS)
+    size = ctx.plan.batch_chunks
+    for batch in cutlass.range_constexpr(ctx.plan.tile.chunks // size):
+        chunks = range(batch * size, (batch + 1) * size)
         places = [at.advanced(chunk) for chunk in chunks]
         for place in places:
             # k_full: the chunk has been copied by threads; the fence shows it to wgmma.
@@ -318,7 +318,8 @@ def issue_products(
 def release_batch(ctx: Context, at: PipelineState, batch: cutlass.Constexpr) -> None:
     """Arrive: this warp has read a batch's chunks."""
     cute.arch.sync_warp()
-    for chunk in cutlass.range_constexpr(batch * BATCH_CHUNKS, (batch + 1) * BATCH_CHUNKS):
+    size = ctx.plan.batch_chunks
+    for chunk in cutlass.range_constexpr(batch * size, (batch + 1) * size):
         release(ctx, ctx.memory.k_free, at.advanced(chunk).stage)
 
 
@@ -381,7 +382,7 @@ def score_all(role: Scorer) -> None:
             issue_products(role, s, dp, do, at)
             let_second_start(role, number)
             warpgroup.wait_group(0)
-            release_batch(ctx, at, of_keys.chunks // BATCH_CHUNKS - 1)
+            release_batch(ctx, at, of_keys.chunks // ctx.plan.batch_chunks - 1)
             write_tile(role, rows, s, dp, named, tile)
             at = at.advanced(of_keys.chunks)
             number += 1

@@ -12,8 +12,6 @@ from flashdsa.plan.row_tiles import ROW_BYTES
 
 ITEM_BLOCKS = 2
 """Row blocks of a work item, one for each consumer warpgroup."""
-BATCH_CHUNKS = 3
-"""Chunks whose products are one group, and which are freed together."""
 QUERIES = (1, 2, 4, 8)
 WARP_ROWS = 16
 """Rows of a warp in a wgmma."""
@@ -26,14 +24,12 @@ class ScoresPlan(Sm90Plan):
     Attributes:
         queries: of a group. tile: of keys.
         optional: delta and lists exist already; the kernel has work if a choice takes it.
-        slots: chunks that the ring of keys holds.
         gather_registers, consumer_registers: of a thread.
     """
 
     queries: int = 1
     optional: bool = False
     tile: Tile = Tile()
-    slots: int = 10
     gather_registers: int = 56
     consumer_registers: int = 224
 
@@ -45,22 +41,29 @@ class ScoresPlan(Sm90Plan):
         """
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
-        chunks = self.tile.chunks
-        if self.slots < chunks:
-            raise ValueError(f"slots: a tile has {chunks} chunks; got {self.slots}")
-        if chunks % BATCH_CHUNKS:
-            raise ValueError(f"tile: batches are of {BATCH_CHUNKS} chunks; got {chunks}")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_bwd_scores_group{self.queries}" + "_optional" * self.optional
+        optional = "_optional" * self.optional
+        return f"mla_bwd_scores{self.tile.suffix}_group{self.queries}{optional}"
+
+    @property
+    def batch_chunks(self) -> int:
+        """Chunks whose products are one group, and which are freed together."""
+        return next(count for count in (3, 2, 1) if self.tile.chunks % count == 0)
 
     @property
     def q_bytes(self) -> int:
         """Bytes of Q of a row block."""
         return self.tile.chunks * ROWS * ROW_BYTES
+
+    @property
+    def slots(self) -> int:
+        """Chunks that the ring of keys holds: as many as there is room for."""
+        room = self.arch.smem_bytes - ITEM_BLOCKS * self.q_bytes
+        return room // self.tile.chunk_bytes
 
     @property
     def buffers(self) -> list[SmemRegion]:

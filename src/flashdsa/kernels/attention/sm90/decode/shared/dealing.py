@@ -13,6 +13,7 @@ from cutlass import Boolean, Int32, cute
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CUT_WORDS,
@@ -33,6 +34,7 @@ class Batch(NamedTuple):
     blocks: Int32  # items of a query
     most_slots: Int32  # of a query
     lengths: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    sources: Any = None  # of a joined plan `Sources`, which say how many slots a query has
 
 
 class Parts(NamedTuple):
@@ -43,17 +45,24 @@ class Parts(NamedTuple):
 
 
 def batch_of(
-    memory: DecodeMemory, lse: cute.Tensor, indices: cute.Tensor, lengths: cute.Tensor
+    memory: DecodeMemory,
+    lse: cute.Tensor,
+    indices: cute.Tensor,
+    lengths: cute.Tensor,
+    sources: Any = None,
 ) -> Batch:
-    """The launch's items, by its tensors: (S, H), (S, topk), (S,) or (0,)."""
+    """The launch's items, by its tensors: (S, H), (S, topk), (S,) or (0,); `sources`: of a joined
+    plan."""
     rows = memory.plan.group_heads
     blocks = (Int32(lse.shape[1]) + rows - 1) // rows
-    return Batch(Int32(lse.shape[0]), blocks, Int32(indices.shape[1]), lengths)
+    return Batch(Int32(lse.shape[0]), blocks, Int32(indices.shape[1]), lengths, sources)
 
 
 @cute.jit
-def count_slots(batch: Batch, query: Int32) -> Int32:
-    """Slots of a query that may be valid."""
+def count_slots(batch: Batch, query: Int32, keys: cutlass.Constexpr) -> Int32:
+    """Slots of a query that may be valid; `keys`: of a tile."""
+    if cutlass.const_expr(batch.sources is not None):
+        return join_slots(batch.sources, query, keys).end
     count = batch.most_slots
     if batch.lengths.shape[0] > 0:
         given = (batch.lengths.iterator + query).load()
@@ -65,7 +74,7 @@ def count_slots(batch: Batch, query: Int32) -> Int32:
 def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     """All threads of the CTA: write the CTA's two cuts. Ends synced."""
     keys = memory.plan.tile.keys
-    if batch.lengths.shape[0] > 0:
+    if cutlass.const_expr(batch.sources is not None) or batch.lengths.shape[0] > 0:
         deal_by_lengths(memory, batch, thread)
     elif thread == 0:
         # As if all items were of one query.
@@ -82,7 +91,7 @@ def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
 
 @cute.jit
 def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
-    """Deal by `topk_length`: each thread adds up neighbouring queries, and all threads' sums
+    """Deal by the queries' slots: each thread adds up neighbouring queries, and all threads' sums
     together are the line."""
     threads = memory.plan.threads
     each = (batch.queries + (threads - 1)) // threads
@@ -112,7 +121,8 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
 def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
     """Tiles of the line that a query's items take."""
     keys = memory.plan.tile.keys
-    return batch.blocks * ((count_slots(batch, query) + keys - 1) // keys + OVERHEAD_TILES)
+    tiles = (count_slots(batch, query, keys) + keys - 1) // keys
+    return batch.blocks * (tiles + OVERHEAD_TILES)
 
 
 @cute.jit
@@ -198,7 +208,10 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     keys, rows = memory.plan.tile.keys, memory.plan.group_heads
     item = dealt[0] + number
     query = item // batch.blocks
-    num_slots = count_slots(batch, query)
+    joined: Any = None
+    if cutlass.const_expr(batch.sources is not None):
+        joined = join_slots(batch.sources, query, keys)
+    num_slots = count_slots(batch, query, keys)
     first, end = Int32(0), (num_slots + keys - 1) // keys
     if number == 0:
         first = dealt[1]
@@ -214,6 +227,7 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
         cutlass.min(end * keys, num_slots),
         end - first,
         thread % WARPGROUP_SIZE,
+        joined,
     )
 
 
@@ -221,7 +235,7 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
 def tiles_of_item(ctx: Context, batch: Batch) -> Int32:
     """Tiles of the item of which `ctx` is a stretch."""
     keys = ctx.plan.tile.keys
-    return (count_slots(batch, ctx.query) + keys - 1) // keys
+    return (count_slots(batch, ctx.query, keys) + keys - 1) // keys
 
 
 @cute.jit

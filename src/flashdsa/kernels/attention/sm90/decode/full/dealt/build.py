@@ -11,5 +11,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_la
 
 def compile_dealt(plan: DealtPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
-    `Operands`, counters, slots, num_ctas; see `launch_dealt`."""
+    `Operands`, of a joined plan those of `MoreOperands`, counters, slots, num_ctas; see
+    `launch_dealt`."""
     return compile_dealt_launch(launch_dealt, plan)

@@ -24,7 +24,8 @@ def gather_stretches(
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
     while before.stretches < num_stretches(memory):
-        role = Gatherer(take_stretch(memory, batch, before.stretches), q_map, kv, indices)
+        ctx = take_stretch(memory, batch, before.stretches)
+        role = Gatherer(ctx, q_map, kv, indices, batch.sources)
         if cutlass.const_expr(memory.plan.packed):
             num_tiles = gather_packed_rows(role, before, load_rows_of_query)
         else:

@@ -20,8 +20,9 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
     Consumer,
@@ -48,31 +49,35 @@ def dealt_kernel(
     lse: cute.Tensor,
     sm_scale: Float32,
     workspace: Workspace,
+    more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, indices, topk_length), more)
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, lse, indices, topk_length), thread)
+    deal(memory, batch_of(memory, lse, indices, topk_length, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(memory, lse, indices, topk_length)
+        batch = batch_of(memory, lse, indices, topk_length, sources)
         gather_stretches(memory, batch, q_map.get_ptr(), kv, indices)
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        batch = batch_of(memory, lse, indices, topk_length)
+        batch = batch_of(memory, lse, indices, topk_length, sources)
         scale = make_scale(sm_scale * LOG2_E)
         consume0(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        batch = batch_of(memory, lse, indices, topk_length)
+        batch = batch_of(memory, lse, indices, topk_length, sources)
         scale = make_scale(sm_scale * LOG2_E)
         consume1(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
 
@@ -82,19 +87,20 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`.
 
     Args:
-        arguments: those of `Operands`, and
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and
             counters: (CTAs,) int32, 0 before and after the launch.
             slots: (2 CTAs, plan.slot_words) int32.
             num_ctas: best one an SM.
     """
-    x, (counters, slots, num_ctas) = split(arguments)
+    x, rest = split(arguments)
+    more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
     q_map = tensor_map.create_tensor_map_tiled_from_view(
         x.q,
         box_dims=(1, ROWS, CHUNK),
         stride_order=(2, 1, 0),
         swizzle=tensor_map.TensorMapSwizzle.s128b,
     )
-    dealt_kernel(q_map, *x[1:], Workspace(counters, slots), plan).launch(
+    dealt_kernel(q_map, *x[1:], Workspace(counters, slots), more, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,

@@ -20,7 +20,7 @@ class DealtPlan(DecodePlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode_dealt" + self.suffix
+        return "mla_decode_dealt" + self.suffix + "_joined" * self.joined
 
     @property
     def cluster_buffers(self) -> list[SmemRegion]:

@@ -1,0 +1,90 @@
+"""One source and one list of ids for Hopper's backward, from two sources, ranges or blocks of rows.
+
+The rows of both sources lie one after the other, in a copy, and so do their gradients: what follows
+has one source. A copy of all rows takes some thousandth of the backward's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.memory import readable
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sparse_mla_launches import slots_of
+from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
+from flashdsa.kernels.catalog import MLA_BWD_JOIN
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention_backward import MlaBwdOperands
+
+MOST_BYTES = 1 << 30
+"""Most bytes of the lists of a launch; queries that need more are launched in parts."""
+SLOT_BYTES = 13
+"""Bytes of a slot: its id, its row and members in a list, and the row of its gradient in order."""
+WAVE = 132
+"""Queries that a part has a multiple of, if that many have room; not the device's, as the bits of
+the deterministic backward depend on it."""
+
+Join = Callable[["MlaBwdOperands", Tensor, "slice | None"], tuple[Tensor, Tensor]]
+"""(operands, rows of both sources, queries, None: all): ids and lengths of these queries."""
+
+
+def some_of(x: Tensor, some: slice | None) -> Tensor:
+    """Some queries of `x`; None: all, in less time."""
+    return x if some is None else x[some]
+
+
+def num_rows(operands: MlaBwdOperands) -> int:
+    """Rows of both sources."""
+    return operands.kv.shape[0] + (0 if operands.extra_kv is None else operands.extra_kv.shape[0])
+
+
+def rows_of(operands: MlaBwdOperands) -> Tensor:
+    """Rows of both sources, kv's first, as kernels read them."""
+    if operands.extra_kv is None:
+        return readable(operands.kv)
+    return torch.cat([operands.kv, operands.extra_kv])
+
+
+def of_sources(rows: Tensor, operands: MlaBwdOperands, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gradients of kv and of extra_kv, in memory of its own; without one (0,)."""
+    count = operands.kv.shape[0]
+    if operands.extra_kv is None:
+        return rows.to(dtype), rows.new_empty(0, dtype=dtype)
+    return rows[:count].to(dtype), rows[count:].to(dtype, copy=True)
+
+
+def queries_at_a_time(topk: int) -> int:
+    """Queries of a part whose joint lists of at most `topk` slots have room: a range may be as long
+    as its source."""
+    queries = max(1, MOST_BYTES // (SLOT_BYTES * max(1, topk)))
+    return queries - queries % WAVE if queries > WAVE else queries
+
+
+def bind_join(runner: Runner, operands: MlaBwdOperands, index_block: int) -> Join:
+    """Bind the launch that joins the lists of queries of operands like these."""
+    function, topk = runner.function(MLA_BWD_JOIN, JoinPlan()), sum(slots_of(operands, index_block))
+    every, block_log2 = runner.empty(0, dtype=torch.int32), index_block.bit_length() - 1
+
+    def join(operands: MlaBwdOperands, rows: Tensor, some: slice | None) -> tuple[Tensor, Tensor]:
+        def given(one: Tensor | None) -> Tensor:
+            return every if one is None else some_of(one, some).contiguous()
+
+        x, count = operands, operands.kv.shape[0]
+        indices = given(x.indices)
+        queries = indices.shape[0]
+        extra = runner.empty(queries, 0, dtype=torch.int32)
+        if x.extra_indices is not None:
+            extra = given(x.extra_indices)
+        ids = runner.empty(queries, topk, dtype=torch.int32)
+        lengths = runner.empty(queries, dtype=torch.int32)
+        main = rows[:count], indices, given(x.topk_length), given(x.ends)
+        others = rows[count:], extra, given(x.extra_topk_length), given(x.extra_ends)
+        function(*main, *others, block_log2, ids, lengths)
+        return ids, lengths
+
+    return join

@@ -1,0 +1,1 @@
+"""One list of ids from lists over two sources."""

@@ -1,0 +1,222 @@
+"""Draws of 512 columns: entries beside a window of tokens in one softmax, rows without RoPE."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+import flashdsa
+from flashdsa.bench.attention import OWN_ROWS, AttentionInputs, judge_forward
+from flashdsa.bench.cases import (
+    Case,
+    Task,
+    Verdict,
+    judged_queries,
+    products_ceiling,
+    reading_ceiling,
+)
+from flashdsa.problem import D_V, PAGE_SIZE
+from workbench.bench.attention import FLASH_MLA_HEADS, FLASH_MLA_TOPK, Prepared
+from workbench.draws.distribution import COLUMNS, WINDOW, Draw
+from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
+
+DECODE_SLOTS = 64
+"""FlashMLA's decode takes lists of multiples of these slots."""
+PAGE_BYTES = {"v4": 37440, "v32_no_rope": 64 * 528}
+"""Bytes from one page of 64 rows to the next, as FlashMLA lays them out."""
+
+
+class Source(NamedTuple):
+    """Rows, the list of each query, and the same list as a range if the call gives it so."""
+
+    kv: Tensor  # (rows, 512) bf16, or pages (pages, 64, 1, bytes)
+    ids: Tensor  # (S, slots) int32
+    lengths: Tensor | None = None
+    limits: tuple[Tensor, Tensor] | None = None
+    row_format: str | None = None
+
+    def valid(self, queries: slice | list[int]) -> Tensor:
+        """Whether each slot counts."""
+        ids = self.ids[queries]
+        slots = torch.arange(ids.shape[1], device=ids.device)
+        return (ids >= 0) & (True if self.lengths is None else slots < self.lengths[queries, None])
+
+    def rows(self, queries: list[int]) -> Tensor:
+        """bf16 (queries, slots, 512): the rows that these lists name."""
+        slots = self.ids[queries].clamp(min=0).flatten()
+        rows = flashdsa.read_kv_cache(self.kv, slots, kv_format=self.row_format)
+        return rows.view(len(queries), -1, COLUMNS)
+
+
+class Inputs(NamedTuple):
+    """Operands of a call over one source or two; the window's comes first."""
+
+    q: Tensor
+    sources: list[Source]
+    sink: Tensor | None
+
+    @property
+    def joined(self) -> Source:
+        """bf16 sources as one, which a kernel of one list takes."""
+        first, *rest = self.sources
+        if not rest:
+            return first
+        (extra,), width = rest, first.ids.shape[1]
+        ids = torch.cat([first.ids, torch.where(extra.ids >= 0, extra.ids + len(first.kv), -1)], 1)
+        lengths = None if extra.lengths is None else extra.lengths + width
+        return Source(torch.cat([first.kv, extra.kv]), ids, lengths)
+
+
+def make_two_sources(draw: Draw, device: str, backend: str) -> Task:
+    """The call of a draw, judged on four queries."""
+    decodes = draw.operation == "decode-512"
+    x = _decode_inputs(draw, device) if decodes else _forward_inputs(draw, device)
+    first, *rest = x.sources
+    options: dict[str, Any] = {"topk_length": first.lengths, "attn_sink": x.sink}
+    if rest:
+        (extra,) = rest
+        options["extra_kv"], options["extra_topk_length"] = extra.kv, extra.lengths
+        options["extra_indices"] = extra.ids if extra.limits is None else extra.limits
+    lists = first.ids if first.limits is None else first.limits
+    call = partial(
+        flashdsa.sparse_mla_fwd, x.q, first.kv, lists, kv_format=first.row_format,
+        backend=backend, **options,
+    )  # fmt: skip
+    valid = sum(int(one.valid(slice(None)).sum()) for one in x.sources)
+    if decodes:
+        row = first.kv.shape[-1] * first.kv.element_size()
+        work, ceiling = float(valid * row), reading_ceiling(x.q.device.type)
+    else:
+        work = 2.0 * valid * x.q.shape[1] * (COLUMNS + D_V)
+        ceiling = products_ceiling(x.q.device.type)
+    return Task(call, lambda found: judge(x, *found[:2]), work, ceiling, x)
+
+
+def judge(x: Inputs, out: Tensor, lse: Tensor | None = None) -> Verdict:
+    """O (S, H, 512) of four queries over their rows of all sources, and lse."""
+    some = judged_queries(len(x.q))
+    rows = torch.cat([one.rows(some) for one in x.sources], 1)
+    valid = torch.cat([one.valid(some) for one in x.sources], 1)
+    slots = torch.arange(valid.numel(), device=valid.device).view_as(valid).where(valid, -1)
+    few = AttentionInputs(x.q[some], rows.flatten(0, 1), slots.int(), None, x.sink)
+    return judge_forward(few, out[some], None if lse is None else lse[some])
+
+
+def _forward_inputs(draw: Draw, device: str) -> Inputs:
+    """A sequence: the window is the last 128 tokens of S, entries are rows that came before."""
+    v, g = draw.values, torch.Generator(device).manual_seed(draw.values["tensors"])
+    normal = partial(torch.randn, device=device, generator=g, dtype=torch.bfloat16)
+    ids = draw_ids(v["ids"], causal_rows(v["S"], v["S_kv"], device), v["topk"], v["S_kv"], g)
+    lengths = draw_lengths(v["lengths"], v["S"], v["topk"], g)
+    entries = Source(normal(v["S_kv"], COLUMNS), ids, lengths)
+    sources = [entries]
+    if v["window"]:
+        tokens = torch.arange(v["S"], device=device)
+        sources.insert(0, _window(normal(v["S"], COLUMNS), tokens + 1, v["window"] == "range"))
+    sink = torch.randn(v["heads"], device=device, generator=g) if v["sink"] else None
+    return Inputs(normal(v["S"], v["heads"], COLUMNS), sources, sink)
+
+
+def _window(kv: Tensor, ends: Tensor, is_range: bool) -> Source:
+    """The last 128 rows before `ends`."""
+    ids = ends[:, None] - WINDOW + torch.arange(WINDOW, device=ends.device)
+    limits = ((ends - WINDOW).int(), ends.int()) if is_range else None
+    return Source(kv, ids.clamp(min=-1).int(), None, limits)
+
+
+def _decode_inputs(draw: Draw, device: str) -> Inputs:
+    """A step over pages of entries, a few pages of the window beside them."""
+    v, g = draw.values, torch.Generator(device).manual_seed(draw.values["tensors"])
+    ratio, next_n, k = v["ratio"], v["next_n"], v["topk"]
+    tokens = torch.tensor(draw.lengths, device=device)
+    seen = (tokens[:, None] - torch.arange(next_n - 1, -1, -1, device=device)).clamp(min=1)
+    rows = (seen // ratio).flatten()
+    table, pool = shuffled_pages((tokens // ratio).clamp(min=1), PAGE_SIZE, g)
+    at = positions(0, rows, k, g)
+    pages = table.repeat_interleave(next_n, 0).gather(1, at.clamp(min=0) // PAGE_SIZE)
+    ids = (pages * PAGE_SIZE + at % PAGE_SIZE).where(at >= 0, -1).int()
+    given = rows.clamp(max=k).int() if v["lengths"] or int(rows.min()) < k else None
+    packed = v["rows"] if v["rows"] != "bf16" else None
+    sources = [Source(_cache(pool, packed, g), ids, given, None, packed)]
+    if v["window"]:
+        kept = WINDOW + PAGE_SIZE  # tokens of each request: its last ones, at their offset in pages
+        first = (tokens - 1) // PAGE_SIZE * PAGE_SIZE - WINDOW
+        place = (seen - 1 - first[:, None]).flatten()[:, None] - torch.arange(WINDOW, device=device)
+        requests = torch.arange(len(tokens), device=device).repeat_interleave(next_n)[:, None]
+        exists = torch.arange(WINDOW, device=device) < seen.flatten()[:, None]
+        slots = (requests * kept + place).where(exists & (place >= 0), -1).int()
+        cache = _cache(len(tokens) * kept // PAGE_SIZE, packed, g)
+        sources.insert(0, Source(cache, slots, None, None, packed))
+    sink = torch.randn(v["heads"], device=device, generator=g) if v["window"] else None
+    q = torch.randn(len(rows), v["heads"], COLUMNS, device=device, generator=g).bfloat16()
+    return Inputs(q, sources, sink)
+
+
+def _cache(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
+    """Pages of 64 rows; beyond OWN_ROWS they repeat earlier ones' values."""
+    own = min(pages, OWN_ROWS // PAGE_SIZE)
+    kv = torch.randn(own * PAGE_SIZE, COLUMNS, device=g.device, generator=g).bfloat16()
+    repeats = -(-pages // own)
+    if row_format is None:
+        return kv.repeat(repeats, 1)[: pages * PAGE_SIZE]
+    width = flashdsa.quantize_kv(kv[:1], kv_format=row_format).shape[1]
+    shape = own, PAGE_BYTES[row_format]
+    memory = torch.zeros(shape, dtype=torch.uint8, device=g.device)
+    cache = memory[:, : PAGE_SIZE * width].view(own, PAGE_SIZE, 1, width)
+    slots = torch.arange(len(kv), device=g.device)
+    flashdsa.write_kv_cache(kv, slots, cache, kv_format=row_format)
+    whole = memory.repeat(repeats, 1)[:pages]
+    return whole[:, : PAGE_SIZE * width].view(pages, PAGE_SIZE, 1, width)
+
+
+def flash_mla(case: Case, task: Task) -> Prepared:
+    """FlashMLA's prefill kernel over bf16 rows, two sources joined outside the clock."""
+    peer, x = import_module("flash_mla").flash_mla_sparse_fwd, task.inputs
+    one, q, sink = x.joined, *_padded_heads(x)
+    ids, lengths = one.ids, one.lengths
+    if ids.shape[1] % FLASH_MLA_TOPK:
+        if lengths is None:
+            lengths = torch.full((case.s,), ids.shape[1], dtype=torch.int32, device=q.device)
+        ids = pad(ids, (0, -ids.shape[1] % FLASH_MLA_TOPK), value=-1)
+    call = partial(
+        peer, q, one.kv[:, None], ids[:, None], COLUMNS**-0.5, attn_sink=sink,
+        topk_length=lengths, use_legacy=True,
+    )  # fmt: skip
+    return call, lambda found: judge(x, found[0][:, : case.h])
+
+
+def flash_mla_decode(case: Case, task: Task) -> Prepared:
+    """FlashMLA's decode of packed rows, its metadata made outside the clock."""
+    module, x, next_n = import_module("flash_mla"), task.inputs, int(case.options["next_n"])
+    q, sink = _padded_heads(x)
+    q = q.view(case.s // next_n, next_n, -1, COLUMNS)
+    first, *rest = x.sources
+
+    def listed(one: Source) -> tuple[Tensor, Tensor | None]:
+        """Ids by request, and the longest length of each one's queries."""
+        ids = pad(one.ids, (0, -one.ids.shape[1] % DECODE_SLOTS), value=-1)
+        lengths = None if one.lengths is None else one.lengths.view(-1, next_n).amax(1)
+        return ids.view(*q.shape[:2], -1), lengths
+
+    ids, lengths = listed(first)
+    more: dict[str, Any] = {"attn_sink": sink, "topk_length": lengths, "use_legacy": True}
+    if rest:
+        extra_ids, extra_lengths = listed(rest[0])
+        more |= {"extra_k_cache": rest[0].kv, "extra_indices_in_kvcache": extra_ids}
+        more["extra_topk_length"] = extra_lengths
+    elif first.row_format:
+        more["kv_format"] = first.row_format.upper()
+    plan, _ = module.get_mla_metadata()
+    operands = q, first.kv, None, None, D_V, plan, None, COLUMNS**-0.5, False, True, ids
+    call = partial(module.flash_mla_with_kvcache, *operands, **more)
+    return call, lambda found: judge(x, found[0].reshape(case.s, -1, D_V)[:, : case.h])
+
+
+def _padded_heads(x: Inputs) -> tuple[Tensor, Tensor | None]:
+    missing = -x.q.shape[1] % FLASH_MLA_HEADS
+    return pad(x.q, (0, 0, 0, missing)), None if x.sink is None else pad(x.sink, (0, missing))
