@@ -58,16 +58,12 @@ def bind_backward(
     plan = replace(forward, gradient=True)
     run = _bind_whole if plan.whole else _bind_sliced
     compute = run(runner, plan, tokens // ratio, eps)
-    # The last row takes what has no token.
-    empty = runner.allocator(tokens + 1, width, dtype=torch.bfloat16)
+    empty = runner.allocator(tokens, width, dtype=torch.bfloat16)
     nothing = runner.allocator(0, dtype=torch.float32)
 
     def serve(given: Sequence[Any]) -> tuple[Tensor, ...]:
         x = kind(*given)
         d_kv, d_gate = empty(), empty()
-        for one in (d_kv, d_gate):
-            _clear_unpooled(one, x.cu_seqlens, plan)
-        d_kv, d_gate = d_kv[:tokens], d_gate[:tokens]
         parts = compute(_arguments(x, plan), readable(x.grad_entries), d_kv, d_gate)
         sums = (
             nothing() if part is None or weight is None else part.sum(0).to(weight.dtype)
@@ -114,25 +110,12 @@ def _bind_sliced(runner: Runner, plan: CompressPlan, entries: int, eps: float) -
         arguments: Sequence[Any], grad: Tensor, *written: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         numbers, parts = of_columns(), of_ape()
-        numbers_of(*arguments, eps, grad, numbers)
+        numbers_of(*arguments, eps, grad, numbers, *written)
         function(*arguments, numbers, *written, parts, stripes)
         weight = numbers.unflatten(0, (entries, NUMBERS))[:, NUMBERS - 1]
         return parts.unflatten(0, (stripes, plan.ratio)), weight
 
     return compute
-
-
-def _clear_unpooled(x: Tensor, cu_seqlens: Tensor, plan: CompressPlan) -> None:
-    """Set to 0 what no entry pools: the tokens of incomplete windows, and with overlap the first
-    columns of each sequence's last complete one."""
-    begins, ends = cu_seqlens[:-1, None].long(), cu_seqlens[1:, None].long()
-    complete = begins + (ends - begins) // plan.ratio * plan.ratio
-    offset = torch.arange(plan.ratio, device=x.device)
-    unused = len(x) - 1
-    x.index_fill_(0, torch.where(complete + offset < ends, complete + offset, unused).flatten(), 0)
-    if plan.overlap:
-        last = torch.where(complete > begins, complete - plan.ratio + offset, unused)
-        x[:, : plan.d].index_fill_(0, last.flatten(), 0)
 
 
 def _plan(

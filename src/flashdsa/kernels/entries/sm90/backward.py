@@ -206,6 +206,41 @@ def write_sums(
             target.store(four.load())
 
 
+@cute.jit
+def clear_unpooled(
+    x: Operands, d_kv: cute.Tensor, d_gate: cute.Tensor, thread: Thread, plan: cutlass.Constexpr
+) -> None:
+    """Set to 0 what no entry pools, each sequence by one CTA: the tokens of an incomplete window,
+    and with overlap the first columns of the last complete one."""
+    cta, _, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    tokens = Int32(d_kv.shape[0])
+    for sequence in cutlass.range(cta, Int32(x.ends.shape[0]), ctas, unroll=1):
+        begin = cutlass.max(x.cu_seqlens[sequence], Int32(0))
+        end = cutlass.min(x.cu_seqlens[sequence + 1], tokens)
+        complete = end - (end - begin) % plan.ratio
+        if begin < end:
+            clear(d_kv, d_gate, complete, end, const_expr(d_kv.shape[1]), thread, plan)
+            if const_expr(plan.overlap):
+                if begin < complete:
+                    last = complete - plan.ratio
+                    clear(d_kv, d_gate, last, complete, plan.d, thread, plan)
+
+
+@cute.jit
+def clear(
+    d_kv: cute.Tensor, d_gate: cute.Tensor, first: Int32, end: Int32, columns: cutlass.Constexpr,
+    thread: Thread, plan: cutlass.Constexpr,
+) -> None:  # fmt: skip
+    """Set the first columns of rows to 0; all threads call."""
+    zeros = [Float32(0.0) for _ in range(plan.unit)]
+    units = const_expr(columns // plan.unit)
+    for item in cutlass.range(thread.number, (end - first) * units, plan.threads, unroll=1):
+        row, column = first + item // units, item % units * plan.unit
+        store_unit(d_kv, row, column, zeros)
+        store_unit(d_gate, row, column, zeros)
+
+
 @cute.kernel
 def compress_kernel_bwd(
     x: Operands, grad: cute.Tensor, eps: Float32, d_kv: cute.Tensor, d_gate: cute.Tensor,
@@ -220,6 +255,7 @@ def compress_kernel_bwd(
     weight = cute.make_rmem_tensor(plan.unit, Float32)
     for i in cutlass.range_constexpr(plan.unit):
         weight[i] = Float32(0.0)
+    clear_unpooled(x, d_kv, d_gate, thread, plan)
     if const_expr(plan.ape):
         clear_sums(memory, thread, plan)
     kv = cute.make_rmem_tensor(plan.slots * (plan.unit // 2), Uint32)
@@ -261,7 +297,7 @@ def launch_compress_bwd(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Write the gradients on `stream`, of tokens and columns that an entry pools only.
+    """Write the gradients on `stream`.
 
     Args:
         kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin: as for `launch_compress`.

@@ -45,7 +45,7 @@ def compile_compress(plan: CompressPlan) -> Any:
         launch, more = launch_slots, [numbers, *of_tokens, sums, Int32(0)]
     elif plan.gradient:
         launch = launch_numbers
-        more += [numbers]
+        more += [numbers, *of_tokens]
     return cute.compile(
         launch,
         kv,

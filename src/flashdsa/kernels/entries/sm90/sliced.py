@@ -10,7 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.kernels.entries.sm90.backward import entry_gradient
+from flashdsa.kernels.entries.sm90.backward import clear_unpooled, entry_gradient
 from flashdsa.kernels.entries.sm90.plan import NUMBERS, SLICE
 from flashdsa.kernels.entries.sm90.pool import (
     EntryMemory,
@@ -30,12 +30,14 @@ from flashdsa.kernels.entries.sm90.pool import (
 
 @cute.kernel
 def compress_kernel_numbers(
-    x: Operands, grad: cute.Tensor, eps: Float32, numbers: cute.Tensor, plan: cutlass.Constexpr
-):
+    x: Operands, grad: cute.Tensor, eps: Float32, numbers: cute.Tensor, d_kv: cute.Tensor,
+    d_gate: cute.Tensor, plan: cutlass.Constexpr,
+):  # fmt: skip
     """One CTA of the grid, an entry's; arguments as in `launch_numbers`."""
     entry, _, _ = cute.arch.block_idx()
     memory = EntryMemory.allocate(plan)
     thread = this_thread(plan)
+    clear_unpooled(x, d_kv, d_gate, thread, plan)
     place = locate(x, entry, plan)
     pooled = pool(x, place, thread, plan)
     merge_groups(memory, pooled, thread, plan)
@@ -116,17 +118,20 @@ def launch_numbers(
     eps: Float32,
     grad: cute.Tensor,
     numbers: cute.Tensor,
+    d_kv: cute.Tensor,
+    d_gate: cute.Tensor,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Write `numbers` (E * NUMBERS, d) fp32 on `stream`: of each column of an entry its largest
     logit, 1 over the sum of its weights, what is pooled, the gradient of that, and what the entry
-    adds to the gradient of the norm's weight, which is 0 without an entry.
+    adds to the gradient of the norm's weight, which is 0 without an entry. And set to 0 what no
+    entry pools.
 
     Args: as for `launch_compress_bwd`.
     """
     x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
-    compress_kernel_numbers(x, grad, eps, numbers, plan).launch(
+    compress_kernel_numbers(x, grad, eps, numbers, d_kv, d_gate, plan).launch(
         grid=[grad.shape[0], 1, 1], block=[plan.threads, 1, 1], stream=stream
     )
 
