@@ -316,6 +316,9 @@ TABLE: dict[str, Row] = {
     "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),
     ), mutated=2, lanes_apart=True),
+    "compress-kv-state-sm_90a": Row(
+        "compress_kv", checked("compress_kv", "HCA", "CSA, 5 sequences"), mutated=0
+    ),
     "compress-kv-sm_90a": Row("compress_kv", checked(
         "compress_kv_bwd", "HCA", "CSA, 5 sequences", "CSA index keys", "V4.1, ratio 2",
         "pools of 4 without norm and rotation",

@@ -437,7 +437,7 @@ COMPRESS_KV = KernelSpec(
     name="compress_kv",
     arch=SM90.name,
     operations=("compress_kv", "compress_kv_bwd"),
-    plans=entries.MODELS + entries.GRADIENTS,
+    plans=entries.MODELS + entries.STATES + entries.GRADIENTS,
     build="flashdsa.kernels.entries.sm90.build:compile_compress",
     entry="compress_kernel",
 )

@@ -42,8 +42,13 @@ def checks(seed: int, backend: str, device: str) -> list[Check]:
 
 
 def _call(x: EntriesInputs, backend: str) -> object:
-    options = {"cu_seqlens": x.cu_seqlens, **x.options}
-    return flashdsa.compress_kv(*x.operands, backend=backend, **options)
+    """Call it without and with a state."""
+    options = {"cu_seqlens": x.cu_seqlens, "backend": backend, **x.options}
+    whole = flashdsa.compress_kv(*x.operands, **options)
+    rows = x.case.ratio * (1 + x.case.overlap)
+    options["state"] = x.kv.new_zeros(len(x.case.lengths), rows, 2, x.kv.shape[1])
+    options["seen"] = torch.zeros_like(x.cu_seqlens[1:])
+    return whole, flashdsa.compress_kv(*x.operands, **options)
 
 
 def _call_bwd(x: EntriesInputs, backend: str) -> object:

@@ -16,7 +16,7 @@ from flashdsa.backends.sm90 import entries as sm90
 from flashdsa.ops.entries import CompressKvOperands
 from flashdsa.verify.compare import failures
 from flashdsa.verify.entries_cases import EntriesCase, make_entries_inputs
-from flashdsa.verify.judge_entries import judge_backward, judge_forward
+from flashdsa.verify.judge_entries import check_forward, judge_backward
 from tests.kernels.compiling import without_lines
 
 without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
@@ -37,13 +37,13 @@ PLANS = ["4_overlap_512_ape_finished", "4_overlap_128_ape_finished", "128_512_ap
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_entries_and_gradients_are_the_references(case: EntriesCase) -> None:
+    """Whole, and in chunks with a state, bit for bit."""
     x = make_entries_inputs(case, 0)
     options = {"cu_seqlens": x.cu_seqlens, "backend": "emulate-sm90", **x.options}
     with emulation(SMALL, on_finding="collect") as emulator:
-        entries = flashdsa.compress_kv(*x.operands, **options)
+        verdicts = check_forward(x, "emulate-sm90")
         gradients = flashdsa.compress_kv_bwd(x.kv, x.gate, x.grad_entries, x.ape, **options)
-    assert entries is not None
-    assert failures([judge_forward(x, entries), *judge_backward(x, gradients)]) == []
+    assert failures([*verdicts, *judge_backward(x, gradients)]) == []
     assert [str(finding) for finding in emulator.findings] == []
 
 

@@ -33,14 +33,17 @@ def bind(
     kind, tokens = type(operands), len(operands.kv)
     parameters: dict[str, Any] = {"ratio": ratio, "overlap": overlap, "eps": eps}
     plan = _plan(operands, ratio, overlap)
-    if plan is None or operands.state is not None or tokens < ratio:
+    has_state = operands.state is not None
+    if plan is None or tokens < (1 if has_state else ratio):
         return runner.on_device(lambda given: by_torch.forward(kind(*given), **parameters))
-    function = runner.function(COMPRESS_KV, plan)
-    empty = runner.allocator(tokens // ratio, plan.d, dtype=torch.bfloat16)
+    function = runner.function(COMPRESS_KV, replace(plan, state=has_state))
+    spare = (len(operands.cu_seqlens) - 1) * (ratio - 1) if has_state else 0
+    empty = runner.allocator((tokens + spare) // ratio, plan.d, dtype=torch.bfloat16)
 
     def serve(given: Sequence[Any]) -> Tensor:
-        entries = empty()
-        function(*_arguments(kind(*given), plan), eps, entries)
+        x, entries = kind(*given), empty()
+        kept = (None if one is None else readable(one) for one in (x.state, x.seen))
+        function(*_arguments(x, plan), *kept, eps, entries)
         return entries
 
     return runner.on_device(serve)
@@ -143,13 +146,18 @@ def _arguments(
 ) -> tuple[Tensor | None, ...]:
     """Arguments of both directions as kernels read them."""
     # The offset behind a single sequence is no less than the number of its entries.
-    ends = x.cu_seqlens[1:]
-    if len(ends) > 1:
-        ends = (x.cu_seqlens.diff() // plan.ratio).cumsum(0, dtype=torch.int32)
+    offsets = x.cu_seqlens.contiguous()
+    ends = offsets[1:]
+    seen = getattr(x, "seen", None)
+    if seen is not None:
+        counts = (seen + offsets.diff()) // plan.ratio - seen // plan.ratio
+        ends = counts.cumsum(0, dtype=torch.int32)
+    elif len(ends) > 1:
+        ends = (offsets.diff() // plan.ratio).cumsum(0, dtype=torch.int32)
     more = (x.ape, x.norm_weight, x.cos, x.sin)
     ape, weight, cos, sin = (None if y is None else readable(y.float()) for y in more)
     weight = None if weight is None else weight[None]
-    return _rows(x.kv), _rows(x.gate), x.cu_seqlens, ends, ape, weight, cos, sin
+    return _rows(x.kv), _rows(x.gate), offsets, ends, ape, weight, cos, sin
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -263,7 +263,7 @@ def compress_kernel_bwd(
     for first in cutlass.range(cta * plan.entries, count, ctas * plan.entries, unroll=1):
         entry = first + thread.entry
         found = locate(x, entry, plan)
-        place = Place(found.row, found.number, found.real & (entry < count), found.before)
+        place = found._replace(real=found.real & (entry < count))
         load_entry(x, place, thread, kv, p, plan)
         e = weigh(kv, p, plan)
         de = entry_gradient(x, memory, grad, entry, eps, e, place, thread, weight, plan)

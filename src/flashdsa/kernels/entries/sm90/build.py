@@ -36,6 +36,9 @@ def compile_compress(plan: CompressPlan) -> Any:
     of_tokens = [fake_tensor(BFloat16, (tokens, width)) for _ in range(2)]
     numbers, sums = (fake_tensor(Float32, (cute.sym_int32(), plan.d)) for _ in range(2))
     launch: Any = launch_compress
+    state = fake_tensor(BFloat16, (cute.sym_int32(), cute.sym_int32(), 2, width))
+    seen = fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT)
+    kept = [state, seen] if plan.state else [None, None]
     more: list[Any] = [Float32(0.0), entries]
     if plan.whole:
         launch = launch_compress_bwd
@@ -54,6 +57,7 @@ def compile_compress(plan: CompressPlan) -> Any:
         fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
         fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None,
         *finish,
+        *([] if plan.gradient else kept),
         *more,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),

@@ -55,6 +55,8 @@ def launch_compress(
     norm_weight: Any,
     cos: Any,
     sin: Any,
+    state: Any,
+    seen: Any,
     eps: Float32,
     entries: cute.Tensor,
     plan: cutlass.Constexpr,
@@ -63,11 +65,13 @@ def launch_compress(
     """Write `entries` (E, d) bf16, E at least 1, those after the last one 0, on `stream`.
 
     Args:
-        kv, gate: (T, width) bf16, T at least `ratio`. cu_seqlens: (B + 1,) int32.
+        kv, gate: (T, width) bf16, T at least `ratio`, or 1 with a state.
+        cu_seqlens: (B + 1,) int32.
         ends: (B,) int32, entries up to each sequence's end.
         ape: (ratio, width) fp32, or None. norm_weight: (1, d), cos, sin: (P, 32) fp32, or None.
+        state: (B, R, 2, width) bf16, and seen: (B,) int32, or None.
     """
-    x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin)
+    x = Operands(kv, gate, cu_seqlens, ends, ape, norm_weight, cos, sin, state, seen)
     ctas = (entries.shape[0] + plan.entries - 1) // plan.entries
     compress_kernel(x, eps, entries, plan).launch(
         grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream

@@ -33,6 +33,7 @@ class CompressPlan:
         ratio, overlap: of `compress_kv`. d: columns of an entry.
         ape: there is a position bias.
         finished: there are a norm and a rotation of 64 columns.
+        state: tokens of earlier calls are in a ring of each sequence.
         gradient: the gradients are written, not the entries; of entries of more slots than a thread
             has, what each column needs for them.
         sliced: the gradients of such entries are written.
@@ -43,6 +44,7 @@ class CompressPlan:
     d: int = 512
     ape: bool = True
     finished: bool = True
+    state: bool = False
     gradient: bool = False
     sliced: bool = False
 
@@ -122,6 +124,7 @@ class CompressPlan:
         windows = "_overlap" if self.overlap else ""
         parts = ("_ape" if self.ape else "") + ("_finished" if self.finished else "")
         way = "_bwd_slots" if self.sliced else "_bwd" if self.gradient else ""
+        way += "_state" if self.state else ""
         return f"compress_kv{way}_{self.ratio}{windows}_{self.d}{parts}"
 
 
@@ -133,6 +136,8 @@ MODELS = (
     CompressPlan(overlap=False, d=128, finished=False),  # GLM-5.3's index keys
 )
 """Forward kernels of the models that have entries."""
+STATES = tuple(replace(plan, state=True) for plan in MODELS)
+"""Their kernels of calls with a state."""
 GRADIENTS = (
     *(replace(plan, gradient=True) for plan in MODELS),
     *(replace(plan, gradient=True, sliced=True) for plan in MODELS if plan.groups > 1),

@@ -35,6 +35,8 @@ class Operands(NamedTuple):
     norm_weight: Any  # (d,) fp32
     cos: Any  # (P, 32) fp32
     sin: Any
+    state: Any = None  # (B, R, 2, width) bf16
+    seen: Any = None  # (B,) int32
 
 
 class Place(NamedTuple):
@@ -44,6 +46,8 @@ class Place(NamedTuple):
     number: Int32  # in the sequence
     real: Boolean  # whether there is such an entry
     before: Boolean  # whether it has the window before, too
+    sequence: Int32
+    begin: Int32  # the sequence's first row
 
 
 class Thread(NamedTuple):
@@ -90,20 +94,58 @@ def locate(x: Operands, entry: Int32, plan: cutlass.Constexpr) -> Place:
     first = Int32(0)
     if sequence > 0:
         first = x.ends[sequence - 1]
-    number = entry - first
-    row = x.cu_seqlens[sequence] + number * plan.ratio
-    row = cutlass.max(cutlass.min(row, Int32(x.kv.shape[0]) - plan.ratio), Int32(0))
-    return Place(row, number, low < count, (number > 0) & (row >= plan.ratio))
+    number, begin = entry - first, x.cu_seqlens[sequence]
+    row = begin + number * plan.ratio
+    before = number > 0
+    if const_expr(plan.state):
+        # The row that the window's first token would have if this call had brought it.
+        seen = cutlass.max(x.seen[sequence], Int32(0))
+        earlier = seen // plan.ratio
+        number += earlier
+        row += earlier * plan.ratio - seen
+        before = number > 0
+    else:
+        row = cutlass.max(cutlass.min(row, Int32(x.kv.shape[0]) - plan.ratio), Int32(0))
+        before = before & (row >= plan.ratio)
+    return Place(row, number, low < count, before, sequence, begin)
 
 
 def load_words(x: Any, row: Int32, column: Int32, unit: int) -> Any:
-    """A unit of a row as words; it is read once, so it takes no place in the L1."""
+    """A unit of a row as words."""
+    return load_at((x.iterator + (Int64(row) * x.stride[0] + column)).toint(), unit)
+
+
+@cute.jit
+def load_token(
+    x: Operands, which: cutlass.Constexpr, place: Place, offset: Int32, column: Int32,
+    plan: cutlass.Constexpr,
+) -> Any:  # fmt: skip
+    """A unit of kv (`which` 0) or gate (1), as words, of the token so many after the window's
+    first one; of a token of earlier calls from the state."""
+    source = x.gate if const_expr(which) else x.kv
+    row = place.row + offset
+    address = Int64(0)
+    if const_expr(not plan.state):
+        address = (source.iterator + (Int64(row) * source.stride[0] + column)).toint()
+    elif row < place.begin:
+        ring = Int32(x.state.shape[1])
+        token = place.sequence * ring + (place.number * plan.ratio + offset) % ring
+        at = (Int64(token) * 2 + which) * x.state.shape[3] + column
+        address = (x.state.iterator + at).toint()
+    else:
+        row = cutlass.max(cutlass.min(row, Int32(source.shape[0]) - 1), Int32(0))
+        address = (source.iterator + (Int64(row) * source.stride[0] + column)).toint()
+    return load_at(address, plan.unit)
+
+
+def load_at(address: Any, unit: int) -> Any:
+    """A unit as words; it is read once, so it takes no place in the L1."""
     count = unit // 2
     words = ", ".join(f"{{$w{i}}}" for i in range(count))
     return cute.arch.inline_ptx(
         f"ld.global.nc.L1::no_allocate.L2::128B.v{count}.b32 {{{words}}}, [{{$r0}}];",
         write_only_types=[Uint32] * count,
-        read_only_args=[x.iterator + (Int64(row) * x.stride[0] + column)],
+        read_only_args=[address],
     )
 
 
@@ -170,16 +212,17 @@ def new_pool(unit: cutlass.Constexpr) -> Pooled:
 
 @cute.jit
 def load_slots(
-    x: Operands, row: Int32, slot: Int32, column: Int32, count: cutlass.Constexpr,
-    plan: cutlass.Constexpr,
+    x: Operands, place: Place, offset: Int32, slot: Int32, column: Int32,
+    count: cutlass.Constexpr, plan: cutlass.Constexpr,
 ) -> tuple[list[Any], list[Any]]:  # fmt: skip
     """kv and logits of `count` slots, lists of units.
 
     Args:
-        row: of the first slot. slot: its row of `ape`. column: in kv.
+        offset: of the first slot's token from the window's first. slot: its row of `ape`. column:
+            in kv.
     """
-    values = [load_words(x.kv, row + s, column, plan.unit) for s in range(count)]
-    logits = [load_words(x.gate, row + s, column, plan.unit) for s in range(count)]
+    values = [load_token(x, 0, place, offset + s, column, plan) for s in range(count)]
+    logits = [load_token(x, 1, place, offset + s, column, plan) for s in range(count)]
     values, logits = ([widened(words) for words in part] for part in (values, logits))
     if const_expr(plan.ape):
         for s in cutlass.range_constexpr(count):
@@ -208,13 +251,13 @@ def add_slots(pooled: Pooled, values: list[Any], logits: list[Any]) -> None:
 
 @cute.jit
 def pool_part(
-    x: Operands, pooled: Pooled, row: Int32, slot: Int32, column: Int32, count: cutlass.Constexpr,
-    plan: cutlass.Constexpr,
+    x: Operands, pooled: Pooled, place: Place, offset: Int32, slot: Int32, column: Int32,
+    count: cutlass.Constexpr, plan: cutlass.Constexpr,
 ) -> None:  # fmt: skip
     """Go on with `count` neighbouring slots, some at a time."""
     step = const_expr(min(count, AT_ONCE))
     for first in cutlass.range(0, count, step, unroll=1):
-        values, logits = load_slots(x, row + first, slot + first, column, step, plan)
+        values, logits = load_slots(x, place, offset + first, slot + first, column, step, plan)
         add_slots(pooled, values, logits)
 
 
@@ -225,14 +268,14 @@ def pool(x: Operands, place: Place, thread: Thread, plan: cutlass.Constexpr) -> 
     if place.real:
         if const_expr(plan.overlap):
             if place.before:
-                row = place.row - plan.ratio
-                pool_part(x, pooled, row, Int32(0), thread.column, plan.ratio, plan)
+                offset = Int32(-plan.ratio)
+                pool_part(x, pooled, place, offset, Int32(0), thread.column, plan.ratio, plan)
             own = thread.column + plan.d
-            pool_part(x, pooled, place.row, Int32(0), own, plan.ratio, plan)
+            pool_part(x, pooled, place, Int32(0), Int32(0), own, plan.ratio, plan)
         else:
             first = thread.group * (plan.ratio // plan.groups)
             count = const_expr(plan.ratio // plan.groups)
-            pool_part(x, pooled, place.row + first, first, thread.column, count, plan)
+            pool_part(x, pooled, place, first, first, thread.column, count, plan)
     return pooled
 
 

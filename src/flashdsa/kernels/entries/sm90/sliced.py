@@ -90,7 +90,7 @@ def add_entry(
     """Write the gradients of an entry's slots from `slot` on; add those of the gates to `sums`."""
     unit = plan.unit
     count = cutlass.const_expr(plan.slots * SLICE // unit // plan.threads)
-    values, logits = load_slots(x, place.row + slot, slot, column, count, plan)
+    values, logits = load_slots(x, place, slot, slot, column, count, plan)
     first = entry * NUMBERS
     largest = load_numbers(numbers, first, column, unit)
     inverse = load_numbers(numbers, first + 1, column, unit)
