@@ -14,7 +14,7 @@ their destinations are free was slower: such loads pass the first-level cache, w
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Boolean, Int32, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.pipeline import PipelineState, RingProducer
@@ -28,14 +28,15 @@ from flashdsa.kernels.attention.sm90.decode.full.gather import Before, store_mas
 from flashdsa.kernels.attention.sm90.decode.full.scales import (
     Factors,
     both_of_sum,
-    expand_by_powers,
+    expand_by_power,
     expand_e2m1,
     expand_word,
     factors_of_scales,
     multiply_word,
+    take_first,
     take_pair,
     take_power,
-    take_powers,
+    take_rest,
     take_sum,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
@@ -216,26 +217,42 @@ def write_part(
 ) -> None:
     """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
     addresses = addresses_of_part(role, copies, half, number)
-    if cutlass.const_expr(role.ctx.plan.form.scale == "e8m0"):
-        if cutlass.const_expr(converts_rope(role) and number == 1):
-            # The last part's second chunk has the bf16 columns.
-            if (half.high == 0) | (copies.unit < 4):
-                write_values(role, words, sums, addresses, expand_by_powers)
-            if half.high == 1:
-                convert_rope(role, copies, half.tile)
-        else:
-            write_values(role, words, sums, addresses, expand_by_powers)
+    form = role.ctx.plan.form
+    expand = expand_by_power if form.scale == "e8m0" else expand_word
+    # The last part's second chunk has the bf16 columns.
+    has_rope = converts_rope(role) and number == 1
+    is_coded = Boolean(True)
+    if cutlass.const_expr(has_rope):
+        is_coded = (half.high == 0) | (copies.unit < 4)
+        if is_coded:
+            write_values(role, words, sums, addresses, expand)
     else:
-        write_values(role, words, sums, addresses, expand_word)
-        if factors.small:
-            turns = turns_of(role.ctx.plan.tile)
-            for turn in cutlass.range(turns, unroll=1):
-                power = take_power(factors, owner_of(copies, turn, half), number)
-                for side in cutlass.range_constexpr(2):
-                    to = addresses[side] + turn * TURN_BYTES
-                    of_sum = load_words(to, Int32)
-                    store_words(to, [multiply_word(of_sum[i], power) for i in range(UNIT_WORDS)])
+        write_values(role, words, sums, addresses, expand)
+    if factors.small:
+        for turn in cutlass.range(turns_of(role.ctx.plan.tile), unroll=1):
+            owner = owner_of(copies, turn, half)
+            if cutlass.const_expr(form.scale == "e8m0"):
+                power = take_rest(factors, owner, form, number, copies.unit)
+            else:
+                power = take_power(factors, owner, number)
+            if cutlass.const_expr(has_rope):
+                if is_coded:
+                    multiply_values(addresses, turn, power)
+            else:
+                multiply_values(addresses, turn, power)
+    if cutlass.const_expr(has_rope):
+        if half.high == 1:
+            convert_rope(role, copies, half.tile)
     role.ctx.tile_full(half.tile).arrive(half.group + number)
+
+
+@cute.jit
+def multiply_values(addresses: list[Int32], turn: Int32, power: Int32) -> None:
+    """Multiply a turn's values, which this thread has written, by a power of two."""
+    for side in cutlass.range_constexpr(2):
+        to = addresses[side] + turn * TURN_BYTES
+        values = load_words(to, Int32)
+        store_words(to, [multiply_word(values[i], power) for i in range(UNIT_WORDS)])
 
 
 @cute.jit
@@ -298,7 +315,7 @@ def take_factors(
         if form.fp4:
             taken.append(take_pair(factors.scales, owner, copies.unit))
         elif form.scale == "e8m0":
-            taken.append(take_powers(factors.scales, owner, form, number, copies.unit))
+            taken.append(take_first(factors, owner, form, number, copies.unit))
         else:
             taken.append(take_sum(factors, owner, number))
     return taken

@@ -11,6 +11,7 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 
 from flashdsa.dsl.cp_async import COPY_BYTES
+from flashdsa.dsl.fragments import F16_KIND, pack
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, power_of_two
 from flashdsa.problem import KV_GROUP
 from flashdsa.row_formats import RowFormat
@@ -24,16 +25,23 @@ MANTISSA = (1 << 23) - 1
 """Mantissa bits of fp32."""
 
 
+BIAS, NAN_SCALE = 127, 255
+"""Of e8m0: what an exponent is stored with, and the byte of NaN."""
+
+
 class Factors(NamedTuple):
     """Factors of the lane's two neighbouring parts of a key."""
 
     scales: list[Int32]  # bits of fp32, or four e8m0 or e4m3 each
-    sums: list[Int32]  # f16 nearest to the scale, or to its multiple, and the rest
-    small: Boolean  # whether any lane of the warp has a power other than 1
+    sums: list[Int32]  # f16 nearest to the scale, or to its multiple, and the rest; or of e8m0 the
+    # first powers of two groups
+    small: Boolean  # whether any lane of the warp has a power other than 1 besides
 
 
 def factors_of_scales(scales: list[Any], form: RowFormat) -> Factors:
-    """Factors from the bits of fp32; other scales have none but themselves."""
+    """Factors from the bits of fp32 or from e8m0; e4m3 have none but themselves."""
+    if form.scale == "e8m0":
+        return powers_of_scales(scales, form)
     if form.scale != "fp32":
         return Factors(scales, [], Boolean(False))
     sums, small = [], Boolean(False)
@@ -61,27 +69,56 @@ def take_sum(factors: Factors, owner: Any, number: int) -> Any:
 
 
 @cute.jit
-def take_powers(scales: list[Any], owner: Any, form: cutlass.Constexpr, number: int, unit: Any):
-    """Take, by all lanes, the e8m0 scale of 16 columns of a lane's part: two powers of two in f16
-    whose product it is, the first one in the low half of a word.
+def powers_of_scales(scales: list[Int32], form: cutlass.Constexpr) -> Factors:
+    """Factors of e8m0: a power of two that f16 represents, and another one where that is not all.
 
     A code times the first one is exact, so a value is rounded once, and 0 times it is 0.
     """
-    of_part = KV_GROUP // form.group
-    word, first = divmod(number * of_part, 4)
-    four = cute.arch.shuffle_sync(scales[word], owner)
-    byte = (four >> (8 * (first + unit * COPY_BYTES // form.group))) & 255
-    exponent = byte - 127
-    near = cutlass.min(cutlass.max(exponent, Int32(-14)), Int32(15))
-    rest = cutlass.min(cutlass.max(exponent - near, Int32(LEAST_EXPONENT)), Int32(15))
-    powers = cute.arch.inline_ptx(
-        "cvt.rn.f16x2.f32 {$w0}, {$r1}, {$r0};",
-        write_only_types=[Int32],
-        read_only_args=[power_of_two(near), power_of_two(rest)],
-    )
-    if byte == 255:
-        powers = Int32(0x7FFF7FFF)  # NaN
-    return powers
+    of_lane = 4 * len(scales)
+    sums, small = [], Boolean(False)
+    for pair in cutlass.range_constexpr(of_lane // 2):
+        firsts = []
+        for number in cutlass.range_constexpr(2 * pair, 2 * pair + 2):
+            byte = scales[number // 4] >> (8 * (number % 4)) & 255
+            first = first_exponent(byte)
+            has_rest = Boolean(byte - BIAS != first)
+            if cutlass.const_expr(of_lane + number >= form.num_scales):
+                has_rest = has_rest & (cute.arch.lane_idx() % 2 == 0)  # the odd lane's is unused
+            small = small | has_rest
+            value = power_of_two(first)
+            if byte == NAN_SCALE:
+                value = as_float(Int32(0x7FFFFFFF))
+            firsts.append(value)
+        sums.append(pack(firsts[0], firsts[1], F16_KIND))
+    return Factors(scales, sums, cute.arch.vote_any_sync(small))
+
+
+def first_exponent(byte: Any) -> Any:
+    """Exponent of the first power of an e8m0 scale: the nearest that f16 has as a normal number."""
+    return cutlass.min(cutlass.max(byte - BIAS, Int32(-14)), Int32(15))
+
+
+@cute.jit
+def take_first(
+    factors: Factors, owner: Any, form: cutlass.Constexpr, number: cutlass.Constexpr, unit: Any
+):
+    """Take, by all lanes, the first power of 16 columns of a lane's part of that number; f16, in
+    the low half of a word."""
+    pairs, group = KV_GROUP // form.group // 2, unit * COPY_BYTES // form.group
+    words = [cute.arch.shuffle_sync(factors.sums[pairs * number + i], owner) for i in range(pairs)]
+    word = words[0]
+    if cutlass.const_expr(pairs == 2):
+        word = words[1] if group >= 2 else words[0]
+    return word >> (group % 2 * 16)
+
+
+def take_rest(factors: Factors, owner: Any, form: RowFormat, number: int, unit: Any) -> Any:
+    """Take, by all lanes, the power that is missing in the first one; f16, twice in a word."""
+    word, first = divmod(number * (KV_GROUP // form.group), 4)
+    four = cute.arch.shuffle_sync(factors.scales[word], owner)
+    byte = four >> (8 * (first + unit * COPY_BYTES // form.group)) & 255
+    rest = byte - BIAS - first_exponent(byte)
+    return twice(power_of_two(cutlass.max(rest, Int32(LEAST_EXPONENT))))
 
 
 @cute.jit
@@ -125,15 +162,14 @@ def expand_e2m1(word: Any, scale: Any) -> list[Any]:
     )
 
 
-def expand_by_powers(word: Any, near: Any, rest: Any) -> Any:
-    """Four e4m3 times two factors, one after the other, as two words of f16."""
+def expand_by_power(word: Any, power: Any, _: Any) -> Any:
+    """Four e4m3 times a power of two, as two words of f16."""
     return cute.arch.inline_ptx(
         "{ .reg .b16 low, high; .reg .b32 a, b; mov.b32 {low, high}, {$r0}; "
         "cvt.rn.f16x2.e4m3x2 a, low; cvt.rn.f16x2.e4m3x2 b, high; "
-        "mul.rn.f16x2 a, a, {$r1}; mul.rn.f16x2 b, b, {$r1}; "
-        "mul.rn.f16x2 {$w0}, a, {$r2}; mul.rn.f16x2 {$w1}, b, {$r2}; }",
+        "mul.rn.f16x2 {$w0}, a, {$r1}; mul.rn.f16x2 {$w1}, b, {$r1}; }",
         write_only_types=[Int32, Int32],
-        read_only_args=[word, near, rest],
+        read_only_args=[word, power],
     )
 
 
