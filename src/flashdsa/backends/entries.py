@@ -57,4 +57,5 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Te
     a, b = tail[..., ::2], tail[..., 1::2]
     turn = -sin if inverse else sin
     pairs = torch.stack((a * cos - b * turn, a * turn + b * cos), dim=-1).flatten(-2)
-    return torch.cat((x[..., : x.shape[-1] - columns], pairs), dim=-1)
+    first = x.shape[-1] - columns
+    return torch.cat((x[..., :first], pairs), dim=-1) if first else pairs
