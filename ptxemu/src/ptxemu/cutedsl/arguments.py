@@ -8,6 +8,7 @@ import gc
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class Arguments:
         regions = list(self.regions)
         loose = [a for a in _addresses(parameters, values) if not _holds(regions, a)]
         tables = [a for table in self.pointer_tables for a in _plausible(table.tolist())]
+        loose, tables = _mapped(loose, tables)
         stray = []
         if loose or tables:
             live = list(_live_tensors())
@@ -74,12 +76,7 @@ class Arguments:
                 if not found and address in loose:
                     stray.append(address)
             regions.extend(_pointed_at(regions[len(self.regions) :], regions, live))
-        if stray and self.has_bare_pointers:
-            mapped = _mapped_ranges()
-            stray = [a for a in stray if any(low <= a < high for low, high in mapped)]
-        else:
-            stray = []
-        if stray and allow_unregistered is None:
+        if stray and self.has_bare_pointers and allow_unregistered is None:
             note(
                 f"the kernel gets the address {stray[0]:#x}, which belongs to no tensor that is "
                 "known: bounds of global accesses are not checked"
@@ -276,6 +273,23 @@ def _freed(address: int, note: Callable[[str], None]) -> list[ArgumentRegion]:
         "have that memory"
     )
     return [ArgumentRegion(start, start + block.nbytes, "a freed tensor", block)]
+
+
+def _mapped(*lists: list[int]) -> list[list[int]]:
+    """The numbers of each list that are addresses of the process's memory: few of those that only
+    look like addresses, such as two sizes in one word. To look them up among tensors takes long.
+    """
+    if not any(lists):
+        return list(lists)
+    starts, ends = np.array(sorted(_mapped_ranges()), dtype=np.uint64).T
+
+    def is_mapped(addresses: list[int]) -> NDArray[np.bool_]:
+        words = np.array(addresses, dtype=np.uint64)
+        at = np.searchsorted(starts, words, side="right") - 1
+        mapped: NDArray[np.bool_] = (at >= 0) & (words < ends[at])
+        return mapped
+
+    return [list(compress(addresses, is_mapped(addresses))) for addresses in lists]
 
 
 def _mapped_ranges() -> list[tuple[int, int]]:
