@@ -10,9 +10,6 @@ import pytest
 from ptxemu.cutedsl import arguments, gpu_blocks
 from ptxemu.cutedsl.arguments import ArgumentRegion, collect, merged
 from ptxemu.errors import ExecutionError
-from ptxemu.syntax.ast import Parameter
-
-U64 = Parameter("p", "u64", 8, 8, 0)
 
 
 class Pair(NamedTuple):
@@ -30,9 +27,8 @@ def address(array):
 
 
 def memory_of(found, *, words=(), allow=None, notes=None):
-    values = [int(word).to_bytes(8, "little") for word in words]
     note = (notes if notes is not None else []).append
-    return found.memory([U64] * len(values), values, note, allow_unregistered=allow)
+    return found.memory(words, note, allow_unregistered=allow)
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"k": x}, Box])
