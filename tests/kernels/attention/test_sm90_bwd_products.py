@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,9 +217,12 @@ def put_in_order(inputs: Inputs) -> None:
         inputs.present[group] |= unordered << UNORDERED_SHIFT
 
 
-@pytest.mark.parametrize("buffers", [1, 2])
-def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int) -> None:
+@pytest.mark.parametrize(("buffers", "counts"), [(1, COUNTS), (2, (70, 0, 64, 1, 30))])
+def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
+    buffers: int, counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And without the order it has others, so that this shows something: one buffer does."""
+    monkeypatch.setattr(sys.modules[__name__], "COUNTS", counts)
     inputs, heads = make_inputs(64), 64
     inputs.ids.clamp_(min=1)
     put_in_order(inputs)

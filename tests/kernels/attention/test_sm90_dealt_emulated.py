@@ -30,6 +30,7 @@ from tests.kernels.assembled import assert_it_assembles_without_spills
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
 OF_512 = DealtPlan(tile=WITHOUT_ROPE)
+LATER = pytest.mark.slow
 A_WAVE_AND_ONE = SparseMlaCase(
     "five items", 5, 700, 64, 530, packed="ue8m0", invalid=True, attn_sink="finite"
 )
@@ -126,7 +127,7 @@ def test_nothing_but_empty_queries() -> None:
     Launcher(PACKED)(case, [0, 0, 0])
 
 
-@pytest.mark.parametrize("plan", [BF16, OF_512], ids=["576", "512"])
+@pytest.mark.parametrize("plan", [BF16, pytest.param(OF_512, marks=LATER)], ids=["576", "512"])
 def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPlan) -> None:
     case = SparseMlaCase(
         "bf16", 3, 600, 64, 450, invalid=True, empty_rows=True, attn_sink="infinite"
@@ -135,7 +136,7 @@ def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPl
     Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
 
 
-@pytest.mark.parametrize("name", ["v4", "v41_fp4"])
+@pytest.mark.parametrize("name", [pytest.param("v4", marks=LATER), "v41_fp4"])
 def test_rows_of_other_formats_are_dealt(name: str) -> None:
     assert parts_of([8] * 3).count(2) >= 1
     draw = torch.Generator().manual_seed(0)
@@ -149,7 +150,7 @@ def test_rows_of_other_formats_are_dealt(name: str) -> None:
     torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", [PACKED, BF16, OF_512, FEW])
+@pytest.mark.parametrize("plan", [PACKED, BF16, pytest.param(OF_512, marks=LATER), FEW])
 def test_the_newest_assembler_takes_it_and_spills_nothing(
     tmp_path: Path, plan: DealtPlan | DealtFewHeadsPlan
 ) -> None:

@@ -229,7 +229,15 @@ def ptx(plan: FwdPlan) -> str:
     return str(compiled(SPARSE_MLA_FWD, plan).__ptx__).rstrip("\0")
 
 
-@pytest.mark.parametrize("plan", [FwdPlan(drawn=True), FwdPlan(8, True, True)], ids=["1", "8"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        FwdPlan(drawn=True),
+        FwdPlan(4, True, True),
+        pytest.param(FwdPlan(8, True, True), marks=pytest.mark.slow),
+    ],
+    ids=["1", "4", "8"],
+)
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(
     tmp_path: Path, plan: FwdPlan
 ) -> None:
