@@ -26,6 +26,7 @@ from ptxemu import Policy
 from ptxemu.launch_setup import LaunchSetup
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
+LATER = pytest.mark.slow
 POOLS = SparseMlaCase(
     "pools of 4 and a tail, as GLM-5.3's",
     5,
@@ -109,7 +110,7 @@ def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchS
 
 @pytest.mark.parametrize(("case", "when"), [(POOLS, "late"), (WINDOW, "eager"), (SMALL, "late")])
 def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
-    """One CTA takes all items, whose last steps have two tiles or one, in turns or, where lists have
+    """One CTA takes all items, whose last steps have two tiles or one, in turns or, if lists have
     lengths, as it draws them: then the order is made first."""
     *order, setup = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
     drawn = case.topk_length or bool(case.ranges)
@@ -125,7 +126,13 @@ def test_groups_of_few_heads_have_the_union_over_both_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "size", "when"), [(POOLS, 1, "late"), (WINDOW, 2, "eager"), (SMALL, 3, "late")]
+    ("case", "size", "when"),
+    [
+        (POOLS, 1, "late"),
+        (replace(WINDOW, d_qk=512), 2, "eager"),
+        (SMALL, 3, "late"),
+        pytest.param(WINDOW, 2, "eager", marks=LATER),
+    ],
 )
 def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str) -> None:
     clusters = case.num_queries
@@ -136,7 +143,7 @@ def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str
 @pytest.mark.parametrize(
     ("case", "when"),
     [
-        (LONG, "late"),
+        pytest.param(LONG, "late", marks=LATER),
         (replace(LONG, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64), "eager"),
     ],
     ids=["bf16", "v4"],
@@ -155,15 +162,22 @@ def test_a_source_of_its_own_may_have_blocks_or_be_a_range(alone: dict[str, Any]
     run(SparseMlaCase("alone", 3, 90, 8, 20, d_qk=512, **alone), Device(3, {1: 3}))
 
 
-@pytest.mark.parametrize("tile", [Tile(), WITHOUT_ROPE], ids=["576", "512"])
-def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, tile: Tile) -> None:
+@pytest.mark.parametrize(
+    ("spec", "plan"),
+    [
+        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True)),
+        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True, tile=WITHOUT_ROPE)),
+        pytest.param(SPARSE_MLA_DECODE, DecodePlan(joined=True), marks=LATER),
+        (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=WITHOUT_ROPE)),
+        pytest.param(
+            SPARSE_MLA_DECODE_DEALT, DealtPlan(joined=True, tile=WITHOUT_ROPE), marks=LATER
+        ),
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_the_newest_assembler_takes_it_and_spills_nothing(
+    tmp_path: Path, spec: KernelSpec, plan: Any
+) -> None:
     """Nor does it make a wgmma wait for the one before, though half a step is a branch."""
-    plans: list[tuple[KernelSpec, Any]] = [
-        (SPARSE_MLA_FWD, FwdPlan(max_logits=True, drawn=True, joined=True, tile=tile)),
-        (SPARSE_MLA_DECODE, DecodePlan(joined=True, tile=tile)),
-    ]
-    if not tile.has_rope:
-        plans.append((SPARSE_MLA_DECODE_DEALT, DealtPlan(joined=True, tile=tile)))
-    for spec, plan in plans:
-        text = str(compiled(spec, plan).__ptx__).rstrip("\0")
-        assert_it_assembles_without_spills(text, tmp_path)
+    text = str(compiled(spec, plan).__ptx__).rstrip("\0")
+    assert_it_assembles_without_spills(text, tmp_path)

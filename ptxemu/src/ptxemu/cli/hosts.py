@@ -118,7 +118,7 @@ def is_installed(package: str) -> bool:
 
 
 def _memory_of_tensors(log: Log) -> HostMemory:
-    """What finds the live tensors that a kernel gets addresses of."""
+    """Return a search for the live tensors that a kernel gets addresses of."""
     from ptxemu.cutedsl.arguments import Arguments
     from ptxemu.cutedsl.parameter_words import address_words
 
