@@ -67,7 +67,7 @@ def keeping(folder: Path, compile_plan: Compile) -> Compile:
             if not path.exists():
                 compiled = compile_plan(spec, plan)
                 _keep(compiled, path)
-                return compiled
+                return KeptKernel(path, lambda: compiled)
         os.utime(path)
         return KeptKernel(path, lambda: compile_plan(spec, plan))
 
