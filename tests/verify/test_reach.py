@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 
 import pytest
+import torch
 
 import flashdsa
 from flashdsa.backends.catalog import registry
@@ -25,6 +27,16 @@ NEVER_CHOSEN = {
 """Values of a plan's choice that no backend takes: compiled to be compared on a device."""
 HELPERS = {"bind", "warm_up"}
 """Public functions that are judged with an operation: its bound form, its warm-up."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def zeros_for_draws() -> Iterator[None]:
+    """Kernels are chosen by shapes and lists: to draw the other numbers takes most of the time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch, "randn", lambda *shape, generator=None, **kind: torch.zeros(*shape, **kind)
+        )
+        yield
 
 
 @pytest.fixture(scope="module")

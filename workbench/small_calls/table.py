@@ -294,6 +294,9 @@ TABLE: dict[str, Row] = {
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
         _dealt(7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
     )),
+    "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
+        _dealt(3, heads=20, topk=1200, d_qk=512, extra_keys=90, extra_topk=300, topk_length=True),
+    )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
         _dealt(5, heads=16, topk=900, packed="ue8m0", sms=4),
     )),

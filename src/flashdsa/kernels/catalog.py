@@ -225,6 +225,7 @@ SPARSE_MLA_FWD = KernelSpec(
             FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
             for tile, group in product((Tile(), WITHOUT_ROPE), GROUPS)
         ),
+        *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in (Tile(), WITHOUT_ROPE)),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",

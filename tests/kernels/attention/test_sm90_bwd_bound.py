@@ -155,11 +155,12 @@ def test_without_keys_a_plain_tuple_is_served() -> None:
     ("queries", "heads", "keys", "topk", "slots"),
     [
         (4096, 64, 131_072, 2048, True),
-        (5681, 16, 177_085, 1024, True),
+        (4096, 128, 131_072, 2048, True),
+        (6549, 32, 78_186, 2048, True),
+        (5681, 16, 177_085, 1024, False),
         (4096, 64, 32_768, 2048, False),  # dKV is hardly more than the second-level cache
         (4461, 64, 749_680, 768, False),  # a row has few slots in each part
         (1000, 64, 131_072, 2048, False),  # less than one part
-        (4096, 128, 131_072, 2048, False),
     ],
 )
 def test_slots_replace_additions_where_a_far_row_has_many(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -217,9 +218,18 @@ def put_in_order(inputs: Inputs) -> None:
         inputs.present[group] |= unordered << UNORDERED_SHIFT
 
 
-@pytest.mark.parametrize(("buffers", "tile"), [(1, Tile()), (2, Tile()), (2, WITHOUT_ROPE)])
-def test_dkv_in_order_has_the_same_bits_whatever_runs_first(buffers: int, tile: Tile) -> None:
+FEW_COUNTS = (70, 0, 64, 1, 30)
+
+
+@pytest.mark.parametrize(
+    ("buffers", "counts", "tile"),
+    [(1, COUNTS, Tile()), (2, FEW_COUNTS, Tile()), (2, FEW_COUNTS, WITHOUT_ROPE)],
+)
+def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
+    buffers: int, counts: tuple[int, ...], tile: Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And without the order it has others, so that this shows something: one buffer does."""
+    monkeypatch.setattr(sys.modules[__name__], "COUNTS", counts)
     inputs, heads = make_inputs(64, tile=tile), 64
     inputs.ids.clamp_(min=1)
     put_in_order(inputs)

@@ -133,7 +133,9 @@ def test_pages_of_other_formats(name: str, size: int) -> None:
     torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "size"), [("v4", 2), ("v32_no_rope", 1)])
+@pytest.mark.parametrize(
+    ("name", "size"), [("v4", 2), pytest.param("v32_no_rope", 1, marks=pytest.mark.slow)]
+)
 def test_pages_of_two_sources_of_one_format(name: str, size: int) -> None:
     """Ids beside a range; pages of either source have sizes of their own."""
     draw = torch.Generator().manual_seed(0)
@@ -265,7 +267,13 @@ def test_any_finite_scale_and_large_logits(packed: str, scale: float) -> None:
         DecodePlan(packed=True),
         DecodePlan(tile=WITHOUT_ROPE),
         *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
-        *(DecodePlan(packed=True, joined=True, form=f, tile=WITHOUT_ROPE) for f in JOINED_FORMATS),
+        *(
+            pytest.param(
+                DecodePlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE),
+                marks=[] if form is ROW_FORMATS["v4"] else pytest.mark.slow,
+            )
+            for form in JOINED_FORMATS
+        ),
     ],
     ids=lambda plan: plan.name,
 )

@@ -109,9 +109,12 @@ def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchS
 
 @pytest.mark.parametrize(("case", "when"), [(POOLS, "late"), (WINDOW, "eager"), (SMALL, "late")])
 def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
-    """One CTA draws all items, whose last steps have two tiles or one; first comes the order."""
-    (_, setup) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
-    plan = FwdPlan(max_logits=True, drawn=True, joined=True, tile=Tile(case.d_qk))
+    """One CTA takes all items, whose last steps have two tiles or one, in turns or, where lists have
+    lengths, as it draws them: then the order is made first."""
+    *order, setup = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
+    drawn = case.topk_length or bool(case.ranges)
+    plan = FwdPlan(max_logits=True, drawn=drawn, joined=True, tile=Tile(case.d_qk))
+    assert len(order) == drawn
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
 
 

@@ -83,7 +83,7 @@ def test_sorted_rows() -> None:
     assert_as_the_cpu(SORTED, make_inputs([65, 1100], num_heads=32, values="two"), 1, 3)
 
 
-@pytest.mark.parametrize("pages", [1, 4])
+@pytest.mark.parametrize("pages", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_other_pages_per_stage(pages: int) -> None:
     plan = IndexerPlan(num_heads=16, topk=512, pages_per_stage=pages)
     inputs = make_inputs([1401, 600], num_heads=16)

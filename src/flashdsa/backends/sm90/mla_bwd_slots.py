@@ -35,13 +35,13 @@ WAVE = 132
 does not depend on the device, and so the bits do not."""
 
 
-FAR_ROWS = 49_152
-"""Rows of dKV, twice the second-level cache, above which additions may wait for memory."""
-FAR_HEADS = (16, 32, 64)
-DENSE = 10
+FAR_ROWS = 65_536
+"""Rows of dKV, three times the second-level cache, above which additions may wait for memory."""
+FAR_HEADS = (32, 64, 128)
+DENSE = 8
 """Slots of a part for each row of dKV from which on slots are faster than additions: a part reads
-and writes each row once. Of 65 calls on an H200 nine have more: 1.16 to 1.48 times as fast, or with
-lists that are short or all alike 0.66 to 0.98. The others: 0.58 to 1.02."""
+and writes each row once. Full lists of random rows took additions 1.15 to 1.25 times as long on an
+H200, and 0.58 to 1.0 with fewer slots a row. Lists with lengths may be short: 0.6 to 1.3."""
 
 
 class Sizes(NamedTuple):
@@ -60,7 +60,9 @@ class Sizes(NamedTuple):
 
 def is_far(call: Call) -> bool:
     """Whether slots are faster than additions, if lists are full and have little in common."""
-    if call.num_heads not in FAR_HEADS or call.num_groups < MOST_PART_GROUPS:
+    if call.num_heads not in FAR_HEADS or call.has_lengths:
+        return False
+    if call.num_groups < MOST_PART_GROUPS:
         return False
     slots = MOST_PART_GROUPS * call.group_queries * call.topk
     return call.num_keys > FAR_ROWS and slots >= DENSE * call.num_keys

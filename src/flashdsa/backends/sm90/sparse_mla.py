@@ -110,7 +110,9 @@ def bind_joined(
     """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
     numbers a sample chooses."""
     tile = Tile(operands.q.shape[2])
-    plans = (FwdPlan(group, True, True, joined=True, tile=tile) for group in groups)
+    lengths = operands.topk_length, operands.ends, operands.extra_topk_length, operands.extra_ends
+    drawn = groups != (1,) or any(one is not None for one in lengths)
+    plans = (FwdPlan(group, True, drawn, joined=True, tile=tile) for group in groups)
     forms = (form_of(runner, plan, operands) for plan in plans)
     return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
 

@@ -24,8 +24,8 @@ class FwdPlan(Sm90Plan):
         max_logits: the largest logits are written, which takes 0.8% more time.
         drawn: a CTA draws its next item from a counter when it needs one, in the order of a list
             that a kernel in front makes; else CTA c takes items c, c + CTAs, ...
-        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`; items are
-            drawn, and an item's last step may have one tile.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`; an item's
+            last step may have one tile.
         gather_registers, consumer_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -48,8 +48,6 @@ class FwdPlan(Sm90Plan):
         """
         if self.group not in GROUPS:
             raise ValueError(f"group: expected one of {GROUPS}; got {self.group}")
-        if self.joined and not self.drawn:
-            raise ValueError("joined: items are drawn, as lists over two sources vary")
         self.check()
 
     @property

@@ -26,15 +26,14 @@ MANTISSA = (1 << 23) - 1
 
 
 BIAS, NAN_SCALE = 127, 255
-"""Of e8m0: what an exponent is stored with, and the byte of NaN."""
+"""Bias of an e8m0 exponent, and the byte of NaN."""
 
 
 class Factors(NamedTuple):
     """Factors of the lane's two neighbouring parts of a key."""
 
     scales: list[Int32]  # bits of fp32, or four e8m0 or e4m3 each
-    sums: list[Int32]  # f16 nearest to the scale, or to its multiple, and the rest; or of e8m0 the
-    # first powers of two groups
+    sums: list[Int32]  # f16 nearest to the scale and the rest; of e8m0 two first powers
     small: Boolean  # whether any lane of the warp has a power other than 1 besides
 
 
