@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashdsa import reference
-from flashdsa.bench import attention, indexer, training
+from flashdsa.bench import attention, entries, indexer, training
 from flashdsa.bench.attention import draw_ids, make_backward, make_forward
 from flashdsa.bench.cases import Case, judge_errors, products_ceiling
 from flashdsa.bench.indexer import IndexerInputs, make_indexer, make_topk, ragged_case
@@ -28,7 +28,7 @@ def different_cases(name: str) -> Iterator[Case]:
     seen = []
     for device in ("cpu", "cuda"):
         for case in OPERATIONS[name].cases[device]:
-            if case.options.keys() not in seen or name == "indexer_training":
+            if case.options.keys() not in seen or name in ("indexer_training", "entries"):
                 seen.append(case.options.keys())
                 yield case.quick()
 
@@ -171,9 +171,20 @@ def test_the_trainings_judge_sees_what_is_off(what: str) -> None:
         assert task.judge(tuple(wrong) if many else wrong[0]).findings, at
 
 
+@pytest.mark.parametrize("form", ["CSA", "pools of 4"])
+def test_the_judge_of_entries_sees_what_is_off(form: str) -> None:
+    case = Case(1, 64, options={"form": form, "what": "both"})
+    task = entries.make_entries(case, "cpu", 0, "cpu")
+    found: Any = task.call()
+    assert not task.judge(found).findings
+    for at in range(3):
+        wrong = [x * 1.1 if n == at else x for n, x in enumerate(found)]
+        assert task.judge(tuple(wrong)).findings, at
+
+
 def test_tables_are_those_of_the_modules() -> None:
-    every = (*attention.OPERATIONS, *indexer.OPERATIONS, *training.OPERATIONS)
-    assert [one.name for one in every] == list(OPERATIONS)
+    every = [one.name for x in (attention, indexer, training, entries) for one in x.OPERATIONS]
+    assert every == list(OPERATIONS)
 
 
 def test_memory_is_measured_in_a_process_of_its_own() -> None:

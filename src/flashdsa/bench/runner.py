@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from flashdsa.bench import attention, indexer, training
+from flashdsa.bench import attention, entries, indexer, training
 from flashdsa.bench.cases import Case, Operation, Task, Verdict, poison
 from flashdsa.bench.checkout import RESULTS, find_checkout
 from flashdsa.bench.machine import clocks, describe_machine
@@ -21,9 +21,8 @@ from flashdsa.bench.versions import versions
 from flashdsa.errors import UnsupportedError
 
 logger = logging.getLogger("flashdsa.bench")
-OPERATIONS = {
-    one.name: one for one in (*attention.OPERATIONS, *indexer.OPERATIONS, *training.OPERATIONS)
-}
+_FAMILIES = attention, indexer, training, entries
+OPERATIONS = {one.name: one for family in _FAMILIES for one in family.OPERATIONS}
 REPEATS = {"cpu": 7, "cuda": 15}
 OnProgress = Callable[[int, int, str], None]
 """Called with (cases done, cases in all, the case that runs now)."""

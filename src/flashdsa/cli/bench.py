@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 TARGETS = (
     "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "indexer_training", "topk",
-    "memory", "all",
+    "entries", "memory", "all",
 )  # fmt: skip
 ON_CPU = ("sparse_mla_fwd", "mla_bwd", "indexer", "topk")
 """Targets that "all" measures on a CPU."""
@@ -67,8 +67,9 @@ def bench(
 ) -> None:
     """Measure speed and memory; write JSON and a chart (PNG) beside it.
 
-    TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk, memory
-    (on a CPU) or all (the default). Sizes replace the default cases by one case of these sizes.
+    TARGET is sparse_mla_fwd, sparse_mla_decode, mla_bwd, indexer, indexer_training, topk,
+    entries, memory (on a CPU) or all (the default). Sizes replace the default cases by one case of
+    these sizes.
     Every result is judged against float64: exit code 1 if one is wrong.
 
     Each operation is timed by turns with a ceiling: what the same machine reaches in the same run

@@ -453,12 +453,21 @@ def _write(
 
 
 def _keep_last(state: Tensor, kv: Tensor, gate: Tensor, offsets: Tensor, seen: Tensor) -> None:
-    """Put the newest token t of each sequence with ``t mod R == r`` into row r of its state."""
-    begins, lengths = offsets[:-1, None].long(), offsets.long().diff()[:, None]
-    before = seen[:, None].long()
-    newest = before + lengths - 1
-    row = torch.arange(state.shape[1], device=state.device)
-    token = newest - (newest - row) % state.shape[1]
-    source = (begins + token - before).clamp(0, len(kv) - 1)
-    values = torch.stack((kv[source], gate[source]), dim=2)
-    state.copy_(torch.where((token >= before)[..., None, None], values, state))
+    """Put the newest token t of each sequence with ``t mod R == r`` into row r of its state: by
+    token, or by row if there are fewer rows."""
+    begins, ends = offsets[:-1].long(), offsets[1:].long()
+    before, rows = seen.long(), state.shape[1]
+    if len(kv) > len(begins) * rows:
+        newest = (before + ends - begins - 1)[:, None]
+        token = newest - (newest - torch.arange(rows, device=state.device)) % rows
+        source = (token + (begins - before)[:, None]).clamp(0, len(kv) - 1)
+        values = torch.stack((kv[source], gate[source]), dim=2)
+        state.copy_(torch.where((token >= before[:, None])[..., None, None], values, state))
+        return
+    # Rows after the last sequence's repeat its last token's write, older tokens the newest one's.
+    row = torch.arange(len(kv), device=state.device).clamp(max=(ends[-1:] - 1).clamp(min=0))
+    sequence = torch.searchsorted(ends, row, right=True).clamp(max=len(begins) - 1)
+    source = row + (ends[sequence] - 1 - row) // rows * rows
+    place = (before[sequence] + row - begins[sequence]) % rows
+    source = source.clamp(0, len(kv) - 1)
+    state[sequence, place] = torch.stack((kv[source], gate[source]), dim=1)

@@ -10,6 +10,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.cpu import entries as cpu
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
+from flashdsa.ops import entries
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
 from flashdsa.verify.entries_cases import ENTRIES_CASES, EntriesCase, make_entries_inputs
@@ -231,6 +232,27 @@ def test_decode_writes_the_entry_that_each_request_completes(seed):
     cache[[3, 5]] = 0
     assert not cache.any()
     assert torch.equal(state[2, 7, 0], kv[2, 7]) and torch.equal(state[3, 0, 1], gate[3, 8])
+
+
+@pytest.mark.parametrize("tokens", [(3, 0, 5), (40, 1, 9), (0, 0, 1), (14, 9, 2)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_the_state_holds_the_newest_tokens(tokens, padding, seed, monkeypatch):
+    """More and fewer tokens than the state has rows; rows after the last sequence are not kept."""
+    monkeypatch.setattr(entries, "are_values_read", lambda tensor: False)
+    generator = torch.Generator().manual_seed(seed)
+    count = sum(tokens) + padding
+    kv, gate = torch.randn(2, count, 4, generator=generator)
+    seen = torch.tensor([5, 2, 0])
+    state = torch.randn(3, 7, 2, 4, generator=generator)
+    expected, first = state.clone(), 0
+    for b, length in enumerate(tokens):
+        for t in range(length):
+            expected[b, (int(seen[b]) + t) % 7, 0] = kv[first + t]
+            expected[b, (int(seen[b]) + t) % 7, 1] = gate[first + t]
+        first += length
+    offsets = torch.tensor([0, *tokens]).cumsum(0)
+    flashdsa.compress_kv(kv, gate, ratio=4, cu_seqlens=offsets, state=state, seen=seen)
+    assert torch.equal(state, expected)
 
 
 X = torch.zeros(8, 16)

@@ -144,7 +144,7 @@ def pool(compressor: Any, hidden_states: Tensor, cache: Any) -> Tensor:
             cu_seqlens=torch.arange(batch + 1, device=kv.device) * length,
             norm_weight=compressor.kv_norm.weight,
             eps=compressor.kv_norm.variance_epsilon,
-            rotation=(tables[0][0].to(sums), tables[1][0].to(sums)),
+            rotation=(tables[0][0].to(sums).contiguous(), tables[1][0].to(sums).contiguous()),
         )
         assert found is not None
         entries = found.unflatten(0, (batch, -1))[:, prior // ratio :]
