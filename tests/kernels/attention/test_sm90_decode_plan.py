@@ -14,6 +14,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     choose,
     cluster_size_for,
     serves,
+    tiles_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
@@ -143,7 +144,7 @@ def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> N
         (529, 64, 2048, False),
     ]:
         with subtests.test(f"{queries} x {heads}, {topk=}"):
-            assert beats_the_forward(Emulator(), queries, heads, topk) == dealt
+            assert beats_the_forward(Emulator(), queries, heads, tiles_of(topk)) == dealt
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
