@@ -10,13 +10,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.cli.progress import Progress
-from ptxemu.cuda.client import HostMemory
 from ptxemu.cuda.fatbin import arch_of_program
 from ptxemu.cuda.in_process import InProcess
 from ptxemu.cuda.log import Log
@@ -25,9 +25,7 @@ from ptxemu.cuda.program import run_program
 from ptxemu.cuda.script import run_script
 from ptxemu.errors import Interruption
 from ptxemu.launch_setup import OnLaunch
-from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.policy import Policy
-from ptxemu.syntax.ast import Function
 
 ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 SCRIPT_ARCH, PROGRAM_ARCH = "sm_100a", "sm_90a"
@@ -117,27 +115,15 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _memory_of_tensors(log: Log) -> HostMemory:
-    """Return a search for the live tensors that a kernel gets addresses of."""
-    from ptxemu.cutedsl.arguments import Arguments
-    from ptxemu.cutedsl.parameter_words import address_words
-
-    tensors = Arguments([], [], has_bare_pointers=True)
-
-    def memory(kernel: Function, values: Sequence[bytes]) -> GlobalMemory:
-        return tensors.memory(address_words(kernel, values), log.note, allow_unregistered=None)
-
-    return memory
-
-
 def _run_script(command: Sequence[str], how: How) -> HostRun:
     """A Python script: its CuTe DSL kernels are caught in Python, others by the stand-in."""
     arch = how.arch or SCRIPT_ARCH
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     contexts: list[AbstractContextManager[object]] = []
-    host_memory: HostMemory | None = None
+    host_memory = None
     if is_installed("torch"):
         from ptxemu import cutedsl
+        from ptxemu.cutedsl.arguments import Arguments
 
         if is_installed("cutlass"):
             emulation = cutedsl.emulate(
@@ -154,7 +140,8 @@ def _run_script(command: Sequence[str], how: How) -> HostRun:
             log.failures, log.notes = emulation.failures, emulation.notes
             contexts.append(emulation)
         contexts.append(cutedsl.pretend_gpu(arch))
-        host_memory = _memory_of_tensors(log)
+        tensors = Arguments([], [], has_bare_pointers=True)
+        host_memory = partial(tensors.memory, note=log.note, allow_unregistered=None)
     contexts.append(InProcess(log, arch, host_memory))
     script, *arguments = command
     outcome = run_script(contexts, script, arguments, is_module=how.is_module)

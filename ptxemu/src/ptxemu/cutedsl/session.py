@@ -14,7 +14,6 @@ from ptxemu.cutedsl.arguments import Arguments
 from ptxemu.cutedsl.c_functions import HostCall
 from ptxemu.cutedsl.host_function import Launcher
 from ptxemu.cutedsl.interception import Interception
-from ptxemu.cutedsl.parameter_words import address_words
 from ptxemu.cutedsl.patching import Patches
 from ptxemu.driver.rules import LaunchRequest
 from ptxemu.errors import ExecutionError, HazardError, Interruption, PtxEmuError
@@ -115,9 +114,12 @@ class Emulation:
         def run(call: HostCall, request: LaunchRequest) -> None:
             kernel = request.kernel
             module = kernel.image.module(self.arch)
-            words = address_words(module.syntax.kernels[kernel.name], request.arguments)
+            parameters = module.syntax.kernels[kernel.name].parameters
             memory = arguments.memory(
-                words, self._note, allow_unregistered=self._allow_unregistered
+                parameters,
+                request.arguments,
+                self._note,
+                allow_unregistered=self._allow_unregistered,
             )
             for address, block in call.allocations.items():
                 memory.register(block, f"cudaMalloc {address:#x}")
