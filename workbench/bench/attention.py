@@ -35,13 +35,8 @@ def flash_mla_forward(case: Case, task: Task) -> Prepared:
     """FlashMLA's sparse prefill, of the package sgl-flash-mla."""
     peer = import_module("flash_mla").flash_mla_sparse_fwd
     x: AttentionInputs = task.inputs
-    q, sink, ids, lengths = _padded(x.q), x.attn_sink, x.indices, x.topk_length
-    if case.topk % FLASH_MLA_TOPK:
-        if lengths is None:
-            lengths = torch.full((case.s,), case.topk, dtype=torch.int32, device=q.device)
-        ids = pad(ids, (0, -case.topk % FLASH_MLA_TOPK), value=-1)
-    if sink is not None:
-        sink = pad(sink, (0, q.shape[1] - case.h))
+    q, sink = padded_heads(x.q, x.attn_sink)
+    ids, lengths = padded_lists(x.indices, x.topk_length)
     call = partial(
         peer,
         q,
@@ -65,7 +60,7 @@ def flash_mla_decode(case: Case, task: Task, *, lengths: bool = False) -> Prepar
     module = import_module("flash_mla")
     x: AttentionInputs = task.inputs
     next_n = int(case.options["next_n"])
-    q = _padded(x.q).view(case.s // next_n, next_n, -1, D_QK)
+    q = padded_heads(x.q)[0].view(case.s // next_n, next_n, -1, D_QK)
     cache = x.kv.view(-1, PAGE_SIZE, 1, x.kv.shape[1])
     ids = x.indices.view(*q.shape[:2], -1)
     plan, _ = module.get_mla_metadata()
@@ -100,8 +95,20 @@ def cudnn_backward(case: Case, task: Task) -> Prepared:
     return call, lambda found: judge_backward(x, found["dq"], found["dkv"])
 
 
-def _padded(q: Tensor) -> Tensor:
-    return pad(q, (0, 0, 0, -q.shape[1] % FLASH_MLA_HEADS))
+def padded_heads(q: Tensor, sink: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """q and the sink with as many heads as FlashMLA takes."""
+    missing = -q.shape[1] % FLASH_MLA_HEADS
+    return pad(q, (0, 0, 0, missing)), None if sink is None else pad(sink, (0, missing))
+
+
+def padded_lists(ids: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Lists with as many slots as FlashMLA's prefill takes, and lengths that say where they end."""
+    queries, topk = ids.shape
+    if topk % FLASH_MLA_TOPK == 0:
+        return ids, lengths
+    if lengths is None:
+        lengths = torch.full((queries,), topk, dtype=torch.int32, device=ids.device)
+    return pad(ids, (0, -topk % FLASH_MLA_TOPK), value=-1), lengths
 
 
 _CORRELATED = attention.FORWARD_CASES[1]

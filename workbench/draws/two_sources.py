@@ -21,7 +21,7 @@ from flashdsa.bench.cases import (
     reading_ceiling,
 )
 from flashdsa.problem import D_V, PAGE_SIZE
-from workbench.bench.attention import FLASH_MLA_HEADS, FLASH_MLA_TOPK, Prepared
+from workbench.bench.attention import Prepared, padded_heads, padded_lists
 from workbench.draws.distribution import COLUMNS, WINDOW, Draw
 from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
 
@@ -177,12 +177,8 @@ def _cache(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
 def flash_mla(case: Case, task: Task) -> Prepared:
     """FlashMLA's prefill kernel over bf16 rows, two sources joined outside the clock."""
     peer, x = import_module("flash_mla").flash_mla_sparse_fwd, task.inputs
-    one, q, sink = x.joined, *_padded_heads(x)
-    ids, lengths = one.ids, one.lengths
-    if ids.shape[1] % FLASH_MLA_TOPK:
-        if lengths is None:
-            lengths = torch.full((case.s,), ids.shape[1], dtype=torch.int32, device=q.device)
-        ids = pad(ids, (0, -ids.shape[1] % FLASH_MLA_TOPK), value=-1)
+    one, (q, sink) = x.joined, padded_heads(x.q, x.sink)
+    ids, lengths = padded_lists(one.ids, one.lengths)
     call = partial(
         peer, q, one.kv[:, None], ids[:, None], COLUMNS**-0.5, attn_sink=sink,
         topk_length=lengths, use_legacy=True,
@@ -193,7 +189,7 @@ def flash_mla(case: Case, task: Task) -> Prepared:
 def flash_mla_decode(case: Case, task: Task) -> Prepared:
     """FlashMLA's decode of packed rows, its metadata made outside the clock."""
     module, x, next_n = import_module("flash_mla"), task.inputs, int(case.options["next_n"])
-    q, sink = _padded_heads(x)
+    q, sink = padded_heads(x.q, x.sink)
     q = q.view(case.s // next_n, next_n, -1, COLUMNS)
     first, *rest = x.sources
 
@@ -215,8 +211,3 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
     operands = q, first.kv, None, None, D_V, plan, None, COLUMNS**-0.5, False, True, ids
     call = partial(module.flash_mla_with_kvcache, *operands, **more)
     return call, lambda found: judge(x, found[0].reshape(case.s, -1, D_V)[:, : case.h])
-
-
-def _padded_heads(x: Inputs) -> tuple[Tensor, Tensor | None]:
-    missing = -x.q.shape[1] % FLASH_MLA_HEADS
-    return pad(x.q, (0, 0, 0, missing)), None if x.sink is None else pad(x.sink, (0, missing))

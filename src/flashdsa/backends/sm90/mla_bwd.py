@@ -188,9 +188,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     )
     by_queries = grouping, has_lengths, tile
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, *by_queries)
-    # Slots of ranges are a bound, which says nothing of what they name.
-    far = is_far(call) and not ranges
-    bind_small = bind_slots if deterministic or far else bind_per_item
+    bind_small = bind_slots if deterministic or is_far(call) else bind_per_item
     if grouping is None:
         return Bound(bind_small(call), 0)
     large = bind_large(runner, grouping, deterministic=deterministic)

@@ -211,7 +211,9 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     joined: Any = None
     if cutlass.const_expr(batch.sources is not None):
         joined = join_slots(batch.sources, query, keys)
-    num_slots = count_slots(batch, query, keys)
+        num_slots = joined.end
+    else:
+        num_slots = count_slots(batch, query, keys)
     first, end = Int32(0), (num_slots + keys - 1) // keys
     if number == 0:
         first = dealt[1]
