@@ -147,6 +147,10 @@ class Finding:
     second: Site | None
     count: int
     """Number of times that it happened in the run."""
+    seeds: tuple[int, ...] = ()
+    """Seeds that show it, where several schedules were tried (`--seeds`)."""
+    repeat: str = ""
+    """Options with which one run of them shows it."""
 
     @property
     def kind(self) -> str:
@@ -165,6 +169,10 @@ class Finding:
         """Return the finding for `--json`: only dicts, lists, strings, numbers and None."""
         found = asdict(self)
         found["kind"] = self.kind
+        if self.seeds:
+            found["seeds"] = list(self.seeds)
+        else:
+            del found["seeds"], found["repeat"]
         for site in (found["first"], found["second"]):
             if site is not None and site["cta"] is not None:
                 site["cta"] = list(site["cta"])

@@ -21,7 +21,6 @@ def add_schedule_options(parser: argparse.ArgumentParser) -> None:
         "--async",
         dest="asynchronous",
         choices=("random", "eager", "late", "slow"),
-        default="random",
         help="when asynchronous work happens (default random)",
     )
     parser.add_argument(
@@ -106,7 +105,7 @@ def limit_of(options: argparse.Namespace) -> int | None:
 def policy_of(options: argparse.Namespace) -> Policy:
     """The schedule that the options ask for."""
     return Policy(
-        asynchronous=options.asynchronous,
+        asynchronous=options.asynchronous or Policy().asynchronous,
         seed=options.seed,
         limit=options.step_limit,
         processes=options.processes or min(len(os.sched_getaffinity(0)), MOST_PROCESSES),
