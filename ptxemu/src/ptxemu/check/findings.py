@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LEVELS: dict[str, str] = {
     "race": "error",
+    "lane-race": "error",
     "mixed-race": "error",
     "lost-update": "error",
     "scope-race": "error",
@@ -74,6 +75,7 @@ AGAINST_THE_ISA = frozenset(
 results on hardware. All other errors can give wrong results there, or stop the kernel."""
 UNORDERED = (
     "race",
+    "lane-race",
     "same-value-race",
     "mixed-race",
     "lost-update",

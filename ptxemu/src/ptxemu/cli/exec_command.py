@@ -15,6 +15,7 @@ from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
     add_json_file_option,
+    add_lanes_option,
     add_schedule_options,
     add_unchecked_option,
     policy_of,
@@ -80,6 +81,7 @@ def add_parser(commands: Any) -> None:
     add_time_limit_option(parser)
     parser.add_argument("--no-check", action="store_true", help="run only")
     add_unchecked_option(parser)
+    add_lanes_option(parser)
     parser.add_argument(
         "--save",
         type=output_folder,

@@ -24,6 +24,7 @@ from ptxemu.cli.merging import seed_names
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
+    add_lanes_option,
     add_schedule_options,
     add_unchecked_option,
     limit_of,
@@ -96,6 +97,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
     if check:
         add_failure_option(parser)
         add_unchecked_option(parser)
+        add_lanes_option(parser)
     parser.set_defaults(
         carry_out=carry_out,
         check=check,

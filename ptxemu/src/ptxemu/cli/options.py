@@ -76,6 +76,17 @@ def add_unchecked_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lanes_option(parser: argparse.ArgumentParser) -> None:
+    """The option that says whether lanes of a warp may race."""
+    parser.add_argument(
+        "--warp-lanes",
+        choices=("on", "off"),
+        default="on",
+        help="whether lanes of one warp race where no bar.warp.sync, shuffle, vote or other\n"
+        "instruction of the warp stands between them (default on)",
+    )
+
+
 def add_failure_option(parser: argparse.ArgumentParser) -> None:
     """The option that says which findings make the exit code 1."""
     choices = "\n".join(f"  {name}: {meaning}" for name, meaning in report.FAIL_ON.items())
@@ -108,5 +119,6 @@ def policy_of(options: argparse.Namespace) -> Policy:
         asynchronous=options.asynchronous or Policy().asynchronous,
         seed=options.seed,
         limit=options.step_limit,
+        warp_lanes=getattr(options, "warp_lanes", "on") == "on",
         processes=options.processes or min(len(os.sched_getaffinity(0)), MOST_PROCESSES),
     )
