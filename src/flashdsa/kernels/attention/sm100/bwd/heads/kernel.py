@@ -74,7 +74,7 @@ def heads_kernel(
                 ctx = locate(topk_length, indices, memory, first_turn())
                 load_heads(QueryLoader(ctx, q_map.get_ptr(), do_map.get_ptr(), None))
             cute.arch.sync_warp()
-    leave_pair(plan, hold, warp, 1)
+    leave_pair(plan, hold, warp, 1, True)
 
 
 def of_head(ctx: HeadsContext, values: cute.Tensor) -> Float32:

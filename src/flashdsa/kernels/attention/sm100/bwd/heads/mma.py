@@ -56,19 +56,18 @@ def issue_one(role: Issuer, block: Int32) -> None:
     """Issue every MMA of a block. P's and dP's columns were read before the block before's S and dS
     were ready."""
     ctx, memory, products = role.ctx, role.ctx.memory, role.static.value
-    # kv_full and kv_peer_ready of this block: TMA and the load role have brought all keys, which
-    # stay until kv_free.
-    memory.kv_full.wait_round(block)
+    # kv_peer_ready of this block, by the load role's threads, of which one had waited for the own
+    # gather: all keys are there, until kv_free.
     wait_then_tcgen05(memory.kv_peer_ready, block)
     issue_product(ctx, products.p, True, 0, 0)
     commit(memory.p_ready)
     issue_product(ctx, products.dp, True, 0, 0)
     commit(memory.dp_ready)
-    # s_ready of this block: S^T is in TMEM, until s_ds_free.
-    wait_then_tcgen05(memory.s_ready, block)
+    # s_ready of this block: S^T is in TMEM, until p_ready of the next one.
+    memory.s_ready.wait_round(block)
     wait_for_part(ctx, block, 0)
     issue_product(ctx, products.dkv[0][0], True, 0, 0)
-    # ds_ready of this block: dS^T and dS are in TMEM, dS^T until s_ds_free, dS until kv_free.
+    # ds_ready of this block: dS^T and dS are in TMEM, likewise.
     wait_then_tcgen05(memory.ds_ready, block)
     issue_product(ctx, products.dkv[0][1], False, 0, 0)
     commit(memory.dkv_ready, 0)
@@ -80,7 +79,6 @@ def issue_one(role: Issuer, block: Int32) -> None:
         for index, product in enumerate(products.dkv[part]):
             issue_product(ctx, product, index == 0, 0, 0)
         commit(memory.dkv_ready, part)
-    commit(memory.s_ds_free)
     if block + 1 == ctx.num_blocks:
         commit(memory.dq_ready)
 
@@ -90,7 +88,7 @@ def issue_all(role: Issuer) -> None:
     """One thread: issue every block."""
     memory = role.ctx.memory
     # q_full, do_full: TMA has brought Q and dO, which stay until dq_ready.
-    wait_then_tcgen05(memory.q_full, 0)
-    wait_then_tcgen05(memory.do_full, 0)
+    memory.q_full.wait_round(0)
+    memory.do_full.wait_round(0)
     for block in cutlass.range(role.ctx.num_blocks, unroll=1):
         issue_one(role, block)

@@ -75,18 +75,14 @@ def add_rows(role: Reducer, part: cutlass.Constexpr[int], block: Int32) -> None:
     cute.arch.cp_async_bulk_wait_group(0)
 
 
-def sync_role() -> None:
-    """Wait for all threads of the role."""
-    cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
-
-
 @cute.jit
 def merge_part(role: Reducer, part: cutlass.Constexpr[int], block: Int32, owner: Any) -> None:
     """Merge one part of a block's dKV, and add it if this CTA owns the block."""
     ctx, memory, peer = role.ctx, role.ctx.memory, peer_of(role.ctx)
     # Parts that this CTA has merged, or handed over, in blocks of the same owner before.
     number = owned_before(block) * PARTS + part
-    # dkv_ready of the part: its MMAs are done; the columns may be read until dkv_done.
+    # dkv_ready of the part: its MMAs are done, whose columns may be read until dkv_done. They were
+    # issued after dkv_done of the part before: its rows have landed, so sdkv may be written.
     wait_then_tcgen05(memory.dkv_ready, block, part)
     if owner:
         # merge_full by the peer's threads: their sdkv holds the part until merge_free.
@@ -99,10 +95,8 @@ def merge_part(role: Reducer, part: cutlass.Constexpr[int], block: Int32, owner:
             memory.merge_free.arrive_at_peer(peer)
         # generic writes above -> the bulk reduce-adds read through the async proxy
         cute.arch.fence_proxy("async.shared", space="cta")
-        sync_role()
+        cute.arch.barrier(barrier_id=NAMED_BARRIER, number_of_threads=WARPGROUP_SIZE)
         add_rows(role, part, block)
-        # Every warp's rows have landed before anyone writes the next part to sdkv.
-        sync_role()
     else:
         stage_part(role, part, False)
         memory.merge_full.arrive_at_peer_for_shared(peer)

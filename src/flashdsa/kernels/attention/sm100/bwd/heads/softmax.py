@@ -98,15 +98,15 @@ def softmax_one(role: Softmax, block: Int32) -> None:
     """Compute S and dS of a block."""
     ctx, memory = role.ctx, role.ctx.memory
     valid = valid_keys(ctx, block) >> (lane_of(ctx) // OWN * OWN)
-    # p_ready of this block: P's MMAs are done; its columns may be read until s_ready.
+    # p_ready of this block: P's MMAs are done, whose columns may be read until s_ready; and all
+    # MMAs that were issued before, so that S's and dS's columns may be written.
     wait_then_tcgen05(memory.p_ready, block)
     s = exponentials(role, load_scores(ctx, "p"), valid, OWN)
     store_transposed(ctx, memory.s, packed(s))
     # All of S^T is in shared memory, until the next block's: its writers pass the barrier of dS
     # first, which comes after this S^T has been read.
     sync_role()
-    # s_ds_free of the block before: its dKV, the last reader of s and ds in TMEM, is done.
-    wait_then_tcgen05(memory.s_ds_free, block - 1)
+    tmem.after_sync()
     transposed_to_tmem(ctx, "s")
     tmem.wait_stored()
     arrive_after_tcgen05(memory.s_ready)
@@ -120,8 +120,6 @@ def softmax_one(role: Softmax, block: Int32) -> None:
     store_own(ctx, ds)
     # All of dS is in shared memory, until the next block's: see above, with the barrier of S.
     sync_role()
-    # Waits before that barrier said that these columns may be written: s_ds_free, and p_ready,
-    # whose keys could come only after the block before's dQ had read its dS.
     tmem.after_sync()
     transposed_to_tmem(ctx, "ds")
     units = range(ctx.plan.tile.keys * BF16 // 16)
