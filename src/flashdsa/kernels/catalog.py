@@ -20,6 +20,7 @@ from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FOR
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
+from flashdsa.kernels.attention.sm100.bwd.heads.plan import HeadsPlan
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
@@ -208,6 +209,17 @@ MLA_BWD = KernelSpec(
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
+MLA_BWD_HEADS = KernelSpec(
+    name="mla_bwd_heads",
+    arch=SM100.name,
+    operations=("mla_bwd",),
+    plans=(HeadsPlan(),),
+    build="flashdsa.kernels.attention.sm100.bwd.heads.build:compile_heads",
+    entry="heads_kernel",
+    roles={"softmax": ("softmax_all", "send_dq"), "load": ("load_all",), "reduce": ("merge_all",),
+           "mma": ("issue_all",)},
+    timeline="flashdsa.kernels.attention.sm100.bwd.heads.plan:TIMELINE",
+)  # fmt: skip
 _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
@@ -472,6 +484,7 @@ KERNELS = (
     INDEXER_KL,
     COMPRESS_KV,
     MLA_BWD,
+    MLA_BWD_HEADS,
     SPARSE_MLA_FWD_SM100,
 )
 """All rows."""
