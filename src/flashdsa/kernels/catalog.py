@@ -93,11 +93,12 @@ INDEXER_SM100 = KernelSpec(
         ),
         *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS),
     ),
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load", "PAGES"),
+        "load": ("load", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume", "page_source"),
     },
@@ -109,11 +110,12 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     plans=(
         *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
         *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        sm100.LogitsPlan(gathers=True),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={
-        "load": ("load_partition", "PAGES"),
+        "load": ("load_partition", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume_pages", "page_source"),
     },
