@@ -155,7 +155,7 @@ _SM90 = {
     "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
     "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "indexer_logits": ("indexer:bind_logits", _INDEXER),
     "topk_indices": ("topk:bind", _SM90_SCORES),
     "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
     "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
@@ -189,7 +189,7 @@ _SM100 = {
     "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM100_FORWARD),
     "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "indexer_logits": ("indexer:bind_logits", _INDEXER),
     "compress_kv": ("entries:bind", _CPU_ENTRIES),
     "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
 }
@@ -202,7 +202,7 @@ _FURTHER = {
     "sm100": (
         *_INDEXER_OF_POSITIONS,
         ("dsa_topk_indexer", ("indexer:bind", _INDEXER_OF_SLOTS)),
-        ("indexer_logits", ("indexer:bind_logits", replace(_INDEXER_OF_SLOTS, topk=ANY))),
+        ("indexer_logits", ("indexer:bind_logits", _INDEXER_OF_SLOTS)),
         ("mla_bwd", (_SM100["mla_bwd"][0], _SM100_FEWER_HEADS)),
     ),
 }
