@@ -237,7 +237,10 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
     arch=SM100.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+    plans=(
+        *(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+        sm100_fwd.FwdPlan(max(SM100_GROUPS), kv_apart=True),
+    ),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={
