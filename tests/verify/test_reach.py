@@ -21,12 +21,14 @@ NEVER_CHOSEN = {
     ("sm100", "indexer", "pages_per_stage"): {1, 4},
     ("sm100", "indexer_logits", "pages_per_stage"): {1, 4},
     ("sm100", "mla_bwd", "from_registers"): {True},
+    ("sm100", "mla_fwd", "kv_apart"): {True},
     ("sm90", "mla_fwd", "joined"): {True},
     ("sm90", "mla_decode", "joined"): {True},
 }
-"""Values of a plan's choice that no backend takes: compiled to be compared on a device."""
+"""Values of a plan's choice that no operation takes: compiled to be compared on a device, or for
+the exported solutions."""
 NEVER_LAUNCHED = {("sm100", "mla_bwd_heads")}
-"""Kernels that no backend takes, likewise."""
+"""Kernels that no backend takes: compiled to be compared on a device."""
 HELPERS = {"bind", "warm_up"}
 """Public functions that are judged with an operation: its bound form, its warm-up."""
 

@@ -94,11 +94,12 @@ INDEXER_SM100 = KernelSpec(
         ),
         *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS),
     ),
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load", "PAGES"),
+        "load": ("load", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume", "page_source"),
     },
@@ -110,11 +111,12 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     plans=(
         *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
         *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        sm100.LogitsPlan(gathers=True),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={
-        "load": ("load_partition", "PAGES"),
+        "load": ("load_partition", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume_pages", "page_source"),
     },
@@ -247,7 +249,10 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
     arch=SM100.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+    plans=(
+        *(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+        sm100_fwd.FwdPlan(max(SM100_GROUPS), kv_apart=True),
+    ),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={
