@@ -25,7 +25,7 @@ PAGE, PACKED, INDEX_BYTES = 64, 656, 132
 
 
 class Caches(NamedTuple):
-    """Of a layer: packed rows and index keys in pages, or expanded keys and values."""
+    """Packed rows and index keys of a layer, in pages; or expanded keys and values."""
 
     kv: Tensor  # [pages, 64, 656] uint8; dense: keys [B, H, context, 192]
     indexed: Tensor  # [pages, 64, 1, 132] uint8; dense: values [B, H, context, 192]

@@ -124,7 +124,7 @@ class Trainer:
         return language, divergence
 
     def _losses(self, tokens: Tensor, number: int) -> Tensor:
-        """Of a window: language, indexer."""
+        """Losses of a window: language, indexer."""
         sparse, device = self.stage == "sparse", tokens.device
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             logits, attended = self.model(tokens[:-1], sparse=sparse)

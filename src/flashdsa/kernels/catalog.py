@@ -76,10 +76,7 @@ INDEXER_LOGITS = KernelSpec(
     plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
-    roles={
-        "load": ("load_partition", "PAGES"),
-        "select": ("consume_pages", "page_source"),
-    },
+    roles={"load": ("load_partition", "PAGES"), "select": ("consume_pages", "page_source")},
 )
 _SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
 
