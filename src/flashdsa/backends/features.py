@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from flashdsa.problem import Problem
+from flashdsa.problem import PAGE_SIZE, Problem
 
 
 class IntSet(Protocol):
@@ -82,6 +82,8 @@ _FLAGS = (
     "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
+_SIZES = ("num_heads", "d_qk", "d_v", "topk", "next_n", "table_page_size", "index_block")
+"""Sizes of a `Problem`, each with its set in `Features`."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,8 @@ class Features:
     d_v: IntSet = field(default=ANY)
     topk: IntSet = field(default=ANY)
     next_n: IntSet = field(default=OneOf((1,)))
+    table_page_size: IntSet = field(default=OneOf((PAGE_SIZE,)))
+    """Tokens that an entry of the indexer's block table names."""
     attn_sink: bool = False
     topk_length: bool = False
     max_logits: bool = False
@@ -141,7 +145,7 @@ class Features:
         here = problem.capability
         if here is not None and self.capabilities and here not in self.capabilities:
             yield Reason("compute capability", dotted(self.capabilities), dotted([here]))
-        for name in ("num_heads", "d_qk", "d_v", "topk", "next_n", "index_block"):
+        for name in _SIZES:
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:

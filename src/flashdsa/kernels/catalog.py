@@ -20,6 +20,7 @@ from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FOR
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
+from flashdsa.kernels.attention.sm100.bwd.heads.plan import HeadsPlan
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
@@ -93,11 +94,12 @@ INDEXER_SM100 = KernelSpec(
         ),
         *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS),
     ),
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load", "PAGES"),
+        "load": ("load", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume", "page_source"),
     },
@@ -109,11 +111,12 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     plans=(
         *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
         *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        sm100.LogitsPlan(gathers=True),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={
-        "load": ("load_partition", "PAGES"),
+        "load": ("load_partition", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume_pages", "page_source"),
     },
@@ -208,6 +211,17 @@ MLA_BWD = KernelSpec(
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
+MLA_BWD_HEADS = KernelSpec(
+    name="mla_bwd_heads",
+    arch=SM100.name,
+    operations=("mla_bwd",),
+    plans=(HeadsPlan(),),
+    build="flashdsa.kernels.attention.sm100.bwd.heads.build:compile_heads",
+    entry="heads_kernel",
+    roles={"softmax": ("softmax_all", "send_dq"), "load": ("load_all",), "reduce": ("merge_all",),
+           "mma": ("issue_all",)},
+    timeline="flashdsa.kernels.attention.sm100.bwd.heads.plan:TIMELINE",
+)  # fmt: skip
 _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
@@ -235,7 +249,10 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
     arch=SM100.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+    plans=(
+        *(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+        sm100_fwd.FwdPlan(max(SM100_GROUPS), kv_apart=True),
+    ),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={
@@ -472,6 +489,7 @@ KERNELS = (
     INDEXER_KL,
     COMPRESS_KV,
     MLA_BWD,
+    MLA_BWD_HEADS,
     SPARSE_MLA_FWD_SM100,
 )
 """All rows."""

@@ -201,6 +201,10 @@ INDEXER = [
     IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
                 next_n=2),
     IndexerCase("65,700 tokens", (65_700,), 512, num_heads=16),
+    IndexerCase("a slot a token", (2500, 2049, 300, 64), 2048, table_page_size=1,
+                negative_weights=True),
+    IndexerCase("4 tokens a page of the table, sorted", (2101, 70), 2048, table_page_size=4,
+                sorted=True, plateaus=True),
     IndexerCase("all of at most 450 tokens", (450, 449, 0, 1, 64, 65, 300, 127), 650, next_n=2),
 ]
 PREFILL = [
