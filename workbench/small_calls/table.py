@@ -330,10 +330,13 @@ TABLE: dict[str, Row] = {
     "compress-kv-state-sm_90a": Row(
         "compress_kv", checked("compress_kv", "HCA", "CSA, 5 sequences"), mutated=0
     ),
-    "compress-kv-sm_90a": Row("compress_kv", checked(
-        "compress_kv_bwd", "HCA", "CSA, 5 sequences", "CSA index keys", "V4.1, ratio 2",
-        "pools of 4 without norm and rotation",
-    ), mutated=2),
+    "compress-kv-sm_90a": Row(
+        "compress_kv", checked("compress_kv_bwd", "CSA, 5 sequences", "V4.1, ratio 2"), mutated=1
+    ),
+    "compress-kv-groups-sm_90a": Row("compress_kv", checked("compress_kv_bwd", "HCA")),
+    "compress-kv-entries-sm_90a": Row("compress_kv", checked(  # four in a CTA
+        "compress_kv_bwd", "CSA index keys", "pools of 4 without norm and rotation"
+    ), mutated=1),
     "attention-target-sm_90a": Row("attention_target", (
         _target("a CTA", 2, 150, 128),
         _target("70 heads", 3, 330, 70),
