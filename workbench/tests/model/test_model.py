@@ -241,6 +241,16 @@ def test_the_pages_table_is_the_commands() -> None:
     assert page.partition(BEGIN)[2].partition(END)[0].strip() == shown.output.strip()
 
 
+def test_the_page_of_split_heads_has_the_models_numbers() -> None:
+    page = (ROOT / "docs/kernels/mla-bwd-sm100-heads.md").read_text()
+    ships, split = (predicted(kernel) for kernel in (backward_sm100, heads_backward_sm100))
+    rows = [(split.demands[x], ships.demands[x]) for x in ("tensor core", "shared memory port")]
+    rows += [(split.demands["DSMEM"], ships.demands["DSMEM"]), (split.cycles, ships.cycles)]
+    assert all(f"| {one:,.0f} | {other:,.0f} |" in page for one, other in rows)
+    for one in attention_ranges(**SHAPE)[1:]:
+        assert f"{one.worst.tflops:.0f} to {one.best.tflops:.0f}" in page
+
+
 def test_json_has_everything_and_subjects_print_tables() -> None:
     run = CliRunner().invoke(cli, ["model", "--json", "--topk", "64"])
     assert run.exit_code == 0, run.output
