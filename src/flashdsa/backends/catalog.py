@@ -8,7 +8,7 @@ from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
-from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS
+from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS, TARGET_WIDTHS
@@ -34,7 +34,7 @@ _CPU_FORWARD = replace(
     _CPU_BACKWARD,
     max_logits=True,
     row_formats=tuple(ROW_FORMATS),
-    mixed_formats=True,
+    mixed_formats=tuple(ROW_FORMATS),
     batch_invariant=True,
 )
 _CPU_INDEXER = Features(
@@ -118,6 +118,7 @@ only."""
 _SM90_JOINED = replace(
     _SM90_FORWARD,
     row_formats=tuple(form.name for form in JOINED_FORMATS),
+    mixed_formats=tuple(form.name for form in MIXED_FORMATS),
     batch_invariant=False,
     extra_kv=True,
     ranges=True,

@@ -78,7 +78,6 @@ _FLAGS = (
     "positions",
     "extra_kv",
     "ranges",
-    "mixed_formats",
     "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
@@ -125,8 +124,8 @@ class Features:
     """A second source, with ids of its own."""
     ranges: bool = False
     """Lists of neighbouring rows, of each source that it takes."""
-    mixed_formats: bool = False
-    """Packed rows of two formats, each of a source."""
+    mixed_formats: tuple[str, ...] = ()
+    """Formats of packed rows of which each source may have its own."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
     batch_invariant: bool = False
@@ -153,6 +152,9 @@ class Features:
         for form in problem.row_formats:
             if form not in self.row_formats:
                 yield Reason("kv_format", ", ".join(self.row_formats) or "no packed rows", form)
+        if problem.mixed_formats and not set(problem.row_formats) <= set(self.mixed_formats):
+            yield Reason("mixed_formats", ", ".join(self.mixed_formats) or "none",
+                         ", ".join(problem.row_formats))  # fmt: skip
         for name in _FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)

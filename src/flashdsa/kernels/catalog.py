@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import permutations, product
 
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
@@ -16,7 +16,12 @@ from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import (
+    FORMATS,
+    JOINED_FORMATS,
+    MIXED_FORMATS,
+    DecodePlan,
+)
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
@@ -348,6 +353,10 @@ SPARSE_MLA_DECODE = KernelSpec(
         *(
             DecodePlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
             for form in JOINED_FORMATS
+        ),
+        *(
+            DecodePlan(packed=True, joined=True, form=form, extra_form=extra, tile=WITHOUT_ROPE)
+            for form, extra in permutations(MIXED_FORMATS)
         ),
         DecodePlan(joined=True),
         DecodePlan(joined=True, tile=WITHOUT_ROPE),
