@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
@@ -18,6 +19,8 @@ JOINED_FORMATS = FORMATS[1:]
 """Those that two sources may have, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own."""
+JOINED_PAIRS = (*((form, None) for form in JOINED_FORMATS), *permutations(MIXED_FORMATS))
+"""Formats of both sources of a variant; None: the second source has the first one's."""
 
 
 def words_of_scales(form: RowFormat) -> int:
