@@ -306,6 +306,25 @@ def test_ctas_begin_apart_where_the_cache_holds_what_they_add_to(keys: int, spre
     assert given == spread
 
 
+@pytest.mark.parametrize(
+    ("heads", "queries", "topk", "queries_of_a_group"),
+    [
+        (64, 664, 256, 2),
+        (64, 2048, 2048, 2),
+        (64, 4096, 2048, 4),
+        (64, 400, 20_000, 2),
+        (32, 4096, 2048, 4),
+    ],
+)
+def test_groups_are_chosen_between_where_that_pays(
+    heads: int, queries: int, topk: int, queries_of_a_group: int
+) -> None:
+    """Not with few slots, few queries or few heads, whose only groups have 128 rows."""
+    plan = indexer_bwd.plan_for(heads, queries, topk, 132)
+    assert plan.queries == queries_of_a_group
+    assert plan.chosen == (heads == 64 and queries_of_a_group == 4)
+
+
 def pages_and_rows(rows: int = 2, dtype: torch.dtype = torch.uint8) -> TopkIndexerOperands:
     """Rows of 64 heads over pages of their own, topk 2048."""
     return TopkIndexerOperands(
@@ -318,7 +337,9 @@ def pages_and_rows(rows: int = 2, dtype: torch.dtype = torch.uint8) -> TopkIndex
     )
 
 
-INDEXER_OPTIONS: dict[str, Any] = {"sorted": True, "positions": False, "check": True}
+INDEXER_OPTIONS: dict[str, Any] = {
+    "sorted": True, "positions": False, "table_page_size": 64, "check": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)

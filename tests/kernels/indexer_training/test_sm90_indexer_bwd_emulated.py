@@ -28,6 +28,12 @@ from tests.kernels.findings import unexpected
 ONE_SM, TWO_SMS = Device(1, {1: 1}), Device(2, {1: 2})
 
 
+@pytest.fixture(autouse=True)
+def every_call_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device chooses between groups, however few slots there are."""
+    monkeypatch.setattr(indexer_bwd, "LEAST_CHOSEN_SLOTS", 0)
+
+
 def inputs_of(
     queries: int, keys: int, topk: int, heads: int, **features: object
 ) -> IndexerTrainingInputs:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import flashdsa
+from flashdsa.backends.sm90 import indexer_bwd
 from flashdsa.verify.cases import IndexerTrainingCase, SparseMlaCase, make_indexer_training_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
@@ -16,6 +17,12 @@ from flashdsa.verify.judge_indexer_training import check_index_backward
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
+
+
+@pytest.fixture(autouse=True)
+def every_call_may_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device chooses between groups, however few slots there are."""
+    monkeypatch.setattr(indexer_bwd, "LEAST_CHOSEN_SLOTS", 0)
 
 
 def fuzzed(seed: int) -> IndexerTrainingCase:

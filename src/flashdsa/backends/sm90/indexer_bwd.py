@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -30,6 +30,9 @@ MOST_ROW_BYTES = 1 << 30
 """Most bytes of the deterministic backward's rows of dK, one for each entry of the lists."""
 RATIO = 1.7
 """Longest list of a larger group, as a multiple of a query's list, on average."""
+LEAST_CHOSEN_SLOTS = (1 << 22) + 1
+"""Slots of a call from which on the device chooses between groups. The choice takes 30 us and more,
+and larger groups save an eighth of the time where they pay."""
 SPREAD = 5
 """Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
 rows."""
@@ -93,11 +96,10 @@ Launch = Callable[["IndexerBwdOperands", Outputs], None]
 """Launch on operands without gaps, on the current device; topk_length (0,): every slot counts."""
 
 
-@cache
-def plan_for(num_heads: int, num_queries: int, num_sms: int) -> BwdPlan:
-    """Plan of the larger groups, which the device may choose, or of the smaller ones if heads or
-    queries are few."""
-    if num_heads >= LARGE_HEADS:
+def plan_for(num_heads: int, num_queries: int, topk: int, num_sms: int) -> BwdPlan:
+    """Plan of the larger groups, which the device may choose, or of the smaller ones if heads,
+    queries or slots are few."""
+    if num_heads >= LARGE_HEADS and num_queries * topk >= LEAST_CHOSEN_SLOTS:
         chosen = BwdPlan(num_heads)
         if -(-num_queries // chosen.queries) >= num_sms:
             return chosen
@@ -108,7 +110,7 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     """Bind the larger groups or the smaller ones, as the device chooses."""
     num_queries, num_heads, _ = operands.q_index.shape
     topk = operands.indices.shape[1]
-    plan = plan_for(num_heads, num_queries, runner.num_sms)
+    plan = plan_for(num_heads, num_queries, topk, runner.num_sms)
     function = runner.function(INDEXER_BWD, plan)
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)

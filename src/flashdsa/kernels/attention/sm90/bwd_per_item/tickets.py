@@ -8,7 +8,8 @@ draws, two tiles before its item ends, and tells all roles through a ring of two
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.pipeline import RingProducer, arrive_warp
+from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
 
 TILES_AHEAD = 2
@@ -70,9 +71,13 @@ def draw_item(ctx: Context, number: Int32) -> None:
 def next_item(ctx: Context, number: Int32) -> Int32:
     """The CTA's item of that number after its first, -1 if there is none. All warps of all roles
     call."""
-    full = ctx.memory.item_full
-    slot = full.state(number)
-    full.wait(slot.phase, slot.stage)
-    item = Int32((ctx.memory.items.pointer(Int32) + slot.stage).load())
-    arrive_warp(ctx.memory.item_free, slot.stage, ctx.thread)
+    ring = RingConsumer(ctx.memory.item_full, ctx.memory.item_free)
+    slot = ring.state(number)
+    # item_full: the item is stored.
+    ring.wait(slot)
+    item = Int32(0)
+    if ctx.thread % WARP_SIZE == 0:
+        item = Int32((ctx.memory.items.pointer(Int32) + slot.stage).load())
+        # The lane that arrives has read the item, for its warp.
+        ring.release(slot.stage)
     return cute.arch.make_warp_uniform(item)

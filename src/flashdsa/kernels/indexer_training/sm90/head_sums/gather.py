@@ -1,7 +1,8 @@
 """Context of both roles, and role gather: rows of keys, and each query's Q and heads' numbers.
 
 Row numbers are read a step of several tiles in advance, across the end of a query too. A query's Q
-overwrites the previous one piece by piece, after the same pieces of its first tile.
+overwrites the previous one piece by piece, after the same pieces of its first tile. The role finds
+where a query's list ends, and tells the consumers with Q.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +13,17 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from flashdsa.dsl.memory import Memory, Region
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, copy_piece, row_sources
+from flashdsa.dsl.smem import load4
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_box
-from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.indexer_training.sm90.head_sums.plan import STEP_SLOTS, STEP_TILES, TargetPlan
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import (
+    ITEM_WORDS,
+    STEP_SLOTS,
+    STEP_TILES,
+    TargetPlan,
+)
+from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.plan.row_tiles import CHUNK_COLUMNS, TILE_ROWS
 
 
@@ -25,6 +33,8 @@ class TargetMemory(Memory):
     q: Region
     k: Region
     heads: Region
+    items: Region
+    ends: Region
     q_full: Barriers
     q_free: Barriers
     k_full: Barriers
@@ -64,13 +74,29 @@ class Item(NamedTuple):
     query: Int32  # at least num_queries after the CTA's last item
     begin: Int32  # the first slot, of a whole tile
     end: Int32  # one past the last that may be valid
-    tiles: Int32  # at least one
-    is_last: Boolean  # no tile of the query follows
+    rest: Int32  # the first slot after the query's last tile; topk if other CTAs' tiles follow
+
+    @property
+    def tiles(self) -> Any:
+        """Number of tiles, at least one."""
+        return tiles_of(self.end - self.begin)
+
+
+class Share(NamedTuple):
+    """The CTA's share of the tiles of a query in a turn."""
+
+    query: Int32
+    part: Int32
+    parts: Int32
+
+
+ENDS_STORED = 1
+"""Named barrier of the role gather."""
 
 
 @cute.jit
-def item_at(ctx: Context, turn: Int32) -> Item:
-    """The CTA's item in a turn of all CTAs.
+def share_of(ctx: Context, turn: Int32) -> Share:
+    """The CTA's share in a turn of all CTAs.
 
     A turn is a query for each CTA. The last turn has fewer queries; equally many CTAs share each of
     them, by tiles.
@@ -80,26 +106,54 @@ def item_at(ctx: Context, turn: Int32) -> Item:
     query, part, parts = first + ctx.cta, Int32(0), Int32(1)
     if left > 0 and left < ctx.num_ctas:
         query, part, parts = first + ctx.cta % left, ctx.cta // left, ctx.num_ctas // left
-    num_slots = slots_of(ctx, query)
-    tiles = tiles_of(num_slots)
+    return Share(query, part, parts)
+
+
+@cute.jit
+def list_of(ctx: Context, query: Int32) -> SlotList:
+    """The query's list; after the last query one without slots."""
+    count = Int32(0)
+    if query < ctx.num_queries:
+        count = ctx.topk
+        if ctx.topk_length.shape[0] > 0:
+            given = (ctx.topk_length.iterator + query).load()
+            count = cutlass.min(cutlass.max(given, Int32(0)), count)
+    line = ctx.indices.iterator + Int64(query) * ctx.topk
+    return SlotList(line, count, ctx.num_keys, ctx.thread)
+
+
+@cute.jit
+def look_ahead(ctx: Context, turn: Int32) -> Int32:
+    """This thread's first look at the list of the query of a turn."""
+    return look(list_of(ctx, share_of(ctx, turn).query), 0)
+
+
+@cute.jit
+def item_at(ctx: Context, turn: Int32, first_look: Int32) -> Item:
+    """The CTA's item in a turn. All threads of the gather call, and meet.
+
+    Args:
+        first_look: `look_ahead` of the turn.
+    """
+    query, part, parts = share_of(ctx, turn)
+    end = find_end(list_of(ctx, query), first_look)
+    ends = ctx.memory.ends.array(Int32, WARPS, turn & 1)
+    if ctx.thread % WARP_SIZE == 0:
+        ends[ctx.thread // WARP_SIZE] = end
+    # ENDS_STORED: every warp's end is stored. It lies in the place of the one two turns before,
+    # which everybody has read: they read it before they came to the meeting of the turn between.
+    cute.arch.barrier(barrier_id=ENDS_STORED, number_of_threads=WARPGROUP_SIZE)
+    all_ends = load4(ends, 0)
+    for warp in cutlass.range_constexpr(WARPS):
+        end = cutlass.max(end, all_ends[warp])
+    tiles = tiles_of(end)
     each = (tiles + parts - 1) // parts
     before = part * each
     if before >= tiles or part >= parts:
         query = ctx.num_queries
     behind = cutlass.min(before + each, tiles)
-    end = cutlass.min(behind * TILE_ROWS, num_slots)
-    return Item(query, before * TILE_ROWS, end, behind - before, behind == tiles)
-
-
-@cute.jit
-def slots_of(ctx: Context, query: Int32) -> Int32:
-    """Slots of the query that may be valid; any number after the last query."""
-    count = ctx.topk
-    if ctx.topk_length.shape[0] > 0:
-        if query < ctx.num_queries:
-            given = (ctx.topk_length.iterator + query).load()
-            count = cutlass.min(cutlass.max(given, Int32(0)), count)
-    return count
+    rest = behind * TILE_ROWS if behind == tiles else ctx.topk
+    return Item(query, before * TILE_ROWS, cutlass.min(behind * TILE_ROWS, end), rest)
 
 
 @cute.jit
@@ -145,12 +199,12 @@ class Gatherer(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """A step: its item, its first slot, and the next item, of turn `turn`."""
+    """A step: its item and its first slot; the next item's turn, and the first look at its list."""
 
     item: Item
     slot: Int32
-    next: Item
     turn: Int32
+    first_look: Int32
 
 
 class Rings(NamedTuple):
@@ -161,13 +215,22 @@ class Rings(NamedTuple):
 
 
 @cute.jit
+def first_step(ctx: Context) -> Cursor:
+    """The CTA's first step."""
+    item = item_at(ctx, Int32(0), look_ahead(ctx, Int32(0)))
+    return Cursor(item, item.begin, Int32(1), look_ahead(ctx, Int32(1)))
+
+
+@cute.jit
 def following(ctx: Context, at: Cursor) -> Cursor:
     """The step after `at`: an item has one, even without a slot."""
-    item, slot, behind, turn = at.item, at.slot + STEP_SLOTS, at.next, at.turn
+    item, slot, turn, first_look = at.item, at.slot + STEP_SLOTS, at.turn, at.first_look
     if slot >= item.end:
-        item, slot, turn = behind, behind.begin, turn + 1
-        behind = item_at(ctx, turn)
-    return Cursor(item, slot, behind, turn)
+        item = item_at(ctx, turn, first_look)
+        slot = item.begin
+        turn += 1
+        first_look = look_ahead(ctx, turn)
+    return Cursor(item, slot, turn, first_look)
 
 
 @cute.jit
@@ -205,31 +268,57 @@ def log2_of_sum(a: Float32, b: Float32) -> Float32:
     return total
 
 
+def words_of_item(ctx: Context, at: PipelineState) -> Any:
+    """The words of the item whose Q begins at a state of its ring."""
+    return ctx.memory.items.array(Int32, ITEM_WORDS, at.stage // ctx.plan.query_pieces)
+
+
+@cute.jit
+def store_item(ctx: Context, at: PipelineState, item: Item) -> None:
+    """Thread 0 stores the item whose Q begins at `at`."""
+    if ctx.thread == 0:
+        words = words_of_item(ctx, at)
+        for i in cutlass.range_constexpr(ITEM_WORDS):
+            words[i] = item[i]
+
+
+@cute.jit
+def end_items(ctx: Context, at: PipelineState, item: Item) -> None:
+    """Tell the consumers that there is no further item, in the place of the next one's Q."""
+    ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
+    # As in `load_query_piece`.
+    ring.acquire(at)
+    store_item(ctx, at, item)
+    ring.commit(at.stage)
+
+
 @cute.jit
 def load_query_piece(
-    role: Gatherer, query: Int32, at: PipelineState, number: Float32, piece: cutlass.Constexpr
+    role: Gatherer, item: Item, at: PipelineState, number: Float32, piece: cutlass.Constexpr
 ) -> PipelineState:
-    """Copy a piece of the query's Q, and with the first one its heads' numbers; return the next
-    state.
+    """Copy a piece of the query's Q, and with the first one the item and its heads' numbers; return
+    the next state.
 
     Args:
         number: of head `thread`.
     """
     ctx, plan = role.ctx, role.ctx.plan
     ring = RingProducer(ctx.memory.q_full, ctx.memory.q_free)
-    # q_free: every consumer has the products of what the slot held, and had read its heads before.
+    # q_free: every consumer has the products of what the slot held, and had read its heads and its
+    # item before.
     ring.acquire(at)
     if cutlass.const_expr(piece == 0):
         if ctx.thread < plan.num_heads:
             heads = ctx.memory.heads.array(Float32, plan.queries * plan.num_heads)
             heads[at.stage // plan.query_pieces * plan.num_heads + ctx.thread] = number
+        store_item(ctx, at, item)
     if ctx.thread == 0:
         barrier = ring.expect(at.stage)
         for i in cutlass.range_constexpr(plan.query_piece):
             place = at.stage * plan.query_piece_bytes + i * plan.query_chunk_bytes
             to = ctx.memory.q.bytes() + place
             column = (piece * plan.query_piece + i) * CHUNK_COLUMNS
-            load_box(to, role.q_map, [Int32(column), Int32(0), query], barrier)
+            load_box(to, role.q_map, [Int32(column), Int32(0), item.query], barrier)
     else:
         ring.commit(at.stage)
     return at.advanced()
@@ -241,7 +330,7 @@ def copy_tile(
     own: list[Int32],
     to: Int32,
     rings: Rings,
-    query: Int32,
+    item: Item,
     number: Float32,
     is_first: Any,
     tile: cutlass.Constexpr,
@@ -267,7 +356,7 @@ def copy_tile(
         if cutlass.const_expr(tile == 0 and (chunks.stop % plan.query_piece) == 0):
             if is_first:
                 of_query = chunks.stop // plan.query_piece - 1
-                q = load_query_piece(role, query, q, number, of_query)
+                q = load_query_piece(role, item, q, number, of_query)
     return Rings(k, q)
 
 
@@ -277,11 +366,10 @@ def gather_all(role: Gatherer) -> None:
     ctx = role.ctx
     to = ctx.memory.k.address() + swizzled_128(ctx.thread // UNITS, ctx.thread % UNITS)
     rings = Rings(Ring(ctx.plan.key_slots).start(), Ring(ctx.plan.query_slots).start())
-    first = item_at(ctx, Int32(0))
-    at = Cursor(first, first.begin, item_at(ctx, Int32(1)), Int32(1))
+    at = first_step(ctx)
     own = read_rows(ctx, at)
-    number = head_number(role, first.query)
-    more = Boolean(first.query < ctx.num_queries)
+    number = head_number(role, at.item.query)
+    more = Boolean(at.item.query < ctx.num_queries)
     while more:
         ahead = following(ctx, at)
         more = ahead.item.query < ctx.num_queries
@@ -290,8 +378,9 @@ def gather_all(role: Gatherer) -> None:
         number_ahead = number
         if ahead.slot == ahead.item.begin:
             number_ahead = head_number(role, ahead.item.query)
-        query, is_first = at.item.query, at.slot == at.item.begin
+        is_first = at.slot == at.item.begin
         for tile in cutlass.range_constexpr(STEP_TILES):
             if tile == 0 or at.slot + tile * TILE_ROWS < at.item.end:
-                rings = copy_tile(role, own, to, rings, query, number, is_first, tile)
+                rings = copy_tile(role, own, to, rings, at.item, number, is_first, tile)
         at, own, number = ahead, own_ahead, number_ahead
+    end_items(ctx, rings.q, at.item)

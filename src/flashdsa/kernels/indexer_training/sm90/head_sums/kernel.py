@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
+from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -31,9 +32,9 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
     Item,
     TargetMemory,
     gather_all,
-    item_at,
     read_row,
     tiles_on,
+    words_of_item,
 )
 from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
 
@@ -135,6 +136,15 @@ def multiply_tile(ctx: Context, acc: cute.Tensor, place: Place) -> None:
 
 
 @cute.jit
+def take_item(ctx: Context, q_at: PipelineState) -> Item:
+    """Wait for the item whose Q begins at a state of its ring."""
+    # q_full: the gather has stored the item, and its heads.
+    ctx.memory.q_full.wait(q_at.phase, q_at.stage)
+    words = load4(words_of_item(ctx, q_at), 0)
+    return Item(words[0], words[1], words[2], words[3])
+
+
+@cute.jit
 def read_heads(ctx: Context, heads: cute.Tensor, q_at: PipelineState) -> None:
     """Read the query's numbers of this thread's heads, in the order of `sum_heads`."""
     plan = ctx.plan
@@ -201,18 +211,13 @@ def free_query(ctx: Context, q_at: PipelineState) -> None:
 
 @cute.jit
 def fill_rest(role: Adder, item: Item) -> None:
-    """Fill the slots after the item's last tile, if it is the query's last one."""
+    """Fill the slots after the query's last tile, if the item has that."""
     ctx = role.ctx
     own = role.number * WARPGROUP_SIZE + ctx.thread
     line = role.out.iterator + Int64(item.query) * ctx.topk
-    if item.is_last:
-        for slot in cutlass.range(
-            item.begin + item.tiles * TILE_ROWS + own,
-            ctx.topk,
-            ctx.plan.consumers * WARPGROUP_SIZE,
-            unroll=1,
-        ):
-            (line + slot).store(Float32(0.0))
+    step = ctx.plan.consumers * WARPGROUP_SIZE
+    for slot in cutlass.range(item.rest + own, ctx.topk, step, unroll=1):
+        (line + slot).store(Float32(0.0))
 
 
 @cute.jit
@@ -225,26 +230,24 @@ def add_all(role: Adder) -> None:
     for before in cutlass.range_constexpr(plan.consumers - 1):
         if role.number > before:
             k_at = tiles_on(k_at, 1, plan)
-    first, turn = role.number, Int32(0)
-    item = item_at(ctx, turn)
+    first = role.number
+    item = take_item(ctx, q_at)
     while item.query < ctx.num_queries:
-        turn += 1
-        behind = item_at(ctx, turn)
-        ctx.memory.q_full.wait(q_at.phase, q_at.stage)
         read_heads(ctx, heads, q_at)
-        if first >= item.tiles:
+        tiles = item.tiles
+        if first >= tiles:
             free_query(ctx, q_at)
-        for tile in cutlass.range(first, item.tiles, plan.consumers, unroll=1):
-            place = Place(k_at, q_at, tile + plan.consumers >= item.tiles)
+        for tile in cutlass.range(first, tiles, plan.consumers, unroll=1):
+            place = Place(k_at, q_at, tile + plan.consumers >= tiles)
             add_tile(role, acc, heads, place, item, tile)
             k_at = tiles_on(k_at, plan.consumers, plan)
         fill_rest(role, item)
         # The turns continue across items.
-        first = first - item.tiles % plan.consumers
+        first = first - tiles % plan.consumers
         if first < 0:
             first += plan.consumers
         q_at = q_at.advanced(plan.query_pieces)
-        item = behind
+        item = take_item(ctx, q_at)
 
 
 @cute.kernel

@@ -13,6 +13,8 @@ STEP_TILES = 4
 """Tiles whose row numbers the gather reads together, a step before their copies."""
 STEP_SLOTS = STEP_TILES * TILE_ROWS
 FP32 = 4
+ITEM_WORDS = 4
+"""Words that tell an item."""
 TARGET_HEADS = (8, 16, 32, 64, 128)
 """Columns of a product. Fewer heads are padded with columns of zeros."""
 LONGEST = 9
@@ -117,6 +119,8 @@ class TargetPlan(Sm90Plan):
             SmemRegion("q", q, 1024, "Q: a ring of [heads, 64] SW128"),
             SmemRegion("k", k, 1024, "keys: a ring of [64, 64] SW128"),
             SmemRegion("heads", heads, 16, "of each head its lse, in log2"),
+            SmemRegion("items", self.queries * ITEM_WORDS * FP32, 16, "which slots a query has"),
+            SmemRegion("ends", 2 * self.gather.warps * FP32, 16, "warps' ends of two lists"),
         ]
 
     @property
@@ -148,7 +152,7 @@ class TargetPlan(Sm90Plan):
         return (
             Barrier(
                 "q_full", self.query_slots, gather, every, add, self.query_piece_bytes,
-                "a piece of Q is there, and with the first one the heads' numbers",
+                "a piece of Q is there, and with the first one the item and heads",
             ),
             Barrier(
                 "q_free", self.query_slots, add, warps, gather, 0,

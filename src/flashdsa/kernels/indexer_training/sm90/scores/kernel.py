@@ -13,17 +13,18 @@ columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma 2 i + 1 the same of its own
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.memory import ALIGNMENT
-from flashdsa.dsl.smem import shared_pointer, store_float
+from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -85,7 +86,7 @@ MMA_BYTES = 32
 
 
 class Stretch(NamedTuple):
-    """A CTA's slots of a query."""
+    """A query of which a CTA has tiles."""
 
     indices: cute.Tensor  # (S, topk) int32
     keys: cute.Tensor  # (S_kv, 128) bf16
@@ -97,6 +98,12 @@ class Stretch(NamedTuple):
     def first_key(self) -> Int32:
         """This lane's first key of a tile."""
         return self.thread // WARP_SIZE * WARP_KEYS + self.thread % WARP_SIZE // QUAD
+
+    @property
+    def list(self) -> SlotList:
+        """The query's slots."""
+        line = self.indices.iterator + Int64(self.query) * self.indices.shape[1]
+        return SlotList(line, self.slots, Int32(self.keys.shape[0]), self.thread)
 
 
 @cute.jit
@@ -118,12 +125,12 @@ def read_slots(ctx: Stretch, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def rows_of(ctx: Stretch, slots: list[Int32]) -> list[Int32]:
-    """Rows of the two keys; -1 where a slot is not valid."""
-    keys = Uint32(ctx.keys.shape[0])
+    """Rows of the two keys; negative where a slot is not valid."""
+    keys = Int32(ctx.keys.shape[0])
     rows = []
     for half in cutlass.range_constexpr(2):
         slot = slots[half]
-        rows.append(slot if Uint32(slot) < keys else Int32(-1))
+        rows.append(slot if slot < keys else Int32(-1))
     return rows
 
 
@@ -226,6 +233,28 @@ def store_weights(
         store_float(to + thread * FP32, weight)
 
 
+@cute.jit
+def store_end(ctx: Stretch, first: Int32, to: Int32) -> None:
+    """All threads: write the warps' ends of the list to four words of shared memory.
+
+    Args:
+        first: `look(ctx.list, 0)`.
+    """
+    end = find_end(ctx.list, first)
+    if ctx.thread % WARP_SIZE == 0:
+        prims.store_ext(end, shared_pointer(to + ctx.thread // WARP_SIZE * FP32))
+
+
+@cute.jit
+def load_end(at: Int32) -> Int32:
+    """Read the list's end from the words of `store_end`, after a barrier."""
+    ends = load_words(at, Int32)
+    end = ends[0]
+    for warp in cutlass.range_constexpr(1, WARPS):
+        end = cutlass.max(end, ends[warp])
+    return end
+
+
 @cute.kernel
 def scores_kernel(
     q: cute.Tensor,
@@ -243,27 +272,27 @@ def scores_kernel(
     shared = Int32(SmemAllocator().allocate(plan.smem_bytes, ALIGNMENT).toint())
     query, part = cta // parts, cta % parts
     ctx = Stretch(indices, keys, query, slots_of(indices, topk_length, query), thread)
-    tiles = (ctx.slots + (TILE_KEYS - 1)) // TILE_KEYS
-    each = (tiles + parts - 1) // parts
-    begin = part * each
-    end = cutlass.min(begin + each, tiles)
-    first, second = read_slots(ctx, begin), read_slots(ctx, begin + 1)
+    last = look(ctx.list, 0)
+    first, second = read_slots(ctx, part), read_slots(ctx, part + parts)
     words = cute.make_rmem_tensor(WORDS, Int32)
     store_query(q, query, shared, thread, plan.num_heads)
+    at_weights, at_end = shared + plan.query_bytes, shared + plan.end_offset
+    store_end(ctx, last, at_end)
     rows, following = rows_of(ctx, first), second
     load_keys(ctx, rows, words)
-    at_weights = shared + plan.query_bytes
     store_weights(weights, query, at_weights, thread, plan.num_heads)
-    # Every thread's part of Q is written, and the fence shows it to wgmma.
+    # Every thread's part of Q and every warp's end is written; the fence shows Q to wgmma.
     cute.arch.fence_proxy("async.shared", space="cta")
     cute.arch.sync_threads()
+    ctx = ctx._replace(slots=load_end(at_end))
+    tiles = (ctx.slots + (TILE_KEYS - 1)) // TILE_KEYS
     own_weights = at_weights + thread % QUAD * (2 * FP32)
     # A value not known to be 0 when this is compiled. wgmma needs words of a thread's two rows
     # alternately; without an instruction between a load and that order ptxas moves what was loaded
     # right after the load, and waits for it at that point.
     zero = Int32(indices.shape[1]) >> 31
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
-    for tile in cutlass.range(begin, end, unroll=1):
+    for tile in cutlass.range(part, tiles, parts, unroll=1):
         fragments = [words[i] ^ zero for i in range(WORDS)]
         # The next tile's keys take the registers at once, and come during this one's products.
         next_rows = rows_of(ctx, following)
@@ -272,7 +301,7 @@ def scores_kernel(
         cute.arch.sync_warp()
         multiply(acc, fragments, shared, plan.num_heads)
         write_scores(ctx, out, tile, rows, sum_heads(acc, own_weights, plan.num_heads))
-        rows, following = next_rows, read_slots(ctx, tile + 2)
+        rows, following = next_rows, read_slots(ctx, tile + 2 * parts)
     if part == 0:
         line = out.iterator + Int64(query) * indices.shape[1]
         for slot in cutlass.range(

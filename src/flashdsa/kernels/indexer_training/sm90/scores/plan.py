@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.hw import SM90, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.plan import Role
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -47,7 +47,13 @@ class ScoresPlan:
 
     @property
     def smem_bytes(self) -> int:
-        """Dynamic shared memory of a CTA: a query's Q, then its weights."""
+        """Dynamic shared memory of a CTA: a query's Q, then its weights and the ends that warps
+        find of its list."""
+        return self.end_offset + WARPGROUP_SIZE // WARP_SIZE * FP32
+
+    @property
+    def end_offset(self) -> int:
+        """Bytes from Q to the list's ends."""
         return self.query_bytes + self.num_heads * FP32
 
     @property
