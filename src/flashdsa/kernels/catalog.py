@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations, product
+from itertools import product
 
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
@@ -16,12 +16,7 @@ from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import (
-    FORMATS,
-    JOINED_FORMATS,
-    MIXED_FORMATS,
-    DecodePlan,
-)
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan, mixed_plans, row_plans
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
@@ -346,18 +341,8 @@ SPARSE_MLA_DECODE = KernelSpec(
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(
-        DecodePlan(),
-        DecodePlan(packed=True),
-        DecodePlan(tile=WITHOUT_ROPE),
-        *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
-        *(
-            DecodePlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
-            for form in JOINED_FORMATS
-        ),
-        *(
-            DecodePlan(packed=True, joined=True, form=form, extra_form=extra, tile=WITHOUT_ROPE)
-            for form, extra in permutations(MIXED_FORMATS)
-        ),
+        *row_plans(DecodePlan),
+        *mixed_plans(),
         DecodePlan(joined=True),
         DecodePlan(joined=True, tile=WITHOUT_ROPE),
     ),
@@ -369,17 +354,7 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
     name="mla_decode_dealt",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(
-        DealtPlan(),
-        DealtPlan(packed=True),
-        DealtPlan(tile=WITHOUT_ROPE),
-        *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
-        *(
-            DealtPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
-            for form in JOINED_FORMATS
-        ),
-        DealtPlan(joined=True, tile=WITHOUT_ROPE),
-    ),
+    plans=(*row_plans(DealtPlan), DealtPlan(joined=True, tile=WITHOUT_ROPE)),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},

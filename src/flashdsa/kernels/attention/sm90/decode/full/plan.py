@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import KV_GROUP
@@ -153,3 +154,21 @@ class DecodePlan(ClusterPlan):
             Barrier("done", 1, zero, thread, zero, 0, "all CTAs have what this one sent",
                     bytes_from_peer=True),
         )  # fmt: skip
+
+
+def row_plans(kind: type[DecodePlan]) -> tuple[DecodePlan, ...]:
+    """Compiled plans of a kind: bf16 rows, packed ones, and those that two sources have alike."""
+    packed = partial(kind, packed=True, tile=WITHOUT_ROPE)
+    return (
+        kind(),
+        kind(packed=True),
+        kind(tile=WITHOUT_ROPE),
+        *(packed(form=form) for form in FORMATS[1:]),
+        *(packed(form=form, joined=True) for form in JOINED_FORMATS),
+    )
+
+
+def mixed_plans() -> tuple[DecodePlan, ...]:
+    """Compiled plans of two sources with formats of their own."""
+    joined = partial(DecodePlan, packed=True, joined=True, tile=WITHOUT_ROPE)
+    return tuple(joined(form=form, extra_form=extra) for form, extra in permutations(MIXED_FORMATS))
