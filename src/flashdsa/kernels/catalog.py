@@ -15,8 +15,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan, mixed_plans, row_plans
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
@@ -40,6 +40,7 @@ from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
+_TILES = (Tile(), WITHOUT_ROPE)
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
 
 INDEXER = KernelSpec(
@@ -183,8 +184,7 @@ WRITE_INDEX_K_CACHE = KernelSpec(
     arch=SM90.name,
     operations=("write_index_k_cache",),
     plans=tuple(
-        QuantizePlan(dtype, slot_bits)
-        for dtype, slot_bits in product(("bfloat16", "float32"), (64, 32))
+        QuantizePlan(dtype, bits) for dtype, bits in product(("bfloat16", "float32"), (64, 32))
     ),
     build=f"{_INDEXER_BUILD}:compile_quantize",
     entry="quantize_kernel",
@@ -229,14 +229,13 @@ SPARSE_MLA_FWD = KernelSpec(
             FwdPlan(group, largest, drawn)
             for drawn, largest, group in product((False, True), (False, True), GROUPS)
         ),
-        FwdPlan(tile=WITHOUT_ROPE),
-        FwdPlan(drawn=True, tile=WITHOUT_ROPE),
+        *(FwdPlan(drawn=drawn, tile=WITHOUT_ROPE) for drawn in (False, True)),
         *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
         *(
             FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
-            for tile, group in product((Tile(), WITHOUT_ROPE), GROUPS)
+            for tile, group in product(_TILES, GROUPS)
         ),
-        *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in (Tile(), WITHOUT_ROPE)),
+        *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in _TILES),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -265,8 +264,7 @@ MLA_BWD_SCORES = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=tuple(
-        ScoresPlan(queries, optional=True, tile=tile)
-        for tile, queries in product((Tile(), WITHOUT_ROPE), (2, 4))
+        ScoresPlan(queries, optional=True, tile=tile) for tile, queries in product(_TILES, (2, 4))
     ),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
@@ -285,10 +283,7 @@ MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=tuple(
-        DkvPlan(tile, ordered=ordered)
-        for tile, ordered in product((Tile(), WITHOUT_ROPE), (False, True))
-    ),
+    plans=tuple(DkvPlan(tile, ordered=ordered) for tile, ordered in product(_TILES, (False, True))),
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     roles={
@@ -341,10 +336,20 @@ SPARSE_MLA_DECODE = KernelSpec(
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(
-        *row_plans(DecodePlan),
-        *mixed_plans(),
-        DecodePlan(joined=True),
-        DecodePlan(joined=True, tile=WITHOUT_ROPE),
+        decode.DecodePlan(),
+        decode.DecodePlan(packed=True),
+        decode.DecodePlan(tile=WITHOUT_ROPE),
+        *(
+            decode.DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE)
+            for form in decode.FORMATS[1:]
+        ),
+        *(
+            decode.DecodePlan(
+                packed=True, joined=True, form=form, extra_form=extra, tile=WITHOUT_ROPE
+            )
+            for form, extra in decode.JOINED_PAIRS
+        ),
+        *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES),
     ),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
@@ -354,7 +359,17 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
     name="mla_decode_dealt",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(*row_plans(DealtPlan), DealtPlan(joined=True, tile=WITHOUT_ROPE)),
+    plans=(
+        DealtPlan(),
+        DealtPlan(packed=True),
+        DealtPlan(tile=WITHOUT_ROPE),
+        *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in decode.FORMATS[1:]),
+        *(
+            DealtPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
+            for form in decode.JOINED_FORMATS
+        ),
+        DealtPlan(joined=True, tile=WITHOUT_ROPE),
+    ),
     build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},

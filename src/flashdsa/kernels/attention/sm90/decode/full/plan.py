@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, WITHOUT_ROPE, Tile
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import KV_GROUP
@@ -19,6 +19,11 @@ JOINED_FORMATS = FORMATS[1:]
 """Those that two sources may have, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own."""
+JOINED_PAIRS: tuple[tuple[RowFormat, RowFormat | None], ...] = (
+    *((form, None) for form in JOINED_FORMATS),
+    *((one, other) for one, other in permutations(MIXED_FORMATS)),
+)
+"""Formats of both sources of a variant; None: the second source has the first one's."""
 
 
 def words_of_scales(form: RowFormat) -> int:
@@ -154,21 +159,3 @@ class DecodePlan(ClusterPlan):
             Barrier("done", 1, zero, thread, zero, 0, "all CTAs have what this one sent",
                     bytes_from_peer=True),
         )  # fmt: skip
-
-
-def row_plans(kind: type[DecodePlan]) -> tuple[DecodePlan, ...]:
-    """Compiled plans of a kind: bf16 rows, packed ones, and those that two sources have alike."""
-    packed = partial(kind, packed=True, tile=WITHOUT_ROPE)
-    return (
-        kind(),
-        kind(packed=True),
-        kind(tile=WITHOUT_ROPE),
-        *(packed(form=form) for form in FORMATS[1:]),
-        *(packed(form=form, joined=True) for form in JOINED_FORMATS),
-    )
-
-
-def mixed_plans() -> tuple[DecodePlan, ...]:
-    """Compiled plans of two sources with formats of their own."""
-    joined = partial(DecodePlan, packed=True, joined=True, tile=WITHOUT_ROPE)
-    return tuple(joined(form=form, extra_form=extra) for form, extra in permutations(MIXED_FORMATS))
