@@ -19,7 +19,10 @@ JOINED_FORMATS = FORMATS[1:]
 """Those that two sources may have, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own."""
-JOINED_PAIRS = (*((form, None) for form in JOINED_FORMATS), *permutations(MIXED_FORMATS))
+JOINED_PAIRS: tuple[tuple[RowFormat, RowFormat | None], ...] = (
+    *((form, None) for form in JOINED_FORMATS),
+    *((one, other) for one, other in permutations(MIXED_FORMATS)),
+)
 """Formats of both sources of a variant; None: the second source has the first one's."""
 
 
