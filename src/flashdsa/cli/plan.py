@@ -128,12 +128,12 @@ def find_variant(spec: KernelSpec, given: dict[str, Any]) -> Variant:
     """
     from flashdsa.errors import ArgumentValueError
 
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {n: value for n, value in given.items() if value is not None and value is not False}
     own = {field.name for field in fields(spec.plans[0])}
     for name in given.keys() - spec.variants[0].choices.keys():
         raise ArgumentValueError(f"--{name.replace('_', '-')}: no choice of the {spec.arch} plan")
     for variant in spec.variants:
-        if all(value is False or variant.choices[n] == value for n, value in given.items()):
+        if all(variant.choices[name] == value for name, value in given.items()):
             return variant
     type(spec.plans[0])(**{n: given[n] for n in given.keys() & own})  # says what is wrong
     raise ArgumentValueError(f"{spec.name}: no variant is compiled with {given}")

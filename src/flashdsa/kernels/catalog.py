@@ -344,9 +344,7 @@ SPARSE_MLA_DECODE = KernelSpec(
             for form in decode.FORMATS[1:]
         ),
         *(
-            decode.DecodePlan(
-                packed=True, joined=True, form=form, extra_form=extra, tile=WITHOUT_ROPE
-            )
+            decode.DecodePlan(packed=True, joined=True, form=form, extra=extra, tile=WITHOUT_ROPE)
             for form, extra in decode.JOINED_PAIRS
         ),
         *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES),
@@ -378,7 +376,7 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     name="mla_decode_heads",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(map(FewHeadsPlan, COLUMNS)),
+    plans=tuple(FewHeadsPlan(heads, rope) for rope in (True, False) for heads in COLUMNS),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
@@ -387,7 +385,7 @@ SPARSE_MLA_DECODE_DEALT_FEW_HEADS = KernelSpec(
     name="mla_decode_dealt_heads",
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
-    plans=(DealtFewHeadsPlan(),),
+    plans=(DealtFewHeadsPlan(), DealtFewHeadsPlan(rope=False)),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.build:compile_dealt",
     entry="dealt_few_heads_kernel",
     roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},

@@ -29,6 +29,7 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
+FEW_OF_512 = DealtFewHeadsPlan(rope=False)
 OF_512 = DealtPlan(tile=WITHOUT_ROPE)
 LATER = pytest.mark.slow
 A_WAVE_AND_ONE = SparseMlaCase(
@@ -98,12 +99,15 @@ def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
     Launcher(PACKED)(case, [0, 900, 30, 256])
 
 
-def test_few_heads_are_dealt_and_calls_are_bit_equal() -> None:
+@pytest.mark.parametrize("few", [FEW, FEW_OF_512])
+def test_few_heads_are_dealt_and_calls_are_bit_equal(few: DealtFewHeadsPlan) -> None:
     """Rings go round from stretch to stretch; parts have no key, too."""
     case = SparseMlaCase("few heads", 5, 900, 13, 900, packed="fp32", attn_sink="infinite")
+    if not few.tile.has_rope:
+        case = replace(case, d_qk=512, kv_format=few.form.name)
     case, lengths = replace(case, invalid=True, topk_length=True), [607, 900, 900, 30, 0]
     assert parts_of([10, 15, 15, 1, 0]) == [1, 2, 2, 1, 1]
-    late = Launcher(FEW, Policy(asynchronous="late"))
+    late = Launcher(few, Policy(asynchronous="late"))
     eager = late.then(Policy(asynchronous="eager", seed=3))
     assert all(map(torch.equal, late(case, lengths), eager(case, lengths)))
     assert len(eager.emulator.workspaces) == 1
@@ -150,7 +154,7 @@ def test_rows_of_other_formats_are_dealt(name: str) -> None:
     torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", [PACKED, BF16, pytest.param(OF_512, marks=LATER), FEW])
+@pytest.mark.parametrize("plan", [PACKED, BF16, pytest.param(OF_512, marks=LATER), FEW, FEW_OF_512])
 def test_the_newest_assembler_takes_it_and_spills_nothing(
     tmp_path: Path, plan: DealtPlan | DealtFewHeadsPlan
 ) -> None:

@@ -18,12 +18,13 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FEW_FORMATS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.plan import BudgetError
+from flashdsa.row_formats import ROW_FORMATS
 from tests.support.subtests import CaseLoop
 
 CLUSTERS = [
@@ -132,6 +133,16 @@ def test_few_heads_are_dealt_by_16_or_by_64(queries: int, heads: int, plan: type
     assert type(choose(Emulator(), True, queries, heads, 2048)[0]) is plan
 
 
+@pytest.mark.parametrize("name", ["v32_no_rope", "v4", "v41", "v41_fp4"])
+def test_few_heads_have_four_scales_a_row(name: str) -> None:
+    """P is stored times each scale of a key, so that other formats take the kernel of 64 heads."""
+    form, tile = ROW_FORMATS[name], Tile(512)
+    for queries, heads in ((8, 16), (132, 32), (133, 16)):
+        plan = choose(Emulator(), True, queries, heads, 2048, tile, form)[0]
+        assert plan.form == form and plan.tile == tile
+        assert isinstance(plan, FewHeadsPlan) == (form.num_scales == 4)
+
+
 def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> None:
     for queries, heads, topk, dealt in [
         (140, 64, 2048, True),
@@ -158,13 +169,15 @@ def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
 
 def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:
     """Other CTAs send while a CTA's consumers still add up their halves."""
-    for size, columns in product(CLUSTER_SIZES, COLUMNS):
-        with subtests.test(f"{size=}, {columns=}"):
-            plan = FewHeadsPlan(columns)
+    for size, columns, form in product(CLUSTER_SIZES, COLUMNS, FEW_FORMATS):
+        with subtests.test(f"{size=}, {columns=}, {form.name}"):
+            plan = FewHeadsPlan(columns, bool(form.rope))
             (region, offset), _ = plan.halves
             assert region == "k"
             assert size * -(-plan.dim_groups // size) * columns * 16 <= offset
             assert offset + 128 * (4 * columns // 2) * 4 <= plan.staged_at
+            k = next(region for region in plan.buffers if region.name == "k")
+            assert plan.staged_at + columns * 512 * 2 <= k.bytes
 
 
 @pytest.mark.parametrize("registers", [240, 216])

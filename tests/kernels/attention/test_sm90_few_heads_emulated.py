@@ -13,14 +13,20 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    COLUMNS,
+    FEW_FORMATS,
+    FewHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
+from flashdsa.row_formats import RowFormat
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.attention.test_row_formats import rows_of_every_code
 from tests.kernels.attention.test_sm90_decode_emulated import run
 from tests.kernels.features import EVERY_FEATURE
 
@@ -37,6 +43,37 @@ ALL_AT_ONCE = SparseMlaCase(
     attn_sink="infinite",
     **EVERY_FEATURE | {"kv_3d": False},
 )
+
+
+NO_ROPE = FEW_FORMATS[1]
+
+
+@pytest.mark.parametrize(("columns", "size"), [(16, 1), (16, 3), (32, 2)])
+def test_rows_without_rope_in_pages(columns: int, size: int) -> None:
+    """Seven steps, three and so on; every feature but a second source."""
+    case = SparseMlaCase(
+        "no RoPE", 2, 192, columns - 3, 420, d_qk=512, packed="fp32", kv_format=NO_ROPE.name,
+        page_size=64, invalid=True, topk_length=True, poison=True, attn_sink="finite",
+    )  # fmt: skip
+    asynchronous = "late" if size == 1 else "eager"
+    run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(columns, rope=False))
+
+
+def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
+    """Queries that name one row each get it, rounded once; scales that fp16 cannot hold, too."""
+    rows = rows_of_every_code(NO_ROPE)[:64]
+    codes = rows[:, : NO_ROPE.code_bytes]
+    codes[codes % 128 == 127] = 0
+    scales = torch.tensor([1.0, -3.7, 2.0**-20, 1e-4 / 448])[torch.arange(256) % 4].view(64, 4)
+    rows[:, NO_ROPE.scales_at : NO_ROPE.scales_at + 16] = scales.view(torch.uint8)
+    q = torch.zeros(16, 9, 512).bfloat16()
+    slots = torch.arange(0, 64, 4, dtype=torch.int32)[:, None]
+    given = {"kv_format": NO_ROPE.name}
+    O, lse = flashdsa.sparse_mla_fwd(q, rows, slots, backend="emulate-sm90", **given)
+    expected = reference.unpack_kv(rows, NO_ROPE.name)[slots[:, 0].long(), None].expand_as(O)
+    # P of one key is 1, times a scale in f16.
+    assert ((O.double() - expected).abs() <= 2.0**-8 * expected.abs() + 2.0**-24).all()
+    assert not lse.any()
 
 
 def test_clusters_of_any_size_give_the_same() -> None:
@@ -107,11 +144,15 @@ def test_any_finite_scale_and_large_logits(scale: float) -> None:
     run(case, 2, plan=plan)
 
 
+@pytest.mark.parametrize("form", FEW_FORMATS, ids=lambda form: form.name)
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, columns: int) -> None:
+def test_the_newest_assembler_takes_it_and_spills_nothing(
+    tmp_path: Path, columns: int, form: RowFormat
+) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    plan = FewHeadsPlan(columns)
+    plan = FewHeadsPlan(columns, bool(form.rope))
     text = str(compiled(SPARSE_MLA_DECODE_FEW_HEADS, plan).__ptx__).rstrip("\0")
-    assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == {"bf16", "f16"}
+    kinds = {"bf16", "f16"} if plan.tile.has_rope else {"f16"}
+    assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
     assert set(re.findall(r"wgmma\.\S*m64n(\d+)k16", text)) == {str(columns)}
     assert_it_assembles_without_spills(text, tmp_path)

@@ -75,8 +75,8 @@ def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
 def test_the_newest_assembler_takes_it_and_spills_nothing(
     tmp_path: Path, main: str, extra: str
 ) -> None:
-    formats = {"form": ROW_FORMATS[main], "extra_form": ROW_FORMATS[extra]}
-    plan = DecodePlan(packed=True, joined=True, tile=WITHOUT_ROPE, **formats)
+    form = ROW_FORMATS[main]
+    plan = DecodePlan(packed=True, joined=True, form=form, extra=extra, tile=WITHOUT_ROPE)
     text = str(compiled(SPARSE_MLA_DECODE, plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(text, tmp_path)
 

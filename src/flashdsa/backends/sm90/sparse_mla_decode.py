@@ -17,7 +17,7 @@ from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_wav
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FEW_FORMATS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
@@ -118,11 +118,11 @@ def bind_joined(
     packed. Tiles of rows without RoPE may be dealt, of one format; a range may be shorter than it
     seems, and the longest one tells the times."""
     tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format)
-    has_form, extra = form is not None, None
-    if has_form and operands.extra_kv is not None:
-        extra = form_of(operands.extra_kv, kv_format)
-        extra = None if extra == form else extra
-    plan = DecodePlan(packed=has_form, joined=True, form=form or V32, extra_form=extra, tile=tile)
+    has_form, extra = form is not None, ""
+    if operands.extra_kv is not None:
+        of_extra = form_of(operands.extra_kv, kv_format)
+        extra = of_extra.name if of_extra and of_extra != form else ""
+    plan = DecodePlan(packed=has_form, joined=True, form=form or V32, extra=extra, tile=tile)
     tiles = joined_tiles(operands, index_block)
     items = items_of(operands.q)
     size = cluster_size_for(_capacity(runner, plan), items, tiles * tile.keys)
@@ -145,8 +145,8 @@ def bind_invariant(
     num_heads = operands.q.shape[1]
     form, tile = form_of(operands.kv, kv_format) or V32, Tile(operands.q.shape[2])
     plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
-    if num_heads <= COLUMNS[-1] and form == V32:
-        plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads))
+    if num_heads <= COLUMNS[-1] and form in FEW_FORMATS:
+        plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads), tile.has_rope)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     return with_used_slots(bind_plan(runner, plan, size, operands, sm_scale), 1)
 
@@ -225,8 +225,8 @@ def choose(
     plan, size = choose_clusters(runner, many, queries, num_heads, topk)
     dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed, form=form, tile=tile)
     kind = PACKED if packed else BF16
-    if packed and form == V32 and num_heads <= COLUMNS[0]:
-        dealt, kind = DealtFewHeadsPlan(), SIXTEEN
+    if packed and form in FEW_FORMATS and num_heads <= COLUMNS[0]:
+        dealt, kind = DealtFewHeadsPlan(rope=tile.has_rope), SIXTEEN
     items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
     if dealing_pays(runner, kind, plan, size, *items, tiles_of(topk)):
         return dealt, 1
@@ -247,15 +247,16 @@ def choose_clusters(
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel of whole items, and CTAs of an item: `many`, of 64 heads, or that of few.
 
-    Packed rows of 656 bytes take the kernel of few heads if heads are few; or if so many of its
-    CTAs run at once that none has more steps than with all 64 heads in each, as its steps are
+    Packed rows of four fp32 scales take the kernel of few heads if heads are few; or if so many of
+    its CTAs run at once that none has more steps than with all 64 heads in each, as its steps are
     shorter.
     """
     sizes = _capacity(runner, many)
     many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
-    if not many.packed or many.form != V32:
+    if not many.packed or many.form not in FEW_FORMATS:
         return many, many_size
-    few = FewHeadsPlan(next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1]))
+    columns = next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1])
+    few = FewHeadsPlan(columns, many.tile.has_rope)
     sizes = _capacity(runner, few)
     few_items = queries * few.items(num_heads)
     few_size = cluster_size_for(sizes, few_items, topk)

@@ -17,7 +17,6 @@ from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
     CONSUMERS,
-    PIECE_BYTES,
     PIECE_KEYS,
     FewHeadsPlan,
 )
@@ -25,10 +24,10 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     find_extent,
     last_slots,
+    pages_of,
     read_slot,
     row_address,
 )
-from flashdsa.problem import KV_ROW_BYTES
 
 UNIT = 16
 """Bytes of a store."""
@@ -95,19 +94,19 @@ def load_piece(role: Gatherer, row: Int32, tile: Int32, lane: Int32) -> None:
     mask = cute.arch.vote_ballot_sync(row >= 0)
     if lane == 0:
         ctx.memory.masks.array(Int32, ctx.plan.stages)[state.stage] = Int32(mask)
-    offset = state.stage * PIECE_BYTES + lane * KV_ROW_BYTES
+    row_bytes = ctx.plan.form.row_bytes
+    offset = state.stage * ctx.plan.piece_bytes + lane * row_bytes
     if row >= 0:
-        barrier = ring.expect(state.stage, KV_ROW_BYTES)
-        load_bytes(
-            ctx.memory.k.bytes() + offset, row_address(role, row), Int32(KV_ROW_BYTES), barrier
-        )
+        barrier = ring.expect(state.stage, row_bytes)
+        source = row_address(role, row, pages_of(role, Int32(0)))
+        load_bytes(ctx.memory.k.bytes() + offset, source, Int32(row_bytes), barrier)
     else:
-        clear_row(ctx.memory.k.address() + offset)
+        clear_row(ctx.memory.k.address() + offset, row_bytes)
         ring.commit(state.stage)
 
 
 @cute.jit
-def clear_row(to: Int32) -> None:
+def clear_row(to: Int32, row_bytes: cutlass.Constexpr) -> None:
     """Write zeros over a row: 0 times its old bytes may be NaN."""
-    for unit in cutlass.range(KV_ROW_BYTES // UNIT, unroll=1):
+    for unit in cutlass.range(row_bytes // UNIT, unroll=1):
         store_words(to + unit * UNIT, [Int32(0)] * 4)

@@ -25,7 +25,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     state_of_piece,
     tiles_of_consumer,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, PIECE_BYTES, WARPS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
     multiply_tile,
@@ -69,7 +69,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import (
     store_pair,
     to_f16,
 )
-from flashdsa.problem import KV_ROW_BYTES, KV_SCALES
+from flashdsa.problem import KV_SCALES
 
 FIRST_MEETING = 1
 """Named barrier of the first consumer; the second one's follows."""
@@ -86,7 +86,7 @@ class Math(NamedTuple):
 
     ctx: Context
     output: Output
-    q: cute.Tensor  # (S, H, 576) bf16
+    q: cute.Tensor  # (S, H, d_qk) bf16
     consumer: Int32  # 0 or 1
 
 
@@ -128,11 +128,11 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     stage = states[0].stage
     if warp >= 2:
         stage = states[1].stage
-    piece = ctx.memory.k.address() + stage * PIECE_BYTES
+    piece = ctx.memory.k.address() + stage * ctx.plan.piece_bytes
     masks = ctx.memory.masks.array(Int32, ctx.plan.stages)
     q = along_k(ctx.memory.q.address())
-    keys = piece + (key + lane % 16) * KV_ROW_BYTES + lane // 16 * 16
-    row = piece + (key + lane // 4) * KV_ROW_BYTES
+    keys = piece + (key + lane % 16) * ctx.plan.form.row_bytes + lane // 16 * 16
+    row = piece + (key + lane // 4) * ctx.plan.form.row_bytes
     s = multiply_tile(ctx.plan, q, keys, row)
     scale = role.output.scale
     s = mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
@@ -145,8 +145,8 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     at = ctx.memory.p.address() + of_consumer
     store_p(ctx, p, row, r.heads, at)
     meet(ctx, role.consumer)
-    columns = ctx.memory.k.address() + lane * KV_ROW_BYTES + warp * 16
-    pieces = [columns + state.stage * PIECE_BYTES for state in states_of_tile(role, step)]
+    columns = ctx.memory.k.address() + lane * ctx.plan.form.row_bytes + warp * 16
+    pieces = [columns + state.stage * ctx.plan.piece_bytes for state in states_of_tile(role, step)]
     multiply_values(ctx.plan, r.out, pieces, along_k(at))
 
 
@@ -190,7 +190,7 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     """Load Q from device memory, zeros past its heads, by both consumers.
 
     Args:
-        q: (S, H, 576) bf16. before: items whose Q was loaded before.
+        q: (S, H, d_qk) bf16. before: items whose Q was loaded before.
     """
     tile = ctx.plan.tile
     rope_units = (tile.d_qk - tile.d_v) // UNIT
@@ -209,7 +209,9 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
         words += load_or_zero(of_pair, present, 0, 4) + load_or_zero(
             of_pair, present, UNIT * BF16, 4
         )
-    rope = load_or_zero(source + (tile.d_v + number % rope_units * UNIT), present, 0, 4)
+    rope: list[Any] = []
+    if cutlass.const_expr(rope_units > 0):
+        rope = load_or_zero(source + (tile.d_v + number % rope_units * UNIT), present, 0, 4)
     power = power_of_row(words, threads)
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
@@ -227,10 +229,10 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
             # The first two of four e4m3 in a word of a key are of one 16 bytes of Q, the others of
             # the next.
             store_words(to + swizzled_128(row, unit), of_pair[half::2])
-    if number < rope_units:
-        store_words(
-            base + (tile.value_chunks * ctx.plan.operand_bytes + swizzled_128(row, number)), rope
-        )
+    if cutlass.const_expr(rope_units > 0):
+        if number < rope_units:
+            to = base + (tile.value_chunks * ctx.plan.operand_bytes + swizzled_128(row, number))
+            store_words(to, rope)
     cute.arch.fence_proxy("async.shared", space="cta")
     # q_full: all of Q is written.
     ctx.memory.q_full.arrive()

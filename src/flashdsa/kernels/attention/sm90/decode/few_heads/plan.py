@@ -9,6 +9,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
+    F16,
     GROUP_BYTES,
     MOST_CTAS,
     STATISTICS,
@@ -16,8 +17,8 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
 )
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.problem import KV_ROW_BYTES, KV_SCALES
-from flashdsa.row_formats import V32
+from flashdsa.problem import KV_SCALES
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 CONSUMERS = 2
 """Warpgroups that multiply; each takes every other tile of 64 keys."""
@@ -26,9 +27,9 @@ PIECE_KEYS = WARP_SIZE
 COLUMNS = (16, 32)
 """Heads that a kernel may be compiled for."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
-PIECE_BYTES = PIECE_KEYS * KV_ROW_BYTES
-"""Bytes of a stage. A row is an odd multiple of 16 bytes, so that eight of them are in all
-banks."""
+FEW_FORMATS = (V32, ROW_FORMATS["v32_no_rope"])
+"""Formats of packed rows: of four fp32 scales, as P of a key is stored times each of them. A row is
+an odd multiple of 16 bytes, so that eight of them are in all banks."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,35 @@ class FewHeadsPlan(ClusterPlan):
         columns: heads of an item, one of COLUMNS.
         gather_registers, math_registers: of a thread.
         lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
-        tile: of keys.
+        rope: rows have RoPE columns: of FEW_FORMATS the first one, else the second one.
     """
 
     columns: int = 16
+    rope: bool = True
     gather_registers: int = 24
     math_registers: int = 240
     lazy_log2: float = 8.0
-    tile: Tile = Tile()
-
     packed = True
-    form = V32
-    """kv has rows of 656 bytes, whose e4m3 become f16 in registers."""
+
+    @property
+    def form(self) -> RowFormat:  # type: ignore[override]
+        """Format of packed rows, whose e4m3 become f16 in registers."""
+        return FEW_FORMATS[not self.rope]
+
+    @property
+    def tile(self) -> Tile:  # type: ignore[override]
+        """Tile of keys."""
+        return Tile(self.form.d_qk)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a stage."""
+        return PIECE_KEYS * self.form.row_bytes
+
+    @property
+    def form_suffix(self) -> str:
+        """Part of a variant's name."""
+        return "" if self.form == V32 else f"_{self.form.name}"
 
     @property
     def group_heads(self) -> int:
@@ -70,7 +88,7 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_decode_heads{self.columns}"
+        return f"mla_decode_heads{self.columns}{self.form_suffix}"
 
     @property
     def operand_bytes(self) -> int:
@@ -82,6 +100,17 @@ class FewHeadsPlan(ClusterPlan):
         """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
         apart from all CTAs' O, which may come meanwhile, and this one's, in the region k."""
         return ("k", self.received_bytes), ("p", 0)
+
+    @property
+    def staged_at(self) -> int:
+        """Offset in region k of this CTA's O, after what other CTAs send and the halves."""
+        halves = WARPGROUP_SIZE * self.blocks * self.columns // 2 * FP32
+        return max(super().staged_at, self.received_bytes + halves)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 dims of a consumer's half of O."""
+        return self.tile.d_v // ROWS // CONSUMERS
 
     @property
     def received_bytes(self) -> int:
@@ -110,7 +139,10 @@ class FewHeadsPlan(ClusterPlan):
             ),
             SmemRegion(
                 "k",
-                self.stages * PIECE_BYTES,
+                max(
+                    self.stages * self.piece_bytes,
+                    self.staged_at + self.columns * self.tile.d_v * F16,
+                ),
                 128,
                 "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
             ),
@@ -158,7 +190,7 @@ class FewHeadsPlan(ClusterPlan):
         return (
             Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is stored"),
             Barrier("full", self.stages, gather, Arrives.EVERY_LANE_OF_ONE_WARP, math,
-                    PIECE_BYTES, "a piece's rows and mask have come"),
+                    self.piece_bytes, "a piece's rows and mask have come"),
             Barrier("free", self.stages, math, Arrives.WARPS_OF_ONE_GROUP, gather, 0,
                     "a piece has been read"),
             Barrier("q_full", 1, math, every, math, 0, "Q is as the products take it"),

@@ -18,7 +18,7 @@ from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
-from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_ROW_BYTES, KV_SCALES, KV_SCALES_AT
+from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_SCALES, KV_SCALES_AT
 
 LANE_ROWS = 8
 """Rows from a lane's first row of an accumulator to its second one."""
@@ -115,9 +115,12 @@ def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
         row: the address of the lane's first key; its other one is 8 rows later.
     """
     q = opaque(q)
-    scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * KV_ROW_BYTES) for h in range(THREAD_ROWS)]
-    rope_steps = rope_keys(keys)
-    s = multiply_keys(plan, q, rope_steps, plan.tile.value_chunks * CHUNK_STEPS, None, BF16_KIND)
+    row_bytes = plan.form.row_bytes
+    scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * row_bytes) for h in range(THREAD_ROWS)]
+    s = [Float32(0.0) for _ in range(plan.columns // 2)]
+    if plan.tile.has_rope:
+        first = plan.tile.value_chunks * CHUNK_STEPS
+        s = multiply_keys(plan, q, rope_keys(keys), first, None, BF16_KIND)
     # 16 heads leave registers for two groups: keys of one, while the other is multiplied.
     pending = 1 if plan.columns == COLUMNS[0] else 0
     if pending == 0:

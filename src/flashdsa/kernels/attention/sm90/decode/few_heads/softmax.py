@@ -18,7 +18,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, WAR
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
 from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.problem import KV_ROW_BYTES, KV_SCALES, KV_SCALES_AT
+from flashdsa.problem import KV_SCALES, KV_SCALES_AT
 
 LANE_HEADS = 2
 """Neighbouring heads of a lane in each 8 columns."""
@@ -85,10 +85,10 @@ def reduce_keys(value: Any, combine: Any) -> Any:
     return value
 
 
-def load_scales(row: Any) -> list[list[Any]]:
+def load_scales(ctx: Context, row: Any) -> list[list[Any]]:
     """Load the scales of the lane's two keys. `row`: the address of the first one."""
     at = row + KV_SCALES_AT
-    loaded = [load_words(at + 8 * h * KV_ROW_BYTES, Float32) for h in range(THREAD_ROWS)]
+    loaded = [load_words(at + 8 * h * ctx.plan.form.row_bytes, Float32) for h in range(THREAD_ROWS)]
     return [[words[group] for group in range(KV_SCALES)] for words in loaded]
 
 
@@ -128,7 +128,7 @@ def find_tops(
         of_head = [value for i, value in enumerate(s) if head_of(i) == number]
         tops.append(reduce_keys(cute.arch.fmax(of_head[0], of_head[1]), cute.arch.fmax))
     largest = Float32(0.0)
-    for of_key in load_scales(row):
+    for of_key in load_scales(ctx, row):
         for value in of_key:
             largest = cute.arch.fmax(largest, value)
     largest = reduce_keys(largest, cute.arch.fmax)
@@ -203,7 +203,7 @@ def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> No
     unit = (2 * warp + lane // 8 % 2) ^ (lane % 8)
     at = to + head * ROW_BYTES + unit * 16
     unit_of_scales = power_of_two(heads.power[0])
-    scales = load_scales(row)
+    scales = load_scales(ctx, row)
     for part in cutlass.range_constexpr(KV_SCALES):
         factors = [scales[h][part] * unit_of_scales for h in range(THREAD_ROWS)]
         values = [value * factors[i // 2 % THREAD_ROWS] for i, value in enumerate(p)]

@@ -19,11 +19,11 @@ JOINED_FORMATS = FORMATS[1:]
 """Those that two sources may have, both the same."""
 MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
 """Those of which each source may have its own."""
-JOINED_PAIRS: tuple[tuple[RowFormat, RowFormat | None], ...] = (
-    *((form, None) for form in JOINED_FORMATS),
-    *((one, other) for one, other in permutations(MIXED_FORMATS)),
+JOINED_PAIRS = (
+    *((form, "") for form in JOINED_FORMATS),
+    *((main, extra.name) for main, extra in permutations(MIXED_FORMATS)),
 )
-"""Formats of both sources of a variant; None: the second source has the first one's."""
+"""Formats of both sources of a variant, the second one's by its name; "": the first one's."""
 
 
 def words_of_scales(form: RowFormat) -> int:
@@ -38,7 +38,7 @@ class DecodePlan(ClusterPlan):
     Attributes:
         packed: kv has packed rows, which are expanded to f16 in shared memory.
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
-        form: of packed rows. extra_form: of an extra source's, if it is another one.
+        form: of packed rows. extra: name of the format of a second source's, if it is another.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -47,7 +47,7 @@ class DecodePlan(ClusterPlan):
     packed: bool = False
     joined: bool = False
     form: RowFormat = V32
-    extra_form: RowFormat | None = None
+    extra: str = ""
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -61,8 +61,13 @@ class DecodePlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        extra = f"_and_{self.extra_form.name}" if self.extra_form else ""
+        extra = f"_and_{self.extra}" if self.extra else ""
         return "mla_decode" + self.suffix + extra + "_joined" * self.joined
+
+    @property
+    def extra_form(self) -> RowFormat | None:
+        """Format of a second source's packed rows, if it is another one."""
+        return ROW_FORMATS[self.extra] if self.extra else None
 
     @property
     def scale_words(self) -> int:

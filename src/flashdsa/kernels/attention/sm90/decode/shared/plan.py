@@ -45,7 +45,6 @@ class ClusterPlan(Sm90Plan):
     packed: bool
     form: RowFormat
     joined: bool = False
-    extra_form: RowFormat | None = None
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
@@ -62,6 +61,11 @@ class ClusterPlan(Sm90Plan):
         if not self.packed:
             return self.tile.suffix
         return "_packed" if self.form == V32 else f"_{self.form.name}"
+
+    @property
+    def extra_form(self) -> RowFormat | None:
+        """Format of a second source's packed rows, if it is another one."""
+        return None
 
     @property
     def mixed(self) -> bool:

@@ -23,7 +23,7 @@ class DealtFewHeadsPlan(FewHeadsPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_decode_dealt_heads{self.columns}"
+        return f"mla_decode_dealt_heads{self.columns}{self.form_suffix}"
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
