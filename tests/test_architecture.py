@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HOUSES = ("src", "tests", "tools", "ptxemu/src", "ptxemu/tests", "workbench")
+HOUSES = ("src", "tests", "tools", "ptxemu/src", "ptxemu/tests", "workbench", "examples")
 PYTHON_FILES = sorted(path for house in HOUSES for path in (ROOT / house).rglob("*.py"))
 TESTS = {path for path in PYTHON_FILES if "tests" in path.relative_to(ROOT).parts}
 SOURCES = [path for path in PYTHON_FILES if path not in TESTS]

@@ -15,6 +15,7 @@ from workbench.cli.launch import launch
 from workbench.cli.model import model
 from workbench.cli.mutate import mutate
 from workbench.cli.overlap import overlap
+from workbench.cli.ranking import ranking
 from workbench.cli.reference import reference
 from workbench.cli.sanitize import sanitize
 
@@ -36,6 +37,7 @@ def cli() -> None:
       sanitize  compute-sanitizer over those calls, on a GPU
       mutate    kernels with one synchronisation broken: is it noticed?
       reference the reference design's budget beside the plan that ships
+      ranking   the indexer's sets by fp16 scores, beside those by fp32
       export    solutions for FlashInfer-Bench
 
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
@@ -44,7 +46,9 @@ def cli() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, export):
+for command in (
+    bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, export,
+):  # fmt: skip
     cli.add_command(command)
 
 

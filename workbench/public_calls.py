@@ -1,14 +1,24 @@
-"""A right call of every public operation, of shapes that the CPU and a Hopper GPU serve."""
+"""A right call of every public operation, of shapes that the CPU and a Hopper GPU serve.
+
+Those that tests or timings want in several forms are made here; the others are recorded from a
+check of `flashdsa check`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.ops import PUBLIC
+from flashdsa.verify.check_list import Check, checks_of
+from flashdsa.verify.operations import OPERATIONS
 
 
 class Sizes(NamedTuple):
@@ -117,10 +127,42 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
         **_entries(draw),
         **_two_sources(draw, attention),
     }
+    there = {name.partition(", ")[0] for name in named}
+    others = [name for name in OPERATIONS if name in PUBLIC and name not in there]
+    named |= {name: _recorded(name, _check_of(name, device)) for name in others}
     return {
         name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
         for name, arguments in named.items()
     }
+
+
+@cache
+def _check_of(operation: str, device: str) -> Check:
+    """The check of an operation with most tensors, none of them empty; of these the smallest."""
+    of_operation = [x for x in checks_of(0, "auto", device) if x.operation == operation]
+    return max(of_operation, key=lambda check: _num_tensors(_recorded(operation, check)))
+
+
+def _recorded(operation: str, check: Check) -> Arguments:
+    """Arguments of the operation in the first call of it that the check makes."""
+    found: list[Arguments] = []
+    function = getattr(flashdsa, operation)
+
+    def record(*args: Any, **options: Any) -> Any:
+        given = signature(function).bind(*args, **options)
+        given.apply_defaults()
+        found.append({k: x for k, x in given.arguments.items() if x is not None and k != "backend"})
+        return function(*args, **options)
+
+    with patch.object(flashdsa, operation, record):
+        check.call()
+    first = found[0].items()
+    return {name: x.detach() if isinstance(x, Tensor) else x for name, x in first}
+
+
+def _num_tensors(arguments: Arguments) -> int:
+    tensors = [x for x in arguments.values() if isinstance(x, Tensor)]
+    return len(tensors) if all(x.numel() for x in tensors) else 0
 
 
 def _function(name: str, arguments: Arguments) -> Callable[..., Any]:
@@ -174,7 +216,7 @@ def _two_sources(draw: _Draw, attention: Arguments) -> dict[str, Arguments]:
 
 
 def _entries(draw: _Draw) -> dict[str, Arguments]:
-    """Windows of 4 that overlap, of three sequences; tokens of decode; a rotation."""
+    """Windows of 4 that overlap, of three sequences; tokens of decode."""
     tokens, d, sequences = 64, 128, 3
 
     def bf16(*shape: int) -> Tensor:
@@ -199,16 +241,6 @@ def _entries(draw: _Draw) -> dict[str, Arguments]:
     return {
         "compress_kv": {**common, "cu_seqlens": offsets},
         "compress_kv, state": {**common, "cu_seqlens": offsets, **decode},
-        "compress_kv_bwd": {
-            **common,
-            "grad_entries": bf16(tokens // 4, d),
-            "cu_seqlens": offsets,
-        },
-        "rotate_tail": {
-            "x": bf16(6, 3, 40),
-            "positions": draw.integers(tokens, 6),
-            "rotation": (angles.cos(), angles.sin()),
-        },
     }
 
 

@@ -13,6 +13,8 @@ D_V = 512
 D_ROPE = D_QK - D_V
 PAGE_SIZE = 64
 """Tokens of one page of the index-K cache, and of a paged kv."""
+SHORT_TABLE_PAGES = (32, 16, 8, 4, 2, 1)
+"""Tokens that an entry of the indexer's block table may name, if it is no whole page."""
 KV_GROUP = V32.group
 """Latent columns of a packed kv row that share a scale."""
 E4M3_MAX = 448.0
@@ -75,6 +77,8 @@ class Problem:
     sorted: bool = False
     positions: bool = False
     """The indexer's ids are token positions, not cache slots."""
+    table_page_size: int = PAGE_SIZE
+    """Tokens that an entry of the indexer's block table names."""
     next_n: int = 1
     """The indexer's neighbouring queries that share a row of the block table."""
     capability: tuple[int, int] | None = None

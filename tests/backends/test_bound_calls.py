@@ -337,7 +337,9 @@ def pages_and_rows(rows: int = 2, dtype: torch.dtype = torch.uint8) -> TopkIndex
     )
 
 
-INDEXER_OPTIONS: dict[str, Any] = {"sorted": True, "positions": False, "check": True}
+INDEXER_OPTIONS: dict[str, Any] = {
+    "sorted": True, "positions": False, "table_page_size": 64, "check": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8], ids=str)

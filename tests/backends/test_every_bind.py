@@ -35,6 +35,8 @@ VALUES |= {
     "eps": 1e-6,
     "overlap": False,
 }
+CHOICES = {"table_page_size": (64, 4, 1)}
+"""Of what is no number, both."""
 FREE = {"num_pages": (1, 5, 40), "max_pages": (1, 4, 70, 20_000)}
 BY_TORCH = {"read_index_k_cache", "compress_kv", "compress_kv_bwd"}
 """Operations that launch no kernel of ours."""
@@ -65,7 +67,8 @@ def parameters_of(spec: OpSpec, implementation: Implementation) -> list[dict[str
     """Choices of the parameters that are no numbers, those that the implementation takes."""
     names, found = [x.name for x in spec.parameters], []
     operands = operands_of(spec, implementation, SIZES)
-    choices = [(VALUES[name],) if name in VALUES else (False, True) for name in names]
+    fixed = {name: (value,) for name, value in VALUES.items()} | CHOICES
+    choices = [fixed.get(name, (False, True)) for name in names]
     for values in product(*choices):
         parameters = dict(zip(names, values, strict=True))
         problem = spec.problem(operands, parameters, spec.check(operands, parameters))

@@ -12,7 +12,7 @@ from click.testing import Result
 
 import flashdsa.demo
 from flashdsa.demo import DemoOptions, run_demo
-from flashdsa.demo.run import SIZES
+from flashdsa.demo.run import SIZES, V4_SIZES
 
 Run = Callable[..., Result]
 
@@ -68,17 +68,24 @@ def test_defaults_are_those_of_the_library_and_options_reach_it(
     run("demo")
     run("demo", "--steps", "3", "--queries", "32", "--heads", "2", "--picture", "x.svg")
     run("demo", "--seed", "7", "--window", "999", "--topk", "99", "--indices", "x.pt")
+    run("demo", "--form", "v4")
+    run("demo", "--form", "v4", "--topk", "32")
     assert asked == [
         DemoOptions(),
         DemoOptions(steps=3, num_queries=32, num_heads=2, picture=Path("x.svg")),
         DemoOptions(seed=7, window=999, topk=99, indices=Path("x.pt")),
+        DemoOptions(form="v4", topk=V4_SIZES["cpu"]["topk"]),
+        DemoOptions(form="v4", topk=32),
     ]
 
 
 def test_help_tells_the_sizes_of_both_devices(run: Run) -> None:
     text = " ".join(run("demo", "--help").output.split())
     for name in SIZES["cpu"]:
-        assert f"[default: ({SIZES['cpu'][name]}, on a GPU {SIZES['cuda'][name]})" in text
+        assert f"[default: ({SIZES['cpu'][name]}, on a GPU {SIZES['cuda'][name]}" in text
+    for sizes in V4_SIZES.values():
+        other = {name: size for name, size in sizes.items() if size not in SIZES["cpu"].values()}
+        assert all(str(size) in text for size in other.values())
 
 
 def test_a_gpu_that_is_missing_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flashdsa.backends.catalog import registry
-from flashdsa.demo.run import HOPPER, SIZES, choose_device, run_demo
+from flashdsa.demo.run import HOPPER, SIZES, V4_SIZES, choose_device, run_demo
 from flashdsa.demo.train import DemoOptions
 from flashdsa.kernels.catalog import INDEXER
 
@@ -57,7 +59,7 @@ def test_a_device_that_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_hopper_alone_has_kernels_for_every_operation_of_the_demo(tiny: DemoOptions) -> None:
-    served = list(run_demo(tiny)["served"])
+    served = list(run_demo(replace(tiny, form="v4", topk=16))["served"])
 
     def has_kernels(operation: str, capability: tuple[int, int]) -> bool:
         found = [one.features for one in registry.implementations(operation)]
@@ -68,6 +70,6 @@ def test_hopper_alone_has_kernels_for_every_operation_of_the_demo(tiny: DemoOpti
 
 
 def test_default_sizes_on_a_gpu_are_those_of_compiled_kernels() -> None:
-    sizes = SIZES["cuda"]
-    assert any(plan.topk == sizes["topk"] for plan in INDEXER.plans)
-    assert sizes["num_heads"] in (8, 16, 32, 64, 128)
+    for sizes in (SIZES["cuda"], V4_SIZES["cuda"]):
+        assert any(plan.topk == sizes["topk"] for plan in INDEXER.plans)
+        assert sizes["num_heads"] in (8, 16, 32, 64, 128)

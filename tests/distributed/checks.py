@@ -34,7 +34,7 @@ def _mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))["cp"]
 
 
-def layouts(seq_len: int, mesh: DeviceMesh) -> list[SequenceLayout]:
+def layouts(seq_len: int, mesh: DeviceMesh | dist.ProcessGroup) -> list[SequenceLayout]:
     """One of each kind."""
     return [
         SequenceLayout.zigzag(seq_len, mesh),

@@ -16,6 +16,7 @@ from flashdsa.distributed import (
     gather_latents,
     local_slots,
 )
+from tests.distributed import two_sources
 from tests.distributed.errors import require_error
 
 D_QK, D_V, HEADS, INDEX_HEADS, TOPK = 576, 512, 128, 64, 2048
@@ -59,6 +60,14 @@ def check_attention_on_gpus() -> None:
             assert (found_dq.double() - wanted).norm() <= 2.5e-3 * wanted.norm(), layout
             error = (layout.unshard(found_dkv).double() - dkv.double()).norm() / dkv.norm()
             assert error < 3.5e-3, (layout, wire, error)
+
+
+def check_two_sources_on_gpus() -> None:
+    """A CSA and an HCA layer of V4's columns, by the Hopper kernels."""
+    device, group = _device(), dist.group.WORLD
+    for ratio in (4, 128):
+        case = two_sources.Case(1000, ratio, torch.bfloat16, ratio == 4, 512, 64, device)
+        two_sources.require_one_process(case, group)
 
 
 def check_indexer_on_gpus() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import checks, decoding, tensor_parallel
+from tests.distributed import checks, decoding, tensor_parallel, two_sources
 from tests.distributed.ranks import run_ranks
 
 
@@ -22,6 +22,7 @@ def test_four_ranks(tmp_path: Path) -> None:
             checks.check_options_of_the_gradients_wire,
             checks.check_ordered_sums_by_hand,
             checks.check_indexer_equals_one_process,
+            two_sources.check_two_sources_equal_one_process,
             decoding.check_decode_topk_is_exact,
             decoding.check_decode_attention_merges,
         ],

@@ -19,6 +19,7 @@ def test_two_gpus(tmp_path: Path) -> None:
         2,
         [
             on_gpus.check_attention_on_gpus,
+            on_gpus.check_two_sources_on_gpus,
             on_gpus.check_indexer_on_gpus,
             on_gpus.check_ranks_that_differ_on_gpus,
             on_gpus.check_decode_on_gpus,

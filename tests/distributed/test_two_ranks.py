@@ -14,6 +14,7 @@ from tests.distributed import (
     indexer_training,
     random_calls,
     training,
+    two_sources,
 )
 from tests.distributed.ranks import run_ranks
 
@@ -41,6 +42,9 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_under_autocast,
             decoding.check_decode_errors,
             training.check_weights_learn_as_in_one_process,
+            two_sources.check_two_sources_equal_one_process,
+            two_sources.check_borders_move_no_more_than_they_need,
+            two_sources.check_ranks_that_differ_in_two_sources,
             indexer_training.check_targets_of_two_ranks,
             disagreements.check_ranks_that_differ_behind_good_calls,
             disagreements.check_wrong_arguments_of_decode,

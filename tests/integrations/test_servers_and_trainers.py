@@ -101,6 +101,75 @@ def test_megatron_knows_the_backend_by_its_table(monkeypatch: pytest.MonkeyPatch
         megatron.register()
 
 
+CSA = "megatron.core.transformer.experimental_attention_variant.csa"
+
+
+def csa_by_torch(query: Tensor, kv: Tensor, sink: Tensor, ids: Tensor, scale: float) -> Tensor:
+    """The same of (rows, heads, d) and (rows, d), gathered row by row, differentiable by torch."""
+    chosen = kv[ids.clamp(min=0).long()]
+    logits = scale * torch.einsum("shd,skd->shk", query, chosen)
+    logits = logits.masked_fill((ids < 0)[:, None], -torch.inf)
+    weights = torch.cat((logits, sink.expand(len(ids), -1)[..., None]), dim=2).softmax(2)
+    return torch.einsum("shk,skd->shd", weights[..., :-1], chosen).flatten(1)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_megatrons_csa_and_its_gradients(packed: bool) -> None:
+    """Windows and entries in one list, an empty row; of two sequences, or packed."""
+    torch.manual_seed(0)
+    wide: dict[str, Any] = {"dtype": torch.float64, "requires_grad": True}
+    query, kv, sink = (
+        torch.randn(3, 2, 4, 40, **wide),
+        torch.randn(7, 2, 40, **wide),
+        torch.randn(4, **wide),
+    )
+    ids = torch.randint(-1, 14, (6, 5), dtype=torch.int32)
+    ids[2] = -1
+    flat = query.flatten(0, 1), kv.flatten(0, 1)
+    operands = flat if packed else (query, kv)
+    got = megatron.csa_sparse_attn(*operands, sink, ids, 0.3, is_thd=packed)
+    assert got.shape == ((6, 160) if packed else (3, 2, 160))
+    expected = csa_by_torch(*flat, sink, ids, 0.3)
+    assert_close(got.reshape(6, 160).detach(), expected.detach(), 1e-11)
+    dout = torch.randn_like(expected)
+    learned = query, kv, sink
+    ours = torch.autograd.grad(got, learned, dout.view_as(got), retain_graph=packed)
+    for mine, theirs in zip(ours, torch.autograd.grad(expected, learned, dout), strict=True):
+        assert_close(mine, theirs, 1e-11)
+    lengths = torch.tensor([5, 3, 0, 1, 5, 2], dtype=torch.int32)
+    cut = torch.where(torch.arange(5) < lengths[:, None], ids, -1)
+    short = megatron.csa_sparse_attn(*operands, sink, ids, 0.3, lengths, is_thd=packed)
+    assert_close(
+        short.reshape(6, 160).detach(), csa_by_torch(*flat, sink, cut, 0.3).detach(), 1e-11
+    )
+    with pytest.raises(NotImplementedError, match="indexer_topk: expected 0; got 4"):
+        megatron.csa_sparse_attn(*operands, sink, ids, 0.3, None, 4, packed)
+
+
+def test_megatrons_csa_takes_the_function_where_its_signature_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def known(
+        query, kv, attn_sink, topk_idxs, softmax_scale, topk_length=None, indexer_topk=0,
+        is_thd=False,
+    ):  # fmt: skip
+        """Megatron's, in its branch dev."""
+
+    module = stub(monkeypatch, CSA, csa_sparse_attn=known)
+    megatron.register_csa()
+    megatron.register_csa()
+    assert module.csa_sparse_attn is megatron.csa_sparse_attn
+    module.csa_sparse_attn = lambda query, kv, other: None
+    with pytest.raises(
+        NotImplementedError, match=r"csa_sparse_attn\(query, kv, other\) is not known"
+    ):
+        megatron.register_csa()
+    monkeypatch.delitem(sys.modules, CSA)
+    monkeypatch.delattr(sys.modules[CSA.rpartition(".")[0]], "csa")
+    with pytest.raises(NotImplementedError, match="no CSA in this version"):
+        megatron.register_csa()
+
+
 # SGLang
 
 

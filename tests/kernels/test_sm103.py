@@ -15,9 +15,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import compiled, emulation
+from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
-from flashdsa.kernels.catalog import KERNELS
+from flashdsa.kernels.catalog import KERNELS, MLA_BWD_HEADS
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.toolchain.ptxas import find_assembler
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
@@ -89,6 +90,14 @@ def backward() -> list[Comparison]:
     return check_backward(make_sparse_mla_inputs(ONE_BLOCK, 0, "cpu"), "emulate-sm100")
 
 
+def backward_with_split_heads() -> list[Comparison]:
+    """No call takes the kernel, so it stands in the place of the one that calls take."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sm100_bwd, "MLA_BWD", MLA_BWD_HEADS)
+        patch.setattr(sm100_bwd, "PLANS", {(128, False): MLA_BWD_HEADS.plans[0]})
+        return backward()
+
+
 def as_the_cpu(call: Callable[[Inputs, str], torch.Tensor]) -> Callable[[], list[Any]]:
     """Return a judge of scores that are exact in any order of additions."""
 
@@ -113,6 +122,7 @@ def scores(inputs: Inputs, backend: str) -> torch.Tensor:
 CALLS = {
     "mla_fwd": forward,
     "mla_bwd": backward,
+    "mla_bwd_heads": backward_with_split_heads,
     "indexer": as_the_cpu(selected),
     "indexer_logits": as_the_cpu(scores),
 }

@@ -22,8 +22,14 @@ from flashdsa.dsl.umma import (
 )
 from flashdsa.hw import TMEM_LANES
 from flashdsa.kernels.attention.sm100.bwd import products as bwd
+from flashdsa.kernels.attention.sm100.bwd.heads import products as heads
 from flashdsa.kernels.attention.sm100.fwd import products as fwd
-from flashdsa.kernels.catalog import INDEXER_SM100, MLA_BWD, SPARSE_MLA_FWD_SM100
+from flashdsa.kernels.catalog import (
+    INDEXER_SM100,
+    MLA_BWD,
+    MLA_BWD_HEADS,
+    SPARSE_MLA_FWD_SM100,
+)
 from ptxemu.descriptors import Tcgen05Descriptor, operand_addresses
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
 
@@ -34,6 +40,10 @@ def products() -> Iterator[tuple[str, UmmaProduct]]:
         of = bwd.products_of(plan)
         scores = (of.p, of.p_rope, of.dp, of.dq, of.dq_rope)
         for product in (*scores, *(one for part in of.dkv for one in part)):
+            yield plan.name, product
+    for plan in MLA_BWD_HEADS.plans:
+        split = heads.products_of(plan)
+        for product in (split.p, split.dp, *split.dq, *(one for part in split.dkv for one in part)):
             yield plan.name, product
     for plan in SPARSE_MLA_FWD_SM100.plans:
         forward = fwd.products_of(plan)
@@ -102,7 +112,7 @@ def test_the_emulator_reads_the_same_form_and_layout() -> None:
                 cells += 1
         assert cells == lanes.size, name
         paths.add(product.data_path)
-    assert paths == {"B", "D", "F"}
+    assert paths == {"B", "D", "E", "F", "G"}
 
 
 def test_a_shape_beyond_the_instruction_names_limit_and_section() -> None:

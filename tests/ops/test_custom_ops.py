@@ -101,7 +101,7 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
 
 
 def _indexer_out() -> tuple[Any, ...]:
-    return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, False, True, "cpu")
+    return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, False, 64, True, "cpu")
 
 
 def _prefill_args(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -131,7 +131,7 @@ def _index_args(grad: bool) -> tuple[Any, ...]:
     ("spec", "args"),
     [
         (OPERATIONS["dsa_topk_indexer"], _indexer_out),
-        (OPERATIONS["indexer_logits"], lambda: (*inputs.indexer(), 200, "cpu")),
+        (OPERATIONS["indexer_logits"], lambda: (*inputs.indexer(), 200, 64, "cpu")),
         (
             OPERATIONS["topk_indices"],
             lambda: (torch.randn(2, 9), torch.tensor([9, 3], dtype=torch.int32), 4, True, "cpu"),

@@ -59,6 +59,7 @@ class Kernel:
         *,
         sorted: bool,
         positions: bool,
+        table_page_size: int,
         check: bool,
     ) -> Callable[[Sequence[Tensor]], None]:
         """A call that was checked."""
@@ -133,7 +134,7 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
         assert kernel.calls[-1] == way and len(kernel.calls) == turn
         assert out._version == before + 2  # the pretended kernel's fill_, and the operation
         assert (out == 7).all()
-    OP(*HELD, out, False, False, True, "auto")
+    OP(*HELD, out, False, False, 64, True, "auto")
     assert kernel.calls[-1] == "direct"
     call(sorted=True)
     call(backend="sm90")

@@ -103,7 +103,8 @@ def judge_indexer_inputs(case, seed):
     assert (inputs.output_buffer() == 0x7B7B7B7B).all()
     if not case.seq_lens:
         return
-    scores = reference.indexer_logits(*inputs.operands_of_rows, inputs.max_len)
+    size = case.table_page_size
+    scores = reference.indexer_logits(*inputs.operands_of_rows, inputs.max_len, size)
     for b, length in enumerate(case.seq_lens):
         row = scores[b, :length]
         assert case.nan_keys or not row.isnan().any()
@@ -113,18 +114,18 @@ def judge_indexer_inputs(case, seed):
         if case.zero_scores:
             assert (row == 0).all()
             assert torch.signbit(row).any() and not torch.signbit(row).all()
-        if case.repeated_pages and length > 64:
-            pages = inputs.block_table[b, : -(-length // 64)].tolist()
+        if case.repeated_pages and length > size:
+            pages = inputs.block_table[b, : -(-length // size)].tolist()
             assert len(set(pages)) < len(pages)
         if case.one_sequence:
-            used, widest = -(-length // 64), case.seq_lens.index(max(case.seq_lens))
+            used, widest = -(-length // size), case.seq_lens.index(max(case.seq_lens))
             assert torch.equal(inputs.block_table[b, :used], inputs.block_table[widest, :used])
-        if case.seq_lens[b] % 64:
+        if case.seq_lens[b] % size:
             # The first token past the end would win, or lose, by a landslide if it were read.
             longer = torch.zeros_like(inputs.seq_lens)
             longer[b] = length + 1
             beyond = reference.indexer_logits(
-                *inputs.operands[:3], longer, inputs.operands_of_rows[-1], length + 1
+                *inputs.operands[:3], longer, inputs.operands_of_rows[-1], length + 1, size
             )[b, length]
             shared = case.repeated_pages or case.one_sequence or case.next_n > 1
             assert shared or beyond.abs() > 1e3 * row[~row.isnan()].abs().max()

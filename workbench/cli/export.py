@@ -30,7 +30,7 @@ def flashinfer_bench(output: Path, author: str, as_json: bool) -> None:
     """Write solutions of FlashInfer-Bench's DSA definitions, one JSON file each.
 
     The definitions are the fp8 top-k indexer and sparse attention with pages of 64 and of one
-    token. A solution imports flashdsa, which must be installed where it is judged.
+    token. A solution carries the sources of flashdsa: it needs torch and, on a GPU, CuTe DSL.
 
     \b
     Examples

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashdsa.cli.plan_tables import PlanTable, Rows
-from workbench.model import backward_sm100, forward_sm100
+from workbench.model import backward_sm100, forward_sm100, heads_backward_sm100
 from workbench.model.indexer_sm100 import predict_all
 from workbench.model.machine import B200, H200
 from workbench.model.roofline import QUERIES, S_KV, TOPK, Prediction, predict
@@ -29,7 +29,7 @@ def summary(ranges: Ranges) -> list[PlanTable]:
 
 
 def attention(ranges: Ranges) -> list[PlanTable]:
-    """The ranges and bounds of both attention kernels, and the constants that decide."""
+    """The ranges and bounds of the attention kernels, and the constants that decide."""
     times: Rows = []
     worth: Rows = []
     for one in ranges:
@@ -40,28 +40,30 @@ def attention(ranges: Ranges) -> list[PlanTable]:
             of = UNKNOWNS[name]
             ends = f"{of.good:g} to {of.bad:g} {of.unit}"
             worth.append((name, ends, kernel, f"{good:,.0f} to {bad:,.0f}", of.probe))
-    forward, backward = bounds()
-    clocks: Rows = [
-        (name, f"{forward.demands[name]:,.0f}", f"{cycles:,.0f}")
-        for name, cycles in sorted(backward.demands.items(), key=lambda demand: -demand[1])
-    ]
-    clocks.append(("with waiting", f"{forward.cycles:,.0f}", f"{backward.cycles:,.0f}"))
-    clocks.append(("between two queries", "", f"{backward.ends:,.0f}"))
-    numbers = [(name, "right") for name in ("best", "middle", "worst", "forward", "backward")]
+    found = bounds()
+    demands = sorted(found[1].demands, key=lambda name: -found[1].demands[name])
+    clocks: Rows = [(name, *(f"{one.demands[name]:,.0f}" for one in found)) for name in demands]
+    clocks.append(("with waiting", *(f"{one.cycles:,.0f}" for one in found)))
+    clocks.append(
+        ("between two queries", *(f"{one.ends:,.0f}" if one.ends else "" for one in found))
+    )
+    names = ("best", "middle", "worst", "forward", "backward", "split heads")
+    numbers = [(name, "right") for name in names]
     kernels, constant = ("kernel", "left"), [("constant", "wrap"), ("range", "wrap")]
     of_worth = [*constant, kernels, ("TFLOPS", "left"), ("in the first hour", "wrap")]
     of_times = [kernels, *numbers[:3], ("published of others", "wrap")]
     of_clocks = [("resource", "left"), *numbers[3:]]
     return [
         PlanTable("On B200, TFLOPS", of_times, times),
-        PlanTable("Clocks: 64 keys and CTA, 32 keys and CTA", of_clocks, clocks),
+        PlanTable("Clocks: forward 64 keys and CTA, backwards 32", of_clocks, clocks),
         PlanTable("Constants that nobody here has measured, others in the middle", of_worth, worth),
     ]
 
 
 def bounds() -> list[Prediction]:
-    """Predict the forward and the backward from one value of each constant."""
-    works = (kernel.work(B200, QUERIES, TOPK, S_KV) for kernel in (forward_sm100, backward_sm100))
+    """Predict the forward and both backwards from one value of each constant."""
+    kernels = forward_sm100, backward_sm100, heads_backward_sm100
+    works = (kernel.work(B200, QUERIES, TOPK, S_KV) for kernel in kernels)
     return [predict(work, B200) for work in works]
 
 

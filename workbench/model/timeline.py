@@ -88,7 +88,13 @@ def ends(steps: tuple[Step, ...], other_port: float = 0) -> float:
 
 
 def transfer(
-    role: str, name: str, cycles: float, unit: str, *after: After, latency: float = 0, part: Part
+    role: str,
+    name: str,
+    cycles: float,
+    unit: str,
+    *after: After,
+    latency: float = 0,
+    part: Part = Part.EVERY,
 ) -> list[Step]:
     """Cut a long transfer into pieces, so that starving its unit meanwhile is felt; the role waits
     for room, until the last piece is on its way."""

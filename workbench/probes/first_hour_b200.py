@@ -24,12 +24,20 @@ from typing import Any
 import torch
 
 import flashdsa
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.hw import SM100
-from flashdsa.kernels.catalog import INDEXER_SM100
+from flashdsa.kernels.catalog import INDEXER_SM100, MLA_BWD_HEADS
+from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.problem import PAGE_BYTES
 from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
+from flashdsa.verify.judge_sparse_mla import (
+    check_backward,
+    check_forward,
+    forward_results,
+    judge_backward,
+)
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
 from workbench.model.indexer_sm100 import predict_all
@@ -80,19 +88,34 @@ ATTENTION = (
 """The first one shows whether an implicit pair of products is what the forward takes it for."""
 
 
-def attention_is_right(device: str, backend: str, few: bool) -> dict[str, bool]:
-    """Check forward and backward against the contract, by case."""
+def split_heads_backward(runner: Runner) -> Callable[[MlaBwdOperands], Any]:
+    """The backward of the reference design, which no call takes: operands to dQ, dKV, others."""
+    function = runner.function(MLA_BWD_HEADS, MLA_BWD_HEADS.plans[0])
+    options = {"sm_scale": 576**-0.5, "deterministic": False, "dkv_dtype": torch.float32}
+    return runner.on_device(lambda operands: run(function, operands, **options, pairs=1))
+
+
+def attention_is_right(
+    device: str, backend: str, few: bool, split_heads: Callable[[MlaBwdOperands], Any]
+) -> dict[str, bool]:
+    """Check forward and backwards against the contract, by case."""
     found: dict[str, bool] = {}
     for case in ATTENTION[:1] if few else ATTENTION:
         inputs = make_sparse_mla_inputs(case, 0, device)
         found[f"forward, {case.name}"] = failures(check_forward(inputs, backend)) == []
         if case.num_heads == 128:
             found[f"backward, {case.name}"] = failures(check_backward(inputs, backend)) == []
+        if case.num_heads == 128 and case.attn_sink is None:
+            O, lse = forward_results(inputs)
+            operands = MlaBwdOperands(inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+            gradients = dict(zip(("dQ", "dKV"), split_heads(operands), strict=False))
+            verdicts = judge_backward(inputs, O, lse, gradients)
+            found[f"backward, split heads, {case.name}"] = failures(verdicts) == []
     return found
 
 
-def attention_times() -> dict[str, Any]:
-    """Time both kernels in whole waves, by topk: so blocks and ends of a query come apart.
+def attention_times(split_heads: Callable[[MlaBwdOperands], Any]) -> dict[str, Any]:
+    """Time every kernel in whole waves, by topk: so blocks and ends of a query come apart.
 
     The clock is read while forwards follow each other.
     """
@@ -109,6 +132,9 @@ def attention_times() -> dict[str, Any]:
             ),
             "backward": lambda q=q, kv=kv, i=indices, o=out, s=lse: flashdsa.mla_bwd(
                 q, kv, o, s, o, i, backend="sm100"
+            ),
+            "backward, split heads": lambda q=q, kv=kv, i=indices, o=out, s=lse: split_heads(
+                MlaBwdOperands(q, kv, o, s, o, i)
             ),
         }
         for one in attention_ranges(queries, topk, keys):
@@ -188,7 +214,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--emulate", action="store_true", help="a few cases and probes on ptxemu")
     options = parser.parse_args()
-    device, backend, around = "cuda", "sm100", nullcontext()
+    device, backend = "cuda", "sm100"
     if options.emulate:
         from flashdsa.backends.emulated.devices import SMALL
         from flashdsa.backends.emulated.runner import emulation
@@ -196,9 +222,14 @@ def main() -> int:
         device, backend, around = "cpu", "emulate-sm100", emulation(SMALL)
     elif torch.cuda.get_device_capability() not in SM100.capabilities:
         raise SystemExit("needs a GPU of compute capability 10.0 or 10.3, or --emulate")
-    with around:
+    else:
+        from flashdsa.backends.gpu.runner import gpu
+
+        around = nullcontext(gpu(torch.device("cuda", 0)))
+    with around as runner:
+        split_heads = split_heads_backward(runner)
         cases = indexer_is_right(device, backend, options.emulate)
-        cases |= attention_is_right(device, backend, options.emulate)
+        cases |= attention_is_right(device, backend, options.emulate, split_heads)
     document: dict[str, Any] = {
         "schema": SCHEMA,
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -210,7 +241,7 @@ def main() -> int:
         document["clocks_of_a_warp"] = clocks
         if not options.emulate:
             document |= {"constants": constants(), "shapes": shapes()}
-            document["attention"] = attention_times()
+            document["attention"] = attention_times(split_heads)
     options.out.write_text(json.dumps(document, indent=2) + "\n")
     failed = [name for name, right in cases.items() if not right]
     print(f"{len(cases) - len(failed)} of {len(cases)} cases are right; wrote {options.out}")

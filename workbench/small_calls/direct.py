@@ -115,7 +115,9 @@ class Ranked:
         """They are the CPU backend's; bad page ids are no error here."""
         inputs, plan = self.inputs(), self.kernel_plan
         expected = inputs.output(plan.topk)
-        custom_op(DSA_TOPK_INDEXER)(*inputs, expected, plan.sorted, plan.positions, False, "cpu")
+        custom_op(DSA_TOPK_INDEXER)(
+            *inputs, expected, plan.sorted, plan.positions, plan.entry_tokens, False, "cpu"
+        )
         return [compare_exact("ids", self.launch(runner).cpu(), expected)]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
-from flashdsa.kernels.catalog import KERNELS
+from flashdsa.kernels.catalog import KERNELS, MLA_BWD_HEADS
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -202,6 +202,14 @@ TABLE: dict[str, Row] = {
                      **sm100_bwd.PLANS, (128, False): BwdPlan(index_stages=4)}})
         for S, topk in ((2, 64), (3, 96))
     )),
+    # The form of the reference design, which no call takes.
+    "mla-bwd-heads-sm_100a": Row("mla_bwd_heads", (
+        backward("two queries of three blocks", 128, 2, 96, sms=2, keys=KEYS, duplicates=True,
+                 backend=BLACKWELL, settings={
+                     "flashdsa.backends.sm100.mla_bwd:MLA_BWD": MLA_BWD_HEADS,
+                     "flashdsa.backends.sm100.mla_bwd:PLANS": {
+                         (128, False): MLA_BWD_HEADS.plans[0]}}),
+    )),
     "mla-bwd-groups-sm_100a": Row("mla_bwd", tuple(
         backward(f"{S} queries of {topk}", 64, S, topk, sms=4, keys=KEYS, duplicates=True,
                  backend=BLACKWELL)
@@ -322,10 +330,13 @@ TABLE: dict[str, Row] = {
     "compress-kv-state-sm_90a": Row(
         "compress_kv", checked("compress_kv", "HCA", "CSA, 5 sequences"), mutated=0
     ),
-    "compress-kv-sm_90a": Row("compress_kv", checked(
-        "compress_kv_bwd", "HCA", "CSA, 5 sequences", "CSA index keys", "V4.1, ratio 2",
-        "pools of 4 without norm and rotation",
-    ), mutated=2),
+    "compress-kv-sm_90a": Row(
+        "compress_kv", checked("compress_kv_bwd", "CSA, 5 sequences", "V4.1, ratio 2"), mutated=1
+    ),
+    "compress-kv-groups-sm_90a": Row("compress_kv", checked("compress_kv_bwd", "HCA")),
+    "compress-kv-entries-sm_90a": Row("compress_kv", checked(  # four in a CTA
+        "compress_kv_bwd", "CSA index keys", "pools of 4 without norm and rotation"
+    ), mutated=1),
     "attention-target-sm_90a": Row("attention_target", (
         _target("a CTA", 2, 150, 128),
         _target("70 heads", 3, 330, 70),

@@ -181,10 +181,11 @@ class Module:
         layout = Layout(self.syntax, function, smem, self.placed)
         _check_launch(launch, layout, function, self.device)
         _register_symbols(symbols or {}, layout, memory)
-        checker = Checker(kernel, memory.blank) if check else None
+        policy = policy or Policy()
+        lanes = policy.warp_lanes
+        checker = Checker(kernel, memory.blank, warp_lanes=lanes) if check else None
         if checker is not None:
             observer = checker if observer is None else FanOut(observer, checker)
-        policy = policy or Policy()
         program = self.program(kernel)
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
         try:

@@ -113,10 +113,11 @@ def test_all_readers_must_be_waited_for_before_a_write() -> None:
     assert finding.first is not None and finding.first.warp == readers[1].index
 
 
-def test_lanes_of_a_warp_and_reads_never_race(run: FakeRun) -> None:
+def test_what_a_lane_does_in_its_order_and_reads_never_race(run: FakeRun) -> None:
     a, b = run.warps
-    run.write(a, [0x400] * 32)
-    run.write(a, [0x400] * 32)
+    own = [0x400 + 4 * lane for lane in range(32)]
+    run.write(a, own)
+    run.write(a, own)
     run.barrier(a, b)
     run.read(a, 0x400)
     run.read(b, 0x400)

@@ -8,12 +8,18 @@ from flashdsa.backends.features import ANY, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
-from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS
+from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, MIXED_FORMATS
 from flashdsa.kernels.attention.sm100.core.tile import HEADS as SM100_HEADS
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS, TARGET_WIDTHS
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
-from flashdsa.problem import INDEX_HEAD_DIM, MAX_NEXT_N
+from flashdsa.problem import (
+    INDEX_HEAD_DIM,
+    MAX_NEXT_N,
+    NUM_INDEX_HEADS,
+    PAGE_SIZE,
+    SHORT_TABLE_PAGES,
+)
 from flashdsa.row_formats import ROW_FORMATS
 
 _CPU_ATTENTION = Features(
@@ -28,7 +34,7 @@ _CPU_FORWARD = replace(
     _CPU_BACKWARD,
     max_logits=True,
     row_formats=tuple(ROW_FORMATS),
-    mixed_formats=True,
+    mixed_formats=tuple(ROW_FORMATS),
     batch_invariant=True,
 )
 _CPU_INDEXER = Features(
@@ -36,6 +42,7 @@ _CPU_INDEXER = Features(
     dtypes=("float8_e4m3fn",),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
+    table_page_size=OneOf((PAGE_SIZE, *SHORT_TABLE_PAGES)),
     sorted=True,
     positions=True,
     deterministic=True,
@@ -90,6 +97,10 @@ _INDEXER = Features(
 _INDEXER_POSITIONS = replace(_INDEXER, num_heads=OneOf((32, 64)), positions=True)
 """Features of the variants that write positions: the sizes of the models that are served with
 them."""
+_INDEXER_OF_SLOTS = replace(
+    _INDEXER, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
+)
+"""Features of the variants that gather tokens."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
@@ -107,6 +118,7 @@ only."""
 _SM90_JOINED = replace(
     _SM90_FORWARD,
     row_formats=tuple(form.name for form in JOINED_FORMATS),
+    mixed_formats=tuple(form.name for form in MIXED_FORMATS),
     batch_invariant=False,
     extra_kv=True,
     ranges=True,
@@ -144,7 +156,7 @@ _SM90 = {
     "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
     "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "indexer_logits": ("indexer:bind_logits", _INDEXER),
     "topk_indices": ("topk:bind", _SM90_SCORES),
     "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
     "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
@@ -178,7 +190,7 @@ _SM100 = {
     "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM100_FORWARD),
     "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", replace(_INDEXER, topk=ANY)),
+    "indexer_logits": ("indexer:bind_logits", _INDEXER),
     "compress_kv": ("entries:bind", _CPU_ENTRIES),
     "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
 }
@@ -190,6 +202,8 @@ _FURTHER = {
     ),
     "sm100": (
         *_INDEXER_OF_POSITIONS,
+        ("dsa_topk_indexer", ("indexer:bind", _INDEXER_OF_SLOTS)),
+        ("indexer_logits", ("indexer:bind_logits", _INDEXER_OF_SLOTS)),
         ("mla_bwd", (_SM100["mla_bwd"][0], _SM100_FEWER_HEADS)),
     ),
 }

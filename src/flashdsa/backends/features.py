@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from flashdsa.problem import Problem
+from flashdsa.problem import PAGE_SIZE, Problem
 
 
 class IntSet(Protocol):
@@ -78,10 +78,11 @@ _FLAGS = (
     "positions",
     "extra_kv",
     "ranges",
-    "mixed_formats",
     "batch_invariant",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
+_SIZES = ("num_heads", "d_qk", "d_v", "topk", "next_n", "table_page_size", "index_block")
+"""Sizes of a `Problem`, each with its set in `Features`."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class Features:
     d_v: IntSet = field(default=ANY)
     topk: IntSet = field(default=ANY)
     next_n: IntSet = field(default=OneOf((1,)))
+    table_page_size: IntSet = field(default=OneOf((PAGE_SIZE,)))
+    """Tokens that an entry of the indexer's block table names."""
     attn_sink: bool = False
     topk_length: bool = False
     max_logits: bool = False
@@ -121,8 +124,8 @@ class Features:
     """A second source, with ids of its own."""
     ranges: bool = False
     """Lists of neighbouring rows, of each source that it takes."""
-    mixed_formats: bool = False
-    """Packed rows of two formats, each of a source."""
+    mixed_formats: tuple[str, ...] = ()
+    """Formats of packed rows of which each source may have its own."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
     batch_invariant: bool = False
@@ -141,7 +144,7 @@ class Features:
         here = problem.capability
         if here is not None and self.capabilities and here not in self.capabilities:
             yield Reason("compute capability", dotted(self.capabilities), dotted([here]))
-        for name in ("num_heads", "d_qk", "d_v", "topk", "next_n", "index_block"):
+        for name in _SIZES:
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
@@ -149,6 +152,9 @@ class Features:
         for form in problem.row_formats:
             if form not in self.row_formats:
                 yield Reason("kv_format", ", ".join(self.row_formats) or "no packed rows", form)
+        if problem.mixed_formats and not set(problem.row_formats) <= set(self.mixed_formats):
+            yield Reason("mixed_formats", ", ".join(self.mixed_formats) or "none",
+                         ", ".join(problem.row_formats))  # fmt: skip
         for name in _FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)

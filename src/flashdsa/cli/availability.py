@@ -89,6 +89,7 @@ def _row(
             "ranges": has.ranges,
             "batch_invariant": has.batch_invariant,
             "index_block": str(has.index_block),
+            "table_page_size": str(has.table_page_size),
             "deterministic": has.deterministic,
             "sorted": has.sorted,
             "positions": has.positions,

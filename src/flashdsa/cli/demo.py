@@ -30,10 +30,16 @@ def _choice(flag: str, values: tuple[str, ...], says: str) -> Callable[[Any], An
 
 
 @click.command(context_settings={"show_default": True})
+@click.option(
+    "--form",
+    type=click.Choice(("v32", "v4")),
+    default="v32",
+    help="The layer: DeepSeek-V3.2's, or V4's with a window and compressed entries.",
+)
 @click.option("--steps", type=click.IntRange(min=1), default=200, help="Training steps.")
-@_size("--window", "window", "1280, on a GPU 4096", "Bytes of a context.")
+@_size("--window", "window", "1280, on a GPU 4096; v4: 12288", "Bytes of a context.")
 @_size("--queries", "num_queries", "256, on a GPU 2048", "Last positions of a window that attend.")
-@_size("--topk", "topk", "256, on a GPU 512", "Keys a query selects.")
+@_size("--topk", "topk", "256, on a GPU 512; v4: 64, 512", "Keys or entries a query selects.")
 @_size("--heads", "num_heads", "4, on a GPU 16", "Attention heads.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of all random numbers.")
 @_choice("--backend", BACKENDS, "Which implementation to use.")
@@ -46,7 +52,7 @@ def _choice(flag: str, values: tuple[str, ...], says: str) -> Callable[[Any], An
 )
 @click.option("--indices", type=OutputFile(), help="Save the keys that the trained indexer chose.")
 @json_option
-def demo(as_json: bool, device: str, backend: str, **choices: Any) -> None:
+def demo(as_json: bool, device: str, backend: str, form: str, **choices: Any) -> None:
     """Train a small model with DeepSeek Sparse Attention on real text, in about two minutes.
 
     The text ships with Python. One attention layer of DeepSeek's sizes (576/512 columns, an indexer
@@ -58,19 +64,27 @@ def demo(as_json: bool, device: str, backend: str, **choices: Any) -> None:
     and the share of dense attention's weight on the keys that the indexer selects, beside the
     newest keys, random ones and the best ones.
 
+    With --form v4 the layer is DeepSeek-V4's: compress_kv pools the keys of eight bytes into an
+    entry, one every four bytes, and the indexer's keys alike. A query attends to the last 128 bytes
+    and to the entries that the indexer selects, in one softmax with a sink (extra_kv,
+    extra_indices, attn_sink of sparse_mla). rotate_tail takes the keys' rotation off the output
+    again, since keys are values. Shares are those of dense attention to entries.
+
     \b
     Examples
       flashdsa demo
+      flashdsa demo --form v4 --picture out/v4.png
       flashdsa demo --steps 20 --picture out/short.png
       flashdsa demo --device cuda --queries 1024
       flashdsa demo --json > out/demo.json
     """
     from flashdsa.demo import DemoOptions, run_demo
-    from flashdsa.demo.run import SIZES, choose_device
+    from flashdsa.demo.run import SIZES, V4_SIZES, choose_device
 
     device = choose_device(device, backend)
     given = {name: value for name, value in choices.items() if value is not None}
-    options = DemoOptions(**(SIZES[device] | given), device=device, backend=backend)
+    sizes = (V4_SIZES if form == "v4" else SIZES)[device] | given
+    options = DemoOptions(form=form, **sizes, device=device, backend=backend)
     with progress_bar() as on_progress:
         result = run_demo(options, on_progress)
     if as_json:
@@ -81,6 +95,8 @@ def demo(as_json: bool, device: str, backend: str, **choices: Any) -> None:
 
 def _print_report(result: dict[str, Any]) -> None:
     """Print what was done, and losses and captured mass on held-out text."""
+    from flashdsa.demo.v4 import RATIO
+
     console, options = new_console(), result["options"]
     train, held_out = result["train_bytes"] / 1e3, result["held_out_bytes"] / 1e3
     console.print(
@@ -96,6 +112,7 @@ def _print_report(result: dict[str, Any]) -> None:
         step, sparse, dense, *shares = look.values()
         losses = f"{sparse:.3f}", f"{dense:.3f}"
         table.add_row(str(step), *losses, *(f"{share:.1%}" for share in shares))
-    of = f"{options['topk']} of at most {options['window']} keys"
+    ratio, keys = (RATIO, "entries") if options["form"] == "v4" else (1, "keys")
+    of = f"{options['topk']} of at most {options['window'] // ratio} {keys}"
     print_table(console, f"Held-out text: loss, and dense attention's share on {of}", table)
     console.print(f"picture: {options['picture']}", soft_wrap=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
+from flashdsa.problem import PAGE_SIZE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -160,6 +161,8 @@ def _operations_table(rows: list[dict[str, Any]]) -> Table:
         options = [name for name in _FLAGS if has[name]]
         if has["row_formats"]:
             options.append("packed_kv")  # --json names the formats
+        if has["table_page_size"] != str(PAGE_SIZE):
+            options.append("table_page_size")  # and the sizes
         dtypes = ", ".join(_SHORT.get(name, name) for name in has["dtypes"])
         takes = "; ".join([*_sizes(has), *([", ".join(options)] if options else [])]) or "-"
         operations.setdefault((dtypes, takes), []).append(row["operation"])

@@ -8,36 +8,21 @@ which are keys and values at once, and 64 rotary columns.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flashdsa import dsa_topk_prefill, quantize_index_k, quantize_index_q, sparse_mla
+from flashdsa import dsa_topk_prefill, quantize_index_k, quantize_index_q
+from flashdsa.demo.attention import D_LATENT, Attention, attend
 
 D_MODEL, D_EMBED = 256, 64
 D_KEY = D_MODEL + D_EMBED  # columns that keys are made of
-D_LATENT, D_ROPE = 512, 64
+D_ROPE = 64
 D_HEAD = 128  # columns of a head's keys and values before absorption
 INDEX_HEADS, D_INDEX = 64, 128
 SM_SCALE = (D_HEAD + D_ROPE) ** -0.5  # of the heads before absorption
-
-
-class Attention(NamedTuple):
-    """The layer's tensors for a window: T keys, and S queries at its last positions.
-
-    The indexer's score is ``sum_h weights[s, h] relu(q_index[s, h] . k_index[t])``.
-    """
-
-    q: Tensor  # [S, H, 576] float32
-    kv: Tensor  # [T, 576] float32
-    q_index: Tensor  # [S, 64, 128] float32
-    k_index: Tensor  # [T, 128] float32
-    weights: Tensor  # [S, 64] float32
-    ends: Tensor  # [S] int32: query s sees the keys [0, ends[s])
-    indices: Tensor  # [S, topk] int32: the keys that it attends to
-    out: Tensor  # [S, H, 512] bf16
 
 
 class Indexer(nn.Module):
@@ -98,21 +83,27 @@ class SparseAttention(nn.Module):
         q_index, k_index, weights = self.indexer(hidden, key_input)
         ends = torch.arange(first + 1, len(kv) + 1, device=kv.device, dtype=torch.int32)
         indices = select(q_index, k_index, weights, ends, self.topk, self.backend)
-        operands = q.bfloat16(), kv.bfloat16(), indices
-        out = sparse_mla(*operands, sm_scale=SM_SCALE, deterministic=True, backend=self.backend)
-        return Attention(q, kv, q_index, k_index, weights, ends, indices, out)
+        tensors = q, kv, q_index, k_index, weights, ends, indices
+        return attend(tensors, SM_SCALE, None, self.backend)
 
 
 class ByteModel(nn.Module):
     """Mixes neighbouring bytes, attends once, and predicts the next byte."""
 
-    def __init__(self, num_heads: int, num_queries: int, topk: int, backend: str) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_queries: int,
+        topk: int,
+        backend: str,
+        layer: Callable[..., nn.Module] = SparseAttention,
+    ) -> None:
         """Create float32 weights; the last `num_queries` positions of a window attend."""
         super().__init__()
         self.num_queries = num_queries
         self.embed = nn.Parameter(torch.randn(256, D_EMBED))
         self.mix = weight(D_MODEL, D_MODEL)
-        self.attention = SparseAttention(num_heads, topk, backend)
+        self.attention = layer(num_heads, topk, backend)
         self.w_uv = weight(D_LATENT, num_heads, D_HEAD)
         self.w_o = weight(num_heads * D_HEAD, D_MODEL)
         self.mlp_in, self.mlp_out = weight(D_MODEL, 1024), weight(1024, D_MODEL, gain=0.5)
@@ -139,13 +130,6 @@ class ByteModel(nn.Module):
         stream = hidden + values.flatten(1) @ self.w_o
         mlp: Tensor = functional.gelu(normalise(stream) @ self.mlp_in) @ self.mlp_out
         return normalise(stream + mlp) @ self.head
-
-
-def dense_logits(attention: Attention, rows: Tensor) -> Tensor:
-    """Logits [n, H, T] of the queries `rows` [n] over every key, -inf for keys in the future."""
-    logits: Tensor = torch.einsum("shd,td->sht", attention.q[rows], attention.kv) * SM_SCALE
-    key = torch.arange(len(attention.kv), device=rows.device)
-    return logits.masked_fill(key >= attention.ends[rows, None, None], -math.inf)
 
 
 def weight(d_in: int, *d_out: int, gain: float = 1.0) -> nn.Parameter:

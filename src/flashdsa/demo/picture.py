@@ -11,8 +11,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from flashdsa.demo.attention import NEAR
 from flashdsa.demo.evaluate import Evaluation
 from flashdsa.demo.train import DemoOptions
+from flashdsa.demo.v4 import RATIO
 
 INK, MUTED, FUTURE = "#1f2933", "#7b8794", "#e4e7eb"
 SPARSE, DENSE, CHOSEN = "#1d5fa8", "#e8890c", "#bcd6f2"
@@ -31,23 +33,28 @@ def draw_picture(options: DemoOptions, losses: list[float], looks: list[Evaluati
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(2, 2, width_ratios=(1, 1.75), hspace=0.42, wspace=0.16)
         grid.update(left=0.105, right=0.985, top=0.83, bottom=0.14)
-        of = f"{topk} of {options.window:,} bytes"
+        entries, keys = options.form == "v4", options.keys
+        of = f"{topk} of {options.window // options.bytes_of_a_key:,} {keys}"
         learned = after.indexer > max(before.indexer, after.newest) + 0.1
         says = f"learns which {of} matter" if learned else f"lets each query see {of}"
-        title = f"DeepSeek Sparse Attention {says}"
+        title = f"{'DeepSeek-V4' if entries else 'DeepSeek Sparse Attention'} {says}"
         figure.text(0.02, 0.945, title, fontsize=20, fontweight="bold", color=INK)
         result = (
             "Byte-level language model on Python's own documentation. Held-out loss "
-            f"{after.sparse_loss:.3f} with {topk} chosen keys, {after.dense_loss:.3f} with all of "
-            "them (nats per byte, same weights)."
+            f"{after.sparse_loss:.3f} with {topk} chosen {keys}, {after.dense_loss:.3f} with all "
+            f"of them{f', {NEAR} bytes beside them' if entries else ''} (nats per byte)."
         )
         figure.text(0.02, 0.902, result, fontsize=12.5, color=MUTED)
         _loss_curve(figure.add_subplot(grid[0, 0]), np.array(losses), looks)
-        _mass_bars(figure.add_subplot(grid[1, 0]), topk, before, after)
-        _choice_map(figure.add_subplot(grid[0, 1]), before, "Before training", topk)
+        _mass_bars(figure.add_subplot(grid[1, 0]), options, before, after)
+        _choice_map(figure.add_subplot(grid[0, 1]), before, "Before training", options)
         lower = figure.add_subplot(grid[1, 1])
-        _choice_map(lower, after, f"After {after.step} steps", topk)
-        lower.set_xlabel("key position in the window (bytes)")
+        _choice_map(lower, after, f"After {after.step} steps", options)
+        lower.set_xlabel(
+            f"entry, pooled from {2 * RATIO} bytes, one every {RATIO}"
+            if entries
+            else "key position in the window (bytes)"
+        )
         lower.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
         for axes in figure.axes:
             axes.spines[["top", "right"]].set_visible(False)
@@ -68,13 +75,14 @@ def _loss_curve(axes: Axes, loss: np.ndarray[Any, Any], looks: list[Evaluation])
     axes.legend(frameon=False)
 
 
-def _mass_bars(axes: Axes, topk: int, before: Evaluation, after: Evaluation) -> None:
+def _mass_bars(axes: Axes, options: DemoOptions, before: Evaluation, after: Evaluation) -> None:
+    topk, keys = options.topk, options.keys
     bars = {
-        f"{topk} random keys": (after.random, MUTED),
-        f"{topk} newest keys": (after.newest, MUTED),
+        f"{topk} random {keys}": (after.random, MUTED),
+        f"{topk} newest {keys}": (after.newest, MUTED),
         "indexer, untrained": (before.indexer, CHOSEN),
         "indexer, trained": (after.indexer, SPARSE),
-        f"best {topk} keys": (after.best, DENSE),
+        f"best {topk} {keys}": (after.best, DENSE),
     }
     shares, colours = zip(*bars.values(), strict=True)
     drawn = axes.barh(list(bars), [100 * share for share in shares], color=colours, height=0.66)
@@ -82,19 +90,20 @@ def _mass_bars(axes: Axes, topk: int, before: Evaluation, after: Evaluation) -> 
     axes.invert_yaxis()
     axes.set(xlim=(0, 118), xticks=range(0, 101, 25))
     axes.set_xlabel("share of attention probability (%), held-out text")
-    axes.set_title(f"What {topk} keys hold of dense attention", loc="left")
+    axes.set_title(f"What {topk} {keys} hold of {options.dense_attention}", loc="left")
     axes.tick_params(axis="y", length=0)
 
 
-def _choice_map(axes: Axes, look: Evaluation, when: str, topk: int) -> None:
+def _choice_map(axes: Axes, look: Evaluation, when: str, options: DemoOptions) -> None:
     """Light: chosen; a dot: a key that dense attention looks at, larger with its share."""
-    chosen, attention = (one[-MAP_QUERIES:].numpy() for one in (look.chosen, look.probability))
-    num_rows, window = chosen.shape
-    query = np.arange(window - num_rows, window)
-    image = np.ones((num_rows, window, 3))
+    shown = (one[-MAP_QUERIES:].numpy() for one in (look.chosen, look.probability, look.ends))
+    chosen, attention, ends = shown
+    (num_rows, num_keys), topk = chosen.shape, options.topk
+    query = np.arange(options.window - num_rows, options.window)
+    image = np.ones((num_rows, num_keys, 3))
     image[chosen] = to_rgb(CHOSEN)
-    image[np.arange(window) > query[:, None]] = to_rgb(FUTURE)
-    edges = (-0.5, window - 0.5, query[-1] + 0.5, query[0] - 0.5)
+    image[np.arange(num_keys) >= ends[:, None]] = to_rgb(FUTURE)
+    edges = (-0.5, num_keys - 0.5, query[-1] + 0.5, query[0] - 0.5)
     axes.imshow(image, aspect="auto", extent=edges, interpolation="nearest")
     axes.fill([], [], color=CHOSEN, label=f"chosen ({topk} per query)")
     dots = {"attended, chosen": (CAUGHT, chosen), "attended, missed": (MISSED, ~chosen)}
@@ -102,8 +111,10 @@ def _choice_map(axes: Axes, look: Evaluation, when: str, topk: int) -> None:
         row, key = np.nonzero((attention >= IMPORTANT) & kind)
         axes.scatter(key, query[row], s=60 * attention[row, key], color=colour, alpha=0.85, lw=0)
         axes.plot([], [], "o", ms=7, color=colour, label=label)
-    axes.plot(query - topk + 0.5, query, "--", color=INK, lw=1, label=f"{topk} bytes back")
+    label = f"{topk} {options.keys} back"
+    axes.plot(ends - topk - 0.5, query, "--", color=INK, lw=1, label=label)
     axes.set(xlim=edges[:2], ylim=edges[2:], ylabel="query position (byte)")
     share = look.probability[look.chosen].sum() / look.probability.sum()
-    axes.set_title(f"{when}: the chosen keys hold {share:.1%} of dense attention", loc="left")
+    held = f"the chosen {options.keys} hold {share:.1%} of {options.dense_attention}"
+    axes.set_title(f"{when}: {held}", loc="left")
     axes.text(0.995, 0.97, "future", transform=axes.transAxes, ha="right", va="top", color=MUTED)

@@ -15,13 +15,18 @@ from flashdsa.demo.evaluate import evaluate
 from flashdsa.demo.model import ByteModel
 from flashdsa.demo.picture import draw_picture
 from flashdsa.demo.text import load_text
-from flashdsa.demo.train import DemoOptions, Trainer
+from flashdsa.demo.train import FORMS, DemoOptions, Trainer
 from flashdsa.errors import ArgumentValueError
 
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"window": 1280, "num_queries": 256, "topk": 256, "num_heads": 4},
     "cuda": {"window": 4096, "num_queries": 2048, "topk": 512, "num_heads": 16},
 }
+V4_SIZES: dict[str, dict[str, Any]] = {
+    "cpu": SIZES["cpu"] | {"topk": 64},
+    "cuda": SIZES["cuda"] | {"window": 12288},
+}
+"""Sizes of form "v4", whose keys are entries of four bytes."""
 HOPPER = (9, 0)  # the compute capability with kernels for every operation of the demo
 
 
@@ -56,7 +61,8 @@ def run_demo(
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(options.seed)
-        model = ByteModel(options.num_heads, options.num_queries, options.topk, options.backend)
+        sizes = options.num_heads, options.num_queries, options.topk
+        model = ByteModel(*sizes, options.backend, FORMS[options.form])
     trainer = Trainer(model.to(options.device), train, options)
     looks, losses = [evaluate(model, held_out, options, step=0)], []
     for step in range(1, options.steps + 1):

@@ -15,20 +15,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from flashdsa import attention_target, indexer_kl_loss, indexer_kl_loss_dense, sparse_mla_fwd
-from flashdsa.demo.model import SM_SCALE, Attention, ByteModel, dense_logits
+from flashdsa.demo.attention import Attention, dense_logits
+from flashdsa.demo.model import ByteModel, SparseAttention
+from flashdsa.demo.v4 import RATIO, CompressedSparseAttention
 from flashdsa.errors import ArgumentValueError
 
 LEARNING_RATE, RISING_STEPS, FINAL_SHARE = 3e-3, 10, 0.1
 KL_QUERIES = 32  # that teach the indexer in a step; in the sparse stage on a GPU all do
 
 
+FORMS = {"v32": SparseAttention, "v4": CompressedSparseAttention}
+
+
 @dataclass(frozen=True)
 class DemoOptions:
     """Choices of a run; the defaults take two minutes on two CPU cores.
 
-    The last `num_queries` positions of a window attend, each to `topk` of the keys before it.
+    The last `num_queries` positions of a window attend, each to `topk` of the keys before it; keys
+    are bytes, or entries of `form` "v4".
     """
 
+    form: str = "v32"
     steps: int = 200
     window: int = 1280
     num_queries: int = 256
@@ -44,12 +51,30 @@ class DemoOptions:
 
     def __post_init__(self) -> None:
         """Raise ArgumentValueError for sizes with which nothing is selected."""
-        smallest = self.window - self.num_queries + 1
+        if self.form not in FORMS:
+            raise ArgumentValueError(f"form: expected {' or '.join(FORMS)}; got {self.form!r}")
+        smallest = (self.window - self.num_queries + 1) // self.bytes_of_a_key
         if self.topk >= smallest:
+            divided = f" // {self.bytes_of_a_key}" if self.form == "v4" else ""
             raise ArgumentValueError(
-                "topk: expected less than the smallest context, window - num_queries + 1 = "
-                f"{smallest}, so that queries really select; got {self.topk}"
+                "topk: expected less than the smallest context, window - num_queries + 1"
+                f"{divided} = {smallest}, so that queries really select; got {self.topk}"
             )
+
+    @property
+    def bytes_of_a_key(self) -> int:
+        """Bytes of a context for each key."""
+        return RATIO if self.form == "v4" else 1
+
+    @property
+    def keys(self) -> str:
+        """Name of what the indexer selects."""
+        return "entries" if self.form == "v4" else "keys"
+
+    @property
+    def dense_attention(self) -> str:
+        """Name of what shares are parts of."""
+        return "dense attention" + (" to entries" if self.form == "v4" else "")
 
     @property
     def warm_up_steps(self) -> int:
@@ -67,7 +92,7 @@ def warm_up_loss(attention: Attention, rows: Tensor) -> Tensor:
     index = attention.q_index[rows], attention.k_index, attention.weights[rows]
     q, kv = attention.q[rows].detach(), attention.kv.detach()
     lse = dense_logits(attention, rows).detach().logsumexp(-1)
-    return indexer_kl_loss_dense(*index, q, kv, lse, attention.ends[rows], sm_scale=SM_SCALE)
+    return indexer_kl_loss_dense(*index, q, kv, lse, attention.ends[rows], sm_scale=attention.scale)
 
 
 def sparse_stage_loss(attention: Attention, rows: Tensor, backend: str) -> Tensor:
@@ -75,8 +100,12 @@ def sparse_stage_loss(attention: Attention, rows: Tensor, backend: str) -> Tenso
     q_index, k_index = attention.q_index[rows].bfloat16(), attention.k_index.bfloat16()
     weights, indices = attention.weights[rows], attention.indices[rows]
     q, kv = attention.q[rows].detach().bfloat16(), attention.kv.detach().bfloat16()
-    _, lse = sparse_mla_fwd(q, kv, indices, sm_scale=SM_SCALE, backend=backend)
-    target = attention_target(q, kv, lse, indices, sm_scale=SM_SCALE, backend=backend)
+    lists, sink = attention.lists(rows), attention.near and attention.near.sink
+    with torch.no_grad():
+        _, lse = sparse_mla_fwd(q, kv, indices, **lists, backend=backend)
+        target = attention_target(
+            q, kv, lse, indices, sm_scale=attention.scale, attn_sink=sink, backend=backend
+        )
     index = q_index, k_index, weights, indices
     return indexer_kl_loss(*index, target=target, deterministic=True, backend=backend).mean()
 

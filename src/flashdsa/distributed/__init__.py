@@ -14,14 +14,20 @@ from flashdsa.distributed.latents import GatheredLatents, gather_latents
 from flashdsa.distributed.layout import SequenceLayout
 from flashdsa.distributed.sparse_mla import AttentionOptions, context_parallel_sparse_mla
 from flashdsa.distributed.style import ContextParallelSparseMLA
+from flashdsa.distributed.two_sources import (
+    context_parallel_compress_kv,
+    context_parallel_window,
+)
 
 __all__ = [
     "AttentionOptions",
     "ContextParallelSparseMLA",
     "GatheredLatents",
     "SequenceLayout",
+    "context_parallel_compress_kv",
     "context_parallel_sparse_mla",
     "context_parallel_topk_indexer",
+    "context_parallel_window",
     "decode_sparse_mla",
     "decode_topk_indexer",
     "gather_latents",

@@ -199,6 +199,47 @@ class SequenceLayout:
         self._require_size("gathered", gathered, 0, len(self.tokens))
         return gathered.index_select(0, self.rows.to(gathered.device))
 
+    def entries(self, ratio: int) -> SequenceLayout:
+        """The layout of compressed entries of `ratio` tokens, counted through all documents: an
+        entry is of the rank whose token completes it.
+
+        `num_local` is the most that a rank has. `positions` are entries, `seq_lens` those that a
+        query after the entry's last token sees, and there is no `block_table`.
+        """
+        require_positive("ratio", ratio)
+        bounds = torch.tensor(self.cu_seqlens, dtype=torch.int64)
+        counts = bounds.diff() // ratio
+        documents = torch.arange(len(counts)).repeat_interleave(counts)
+        in_document = torch.arange(len(documents)) - (counts.cumsum(0) - counts)[documents]
+        last = bounds[documents] + (in_document + 1) * ratio - 1
+        owners = self.rows.cpu().long()[last] // self.num_local
+        num_local = int(owners.bincount(minlength=self.num_ranks).max())
+        tokens = torch.full((self.num_ranks, num_local), PADDING, dtype=torch.int64)
+        for rank in range(self.num_ranks):
+            own = (owners == rank).nonzero().flatten()
+            tokens[rank, : len(own)] = own
+        rows = torch.empty(len(documents), dtype=torch.int32)
+        held = tokens.flatten() >= 0
+        rows[tokens.flatten()[held]] = held.nonzero().flatten().int()
+        positions = tokens[self.rank]
+        here = torch.where(positions < 0, 0, documents[positions.clamp_min(0)])
+        seen = torch.where(positions < 0, 0, in_document[positions.clamp_min(0)] + 1).int()
+        device = self.tokens.device
+        return SequenceLayout(
+            kind=f"entries of {ratio}, {self.kind}",
+            cu_seqlens=(0, *counts.cumsum(0).tolist()),
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            tokens=tokens.flatten().to(device),
+            rows=rows.to(device),
+            positions=positions.to(device),
+            documents=here.to(device),
+            seq_lens=seen.to(device),
+            block_table=torch.empty(len(counts), 0, dtype=torch.int32, device=device),
+            mesh=self.mesh,
+            fingerprint=f"{self.fingerprint}/{ratio}",
+        )
+
     def require_place(self, group: dist.ProcessGroup) -> None:
         """Raise ArgumentValueError unless the layout is of this rank of `group`."""
         here = (group.rank(), group.size())

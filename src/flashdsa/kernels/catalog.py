@@ -15,11 +15,12 @@ from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
+from flashdsa.kernels.attention.sm100.bwd.heads.plan import HeadsPlan
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
@@ -39,6 +40,7 @@ from flashdsa.plan.kernel_spec import KernelSpec, Variant
 
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
+_TILES = (Tile(), WITHOUT_ROPE)
 _INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
 
 INDEXER = KernelSpec(
@@ -75,10 +77,7 @@ INDEXER_LOGITS = KernelSpec(
     plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
-    roles={
-        "load": ("load_partition", "PAGES"),
-        "select": ("consume_pages", "page_source"),
-    },
+    roles={"load": ("load_partition", "PAGES"), "select": ("consume_pages", "page_source")},
 )
 _SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
 
@@ -93,11 +92,12 @@ INDEXER_SM100 = KernelSpec(
         ),
         *(sm100.IndexerPlan(**choices) for choices in POSITIONS),
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS),
     ),
     build=f"{_SM100_BUILD}:compile_indexer",
     entry="indexer_kernel",
     roles={
-        "load": ("load", "PAGES"),
+        "load": ("load", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume", "page_source"),
     },
@@ -109,11 +109,12 @@ INDEXER_LOGITS_SM100 = KernelSpec(
     plans=(
         *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
         *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
+        sm100.LogitsPlan(gathers=True),
     ),
     build=f"{_SM100_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={
-        "load": ("load_partition", "PAGES"),
+        "load": ("load_partition", "loader_of"),
         "mma": ("run_mma",),
         "select": ("consume_pages", "page_source"),
     },
@@ -183,8 +184,7 @@ WRITE_INDEX_K_CACHE = KernelSpec(
     arch=SM90.name,
     operations=("write_index_k_cache",),
     plans=tuple(
-        QuantizePlan(dtype, slot_bits)
-        for dtype, slot_bits in product(("bfloat16", "float32"), (64, 32))
+        QuantizePlan(dtype, bits) for dtype, bits in product(("bfloat16", "float32"), (64, 32))
     ),
     build=f"{_INDEXER_BUILD}:compile_quantize",
     entry="quantize_kernel",
@@ -208,6 +208,17 @@ MLA_BWD = KernelSpec(
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
+MLA_BWD_HEADS = KernelSpec(
+    name="mla_bwd_heads",
+    arch=SM100.name,
+    operations=("mla_bwd",),
+    plans=(HeadsPlan(),),
+    build="flashdsa.kernels.attention.sm100.bwd.heads.build:compile_heads",
+    entry="heads_kernel",
+    roles={"softmax": ("softmax_all", "send_dq"), "load": ("load_all",), "reduce": ("merge_all",),
+           "mma": ("issue_all",)},
+    timeline="flashdsa.kernels.attention.sm100.bwd.heads.plan:TIMELINE",
+)  # fmt: skip
 _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = KernelSpec(
     name="mla_fwd",
@@ -218,14 +229,13 @@ SPARSE_MLA_FWD = KernelSpec(
             FwdPlan(group, largest, drawn)
             for drawn, largest, group in product((False, True), (False, True), GROUPS)
         ),
-        FwdPlan(tile=WITHOUT_ROPE),
-        FwdPlan(drawn=True, tile=WITHOUT_ROPE),
+        *(FwdPlan(drawn=drawn, tile=WITHOUT_ROPE) for drawn in (False, True)),
         *(FwdPlan(group, True, True, tile=WITHOUT_ROPE) for group in GROUPS),
         *(
             FwdPlan(group, max_logits=True, drawn=True, joined=True, tile=tile)
-            for tile, group in product((Tile(), WITHOUT_ROPE), GROUPS)
+            for tile, group in product(_TILES, GROUPS)
         ),
-        *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in (Tile(), WITHOUT_ROPE)),
+        *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in _TILES),
     ),
     build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
     entry="forward_kernel",
@@ -235,7 +245,10 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
     name="mla_fwd",
     arch=SM100.name,
     operations=("sparse_mla_fwd",),
-    plans=tuple(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+    plans=(
+        *(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
+        sm100_fwd.FwdPlan(max(SM100_GROUPS), kv_apart=True),
+    ),
     build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
     entry="forward_kernel",
     roles={
@@ -251,8 +264,7 @@ MLA_BWD_SCORES = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=tuple(
-        ScoresPlan(queries, optional=True, tile=tile)
-        for tile, queries in product((Tile(), WITHOUT_ROPE), (2, 4))
+        ScoresPlan(queries, optional=True, tile=tile) for tile, queries in product(_TILES, (2, 4))
     ),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
@@ -271,10 +283,7 @@ MLA_BWD_DKV = KernelSpec(
     name="mla_bwd_dkv",
     arch=SM90.name,
     operations=("mla_bwd",),
-    plans=tuple(
-        DkvPlan(tile, ordered=ordered)
-        for tile, ordered in product((Tile(), WITHOUT_ROPE), (False, True))
-    ),
+    plans=tuple(DkvPlan(tile, ordered=ordered) for tile, ordered in product(_TILES, (False, True))),
     build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
     entry="dkv_kernel",
     roles={
@@ -327,16 +336,20 @@ SPARSE_MLA_DECODE = KernelSpec(
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(
-        DecodePlan(),
-        DecodePlan(packed=True),
-        DecodePlan(tile=WITHOUT_ROPE),
-        *(DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        decode.DecodePlan(),
+        decode.DecodePlan(packed=True),
+        decode.DecodePlan(tile=WITHOUT_ROPE),
         *(
-            DecodePlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
-            for form in JOINED_FORMATS
+            decode.DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE)
+            for form in decode.FORMATS[1:]
         ),
-        DecodePlan(joined=True),
-        DecodePlan(joined=True, tile=WITHOUT_ROPE),
+        *(
+            decode.DecodePlan(
+                packed=True, joined=True, form=form, extra_form=extra, tile=WITHOUT_ROPE
+            )
+            for form, extra in decode.JOINED_PAIRS
+        ),
+        *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES),
     ),
     build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
     entry="decode_kernel",
@@ -350,10 +363,10 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
         DealtPlan(),
         DealtPlan(packed=True),
         DealtPlan(tile=WITHOUT_ROPE),
-        *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in FORMATS[1:]),
+        *(DealtPlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in decode.FORMATS[1:]),
         *(
             DealtPlan(packed=True, joined=True, form=form, tile=WITHOUT_ROPE)
-            for form in JOINED_FORMATS
+            for form in decode.JOINED_FORMATS
         ),
         DealtPlan(joined=True, tile=WITHOUT_ROPE),
     ),
@@ -472,6 +485,7 @@ KERNELS = (
     INDEXER_KL,
     COMPRESS_KV,
     MLA_BWD,
+    MLA_BWD_HEADS,
     SPARSE_MLA_FWD_SM100,
 )
 """All rows."""

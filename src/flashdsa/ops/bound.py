@@ -42,10 +42,10 @@ __all__ = ["bind", "warm_up"]
 MANY_ROWS = 256
 """More than GPUs have SMs."""
 _PAGES = (1, 1 + INDEX_TOPK // PAGE_SIZE, 2**20 // PAGE_SIZE)
-"""Widths of a block table: rows need no scores, rows are short, and a row of a million tokens."""
+"""Pages that a block table has room for: rows need no scores, are short, have a million tokens."""
 _USUAL: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("B", "S"), (1, MANY_ROWS)),
-    "max_pages": _PAGES,
+    "table_page_size": (PAGE_SIZE,),
     "H": (NUM_INDEX_HEADS,),
     "d_qk": (D_QK,),
     "d_v": (D_V,),
@@ -223,7 +223,13 @@ def _width(name: str, chosen: Mapping[str, Any]) -> Sequence[int]:
     return (row_format(chosen.get("kv_format", V32.name)).row_bytes,)
 
 
+def _table_columns(chosen: Mapping[str, Any]) -> Sequence[int]:
+    """Columns of a block table with room for the tokens of `_PAGES`."""
+    return [pages * PAGE_SIZE // int(chosen["table_page_size"]) for pages in _PAGES]
+
+
 _FOLLOWING: Mapping[str, Callable[[Mapping[str, Any]], Sequence[int]]] = {
+    "max_pages": _table_columns,
     "requests": _requests,
     "width": partial(_width, "kv"),
     "extra_width": partial(_width, "extra_kv"),

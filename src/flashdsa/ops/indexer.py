@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
@@ -23,6 +24,7 @@ from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     MAX_NEXT_N,
+    PAGE_SIZE,
 )
 
 __all__ = [
@@ -167,7 +169,16 @@ class TopkOperands(NamedTuple):
     lengths: Annotated[Tensor, Operand("B", INT32, strided=True)]
 
 
+def _require_part_of_a_page(name: str, value: int, operands: Sequence[Tensor]) -> None:
+    """Whole entries make a page of the cache, so that an entry's tokens are neighbours."""
+    if PAGE_SIZE % value:
+        raise ArgumentValueError(f"{name}: expected a divisor of {PAGE_SIZE}; got {value}")
+
+
 _SORTED = Parameter("sorted", "bool")
+_TABLE_PAGE_SIZE = Parameter(
+    "table_page_size", "int", default=lambda _: PAGE_SIZE, rule=_require_part_of_a_page
+)
 DSA_TOPK_INDEXER = register(
     OpSpec(
         "dsa_topk_indexer",
@@ -175,6 +186,7 @@ DSA_TOPK_INDEXER = register(
         parameters=(
             _SORTED,
             Parameter("positions", "bool", given=False),
+            _TABLE_PAGE_SIZE,
             Parameter("check", "bool", given=False),
         ),
         facts={"d_qk": INDEX_HEAD_DIM},
@@ -185,7 +197,7 @@ INDEXER_LOGITS = register(
     OpSpec(
         "indexer_logits",
         IndexerOperands,
-        parameters=(Parameter("max_len", "int"),),
+        parameters=(Parameter("max_len", "int"), _TABLE_PAGE_SIZE),
         outputs=(Output("scores", "B max_len", FP32),),
         facts={"d_qk": INDEX_HEAD_DIM},
     )
@@ -210,6 +222,7 @@ def dsa_topk_indexer(
     *,
     sorted: bool = False,
     ids: str = "slot",
+    table_page_size: int = PAGE_SIZE,
     backend: str = "auto",
 ) -> None:
     """Write the ids of each row's best-scoring tokens into `topk_indices`.
@@ -235,6 +248,9 @@ def dsa_topk_indexer(
         sorted: descending score, ties by position. Otherwise the order is a backend's own,
             deterministic; the CPU's is ascending token position.
         ids: "slot" or "position".
+        table_page_size: tokens that an entry of `block_table` names, a divisor of 64. The cache's
+            pages stay as they are: entry e names the slots from ``e * table_page_size`` on, so
+            that with 1 the table has a slot for each token, in any order.
         backend: "auto" or the name of one.
 
     Raises:
@@ -245,7 +261,7 @@ def dsa_topk_indexer(
     """
     positions = ids != "slot" and wants_positions(ids)
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    call(DSA_TOPK_INDEXER, operands, (sorted, positions, True), backend)
+    call(DSA_TOPK_INDEXER, operands, (sorted, positions, table_page_size, True), backend)
 
 
 def indexer_logits(
@@ -256,6 +272,7 @@ def indexer_logits(
     block_table: Tensor,
     max_len: int,
     *,
+    table_page_size: int = PAGE_SIZE,
     backend: str = "auto",
 ) -> Tensor:
     """The scores that `dsa_topk_indexer` ranks, bit for bit.
@@ -267,7 +284,7 @@ def indexer_logits(
         (B, max_len) fp32, -inf from ``seq_lens[b]`` on.
     """
     operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
-    scores: Tensor = call(INDEXER_LOGITS, operands, (max_len,), backend)
+    scores: Tensor = call(INDEXER_LOGITS, operands, (max_len, table_page_size), backend)
     return scores
 
 

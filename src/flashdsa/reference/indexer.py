@@ -1,7 +1,7 @@
 """The top-k indexer in float64: a token's score, and the choice among scores by a plain sort.
 
 Shapes: B queries, H indexer heads, pages of 64 tokens; position t of row b is the token
-`block_table[b, t // 64] * 64 + t % 64`.
+`block_table[b, t // n] * n + t % n` of a table whose entries name n tokens, `table_page_size`.
 """
 
 import math
@@ -13,7 +13,7 @@ from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, page_tokens
 
 
 def _candidates(
-    seq_lens: Tensor, block_table: Tensor, num_pages: int
+    seq_lens: Tensor, block_table: Tensor, num_pages: int, table_page_size: int
 ) -> list[list[tuple[int, int]]]:
     """Each row's (position, token id) pairs, in order of position.
 
@@ -21,15 +21,11 @@ def _candidates(
     of a page outside the cache are left out.
     """
     rows = []
+    n, num_tokens = table_page_size, num_pages * PAGE_TOKENS
     for length, pages in zip(seq_lens.tolist(), block_table.tolist(), strict=True):
-        reachable = range(min(max(length, 0), len(pages) * PAGE_TOKENS))
-        rows.append(
-            [
-                (t, pages[t // PAGE_TOKENS] * PAGE_TOKENS + t % PAGE_TOKENS)
-                for t in reachable
-                if 0 <= pages[t // PAGE_TOKENS] < num_pages
-            ]
-        )
+        reachable = range(min(max(length, 0), len(pages) * n))
+        named = [(t, pages[t // n] * n + t % n) for t in reachable]
+        rows.append([(t, token) for t, token in named if 0 <= token < num_tokens])
     return rows
 
 
@@ -40,6 +36,7 @@ def _scores(
     seq_lens: Tensor,
     block_table: Tensor,
     max_len: int,
+    table_page_size: int,
     *,
     of_products: bool = False,
 ) -> Tensor:
@@ -48,7 +45,7 @@ def _scores(
     q = q.abs() if of_products else q
     w = weights.detach().to(device="cpu", dtype=torch.float64)
     scores = torch.full((q.shape[0], max_len), -torch.inf, dtype=torch.float64)
-    rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0])
+    rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0], table_page_size)
     for b, candidates in enumerate(rows):
         page_scores: dict[int, Tensor] = {}
         for t, token in candidates:
@@ -69,13 +66,15 @@ def indexer_logits(
     seq_lens: Tensor,
     block_table: Tensor,
     max_len: int,
+    table_page_size: int = PAGE_TOKENS,
 ) -> Tensor:
     """`score[t] = scale[t] * sum_h weights[b, h] * relu(q[b, h] . k[t])`, float64 `[B, max_len]`.
 
     q `[B, H, 128]` e4m3, cache `[num_pages, 64, 1, 132]` bytes, weights `[B, H]`, seq_lens `[B]`,
     block_table `[B, max_pages]`.  Positions at or beyond seq_len are -inf.
     """
-    return _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, max_len)
+    table = block_table, max_len, table_page_size
+    return _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
 
 
 def indexer_score_magnitude(
@@ -85,9 +84,11 @@ def indexer_score_magnitude(
     seq_lens: Tensor,
     block_table: Tensor,
     max_len: int,
+    table_page_size: int = PAGE_TOKENS,
 ) -> Tensor:
     """The scores with |weights|: what is summed into each score, whatever cancels."""
-    return _scores(q_index_fp8, k_index_cache_fp8, weights.abs(), seq_lens, block_table, max_len)
+    table = block_table, max_len, table_page_size
+    return _scores(q_index_fp8, k_index_cache_fp8, weights.abs(), seq_lens, *table)
 
 
 def indexer_product_magnitude(
@@ -97,6 +98,7 @@ def indexer_product_magnitude(
     seq_lens: Tensor,
     block_table: Tensor,
     max_len: int,
+    table_page_size: int = PAGE_TOKENS,
 ) -> Tensor:
     """`scale[t] * sum_h |w_h| sum_d |q_hd k_td|`: the unit of a tensor core's fp8 accumulation."""
     return _scores(
@@ -106,6 +108,7 @@ def indexer_product_magnitude(
         seq_lens,
         block_table,
         max_len,
+        table_page_size,
         of_products=True,
     )
 
@@ -146,6 +149,7 @@ def dsa_topk_indexer(
     sorted: bool = False,
     positions: bool = False,
     scores: Tensor | None = None,
+    table_page_size: int = PAGE_TOKENS,
 ) -> Tensor:
     """The ids `page * 64 + offset` of each row's best tokens, int32 `[B, topk]`, then -1; with
     `positions` their positions in the row.
@@ -157,15 +161,15 @@ def dsa_topk_indexer(
     """
     if len(block_table):
         block_table = block_table.repeat_interleave(len(seq_lens) // len(block_table), dim=0)
-    rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0])
+    rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0], table_page_size)
     if scores is None:
-        max_len = block_table.shape[1] * PAGE_TOKENS
-        scores = _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, max_len)
+        table = block_table, block_table.shape[1] * table_page_size, table_page_size
+        scores = _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
     picked = torch.full((len(rows), topk), -1, dtype=torch.int32)
-    table = scores.detach().cpu().double().tolist()
+    ranked = scores.detach().cpu().double().tolist()
     for b, candidates in enumerate(rows):
         token_at = dict(candidates)
-        best = _best(table[b], list(token_at), topk, by_score=sorted)
+        best = _best(ranked[b], list(token_at), topk, by_score=sorted)
         ids = best if positions else [token_at[t] for t in best]
         picked[b, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return picked

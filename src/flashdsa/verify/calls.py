@@ -130,7 +130,12 @@ def mla_bwd(
 
 def indexer_logits(inputs: IndexerInputs, backend: str) -> Tensor:
     """Scores of each row."""
-    return flashdsa.indexer_logits(*inputs.operands_of_rows, inputs.max_len, backend=backend)
+    return flashdsa.indexer_logits(
+        *inputs.operands_of_rows,
+        inputs.max_len,
+        table_page_size=inputs.case.table_page_size,
+        backend=backend,
+    )
 
 
 def dsa_topk_indexer(inputs: IndexerInputs, backend: str) -> Tensor:
@@ -146,6 +151,7 @@ def dsa_topk_indexer(inputs: IndexerInputs, backend: str) -> Tensor:
         inputs.of_requests(ids),
         sorted=case.sorted,
         ids="position" if case.positions else "slot",
+        table_page_size=case.table_page_size,
         backend=backend,
     )
     return ids

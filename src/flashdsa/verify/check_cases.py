@@ -76,6 +76,9 @@ FORWARD = [
     SparseMlaCase("pages of v41 beside v41_fp4", 9, 128, 16, 64, d_qk=512, packed="ue8m0",
                   kv_format="v41", page_size=64, extra_keys=90, extra_topk=40, invalid=True,
                   extra_format="v41_fp4", poison=True, attn_sink="finite"),
+    SparseMlaCase("v41_fp4 beside a range of v41", 5, 192, 64, 300, d_qk=512, packed="ue8m0",
+                  kv_format="v41_fp4", page_size=64, extra_keys=128, extra_topk=100,
+                  extra_format="v41", ranges="extra_kv", invalid=True, topk_length=True),
     SparseMlaCase("largest logits of two sources", 10, 130, 16, 70, max_logits=True,
                   extra_keys=90, extra_topk=40, invalid=True, empty_rows=True, poison=True),
     # More work items than a GPU has SMs, whose few slots keep them small: not the decode's.
@@ -115,7 +118,7 @@ FORWARD = [
         SparseMlaCase(f"{name} beside {name}, 40 queries of 2048 slots", 40, 192, 64, 1900,
                       d_qk=512, packed="ue8m0", kv_format=name, extra_format=name, page_size=64,
                       extra_keys=90, extra_topk=148, invalid=True, topk_length=True)
-        for name in ("v4", "v41", "v32_no_rope")
+        for name in ("v4", "v41", "v41_fp4", "v32_no_rope")
     ),
     SparseMlaCase("packed rows, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048,
                   packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
@@ -201,6 +204,10 @@ INDEXER = [
     IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
                 next_n=2),
     IndexerCase("65,700 tokens", (65_700,), 512, num_heads=16),
+    IndexerCase("a slot a token", (2500, 2049, 300, 64), 2048, table_page_size=1,
+                negative_weights=True),
+    IndexerCase("4 tokens a page of the table, sorted", (2101, 70), 2048, table_page_size=4,
+                sorted=True, plateaus=True),
     IndexerCase("all of at most 450 tokens", (450, 449, 0, 1, 64, 65, 300, 127), 650, next_n=2),
 ]
 PREFILL = [

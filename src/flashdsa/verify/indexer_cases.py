@@ -36,6 +36,8 @@ class IndexerCase:
     """Every row walks the same pages, as the queries of one sequence do."""
     next_n: int = 1
     """Neighbouring rows of one request, which share its pages; `seq_lens` has all rows."""
+    table_page_size: int = PAGE_SIZE
+    """Tokens that an entry of the table names; those of a row's entries lie apart."""
     nan_keys: bool = False
     """Some keys have a NaN byte, some tokens a NaN scale."""
     int8_cache: bool = False
@@ -107,19 +109,19 @@ def _draw_tokens(
     return codes, scale
 
 
-def _pages_of_requests(case: IndexerCase) -> list[int]:
-    """Pages of each request's longest row."""
-    pages = [-(-length // PAGE_SIZE) for length in case.seq_lens]
-    return [max(pages[i : i + case.next_n]) for i in range(0, len(pages), case.next_n)]
+def _entries_of_requests(case: IndexerCase) -> list[int]:
+    """Entries of the table that each request's longest row needs."""
+    entries = [-(-length // case.table_page_size) for length in case.seq_lens]
+    return [max(entries[i : i + case.next_n]) for i in range(0, len(entries), case.next_n)]
 
 
-def _draw_table(case: IndexerCase, num_pages: int, generator: torch.Generator) -> Tensor:
-    """int32 `[B, max_pages]`: pages in random order; entries that no length needs are no pages."""
-    needed = _pages_of_requests(case)
+def _draw_table(case: IndexerCase, num_entries: int, generator: torch.Generator) -> Tensor:
+    """int32 `[B, max_pages]`: entries in random order; those that no length needs name no page."""
+    needed = _entries_of_requests(case)
     columns = max(needed, default=0) + SPARE_COLUMNS
-    unused = torch.tensor([-1, INT32_MAX, num_pages])[torch.arange(columns) % 3]
+    unused = torch.tensor([-1, INT32_MAX, num_entries])[torch.arange(columns) % 3]
     table = unused.repeat(len(needed), 1)
-    order = torch.randperm(num_pages, generator=generator)
+    order = torch.randperm(num_entries, generator=generator)
     start = 0
     for b, count in enumerate(needed):
         table[b, :count] = order[start : start + count]
@@ -140,11 +142,11 @@ def make_indexer_inputs(
     """
     generator = torch.Generator().manual_seed(seed)
     batch, heads = len(case.seq_lens), case.num_heads
-    needed = _pages_of_requests(case)
+    needed, of_entry = _entries_of_requests(case), case.table_page_size
     used = max(needed, default=0) if case.one_sequence else sum(needed)
-    num_pages = used + SPARE_PAGES
+    num_pages = -(-used * of_entry // PAGE_SIZE) + SPARE_PAGES
     codes, scale = _draw_tokens(case, num_pages * PAGE_SIZE, generator)
-    table = _draw_table(case, num_pages, generator)
+    table = _draw_table(case, num_pages * (PAGE_SIZE // of_entry), generator)
 
     raw_q = torch.randn(batch, heads, INDEX_HEAD_DIM, generator=generator)
     raw_weights = torch.randn(batch, heads, generator=generator).abs()
@@ -156,11 +158,11 @@ def make_indexer_inputs(
     visible = torch.zeros(num_pages * PAGE_SIZE, dtype=torch.bool)
     tempting = torch.full_like(codes, 0x7E)
     for b, length in enumerate(case.seq_lens):
-        for column, page in enumerate(table[b // case.next_n, : -(-length // PAGE_SIZE)].tolist()):
-            count = min(PAGE_SIZE, length - column * PAGE_SIZE)
-            start = page * PAGE_SIZE
+        for column, entry in enumerate(table[b // case.next_n, : -(-length // of_entry)].tolist()):
+            count = min(of_entry, length - column * of_entry)
+            start = entry * of_entry
             visible[start : start + count] = True
-            tempting[start + count : start + PAGE_SIZE] = q[b, weights[b].argmax()]
+            tempting[start + count : start + of_entry] = q[b, weights[b].argmax()]
     codes = torch.where(visible[:, None], codes, tempting)
     scale = torch.where(visible, scale, 1e6)
 
@@ -229,6 +231,11 @@ INDEXER_CASES: list[IndexerCase] = [
                 sorted=True, plateaus=True),
     IndexerCase("4 queries a request", (130, 64, 700, 0, 90, 91, 92, 93), 64, next_n=4,
                 positions=True, nan_keys=True, strided=True),
+    IndexerCase("a slot a token", (0, 1, 64, 300, 701), 100, table_page_size=1, nan_keys=True),
+    IndexerCase("a slot a token, sorted, 2 queries a request", (70, 71, 64, 701), 80, next_n=2,
+                table_page_size=1, sorted=True, plateaus=True, strided=True),
+    IndexerCase("16 tokens a page of the table", (0, 15, 16, 17, 700), 90, table_page_size=16,
+                positions=True, repeated_pages=True),
     IndexerCase("no query", (), 16),
     IndexerCase("every feature", (0, 64, 65, 600), 90, **_ALL_FEATURES),
     IndexerCase("every feature, sorted", (0, 64, 65, 600), 90, sorted=True, **_ALL_FEATURES),

@@ -5,6 +5,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.problem import PAGE_SIZE
 from flashdsa.verify import calls
 from flashdsa.verify.compare import Comparison, compare_exact, compare_scores
 from flashdsa.verify.indexer_cases import IndexerInputs
@@ -33,7 +34,15 @@ def judge_selection(output: str, ids: Tensor, expected: Tensor, *, exact_order: 
 def check_scores(inputs: IndexerInputs, backend: str) -> tuple[Tensor, list[Comparison]]:
     """Run and judge `indexer_logits`; the scores come back for judging the selection."""
     scores = calls.indexer_logits(inputs, backend)
-    return scores, [judge_scores(inputs.operands_of_rows, inputs.max_len, scores, backend)]
+    return scores, [
+        judge_scores(
+            inputs.operands_of_rows,
+            inputs.max_len,
+            scores,
+            backend,
+            table_page_size=inputs.case.table_page_size,
+        )
+    ]
 
 
 def judge_scores(
@@ -41,16 +50,19 @@ def judge_scores(
     max_len: int,
     scores: Tensor,
     backend: str,
+    *,
+    table_page_size: int = PAGE_SIZE,
 ) -> Comparison:
     """The verdict on a backend's scores (B, max_len) of the indexer's operands, a row each."""
     besides = None
+    given = (*operands, max_len, table_page_size)
     if backend != "cpu":  # tensor cores add the fp8 products
-        besides = PRODUCT_TOLERANCE * reference.indexer_product_magnitude(*operands, max_len)
+        besides = PRODUCT_TOLERANCE * reference.indexer_product_magnitude(*given)
     return compare_scores(
         "scores",
         scores,
-        reference.indexer_logits(*operands, max_len),
-        reference.indexer_score_magnitude(*operands, max_len),
+        reference.indexer_logits(*given),
+        reference.indexer_score_magnitude(*given),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )
@@ -61,7 +73,12 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
     case = inputs.case
     ids = calls.dsa_topk_indexer(inputs, backend)
     expected = reference.dsa_topk_indexer(
-        *inputs.operands, case.topk, sorted=case.sorted, positions=case.positions, scores=scores
+        *inputs.operands,
+        case.topk,
+        sorted=case.sorted,
+        positions=case.positions,
+        scores=scores,
+        table_page_size=case.table_page_size,
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]

@@ -144,8 +144,11 @@ class SparseMlaInputs:
 
     @property
     def of_format(self) -> dict[str, str]:
-        """Keyword argument of packed rows of a format that is named."""
-        return {"kv_format": self.case.kv_format} if self.case.kv_format else {}
+        """Keyword argument of packed rows of a format that is named: that of a source whose bytes
+        do not tell it."""
+        main, extra = self.case.kv_format, self.case.extra_format
+        name = extra if extra and main not in ("v32_no_rope", "v41") else main
+        return {"kv_format": name} if name else {}
 
     @property
     def rows(self) -> Any:

@@ -29,6 +29,7 @@ AT_ONCE = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
 LAUNCHES: dict[str, SmallCall] = {
     "mla-bwd-sm_100a": TABLE["mla-bwd-sm_100a"].calls[0],
+    "mla-bwd-heads-sm_100a": TABLE["mla-bwd-heads-sm_100a"].calls[0],
     "mla-fwd-sm_100a": growing(128, 192, backend="sm100", sms=2),
     # Two work items of one step, by one CTA.
     "mla-fwd-sm_90a": replace(
@@ -37,8 +38,11 @@ LAUNCHES: dict[str, SmallCall] = {
     ),
     "mla-fwd-drawn-sm_90a": TABLE["mla-fwd-drawn-sm_90a"].calls[0],
 }
-SCHEDULES = {"mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0])}
-"""At random, too."""
+SCHEDULES = {
+    "mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0]),
+    "mla-bwd-heads-sm_100a": POLICIES[:1],
+}
+"""At random, too, or only."""
 DRAWN = {
     # One of each category, then any.
     "mla-bwd-sm_100a": (
@@ -49,6 +53,12 @@ DRAWN = {
         "tcgen05-wait#13 removed", "group-wait#9 one group more", "commit#17 removed",
         "mbarrier-wait#27 true at once", "mbarrier-wait#8 true at once", "tcgen05-fence#9 removed",
         "tcgen05-fence#29 removed",
+    ),
+    # The gather after the peer has read, the refill, the merge's messages, the order of parts.
+    "mla-bwd-heads-sm_100a": (
+        "proxy-fence#2 removed", "order#2 relaxed", "proxy-fence#3 removed",
+        "memory-fence#1 removed", "mbarrier-wait#19 true at once", "group-wait#2 removed",
+        "mbarrier-wait#27 true at once",
     ),
     "mla-fwd-sm_100a": ("proxy-fence#3 removed", "arrive#8 removed", "tcgen05-wait#3 removed"),
     "mla-fwd-sm_90a": (

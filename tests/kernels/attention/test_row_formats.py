@@ -263,17 +263,6 @@ def test_kernels_name_the_formats_that_they_lack() -> None:
     q, indices = torch.zeros(2, 16, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="kv_format: takes no packed rows; got v41_fp4"):
         flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm100")
-    extra = flashdsa.quantize_kv(torch.zeros(9, 512), kv_format="v41")
-    with pytest.raises(NotImplementedError, match="mixed_formats: needed, not there"):
-        flashdsa.sparse_mla_fwd(
-            q,
-            kv,
-            indices,
-            extra_kv=extra,
-            extra_indices=indices,
-            kv_format="v41",
-            backend="emulate-sm90",
-        )
 
 
 def test_pages_of_a_named_format_are_compiled() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,12 +15,11 @@ from flashdsa.analysis.compile_kernel import compile_and_keep
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm100 import mla_bwd as backend
-from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw, run
+from flashdsa.backends.sm100.mla_bwd import launch_checked, launch_raw
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
-from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler
@@ -30,13 +28,13 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
     empty_queries,
-    forward_results,
-    judge_backward,
 )
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
+from tests.kernels.attention.blackwell_backward import assert_launched_as_planned
+from tests.kernels.attention.blackwell_backward import launch as launch_plan
+from tests.kernels.attention.blackwell_backward import ptx as ptx_of
 from tests.kernels.features import EVERY_FEATURE
-from tests.kernels.findings import unexpected
 
 PLAN = BwdPlan()
 HEADS = 128
@@ -63,26 +61,7 @@ def launch(
     case: SparseMlaCase, plan: BwdPlan = PLAN, policy: Policy | None = None, pairs: int = 74
 ) -> Emulator:
     """The case on the emulator; its gradients are judged, and nothing may be found."""
-    inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    O, lse = forward_results(inputs)
-    operands = MlaBwdOperands(
-        inputs.q, inputs.kv.view(-1, case.d_qk), inputs.do, lse, O, inputs.indices
-    )
-    result = Emulator(policy=policy, on_finding="collect")
-    function = result.function(MLA_BWD, plan)
-    with result.launching():
-        dQ, dKV, *_ = run(
-            function,
-            operands,
-            sm_scale=case.d_qk**-0.5,
-            deterministic=False,
-            dkv_dtype=torch.float32,
-            pairs=pairs,
-        )
-    gradients = {"dQ": dQ, "dKV": dKV}
-    assert failures(judge_backward(inputs, O, lse, gradients)) == []
-    assert unexpected(result.findings) == []
-    return result
+    return launch_plan(case, MLA_BWD, plan, policy, pairs)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -204,17 +183,9 @@ def test_dq_is_written_by_whole_sectors() -> None:
 
 
 def test_the_launch_is_what_the_plan_says() -> None:
-    _, setup = launch(CASES[0]).setups
-    assert setup.smem == PLAN.smem.total
-    assert (setup.grid[0], setup.block[0], setup.cluster[0]) == (2, PLAN.threads, 2)
-    text = ptx()
-    constants = dict(re.findall(r"mov\.b32\s+(%r\d+), (\d+);", text))
-    initialised = re.findall(r"mbarrier\.init\.shared\.b64\s+\[[^]]+\],\s*(%?\w+);", text)
-    counts = Counter(int(constants.get(count, count)) for count in initialised)
-    wanted: Counter[int] = Counter()
-    for barrier in PLAN.barriers:
-        wanted[barrier.arrivals] += barrier.stages
-    assert counts == wanted
+    emulator = launch(CASES[0])
+    assert emulator.setups[-1].grid[0] == CLUSTER
+    assert_launched_as_planned(emulator, ptx(), PLAN)
 
 
 def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +201,7 @@ def test_a_missing_arrival_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ptx(plan: BwdPlan = PLAN) -> str:
     """Of the backward, delta's kernel and, for a group, the union's."""
-    return str(compiled(MLA_BWD, plan).__ptx__).rstrip("\0")
+    return ptx_of(MLA_BWD, plan)
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:
@@ -246,8 +217,6 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert not re.search(r"\b(red|atom)\.\S*global", text)
     assert "st.async" in text and "mapa.shared::cluster" in text
     assert "tile::gather4" in text
-    registers = {int(n) for n in re.findall(r"setmaxnreg\.\w+\.sync\.aligned\.u32\s+(\d+)", text)}
-    assert registers == {role.registers for role in PLAN.roles}
 
 
 @pytest.mark.parametrize("plan", [PLAN, BwdPlan(group=8)], ids=lambda plan: plan.name)

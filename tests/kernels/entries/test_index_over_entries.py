@@ -110,6 +110,113 @@ def test_the_indexer_learns_which_entries_the_attention_looks_at(seed):
     assert loss() < 0.8 * first
 
 
+def pooled(kv, gate, ape, weight, cos, sin):
+    """Entries of windows of 4 that overlap, differentiable by torch: pooled, normed, turned."""
+    d = len(weight)
+
+    def slots(x, nothing):
+        windows = x.unflatten(0, (-1, 4))
+        before = torch.cat((torch.full_like(windows[:1], nothing), windows[:-1]))
+        return torch.cat((before[..., :d], windows[..., d:]), dim=1)
+
+    e = (slots(gate + ape.repeat(len(kv) // 4, 1), -torch.inf).softmax(1) * slots(kv, 0)).sum(1)
+    n = e / (e.square().mean(1, keepdim=True) + 1e-6).sqrt() * weight
+    a, b = n[:, -2 * cos.shape[1] :: 2], n[:, -2 * cos.shape[1] + 1 :: 2]
+    turned = torch.stack((a * cos[::4] - b * sin[::4], a * sin[::4] + b * cos[::4]), dim=2)
+    return torch.cat((n[:, : -2 * cos.shape[1]], turned.flatten(1)), dim=1)
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["selected", "all visible"])
+def test_a_step_of_the_indexer_over_entries_is_that_of_the_formula(seed, everything):
+    """The teacher's lse has window and sink in it; gradients down to the compressor's weights."""
+    q, rows, entries, ids, window = v4_layer(seed)
+    tokens, sink = len(q), normal(seed + 4, 4)
+    angles = normal(seed + 6, tokens, 32)
+    tables = angles.cos(), angles.sin()
+    _, ends = flashdsa.causal_ranges(torch.tensor([0, tokens]), ratio=4)
+    _, lse = flashdsa.sparse_mla_fwd(
+        q, entries, ids, extra_kv=rows, extra_indices=window, attn_sink=sink, d_v=16
+    )
+    sizes = (tokens, 256), (tokens, 256), (4, 256), (128,), (tokens, 2, 128), (tokens, 2)
+    leaves = [normal(seed + 10 + i, *size).requires_grad_() for i, size in enumerate(sizes)]
+    kv, gate, ape, weight, q_index, head_weights = leaves
+    keys = flashdsa.compress_kv(
+        kv, gate, ape, ratio=4, overlap=True, norm_weight=weight, rotation=tables
+    )
+    total = torch.logaddexp(lse, sink)
+    if everything:
+        teacher = q, entries, total, ends
+        loss = flashdsa.indexer_kl_loss_dense(q_index, keys, head_weights, *teacher)
+    else:
+        options = {"q": q, "kv": entries, "lse": lse, "attn_sink": sink}
+        loss = flashdsa.indexer_kl_loss(q_index, keys, head_weights, ids, **options).mean()
+
+    entry = torch.arange(len(entries))
+    seen = entry < ends[:, None]
+    if not everything:
+        seen &= (ids[..., None] == entry).any(1)
+    some = seen.any(1)
+    p = torch.einsum("shd,td->sht", q, entries) / 4 - total[..., None]
+    p = p.exp().sum(1).masked_fill(~seen, 0)[some]
+    p = p / p.sum(1, keepdim=True)
+    products = torch.einsum("shk,tk->sht", q_index, pooled(*leaves[:4], *tables)).relu()
+    scores = torch.einsum("sht,sh->st", products, head_weights)[some]
+    log_pi = scores.masked_fill(~seen[some], -torch.inf).log_softmax(1).masked_fill(~seen[some], 0)
+    expected = (torch.special.xlogy(p, p) - p * log_pi).sum() / tokens
+    torch.testing.assert_close(loss, expected, rtol=1e-11, atol=0)
+    found = torch.autograd.grad(loss, leaves)
+    for mine, wanted in zip(found, torch.autograd.grad(expected, leaves), strict=True):
+        assert wanted.any()
+        assert (mine - wanted).norm() < 1e-11 * wanted.norm()
+
+
+@pytest.mark.parametrize("topk", [512, 1024])
+def test_tokens_to_the_entries_that_a_layer_attends_to(seed, topk):
+    """Index keys go from tokens straight into pages; the choice among them and among rows is the
+    same, and the best by the formula; attention over it and the window is that over joint rows."""
+    tokens, d, heads = 4 * (topk + 150) + 3, 16, 16
+    positions = torch.tensor([2, 3, 2046, 4 * topk + 2, 4 * topk + 3, tokens - 1])
+    kv, gate = (normal(seed + i, tokens, 256).float() for i in range(2))
+    pooling = {"ratio": 4, "overlap": True, "norm_weight": torch.ones(128)}
+    pages = -(-tokens // 256)
+    table = torch.randperm(pages, generator=torch.Generator().manual_seed(seed))
+    entry = torch.arange(tokens) // 4
+    cache = torch.zeros(pages, 64, 1, 132, dtype=torch.uint8)
+    slots = table[entry // 64] * 64 + entry % 64
+    flashdsa.compress_kv(kv, gate, out=cache, slots=slots, **pooling)
+    lengths = ((positions + 1) // 4).int()
+    given = normal(seed + 2, len(positions), heads, 128), normal(seed + 3, len(positions), heads)
+    q8, weights = flashdsa.quantize_index_q(*(x.float() for x in given))
+    ids = torch.empty(len(positions), topk, dtype=torch.int32)
+    tables = table.int().expand(len(positions), -1).contiguous()
+    flashdsa.dsa_topk_indexer(q8, cache, weights, lengths, tables, ids, ids="position")
+
+    k8, scale = flashdsa.quantize_index_k(flashdsa.compress_kv(kv, gate, **pooling))
+    of_rows = torch.empty_like(ids)
+    flashdsa.dsa_topk_prefill(q8, k8, weights, None, lengths, of_rows, k_scale=scale)
+    assert torch.equal(ids, of_rows)
+    products = torch.einsum("shk,tk->sht", q8.double(), k8.double()).relu()
+    scores = torch.einsum("sht,sh->st", products, weights.double()) * scale.double()
+    for s, visible in enumerate(lengths.tolist()):
+        count = min(topk, visible)
+        chosen = ids[s, :count].long()
+        assert (ids[s, count:] == -1).all() and len(chosen.unique()) == count
+        assert count == 0 or (chosen.min() >= 0 and chosen.max() < visible)
+        best = scores[s, :visible].topk(count).values
+        got = scores[s, chosen].sort(descending=True).values
+        torch.testing.assert_close(got, best, rtol=1e-5, atol=1e-3)
+
+    q, rows = normal(seed + 4, len(positions), 2, d), normal(seed + 5, tokens, d)
+    entries = normal(seed + 6, tokens // 4, d)
+    window = positions.int() - 127, positions.int() + 1
+    out = flashdsa.sparse_mla(q, entries, ids, extra_kv=rows, extra_indices=window, d_v=d)
+    for s, position in enumerate(positions.tolist()):
+        near = rows[max(0, position - 127) : position + 1]
+        joint = torch.cat((entries[ids[s][ids[s] >= 0].long()], near))
+        expected = (q[s] @ joint.T / d**0.5).softmax(1) @ joint
+        torch.testing.assert_close(out[s], expected, rtol=0, atol=1e-12)
+
+
 def test_the_target_of_a_pool_is_that_of_its_tokens(seed):
     q, kv = normal(seed, 6, 4, 16), normal(seed + 1, 30, 16)
     pools = torch.tensor([[0, 7, -1], [3, 3, 1], [-1, -1, -1], [6, 2, 5], [9, 0, 1], [4, 5, 6]])

@@ -88,6 +88,23 @@ def make_inputs(
     )
 
 
+def scattered(inputs: Inputs, size: int) -> Inputs:
+    """The same rows with their entries of `size` tokens in random places of a larger cache, whose
+    other keys are NaN."""
+    pages, each = inputs.k_index_cache_fp8.flatten(1), 64 // size
+    num_pages = len(pages)
+    generator = torch.Generator().manual_seed(size)
+    slots = torch.randperm(2 * num_pages * each, generator=generator)
+    cache = torch.full((2 * num_pages, PAGE_BYTES), NAN_BYTE, dtype=torch.uint8)
+    for part in (slice(0, PAGE_KEY_BYTES), slice(PAGE_KEY_BYTES, None)):
+        entries = cache[:, part].reshape(2 * num_pages * each, -1)
+        entries[slots[: num_pages * each]] = pages[:, part].reshape(num_pages * each, -1)
+        cache[:, part] = entries.view(2 * num_pages, -1)
+    named = inputs.block_table.long()[:, :, None] * each + torch.arange(each)
+    table = torch.where(named < 0, -1, slots[named.clamp_min(0)]).flatten(1)
+    return inputs._replace(k_index_cache_fp8=cache.view(-1, 64, 1, 132), block_table=table.int())
+
+
 def _order_by_position(
     q: Tensor,
     keys: Tensor,

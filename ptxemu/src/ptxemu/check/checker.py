@@ -10,6 +10,7 @@ from ptxemu.check import proxies, relaxed
 from ptxemu.check.actors import OperationActor
 from ptxemu.check.findings import Finding, Findings
 from ptxemu.check.flags import Flags, reach_of
+from ptxemu.check.lane_races import LaneRaces, makes_lanes_meet
 from ptxemu.check.lifetime import Lifetimes
 from ptxemu.check.mbarriers import Mbarriers
 from ptxemu.check.partial_barriers import BARRIERS, BarrierUsers
@@ -36,8 +37,11 @@ CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 class Checker(Observer):
     """Happens-before with proxies over global memory, shared memory and TMEM of one launch."""
 
-    def __init__(self, kernel: str, blank: Blank = ()) -> None:
-        """`blank`: global memory that nobody has written before the launch."""
+    def __init__(self, kernel: str, blank: Blank = (), *, warp_lanes: bool = True) -> None:
+        """Args:
+        blank: global memory that nobody has written before the launch.
+        warp_lanes: lanes of a warp are ordered by what makes them wait for each other alone.
+        """
         self.kernel = kernel
         self._collected = Findings(kernel)
         self._lifetimes = Lifetimes(self._collected)
@@ -55,7 +59,10 @@ class Checker(Observer):
         """Bits of a cluster's operations: tcgen05 instructions; what completes no mbarrier."""
         self._cta_names: dict[int, str] = {}
         self._races = Races(self._collected)
+        self._meets: dict[int, bool] = {}
+        """Whether lanes meet at an instruction, by its pc."""
         self._undetermined = self._races.undetermined
+        self._lane_races = LaneRaces(self._collected, self._races.is_fixed) if warp_lanes else None
         self._memory = ShadowMemory(self._races, self._cta_names.__getitem__, blank)
         self._mbarriers = Mbarriers(self._collected, self._cta_names.__getitem__)
         self._phases = Phases(self._collected, self._cta_names.__getitem__, self._operations_of)
@@ -71,6 +78,8 @@ class Checker(Observer):
     @property
     def findings(self) -> list[Finding]:
         """Findings so far; call `finish` at the end of the run."""
+        if self._lane_races is not None:
+            self._lane_races.finish()
         return self._collected.all()
 
     @property
@@ -113,6 +122,8 @@ class Checker(Observer):
         self._lifetimes.exited(cta, [actor for actor in actors if isinstance(actor, WarpActor)])
         for actor in actors:
             self._tmem_loads.handed_on(actor, "the exit")
+            if self._lane_races is not None and isinstance(actor, WarpActor):
+                self._lane_races.exited(actor)
         if all(other.exited for other in cta.cluster.ctas):
             home = cta.cluster.index
             issued = self._operations.get(home, ())
@@ -138,8 +149,15 @@ class Checker(Observer):
         """Remember what the agent is at: synchronisation calls name no instruction."""
         actor = self._actors[agent.agent_id]
         actor.instruction = instruction
-        if isinstance(actor, WarpActor) and actor.lagging is not None:
-            lane_order.executed(actor, instruction)
+        if isinstance(actor, WarpActor):
+            if actor.lagging is not None:
+                lane_order.executed(actor, instruction)
+            if self._lane_races is not None:
+                meets = self._meets.get(instruction.pc)
+                if meets is None:
+                    meets = self._meets[instruction.pc] = makes_lanes_meet(instruction)
+                if meets:
+                    self._lane_races.met(actor, agent, lanes)
         if instruction.modifiers[0] in BARRIERS:
             self._barrier_users.executed(actor, instruction)
         if self._wgmma is not None:
@@ -154,6 +172,10 @@ class Checker(Observer):
         """Judge an access against what happened to its bytes before."""
         if access.space not in CHECKED_SPACES or not len(access.starts):
             return
+        if self._lane_races is not None:
+            actor = self._actors[access.agent.agent_id]
+            if isinstance(actor, WarpActor):
+                self._lane_races.accessed(actor, access)
         for part in (access,) if access.silent_pieces is None else access.by_silence():
             self._judge(part)
 
@@ -166,7 +188,7 @@ class Checker(Observer):
             self._undetermined.lanes(event, access)
         if strong and isinstance(actor, WarpActor):
             if access.order in ("acquire", "acq_rel", "seq_cst"):
-                lane_order.acquires(actor, access.agent)
+                self._lanes_acquire(actor, access.agent)
             self._weak_orders.accessed(actor, access, event, self._time)
             self._flags.accessed(actor, access)
         if access.owner is not None and (access.owner != actor.cta or not actor.is_warp):
@@ -180,6 +202,12 @@ class Checker(Observer):
             self._apply_by_lanes(actor, access, event)
         else:
             self._memory.apply(access, event)
+
+    def _lanes_acquire(self, warp: WarpActor, agent: Agent) -> None:
+        """Some or all lanes of a warp are about to acquire."""
+        lane_order.acquires(warp, agent)
+        if self._lane_races is not None:
+            self._lane_races.acquires(warp, agent)
 
     def _apply_to_mbarrier(self, access: Access, event: Event) -> None:
         if access.instruction.modifiers[1] == "init":
@@ -206,6 +234,8 @@ class Checker(Observer):
         tokens = self._tokens.setdefault(actor.home, {})
         self._signal(actor, token, arrives=True)
         self._tmem_loads.handed_on(actor, "arrival")
+        if self._lane_races is not None and isinstance(actor, WarpActor):
+            self._lane_races.released(actor)
         if is_mbarrier_token(token):
             self._arrived(actor, token, scope, tokens)
         held = tokens.get(token) or new_token(tokens, token)
@@ -234,7 +264,7 @@ class Checker(Observer):
             relaxed.acquire(actor, token[:-1], held, no_mbarrier)
         elif held is not None:
             if isinstance(actor, WarpActor) and is_mbarrier_token(token):
-                lane_order.acquires(actor, agent)
+                self._lanes_acquire(actor, agent)
                 near = self._neighbours.known(token) if scope == "cta" else None
                 if near is not None:
                     actor.know.unite_row(held, OUT_OF_SCOPE, GENERIC)
@@ -304,7 +334,7 @@ class Checker(Observer):
         actor.lagging = None
         if kind is FenceKind.MEMORY:
             if fence.order != "release" and actor.pending:
-                lane_order.acquires(actor, agent)
+                self._lanes_acquire(actor, agent)
             self._flags.fenced(actor, fence)
         elif kind is FenceKind.TCGEN05_BEFORE:
             relaxed.before_thread_sync(actor, self._tcgen05.get(actor.home, 0))
@@ -321,6 +351,8 @@ class Checker(Observer):
         """An operation starts with its issuer's knowledge, and after those it is ordered after."""
         warp = self._actors[issuer.agent_id]
         assert isinstance(warp, WarpActor)
+        if self._lane_races is not None and operation.mbarriers:
+            self._lane_races.released(warp)
         issued = self._operations.setdefault(warp.home, [])
         self._time += 1
         actor = OperationActor(operation.agent_id, operation.kind, warp, len(issued), self._time)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 LEVELS: dict[str, str] = {
     "race": "error",
+    "lane-race": "error",
     "mixed-race": "error",
     "lost-update": "error",
     "scope-race": "error",
@@ -74,6 +75,7 @@ AGAINST_THE_ISA = frozenset(
 results on hardware. All other errors can give wrong results there, or stop the kernel."""
 UNORDERED = (
     "race",
+    "lane-race",
     "same-value-race",
     "mixed-race",
     "lost-update",
@@ -147,6 +149,10 @@ class Finding:
     second: Site | None
     count: int
     """Number of times that it happened in the run."""
+    seeds: tuple[int, ...] = ()
+    """Seeds that show it, where several schedules were tried (`--seeds`)."""
+    repeat: str = ""
+    """Options with which one run of them shows it."""
 
     @property
     def kind(self) -> str:
@@ -165,6 +171,10 @@ class Finding:
         """Return the finding for `--json`: only dicts, lists, strings, numbers and None."""
         found = asdict(self)
         found["kind"] = self.kind
+        if self.seeds:
+            found["seeds"] = list(self.seeds)
+        else:
+            del found["seeds"], found["repeat"]
         for site in (found["first"], found["second"]):
             if site is not None and site["cta"] is not None:
                 site["cta"] = list(site["cta"])

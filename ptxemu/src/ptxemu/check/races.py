@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from ptxemu.check.tmem_page import TmemPage
 from ptxemu.check.undetermined import Undetermined
 from ptxemu.check.vector_clock import OUT_OF_SCOPE, RELAXED
 from ptxemu.events import AccessKind, Proxy, Space
+
+if TYPE_CHECKING:
+    from ptxemu.syntax.ast import Instruction
 
 MAX_SUSPECTS = 4
 """Reads of a granule before any write that are remembered."""
@@ -67,6 +70,10 @@ class Races:
         """The kernel's program is known."""
         self.undetermined.started(program)
         self.values = FixedValues(program)
+
+    def is_fixed(self, instruction: Instruction) -> bool:
+        """Whether the value of a store has nothing to do with data."""
+        return self.values.is_fixed(instruction)
 
     def judge(self, state: State, event: Event, spot: Spot) -> State:
         """The state that a granule in `state` has after `event`, whatever stands between them."""

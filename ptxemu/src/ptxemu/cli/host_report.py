@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ptxemu.cli import report, report_files
-from ptxemu.cli.hosts import HostRun
+from ptxemu.cli.hosts import How, run_host
 from ptxemu.cli.kernel_names import file_name, with_readable_names
+from ptxemu.cli.merging import seed_names
 from ptxemu.cli.options import limit_of
+from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.output_paths import output_file, write_file, write_file_or_stdout
 from ptxemu.errors import LaunchError
-from ptxemu.launch_setup import LaunchSetup
+from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.saved_launch import SUFFIX, save_launch
 
 
@@ -38,6 +41,18 @@ class SavedLaunches:
             self.notes.append(f"saved {path} ({path.stat().st_size:,} bytes)")
 
 
+def run_saving(
+    command: Sequence[str], folder: Path | None, how: Callable[[OnLaunch | None], How]
+) -> Outcome:
+    """Run host code, and write its launches into a folder, if there is one."""
+    if folder is None:
+        return run_host(command, how(None))
+    saved = SavedLaunches(folder)
+    run = run_host(command, how(saved.save))
+    run.ran.notes.extend(saved.notes)
+    return run
+
+
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     """The options that write the report to files that other tools read, and what it needs."""
     parser.add_argument(
@@ -61,7 +76,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def give_report(
-    options: argparse.Namespace, run: HostRun, seconds: float, *, json: str | None, check: bool
+    options: argparse.Namespace, run: Outcome, seconds: float, *, json: str | None, check: bool
 ) -> int:
     """Write all reports that the options ask for; returns the exit code.
 
@@ -92,12 +107,12 @@ def give_report(
     return run.exit_code or int(_is_failure(run, options.fail_on))
 
 
-def _is_failure(run: HostRun, fail_on: str) -> bool:
+def _is_failure(run: Outcome, fail_on: str) -> bool:
     """Whether the exit code is to be 1 though the host code ended well."""
     return bool(run.ran.failures) or report.is_failure(run.ran.findings, fail_on)
 
 
-def _json(run: HostRun, seconds: float) -> str:
+def _json(run: Outcome, seconds: float) -> str:
     return report.as_json(
         run.ran.launches,
         run.ran.findings,
@@ -109,12 +124,14 @@ def _json(run: HostRun, seconds: float) -> str:
         error=run.error,
         stopped=None if run.interruption is None else run.interruption.reason,
         seconds=round(seconds, 3),
+        **report.seed_facts(run.seeds),
     )
 
 
-def _text(options: argparse.Namespace, run: HostRun, seconds: float, *, check: bool) -> str:
+def _text(options: argparse.Namespace, run: Outcome, seconds: float, *, check: bool) -> str:
     ran = run.ran
-    lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s"]
+    tried = f", {len(run.seeds)} schedules: {seed_names(run.seeds)}" if run.seeds else ""
+    lines = ["", f"ptxemu: {run.name} on {run.arch}, {seconds:.1f} s{tried}"]
     lines += report.launch_lines(ran.launches)
     lines += [f"note: {with_readable_names(note)}" for note in ran.notes]
     lines += report.finding_lines(

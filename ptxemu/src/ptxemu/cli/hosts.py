@@ -7,15 +7,13 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from ptxemu.api import LaunchResult
-from ptxemu.check import Finding
+from ptxemu.cli.outcome import Outcome
 from ptxemu.cli.progress import Progress
 from ptxemu.cuda.fatbin import arch_of_program
 from ptxemu.cuda.in_process import InProcess
@@ -23,7 +21,6 @@ from ptxemu.cuda.log import Log
 from ptxemu.cuda.nvcc import compile_program
 from ptxemu.cuda.program import run_program
 from ptxemu.cuda.script import run_script
-from ptxemu.errors import Interruption
 from ptxemu.launch_setup import OnLaunch
 from ptxemu.sched.policy import Policy
 
@@ -31,15 +28,6 @@ ARCHS = ("sm_90a", "sm_100a", "sm_103a")
 SCRIPT_ARCH, PROGRAM_ARCH = "sm_100a", "sm_90a"
 """The devices where nothing says which."""
 SOURCE = ".cu"
-
-
-class Ran(Protocol):
-    """Results of the launches."""
-
-    launches: list[LaunchResult]
-    findings: list[Finding]
-    failures: list[str]
-    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +47,11 @@ class How:
     """A program's output goes to stderr, because stdout is the report's."""
     unchecked: re.Pattern[str] | None = None
     """Kernels with it in their names run without the check."""
+    program: Path | None = None
+    """The source's program, where it has been compiled already."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostRun:
-    """A finished run of host code."""
-
-    name: str
-    arch: str
-    exit_code: int
-    ran: Ran
-    error: str | None = None
-    """The traceback of a script that died."""
-    interruption: Interruption | None = None
-    """The signal or the time limit that ended it."""
-
-
-def run_host(command: Sequence[str], how: How) -> HostRun:
+def run_host(command: Sequence[str], how: How) -> Outcome:
     """Run a script (.py), a source (.cu) or a program with its arguments.
 
     Raises:
@@ -91,23 +67,34 @@ def run_host(command: Sequence[str], how: How) -> HostRun:
         how.progress.finish()
 
 
-def _run_source(command: Sequence[str], how: How) -> HostRun:
-    source = Path(command[0])
-    arch = how.arch or PROGRAM_ARCH
+def _run_source(command: Sequence[str], how: How) -> Outcome:
+    source, *arguments = command
+    with compiled(source, how) as program:
+        words = [str(program), *arguments]
+        return _run_program(source, words, how, arch=how.arch or PROGRAM_ARCH)
+
+
+@contextmanager
+def compiled(source: str, how: How) -> Iterator[Path]:
+    """The program that nvcc makes of a source, in a folder that goes at the end."""
+    if how.program is not None:
+        yield how.program
+        return
     with tempfile.TemporaryDirectory(prefix="ptxemu-") as folder:
-        program = Path(folder) / source.stem
-        compile_program(source, program, arch=arch, options=shlex.split(how.nvcc_options))
-        return _run_program(str(source), [str(program), *command[1:]], how, arch=arch)
+        program = Path(folder) / Path(source).stem
+        options = shlex.split(how.nvcc_options)
+        compile_program(Path(source), program, arch=how.arch or PROGRAM_ARCH, options=options)
+        yield program
 
 
 def _run_program(
     name: str, command: Sequence[str], how: How, *, arch: str | None = None
-) -> HostRun:
+) -> Outcome:
     arch = arch or how.arch or arch_of_program(command[0], ARCHS) or PROGRAM_ARCH
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
     output = sys.stderr if how.leaves_stdout else None
     code = run_program(log, command, arch=arch, output=output)
-    return HostRun(name, arch, code, log, interruption=log.interruption)
+    return Outcome(name, arch, code, log, interruption=log.interruption)
 
 
 def is_installed(package: str) -> bool:
@@ -115,7 +102,7 @@ def is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _run_script(command: Sequence[str], how: How) -> HostRun:
+def _run_script(command: Sequence[str], how: How) -> Outcome:
     """A Python script: its CuTe DSL kernels are caught in Python, others by the stand-in."""
     arch = how.arch or SCRIPT_ARCH
     log = Log(how.check, how.policy, how.progress, how.on_launch, how.unchecked)
@@ -149,4 +136,4 @@ def _run_script(command: Sequence[str], how: How) -> HostRun:
         log.interrupted(outcome.interrupted)
     # In a launch C may stand between the interrupt and the script.
     code = outcome.exit_code if log.interruption is None else log.interruption.exit_code
-    return HostRun(script, arch, code, log, outcome.error, log.interruption)
+    return Outcome(script, arch, code, log, outcome.error, log.interruption)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,25 @@ from ptxemu.check import Finding
 from ptxemu.cli import argument_spec, report
 from ptxemu.cli.argument_spec import Argument
 from ptxemu.cli.help_text import HelpFormatter
-from ptxemu.cli.host_report import SavedLaunches, add_report_options, give_report
-from ptxemu.cli.hosts import SOURCE, How, run_host
+from ptxemu.cli.host_report import add_report_options, give_report, run_saving
+from ptxemu.cli.hosts import SOURCE, How, compiled
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
+from ptxemu.cli.merging import seed_names
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
+    add_lanes_option,
     add_schedule_options,
     add_unchecked_option,
     limit_of,
     policy_of,
 )
+from ptxemu.cli.outcome import Outcome, Results
 from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.progress import Progress
+from ptxemu.cli.schedules import add_seeds_option, run_all
 from ptxemu.errors import ExecutionError, Interruption, LaunchError
-from ptxemu.launch_setup import LaunchSetup
+from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
 
@@ -76,6 +79,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         help="device: sm_90a, sm_100a or sm_103a (default: the PTX's .target; of a source sm_90a)",
     )
     add_schedule_options(parser)
+    add_seeds_option(parser)
     add_time_limit_option(parser)
     parser.add_argument(
         "--save",
@@ -93,8 +97,14 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
     if check:
         add_failure_option(parser)
         add_unchecked_option(parser)
+        add_lanes_option(parser)
     parser.set_defaults(
-        carry_out=carry_out, check=check, fail_on="isa", arguments=[], unchecked=None
+        carry_out=carry_out,
+        check=check,
+        fail_on="isa",
+        arguments=[],
+        unchecked=None,
+        program=None,
     )
 
 
@@ -148,65 +158,98 @@ def _saved(options: argparse.Namespace) -> tuple[LaunchSetup, list[Argument]]:
 
 def carry_out(options: argparse.Namespace) -> int:
     """Launch and report; 1 if the check found an error."""
+    if options.seeds is not None and options.save is not None:
+        raise LaunchError("--save: of one schedule; leave out --seeds")
     if options.ptx.suffix == SOURCE:
         return _carry_out_source(options)
     of_host_code = (options.arguments, options.junit, options.sarif, options.nvcc)
     if any(of_host_code) or options.unchecked or options.require_launch:
         given = "arguments, --nvcc, --junit, --sarif, --unchecked and --require-launch"
         raise LaunchError(f"{given} are for sources (.cu)")
+    with interruptible(options.time_limit):
+        outcome = run_all(options, _run_kernel, output_to_stderr=options.json)
+    return _report(options, outcome)
+
+
+def _run_kernel(options: argparse.Namespace) -> Outcome:
+    """Launch a kernel of a PTX file under one schedule."""
     setup, arguments = prepare(options)
     kernel = setup.kernel
     progress = Progress(quiet=options.quiet)
-    launches: list[api.LaunchResult] = []
-    failure: str | None = None
-    findings: Sequence[Finding] = []
+    results = Results()
     stopped: Interruption | None = None
     try:
-        with interruptible(options.time_limit):
-            result = setup.launch(
-                policy=policy_of(options),
-                check=options.check,
-                on_progress=lambda now: progress(kernel, now),
-            )
-            launches.append(result)
-            findings = result.findings
-            findings = [*findings, *_of_uninitialised(setup, arguments, result, options)]
+        result = setup.launch(
+            policy=policy_of(options),
+            check=options.check,
+            on_progress=lambda now: progress(kernel, now),
+        )
+        results.launches.append(result)
+        results.findings = [*result.findings]
+        results.findings += _of_uninitialised(setup, arguments, result, options)
     except ExecutionError as error:
-        failure, findings = f"kernel {kernel}: {error}", error.findings
+        results.failures.append(f"kernel {kernel}: {error}")
+        results.findings = [*error.findings]
     except Interruption as error:
-        stopped, failure = error, f"kernel {kernel}: {error.reason}"
-        findings = findings or error.findings
-        sys.stderr.write(f"ptxemu: {error.reason}\n")
+        stopped = error
+        results.failures.append(f"kernel {kernel}: {error.reason}")
+        results.findings = results.findings or [*error.findings]
     finally:
         progress.finish()
     if options.save is not None:
         _save(options.save, arguments)
+    shown = [(i, a) for i, a in enumerate(arguments) if a.array is not None]
+    return Outcome(
+        str(options.ptx),
+        setup.module.device.arch,
+        0,
+        results,
+        interruption=stopped,
+        arrays=[_array_facts(index, argument) for index, argument in shown],
+        array_lines=[line for index, argument in shown for line in _array_lines(index, argument)],
+    )
+
+
+def _report(options: argparse.Namespace, outcome: Outcome) -> int:
+    """Write the report on a kernel; returns the exit code."""
+    ran, stopped = outcome.ran, outcome.interruption
     reason = None if stopped is None else stopped.reason
+    if reason is not None:
+        sys.stderr.write(f"ptxemu: {reason}\n")
+        if not ran.failures:
+            ran.failures.append(reason)
     if options.json:
-        arrays = [_array_facts(i, a) for i, a in enumerate(arguments) if a.array is not None]
-        sys.stdout.write(
-            report.as_json(launches, findings, arrays=arrays, failure=failure, stopped=reason)
+        text = report.as_json(
+            ran.launches,
+            ran.findings,
+            arrays=list(outcome.arrays),
+            failure="\n".join(ran.failures) or None,
+            stopped=reason,
+            **report.seed_facts(outcome.seeds),
         )
     else:
-        lines = report.launch_lines(launches)
-        for index, argument in enumerate(arguments):
-            if argument.array is not None:
-                lines += _array_lines(index, argument)
-        codes = report.codes_of(options.fail_on)
+        lines = report.launch_lines(ran.launches)
+        if outcome.seeds:
+            tried = f"  {len(outcome.seeds)} schedules: {seed_names(outcome.seeds)}"
+            lines.append(f"{tried}; of the first:" if outcome.array_lines else tried)
+        lines += outcome.array_lines
         lines += report.finding_lines(
-            findings, with_notes=options.notes, codes=codes, limit=limit_of(options)
+            ran.findings,
+            with_notes=options.notes,
+            codes=report.codes_of(options.fail_on),
+            limit=limit_of(options),
         )
-        if failure is not None:
-            lines.append(f"failed: {failure}")
-        failures = [] if failure is None else [failure]
+        lines += [f"failed: {failure}" for failure in ran.failures]
         lines.append(
-            report.summary_line(launches, findings, checked=options.check, failures=failures)
+            report.summary_line(
+                ran.launches, ran.findings, checked=options.check, failures=ran.failures
+            )
         )
-        sys.stdout.write("\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n"
+    sys.stdout.write(text)
     if stopped is not None:
         return stopped.exit_code
-    is_failure = failure is not None or report.is_failure(findings, options.fail_on)
-    return 1 if is_failure else 0
+    return int(bool(ran.failures) or report.is_failure(ran.findings, options.fail_on))
 
 
 def _carry_out_source(options: argparse.Namespace) -> int:
@@ -214,25 +257,34 @@ def _carry_out_source(options: argparse.Namespace) -> int:
     given = [f"--{name}" for name in _PTX_OPTIONS if getattr(options, name, None)]
     if given:
         raise LaunchError(f"{options.ptx}: its host code launches, so there is no {given[0]}")
-    saved = None if options.save is None else SavedLaunches(options.save)
-    how = How(
+    started = time.monotonic()
+    with interruptible(options.time_limit), compiled(str(options.ptx), _how(options)) as program:
+        options.program = program
+        run = run_all(options, _run_source, output_to_stderr=options.json)
+    seconds = time.monotonic() - started
+    json = "-" if options.json else None
+    return give_report(options, run, seconds, json=json, check=options.check)
+
+
+def _how(options: argparse.Namespace, on_launch: OnLaunch | None = None) -> How:
+    return How(
         options.arch,
         options.check,
         policy_of(options),
         Progress(quiet=options.quiet),
-        None if saved is None else saved.save,
+        on_launch,
         options.nvcc,
         leaves_stdout=options.json,
         unchecked=options.unchecked,
+        program=options.program,
     )
-    started = time.monotonic()
-    with interruptible(options.time_limit):
-        run = run_host([str(options.ptx), *options.arguments], how)
-    if saved is not None:
-        run.ran.notes.extend(saved.notes)
-    seconds = time.monotonic() - started
-    json = "-" if options.json else None
-    return give_report(options, run, seconds, json=json, check=options.check)
+
+
+def _run_source(options: argparse.Namespace) -> Outcome:
+    """Run the program of a .cu under one schedule."""
+    return run_saving(
+        [str(options.ptx), *options.arguments], options.save, lambda save: _how(options, save)
+    )
 
 
 def _of_uninitialised(

@@ -21,7 +21,6 @@ def add_schedule_options(parser: argparse.ArgumentParser) -> None:
         "--async",
         dest="asynchronous",
         choices=("random", "eager", "late", "slow"),
-        default="random",
         help="when asynchronous work happens (default random)",
     )
     parser.add_argument(
@@ -77,6 +76,17 @@ def add_unchecked_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_lanes_option(parser: argparse.ArgumentParser) -> None:
+    """The option that says whether lanes of a warp may race."""
+    parser.add_argument(
+        "--warp-lanes",
+        choices=("on", "off"),
+        default="on",
+        help="whether lanes of one warp race where no bar.warp.sync, shuffle, vote or other\n"
+        "instruction of the warp stands between them (default on)",
+    )
+
+
 def add_failure_option(parser: argparse.ArgumentParser) -> None:
     """The option that says which findings make the exit code 1."""
     choices = "\n".join(f"  {name}: {meaning}" for name, meaning in report.FAIL_ON.items())
@@ -106,8 +116,9 @@ def limit_of(options: argparse.Namespace) -> int | None:
 def policy_of(options: argparse.Namespace) -> Policy:
     """The schedule that the options ask for."""
     return Policy(
-        asynchronous=options.asynchronous,
+        asynchronous=options.asynchronous or Policy().asynchronous,
         seed=options.seed,
         limit=options.step_limit,
+        warp_lanes=getattr(options, "warp_lanes", "on") == "on",
         processes=options.processes or min(len(os.sched_getaffinity(0)), MOST_PROCESSES),
     )

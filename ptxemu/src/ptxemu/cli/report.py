@@ -11,6 +11,7 @@ from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.check.findings import LEVELS
 from ptxemu.cli import kernel_names
+from ptxemu.cli.merging import seed_names
 
 MOST_SHOWN = 20
 """Findings in a text report without --all."""
@@ -38,6 +39,11 @@ def as_json(launches: Sequence[LaunchResult], findings: Sequence[Finding], **mor
         **more,
     }
     return json.dumps(facts, indent=2) + "\n"
+
+
+def seed_facts(seeds: Sequence[int]) -> dict[str, Any]:
+    """The seeds of several schedules, ready for JSON; nothing of one."""
+    return {"seeds": list(seeds)} if seeds else {}
 
 
 FAIL_ON = {
@@ -146,7 +152,19 @@ def _group_line(group: Sequence[Finding]) -> str:
         facts.append(f"{len(texts)} such pairs of instructions in these lines")
     if (count := sum(finding.count for finding in group)) > 1:
         facts.append(f"{count} times")
+    if first.seeds:
+        facts.append(schedule_fact(group))
     return f"{level}: {_text_of(first)}" + (f" [{', '.join(facts)}]" if facts else "")
+
+
+def seeds_of(group: Sequence[Finding]) -> list[int]:
+    """Seeds of the schedules that show a finding of a group."""
+    return sorted({seed for finding in group for seed in finding.seeds})
+
+
+def schedule_fact(group: Sequence[Finding]) -> str:
+    """Schedules that show a group of findings, and how to repeat the first finding."""
+    return f"{seed_names(seeds_of(group))}; repeat with {group[0].repeat}"
 
 
 def _text_of(finding: Finding) -> str:

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 from ptxemu.check import Finding
 from ptxemu.check.findings import Site
 from ptxemu.cli import report
-from ptxemu.cli.hosts import Ran
 from ptxemu.cli.kernel_names import with_readable_names
+from ptxemu.cli.outcome import Ran
 
 _SARIF_LEVELS = {"error": "error", "warning": "warning", "note": "note"}
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -86,6 +86,10 @@ def _result(group: Sequence[Finding]) -> dict[str, Any]:
         "message": {"text": with_readable_names(first.message)},
         "occurrenceCount": sum(finding.count for finding in group),
     }
+    if first.seeds:
+        facts = report.schedule_fact(group)
+        result["message"]["text"] += f" [{facts}]"
+        result["properties"] = {"seeds": report.seeds_of(group), "repeat": first.repeat}
     sites = [site for site in (first.second, first.first) if site is not None]
     places = [place for site in sites if (place := _location(site)) is not None]
     if places:

@@ -40,6 +40,7 @@ class Policy:
     limit: int = DEFAULT_LIMIT
     fill: int = 0
     processes: int = 1
+    warp_lanes: bool = True
 
     def __post_init__(self) -> None:
         """Refuse unknown names."""

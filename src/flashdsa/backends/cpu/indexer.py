@@ -28,14 +28,22 @@ class Row(NamedTuple):
     """One query row's tokens after the rules for lengths, tables and page ids."""
 
     length: int
-    pages: Tensor
-    """(ceil(length / 64),) int64, in the cache everywhere; 0 where the table's id was bad."""
+    entries: Tensor
+    """(ceil(length / of_entry),) int64 of the table, in the cache everywhere; 0 in place of bad
+    ones."""
     selectable: Tensor | None
-    """(length,) bool, False for tokens of a bad page; None when all pages are good."""
+    """(length,) bool, False for tokens of a bad entry; None when all entries are good."""
+    of_entry: int
+    """Tokens that an entry of the table names."""
 
 
 def topk_indexer(
-    operands: TopkIndexerOperands, *, sorted: bool, positions: bool, check: bool
+    operands: TopkIndexerOperands,
+    *,
+    sorted: bool,
+    positions: bool,
+    table_page_size: int,
+    check: bool,
 ) -> None:
     """Write each row's best token ids (page * 64 + offset) into `topk_indices` (B, topk) int32.
 
@@ -43,12 +51,14 @@ def topk_indexer(
 
     Args:
         positions: a token's id is its position in the row instead.
+        table_page_size: tokens that an entry of `block_table` names.
         check: bad lengths and page ids are errors, raised before anything is written; otherwise
             lengths are clamped and tokens of bad pages are never emitted.
     """
     q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices = operands
     topk = topk_indices.shape[1]
-    rows = _rows(seq_lens, block_table, k_index_cache_fp8.shape[0], check)
+    num_pages = k_index_cache_fp8.shape[0]
+    rows = _rows(seq_lens, block_table, num_pages, table_page_size, check)
     topk_indices.fill_(-1)
     unscored = [not sorted and row.length <= topk for row in rows]
     for index, row in enumerate(rows):
@@ -62,14 +72,15 @@ def topk_indexer(
         _emit(topk_indices[index], rows[index], chosen, positions)
 
 
-def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
+def logits(operands: IndexerOperands, *, max_len: int, table_page_size: int) -> Tensor:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond.
 
     Raises:
         ArgumentValueError: a bad length or page id, or a length beyond `max_len`.
     """
     q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table = operands
-    rows = _rows(seq_lens, block_table, k_index_cache_fp8.shape[0], check=True)
+    num_pages = k_index_cache_fp8.shape[0]
+    rows = _rows(seq_lens, block_table, num_pages, table_page_size, check=True)
     longest = max((row.length for row in rows), default=0)
     if longest > max_len:
         raise ArgumentValueError(
@@ -82,24 +93,32 @@ def logits(operands: IndexerOperands, *, max_len: int) -> Tensor:
     return out
 
 
-def check_values(seq_lens: Tensor, block_table: Tensor, num_pages: int) -> None:
+def check_values(
+    seq_lens: Tensor, block_table: Tensor, num_pages: int, table_page_size: int
+) -> None:
     """Raise ArgumentValueError for the first bad length or page id, as the CPU backend does."""
-    _rows(seq_lens, block_table, num_pages, check=True)
+    _rows(seq_lens, block_table, num_pages, table_page_size, check=True)
 
 
 def _emit(out: Tensor, row: Row, chosen: Tensor, positions: bool) -> None:
-    ids = chosen if positions else row.pages[chosen // PAGE_SIZE] * PAGE_SIZE + chosen % PAGE_SIZE
+    ids = chosen
+    if not positions:
+        ids = row.entries[chosen // row.of_entry] * row.of_entry + chosen % row.of_entry
     out[: len(ids)] = ids.to(torch.int32)
 
 
-def _rows(seq_lens: Tensor, block_table: Tensor, num_pages: int, check: bool) -> list[Row]:
+def _rows(
+    seq_lens: Tensor, block_table: Tensor, num_pages: int, of_entry: int, check: bool
+) -> list[Row]:
     """The rows' tokens, or with `check` an error that names the first bad length or page id.
 
     Args:
         block_table: a row for each of `seq_lens`, or for as many neighbouring ones as it lacks.
+        of_entry: tokens that one of its entries names.
     """
     next_n = len(seq_lens) // max(len(block_table), 1)
-    capacity = block_table.shape[1] * PAGE_SIZE
+    capacity = block_table.shape[1] * of_entry
+    num_entries = num_pages * (PAGE_SIZE // of_entry)
     rows = []
     for b, length in enumerate(seq_lens.tolist()):
         if check and length < 0:
@@ -108,24 +127,24 @@ def _rows(seq_lens: Tensor, block_table: Tensor, num_pages: int, check: bool) ->
             )
         if check and length > capacity:
             raise ArgumentValueError(
-                f"block_table: expected at least {-(-length // PAGE_SIZE)} pages for "
+                f"block_table: expected at least {-(-length // of_entry)} pages for "
                 f"seq_lens[{b}] = {length}; got a table of {block_table.shape[1]} pages"
             )
         length = min(max(length, 0), capacity)
         request = b // next_n
-        pages = block_table[request, : -(-length // PAGE_SIZE)].long()
-        bad = (pages < 0) | (pages >= num_pages)
+        entries = block_table[request, : -(-length // of_entry)].long()
+        bad = (entries < 0) | (entries >= num_entries)
         selectable = None
         if bad.any():
             slot = int(bad.nonzero()[0])
             if check:
                 raise ArgumentValueError(
-                    f"block_table: expected page ids in [0, {num_pages}); "
-                    f"got block_table[{request}, {slot}] = {int(pages[slot])}"
+                    f"block_table: expected page ids in [0, {num_entries}); "
+                    f"got block_table[{request}, {slot}] = {int(entries[slot])}"
                 )
-            selectable = (~bad).repeat_interleave(PAGE_SIZE)[:length]
-            pages = pages.masked_fill(bad, 0)
-        rows.append(Row(length, pages, selectable))
+            selectable = (~bad).repeat_interleave(of_entry)[:length]
+            entries = entries.masked_fill(bad, 0)
+        rows.append(Row(length, entries, selectable, of_entry))
     return rows
 
 
@@ -143,9 +162,10 @@ def _scores(
         if longest.length:
             q = q_index_fp8[group].double()  # (rows, H, 128), exact
             w = weights[group].float()
-            for first, last in spans(len(longest.pages), TOKEN_BLOCK // PAGE_SIZE):
-                tokens = slice(first * PAGE_SIZE, min(last * PAGE_SIZE, longest.length))
-                keys, scales = _gather_tokens(cache, longest.pages[first:last])
+            of_entry = longest.of_entry
+            for first, last in spans(len(longest.entries), TOKEN_BLOCK // of_entry):
+                tokens = slice(first * of_entry, min(last * of_entry, longest.length))
+                keys, scales = _gather_tokens(cache, longest.entries[first:last], of_entry)
                 scores[:, tokens] = score(q, w, keys, scales)[:, : tokens.stop - tokens.start]
         for member, index in enumerate(group):
             yield index, scores[member, : rows[index].length]
@@ -154,28 +174,30 @@ def _scores(
 def _groups_of_same_pages(
     rows: list[Row], wanted: list[int], num_heads: int
 ) -> Iterator[list[int]]:
-    """Runs of wanted rows, each one's pages a prefix of the longest one's of its run."""
+    """Runs of wanted rows, each one's entries a prefix of the longest one's of its run."""
     group: list[int] = []
     longest = torch.empty(0, dtype=torch.int64)
     for index in wanted:
-        pages = rows[index].pages
-        common = min(len(pages), len(longest))
-        tokens = min(max(len(pages), len(longest)) * PAGE_SIZE, TOKEN_BLOCK)
+        entries = rows[index].entries
+        common = min(len(entries), len(longest))
+        tokens = min(max(len(entries), len(longest)) * rows[index].of_entry, TOKEN_BLOCK)
         full = (len(group) + 1) * num_heads * tokens > ROW_BLOCK_ELEMENTS
-        if group and (full or not torch.equal(pages[:common], longest[:common])):
+        if group and (full or not torch.equal(entries[:common], longest[:common])):
             yield group
-            group, longest = [], pages
+            group, longest = [], entries
         group.append(index)
-        longest = max(longest, pages, key=len)
+        longest = max(longest, entries, key=len)
     if group:
         yield group
 
 
-def _gather_tokens(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys (128, tokens) float64 and scales (tokens,) fp32 of whole pages."""
-    keys, scales = page_views(cache)
-    fp8 = keys[pages].flatten(0, 1).view(torch.float8_e4m3fn)
-    return fp8.double().t(), scales[pages].flatten()
+def _gather_tokens(cache: Tensor, entries: Tensor, of_entry: int) -> tuple[Tensor, Tensor]:
+    """Keys (128, tokens) float64 and scales (tokens,) fp32 of whole entries of `of_entry`."""
+    in_page = PAGE_SIZE // of_entry
+    at = entries // in_page, entries % in_page
+    keys, scales = (x.unflatten(1, (in_page, of_entry))[at] for x in page_views(cache))
+    fp8 = keys.flatten(0, 1).view(torch.float8_e4m3fn)
+    return fp8.double().t(), scales.flatten()
 
 
 def score(q: Tensor, weights: Tensor, keys: Tensor, scales: Tensor) -> Tensor:

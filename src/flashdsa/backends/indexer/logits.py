@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
+from flashdsa.backends.indexer.tensors import (
+    require_layout,
+    slots_of_tokens,
+    values_are_checked,
+)
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,7 +26,12 @@ if TYPE_CHECKING:
 
 
 def bind(
-    spec: KernelSpec, runner: Runner, operands: IndexerOperands, *, max_len: int
+    spec: KernelSpec,
+    runner: Runner,
+    operands: IndexerOperands,
+    *,
+    max_len: int,
+    table_page_size: int,
 ) -> Callable[[Sequence[Any]], Tensor]:
     """Scores (B, max_len) fp32 of the tokens before `seq_lens`, -inf beyond and in bad pages.
 
@@ -34,7 +44,8 @@ def bind(
     check = Settings.from_environment().check
     function: Callable[..., Any] | None = None
     if rows and operands.k_index_cache_fp8.shape[0]:
-        function = runner.function(spec, replace(spec.plans[0], num_heads=num_heads))
+        gathers = {"gathers": True} if table_page_size < PAGE_SIZE else {}
+        function = runner.function(spec, replace(spec.plans[0], num_heads=num_heads, **gathers))
     num_ctas, kind = runner.num_sms, type(operands)
 
     def serve(operands: Sequence[Any]) -> Tensor:
@@ -42,7 +53,9 @@ def bind(
         scores = empty_scores()
         require_layout(*operands, scores)
         if check:
-            _check_values(kind(*operands), max_len)
+            _check_values(kind(*operands), max_len, table_page_size)
+        if 1 < table_page_size < PAGE_SIZE:
+            block_table = slots_of_tokens(block_table, table_page_size, cache.shape[0])
         if function is None:
             return scores.fill_(-torch.inf)
         pages = cache.view(torch.uint8)
@@ -52,12 +65,13 @@ def bind(
     return runner.on_device(serve)
 
 
-def _check_values(operands: IndexerOperands, max_len: int) -> None:
+def _check_values(operands: IndexerOperands, max_len: int, table_page_size: int) -> None:
     """Raise ArgumentValueError for a bad length or page id; not while a graph is captured."""
     if not values_are_checked():
         return
     seq_lens = operands.seq_lens.cpu()
-    check_values(seq_lens, operands.block_table.cpu(), operands.k_index_cache_fp8.shape[0])
+    num_pages = operands.k_index_cache_fp8.shape[0]
+    check_values(seq_lens, operands.block_table.cpu(), num_pages, table_page_size)
     longest = int(seq_lens.max()) if len(seq_lens) else 0
     if longest > max_len:
         raise ArgumentValueError(

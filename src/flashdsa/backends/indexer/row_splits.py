@@ -13,6 +13,7 @@ from flashdsa.backends.indexer.clusters import NARROW_CLUSTER, NARROW_PAGES
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.problem import PAGE_SIZE
 
 
 class RowSplits:
@@ -57,8 +58,9 @@ class RowSplits:
         narrow table gets one cluster, and of the narrowest ones a small one."""
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         rows = seq_lens.numel()
-        if self._unsplit is not None and block_table.shape[1] < self._least_pages:
-            if block_table.shape[1] <= NARROW_PAGES:
+        pages = block_table.shape[1] * self._plan.entry_tokens // PAGE_SIZE
+        if self._unsplit is not None and pages < self._least_pages:
+            if pages <= NARROW_PAGES:
                 cluster_size = min(cluster_size, NARROW_CLUSTER)
             self._unsplit(*tensors, rows, cluster_size)
             return

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import Settings
 
 _NAMES = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
@@ -44,6 +45,18 @@ def require_layout(*tensors: Tensor) -> None:
 
 def _takes(tensor: Tensor, rows_apart: bool) -> bool:
     return tensor.is_contiguous() or (rows_apart and tensor.stride(-1) == 1)
+
+
+def slots_of_tokens(block_table: Tensor, of_entry: int, num_pages: int) -> Tensor:
+    """The table (rows, max_pages * of_entry) with a slot for each token; -1 of bad entries.
+
+    Args:
+        block_table: (rows, max_pages) int32; an entry names `of_entry` tokens.
+    """
+    table = block_table.unsqueeze(2)
+    bad = (table < 0) | (table >= num_pages * (PAGE_SIZE // of_entry))
+    offsets = torch.arange(of_entry, dtype=torch.int32, device=table.device)
+    return torch.where(bad, -1, table * of_entry + offsets).flatten(1)
 
 
 def values_are_checked() -> bool:

@@ -14,11 +14,16 @@ from torch import Tensor
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
 from flashdsa.backends.indexer.row_splits import RowSplits
-from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
+from flashdsa.backends.indexer.tensors import (
+    require_layout,
+    slots_of_tokens,
+    values_are_checked,
+)
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,6 +47,7 @@ def bind(
     *,
     sorted: bool,
     positions: bool,
+    table_page_size: int,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
     """Write each row's best token ids into `topk_indices`, on the current stream.
@@ -52,6 +58,8 @@ def bind(
         spec: the architecture's kernel. unscored: its kernel for tables in which no row has more
             than `topk` tokens, unless they are `sorted`; None: it has none.
         positions: an id is the token's position in its row, not its slot.
+        table_page_size: tokens that an entry of the block table names; the table of 2 to 32 is
+            spelt out as slots, 4 bytes a token beside the 132 that are read of each.
         check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
@@ -62,8 +70,9 @@ def bind(
     if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
         requests = block_table.shape[0]
+        gathers = table_page_size < PAGE_SIZE
         function, *numbers = choose_launch(
-            spec, runner, num_heads, topk, sorted, positions, rows, requests
+            spec, runner, num_heads, topk, sorted, positions, rows, requests, gathers
         )
     else:
         function, numbers, unscored = _write_none, [], None
@@ -76,6 +85,8 @@ def bind(
     def serve(given: Sequence[Any]) -> None:
         q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given
         pages = cache.view(torch.uint8) if signed else cache
+        if 1 < table_page_size < PAGE_SIZE:
+            block_table = slots_of_tokens(block_table, table_page_size, cache.shape[0])
         try:
             if block_table.shape[1] <= narrow:
                 load_unscored()(seq_lens, block_table, topk_indices, cache.shape[0])
@@ -91,7 +102,8 @@ def bind(
     def serve_checked(given: Sequence[Any]) -> None:
         _, cache, _, seq_lens, block_table, _ = given
         if values_are_checked():
-            check_values(seq_lens.cpu(), block_table.cpu(), cache.shape[0])
+            values = seq_lens.cpu(), block_table.cpu()
+            check_values(*values, cache.shape[0], table_page_size)
         serve(given)
 
     return runner.on_device(serve_checked)
@@ -124,18 +136,22 @@ def choose_launch(
     positions: bool,
     rows: int,
     requests: int = 0,
+    gathers: bool = False,
 ) -> Launch:
     """Choose the launch of calls of these sizes, at least one row; compile or load the kernel.
 
     Args:
         topk: at most what the widest of the spec's kernels writes.
         requests: of the rows, each 1 to 4 neighbouring ones; 0: as many as rows.
+        gathers: the table has a slot for each token.
     """
-    kinds = num_heads, positions
-    widths = [plan.topk for plan in spec.plans if (plan.num_heads, plan.positions) == kinds]
+    kinds = num_heads, positions, gathers
+    widths = [x.topk for x in spec.plans if (x.num_heads, x.positions, x.gathers) == kinds]
     if topk not in widths:
         width = min(width for width in widths if width > topk)
-        wide = choose_launch(spec, runner, num_heads, width, True, positions, rows, requests)
+        wide = choose_launch(
+            spec, runner, num_heads, width, True, positions, rows, requests, gathers
+        )
         function = partial(_launch_wide, wide.function, runner, rows, topk, width)
         return wide._replace(function=function)
     # Sorting takes so long that one kernel serves all batches.
@@ -145,6 +161,7 @@ def choose_launch(
         topk=topk,
         sorted=sorted,
         positions=positions,
+        **({"gathers": True} if gathers else {}),
     )
     together = rows in (2 * requests, 4 * requests)
     pairs = _choose_pairs(spec, runner, plan, rows // 2) if together else None

@@ -115,16 +115,23 @@ def bind_joined(
     kv_format: str | None,
 ) -> Write:
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
-    have one format. Tiles of rows without RoPE may be dealt; a range may be shorter than it seems,
-    and the longest one tells the times."""
+    packed. Tiles of rows without RoPE may be dealt, of one format; a range may be shorter than it
+    seems, and the longest one tells the times."""
     tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format)
-    has_form = form is not None
-    plan = DecodePlan(packed=has_form, joined=True, form=form or V32, tile=tile)
+    has_form, extra = form is not None, None
+    if has_form and operands.extra_kv is not None:
+        extra = form_of(operands.extra_kv, kv_format)
+        extra = None if extra == form else extra
+    plan = DecodePlan(packed=has_form, joined=True, form=form or V32, extra_form=extra, tile=tile)
     tiles = joined_tiles(operands, index_block)
     items = items_of(operands.q)
     size = cluster_size_for(_capacity(runner, plan), items, tiles * tile.keys)
     kind = PACKED if has_form else BF16
-    if not tile.has_rope and dealing_pays(runner, kind, plan, size, items, items, tiles):
+    if (
+        not tile.has_rope
+        and not plan.mixed
+        and dealing_pays(runner, kind, plan, size, items, items, tiles)
+    ):
         plan = DealtPlan(packed=has_form, joined=True, form=form or V32, tile=tile)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 

@@ -26,7 +26,7 @@ from flashdsa.ops.indexer import (
     topk_indices,
 )
 from flashdsa.ops.prefill import DSA_TOPK_PREFILL, TopkPrefillOperands, dsa_topk_prefill
-from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 ROTARY: Mapping[str, str] = {
     "DeepseekV32Indexer": "apply_rotary_pos_emb",
@@ -234,7 +234,8 @@ def _shared_operands(
 
 def _serves_positions(operands: TopkIndexerOperands) -> bool:
     """Whether a backend picks positions for these rows."""
-    return is_served(DSA_TOPK_INDEXER, operands, "auto", sorted=False, positions=True, check=True)
+    choices: dict[str, Any] = {"positions": True, "table_page_size": PAGE_SIZE, "check": True}
+    return is_served(DSA_TOPK_INDEXER, operands, "auto", sorted=False, **choices)
 
 
 def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -41,6 +41,7 @@ class Queries(NamedTuple):
     sm_scale: Float32
     group: Int32  # neighbouring queries that were taken together
     extra_kv: Any = None  # of two sources (S_extra, d_qk) bf16, whose rows follow kv's
+    kv_rope: Any = None  # (S_kv, d_rope) bf16, columns that follow kv's; None: kv has all
 
 
 class Backward(NamedTuple):
@@ -192,6 +193,8 @@ def write_out(
         key = x.indices[query, slot]
         if key >= 0 and key < num_keys(x):
             k = load_row(*source_of(x, key), lane)
+            if cutlass.const_expr(x.kv_rope is not None):
+                k = k + load_row(x.kv_rope, key, lane)
             logit = dot(q, k, len(k)) * scale
             if logit > top:
                 factor = cute.math.exp2(top - logit)
@@ -265,15 +268,20 @@ def flat(tensor: Any, columns: int | None = None) -> Any:
 
 @cute.jit
 def launch_mend_out(
-    x: Operands, group: cutlass.Constexpr, choice: Any, stream: Any, extra_kv: Any = None
+    x: Operands,
+    group: cutlass.Constexpr,
+    choice: Any,
+    stream: Any,
+    extra_kv: Any = None,
+    kv_rope: Any = None,
 ):
     """Launch on `stream`, after the forward of `x`, which took `group` queries together.
 
     Args:
-        choice: see `launch_mend`. extra_kv: see `Queries`.
+        choice: see `launch_mend`. extra_kv, kv_rope: see `Queries`.
     """
     read = flat(x.q, x.q.shape[2]), x.kv, x.indices, x.topk_length, flat(x.lse)
-    queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group), extra_kv)
+    queries = Queries(*read, Int32(x.q.shape[1]), x.sm_scale, Int32(group), extra_kv, kv_rope)
     launch_mend(queries, None, x.attn_sink, flat(x.out, x.out.shape[2]), choice, stream)
 
 

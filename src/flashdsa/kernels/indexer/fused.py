@@ -134,7 +134,7 @@ def set_up(
     prefetch_maps(caller, keys_map, queries_map, plan)
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
-    rows = scheduled = rows_of(operands.seq_lens, operands.block_table)
+    rows = scheduled = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
     if const_expr(plan.rows is By.PAIRS):
         scheduled = pairs_of(rows)
     num_splits = operands.num_splits if const_expr(plan.rows is By.CLUSTERS) else Int32(1)
@@ -181,7 +181,7 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         page_source: (memory, thread, plan) gives the PageSource of the calling thread.
     """
     caller, memory, coord, operands = x.caller, x.memory, x.coord, x.operands
-    id_table = None if const_expr(plan.positions) else operands.block_table
+    id_table = None if const_expr(plan.positions or plan.gathers) else operands.block_table
     output = Output(
         operands.topk_indices, operands.block_table, id_table, operands.num_pages, x.rows
     )

@@ -184,6 +184,16 @@ class SelectPlan:
         return self.rows is not By.CLUSTER
 
     @property
+    def gathers(self) -> bool:
+        """The block table has a slot for each token, not a row's pages."""
+        return False
+
+    @property
+    def entry_tokens(self) -> int:
+        """Tokens that an entry of the block table names."""
+        return 1 if self.gathers else PAGE_SIZE
+
+    @property
     def selects_alone(self) -> bool:
         """Each CTA of a split row selects alone."""
         return self.rows in (By.CTAS, By.PAIRS)

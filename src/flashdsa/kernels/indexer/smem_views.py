@@ -124,7 +124,8 @@ class InputBuffers(NamedTuple):
     weights: Any  # (tile_stages * tile_heads,) Float32
     tiles: cute.Tensor  # (tile_stages * TILE_WORDS,) Int32: descriptions of work tiles
     halves: Any  # (tile_heads,) Float32: see sm90/score_pairs.py; None: rows are scored alone
-    page_valid: Any  # (ring_stages * pages_per_stage,) Int32: 1: the page id is in the cache
+    page_valid: Any  # (ring_stages * valid_words,) Int32: 1: the page id is in the cache; gathered
+    # tokens have a bit each, 4 a word
     page_ring: Any  # RingProducer or RingConsumer; None, as all of pages: no pages
     tile_ring: Any  # RingProducer or RingConsumer
 
@@ -168,7 +169,7 @@ def input_buffers_in(memory: IndexerMemory, plan: Any, end: Any) -> InputBuffers
         queries=memory.queries.bytes(),
         weights=memory.weights.array(Float32, plan.lists.tile_stages * plan.tile_heads),
         halves=memory.halves.array(Float32, plan.tile_heads) if plan.teams > 1 else None,
-        page_valid=memory.page_valid.array(Int32, plan.ring_stages * plan.pages_per_stage),
+        page_valid=memory.page_valid.array(Int32, plan.ring_stages * plan.valid_words),
         page_ring=end(memory.page_full, memory.page_empty),
     )
 

@@ -18,9 +18,15 @@ FILL_TOKENS = 1024
 """Scores of a row beyond its length that a warp fills at a time."""
 
 
-def rows_to_score(seq_lens: cute.Tensor, block_table: cute.Tensor, max_len: Int32) -> Rows:
-    """The rows of a launch. One that is longer than the output is scored up to its width."""
-    longest = cutlass.min(block_table.shape[1] * PAGE_SIZE, max_len)
+def rows_to_score(
+    seq_lens: cute.Tensor, block_table: cute.Tensor, max_len: Int32, of_entry: int = PAGE_SIZE
+) -> Rows:
+    """The rows of a launch. One that is longer than the output is scored up to its width.
+
+    Args:
+        of_entry: tokens that an entry of the table names.
+    """
+    longest = cutlass.min(block_table.shape[1] * of_entry, max_len)
     return Rows(seq_lens, seq_lens.shape[0], longest)
 
 

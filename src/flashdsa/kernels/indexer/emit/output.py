@@ -18,7 +18,7 @@ class Output(NamedTuple):
 
     topk_indices: Any  # (B, topk) int32, device memory
     block_table: Any  # (B / next_n, max_pages) int32, device memory; None: no pages
-    id_table: Any  # the block table; None: ids are positions
+    id_table: Any  # the block table; None: ids are positions, until a gathered row's are stored
     num_pages: Int32
     rows: Rows
 
@@ -36,8 +36,17 @@ def token_id(output: Output, row: Int32, position: Int32) -> Int32:
 
 @cute.jit
 def store_id(output: Output, row: Int32, out_index: Int32, value: Int32, plan: Any) -> None:
-    """Store one id of the output row."""
+    """Store one id of the output row. A position of a gathered row becomes its slot."""
+    if const_expr(plan.gathers):
+        if value >= 0:
+            value = slot_of(output, row, value)
     (output.topk_indices.iterator + (Int64(row) * plan.topk + out_index)).store(value)
+
+
+def slot_of(output: Output, row: Int32, position: Int32) -> Int32:
+    """The slot of a token of a row whose table has one for each."""
+    at = Int64(request_of(output.rows, row)) * output.block_table.stride[0] + position
+    return (output.block_table.iterator + at).load()
 
 
 @cute.jit
@@ -59,6 +68,8 @@ def emit_unscored_rows(
         if length <= plan.unscored_length:
             if const_expr(output.block_table is None):
                 emit_positions(output, row, length, lane, plan)
+            elif const_expr(plan.gathers):
+                emit_slots(output, row, length, lane, plan)
             else:
                 emit_all(output, row, length, lane, plan)
 
@@ -70,6 +81,26 @@ def emit_positions(
     """Write every position of the row, then -1."""
     for i in cutlass.range(lane, plan.topk, WARP_SIZE, unroll=4):
         store_id(output, row, i, i if i < length else Int32(-1), plan)
+
+
+@cute.jit
+def emit_slots(
+    output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
+) -> None:
+    """Write every slot of the row but those outside the cache, then -1."""
+    below, written = Int32(cute.arch.lanemask_lt()), Int32(0)
+    for first in cutlass.range(0, length, WARP_SIZE, unroll=1):
+        slot = Int32(-1)
+        if first + lane < length:
+            slot = slot_of(output, row, first + lane)
+        valid = slot >= 0 and slot >> PAGE_BITS < output.num_pages
+        found = Int32(cute.arch.vote_ballot_sync(valid))
+        if valid:
+            place = written + Int32(cute.arch.popc(found & below))
+            store_id(output, row, place, first + lane, plan)
+        written += Int32(cute.arch.popc(found))
+    for i in cutlass.range(written + lane, plan.topk, WARP_SIZE, unroll=1):
+        store_id(output, row, i, Int32(-1), plan)
 
 
 @cute.jit

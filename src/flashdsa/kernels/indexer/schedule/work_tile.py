@@ -19,10 +19,14 @@ class Rows(NamedTuple):
     requests: Any = None  # Int32: rows of the block table, B / next_n of them; None: B
 
 
-def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor) -> Rows:
-    """The rows of a launch, of which neighbouring ones may share a row of the table."""
-    requests, pages = block_table.shape
-    room = cutlass.min(requests, 1) * pages * PAGE_SIZE  # none in a table without rows
+def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor, of_entry: int = PAGE_SIZE) -> Rows:
+    """The rows of a launch, of which neighbouring ones may share a row of the table.
+
+    Args:
+        of_entry: tokens that an entry of the table names.
+    """
+    requests, entries = block_table.shape
+    room = cutlass.min(requests, 1) * entries * of_entry  # none in a table without rows
     return Rows(seq_lens, seq_lens.shape[0], room, requests)
 
 

@@ -21,7 +21,8 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
-from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm100.gather import loader_of
+from flashdsa.kernels.indexer.sm100.load import LoadContext
 from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
 from flashdsa.kernels.indexer.smem_views import input_buffers_in
 
@@ -65,6 +66,6 @@ def indexer_kernel(
                 x.scheduled,
                 x.caller.warp - plan.consumer_warps,
             )
-            load(load_ctx, PAGES, x, plan)
+            load(load_ctx, loader_of(plan), x, plan)
         if x.caller.warp == plan.mma_warp:
             run_mma(x.memory, plan)

@@ -17,7 +17,8 @@ from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
-from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm100.gather import loader_of
+from flashdsa.kernels.indexer.sm100.load import LoadContext
 from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import WriteContext, consume_pages, rows_to_score
@@ -38,7 +39,7 @@ def logits_kernel(
     caller = find_caller(plan)
     memory = IndexerMemory.allocate(plan)
     max_len = scores.shape[1]
-    rows = rows_to_score(seq_lens, block_table, max_len)
+    rows = rows_to_score(seq_lens, block_table, max_len, plan.entry_tokens)
     allocate_tmem(memory, caller.warp, plan)
     initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
@@ -63,6 +64,8 @@ def logits_kernel(
                 rows,
                 caller.warp - plan.consumer_warps,
             )
-            load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
+            load_partition(
+                load_ctx, loader_of(plan), caller.lane, caller.cta, caller.num_ctas, plan
+            )
         if caller.warp == plan.mma_warp:
             run_mma(memory, plan)

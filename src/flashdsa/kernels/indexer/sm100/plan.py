@@ -34,6 +34,8 @@ MOST_LOAD_WARPS = 3
 """Load warps, at most: the issuing warp is in their warpgroup."""
 SCALE_BYTES = PAGE_SIZE * 4
 """fp32 scales of a page."""
+GATHERED = 4
+"""Rows of one gather4."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,11 @@ class IndexerPlan(SelectPlan):
     Attributes:
         pages_per_stage: pages of a stage, which are multiplied by one commit; other choices in
             `SelectPlan`.
+        gathers: the block table has a slot for each token, in any order; no other kernel does.
     """
 
     pages_per_stage: int = 2
+    gathers: bool = False
 
     arch: ClassVar[ArchSpec] = SM100
 
@@ -58,12 +62,25 @@ class IndexerPlan(SelectPlan):
             raise ValueError(f"pages_per_stage: expected 1, 2 or 4; got {self.pages_per_stage}")
         if self.stages % self.pages_per_stage:
             raise ValueError("stages: expected a multiple of pages_per_stage")
+        if self.gathers and (self.positions or self.stage_tokens != WARP_SIZE * GATHERED):
+            raise ValueError("gathers: each lane has four tokens of a stage, and ids are slots")
         super().__post_init__()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"sm100_indexer_{self.sizes_and_kinds}_p{self.pages_per_stage}"
+        return f"sm100_indexer_{self.sizes_and_kinds}_{self.stage_kind}"
+
+    @property
+    def stage_kind(self) -> str:
+        """Part of the exported name that tells the stages apart."""
+        return f"p{self.pages_per_stage}" + "_gather" * self.gathers
+
+    @property
+    def valid_words(self) -> int:
+        """Words of a stage that say which of its tokens are in the cache: one a page, or of four
+        gathered tokens."""
+        return self.stage_tokens // GATHERED if self.gathers else self.pages_per_stage
 
     @property
     def ring_stages(self) -> int:
@@ -89,6 +106,11 @@ class IndexerPlan(SelectPlan):
         return self.ring_stages // self.load_warps
 
     @property
+    def valid_bytes(self) -> int:
+        """Bytes of the words of all stages."""
+        return self.ring_stages * self.valid_words * 4
+
+    @property
     def mma_warp(self) -> int:
         """Number of the issuing warp: the last one, in the load warps' warpgroup."""
         return self.threads // WARP_SIZE - 1
@@ -104,8 +126,9 @@ class IndexerPlan(SelectPlan):
 
     @property
     def page_box_rows(self) -> int:
-        """Rows of the cache that one copy brings: keys, so that those of a stage are neighbours."""
-        return PAGE_SIZE
+        """Neighbouring rows of the cache that one copy brings: keys, so that those of a stage are
+        neighbours, too."""
+        return 1 if self.gathers else PAGE_SIZE
 
     @property
     def stage_key_bytes(self) -> int:
@@ -144,7 +167,9 @@ class IndexerPlan(SelectPlan):
             SmemRegion("weights", tiles * self.weight_bytes, 128, "fp32"),
             *select_regions(self),
             SmemRegion("work_tiles", tiles * TILE_WORDS * 4, 16, "descriptions"),
-            SmemRegion("page_valid", stages * pages * 4, 16, "1 where the page id is in the cache"),
+            SmemRegion(
+                "page_valid", stages * self.valid_words * 4, 16, "1 where it is in the cache"
+            ),
             SmemRegion("scratch", SCRATCH_WORDS * 4, 16, "scans and broadcasts of the consumers"),
             SmemRegion("page_full", stages * 8, 8, "mbarriers: TMA -> mma and a warpgroup"),
             SmemRegion("page_empty", stages * 8, 8, "mbarriers: 4 warps -> load"),
@@ -209,14 +234,10 @@ class IndexerPlan(SelectPlan):
         """The mbarriers that the plan has regions for."""
         load, mma, select = self.roles
         head = self.query_bytes + self.weight_bytes
-        stage = self.stage_key_bytes + self.pages_per_stage * SCALE_BYTES
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         stages, tiles, groups = self.ring_stages, self.lists.tile_stages, self.consumer_warpgroups
         every = (
-            Barrier(
-                "page_full", stages, load, one, mma, stage, "the pages are there",
-                also_awaited_by=(select,),
-            ),
+            self._page_full(load, mma, select),
             Barrier("page_empty", stages, select, group, load, 0, "the pages have been read"),
             Barrier("score_full", groups, mma, Arrives.COMMIT, select, 0, "products are there"),
             Barrier("score_empty", groups, select, group, mma, 0, "products have been read"),
@@ -233,6 +254,23 @@ class IndexerPlan(SelectPlan):
         present = {region.name for region in self.regions}
         return tuple(barrier for barrier in every if barrier.name in present)
 
+    def _page_full(self, load: Role, mma: Role, select: Role) -> Barrier:
+        """The barrier of loaded stages. Bulk copies bring scales of pages; those of gathered tokens
+        come by copies of each lane, for which it arrives."""
+        scales = 0 if self.gathers else self.pages_per_stage * SCALE_BYTES
+        return Barrier(
+            "page_full",
+            self.ring_stages,
+            load,
+            Arrives.ONE_THREAD,
+            mma,
+            self.stage_key_bytes + scales,
+            "the pages are there",
+            also_awaited_by=(select,),
+            also_produced_by=load if self.gathers else None,
+            also_arrives=Arrives.EVERY_LANE_OF_ONE_WARP,
+        )
+
 
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
@@ -243,7 +281,7 @@ class LogitsPlan(IndexerPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"sm100_indexer_logits_h{self.num_heads}_p{self.pages_per_stage}"
+        return f"sm100_indexer_logits_h{self.num_heads}_{self.stage_kind}"
 
     @property
     def unscored_length(self) -> int:

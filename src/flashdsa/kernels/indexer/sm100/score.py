@@ -17,6 +17,7 @@ from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.hw import TMEM_LANES, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.score_batch import PageScoring, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
+from flashdsa.kernels.indexer.sm100.plan import GATHERED
 from flashdsa.problem import PAGE_SIZE
 
 COLUMNS_AT_ONCE = 32
@@ -89,7 +90,7 @@ def score_pages(
         for product in cutlass.range_constexpr(plan.products_per_stage):
             token = product * plan.product_tokens + row
             scale = scorer.scales[stage * plan.stage_tokens + token] * 0.5
-            valid = inputs.page_valid[stage * of_stage + token // PAGE_SIZE]
+            valid = valid_bit(inputs.page_valid, stage, token, plan)
             total = sum_heads(scorer, product, inputs.weights, weights, thread, plan)
             scored.append((total * scale, valid))
         # All lanes have read tensor memory, scales and page_valid. Four warps make the accumulator
@@ -104,6 +105,14 @@ def score_pages(
             at = position + product * plan.product_tokens
             store(sink, score, at, valid != 0, has_row(thread, plan) and at < end)
         position += groups * plan.stage_tokens
+
+
+def valid_bit(valid: cute.Tensor, stage: Int32, token: Int32, plan: Any) -> Int32:
+    """Return 0 if that token of the stage is not in the cache."""
+    word = stage * plan.valid_words
+    if plan.gathers:
+        return valid[word + token // GATHERED] & (1 << token % GATHERED)
+    return valid[word + token // PAGE_SIZE]
 
 
 @cute.jit

@@ -55,6 +55,11 @@ class IndexerPlan(SelectPlan):
         """Pages of a stage of the ring."""
         return 1
 
+    @property
+    def valid_words(self) -> int:
+        """Words of a stage that say which of its tokens are in the cache."""
+        return self.pages_per_stage
+
     def cache_operand(self, cache: Any) -> Any:
         """Number of pages: TMA reads all of the cache."""
         return cache.shape[0]

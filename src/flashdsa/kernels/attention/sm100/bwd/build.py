@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cutlass import BFloat16, Float32, Int32, cute
+from cutlass import Float32, Int32, cute
 from cutlass.cute.runtime import make_fake_stream
 
 from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import fake_tensor
-from flashdsa.hw import SECTOR_BYTES, SM100
+from flashdsa.hw import SM100
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.sm100.bwd.kernel import launch_backward
+from flashdsa.kernels.attention.sm100.bwd.operands import fake_operands
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 
 
@@ -22,7 +23,6 @@ def compile_backward(plan: BwdPlan) -> Any:
     deterministic (..., dkv, slots, order, starts, sm_scale, pairs), or of a group (..., dkv, rows,
     members, counts, present, named, sm_scale, pairs); see `launch_backward`.
     """
-    rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
     further = []
     if plan.deterministic:
         slots, bounds = cute.sym_int32(), cute.sym_int32()
@@ -37,16 +37,7 @@ def compile_backward(plan: BwdPlan) -> Any:
         launch_backward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(BFloat16, (rows, plan.tile.d_qk)),
-        fake_tensor(BFloat16, (keys, plan.tile.d_qk)),
-        fake_tensor(BFloat16, (rows, plan.tile.d_v)),
-        fake_tensor(Float32, (queries, plan.group_heads), 4),
-        fake_tensor(BFloat16, (rows, plan.tile.d_v)),
-        fake_tensor(Int32, (queries, topk), 4),
-        fake_tensor(Int32, (queries,), 4),
-        fake_tensor(Float32, (queries, plan.group_heads), 4),
-        fake_tensor(BFloat16, (rows, plan.tile.d_qk), SECTOR_BYTES),
-        fake_tensor(Float32, (keys, plan.tile.d_qk)),
+        *fake_operands(plan.group_heads),
         *further,
         Float32(1.0),
         Int32(1),

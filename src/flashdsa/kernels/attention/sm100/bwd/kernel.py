@@ -43,6 +43,7 @@ from flashdsa.kernels.attention.sm100.bwd.mma import (
     load_query,
     wait_until_read,
 )
+from flashdsa.kernels.attention.sm100.bwd.operands import Operands
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
 from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
@@ -161,21 +162,6 @@ def delta_beside(lse: Float32, delta: Float32) -> Float32:
     if not lse >= -Float32.inf:
         kept = Float32(0.0)
     return kept
-
-
-class Operands(NamedTuple):
-    """Arguments of every launch, in order."""
-
-    q: cute.Tensor  # (S * H, 576) bf16 with H = plan.group_heads
-    kv: cute.Tensor  # (S_kv, 576) bf16
-    do: cute.Tensor  # (S * H, 512) bf16
-    lse: cute.Tensor  # (S, H) fp32
-    out: cute.Tensor  # (S * H, 512) bf16
-    indices: cute.Tensor  # (S, topk) int32
-    topk_length: cute.Tensor  # (S,) int32: slots of each query that may be valid
-    delta: cute.Tensor  # (S, H) fp32, written
-    dq: cute.Tensor  # as q, written
-    dkv: cute.Tensor  # (S_kv, 576) fp32, added to
 
 
 class Items(NamedTuple):

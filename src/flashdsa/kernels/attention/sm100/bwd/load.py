@@ -4,7 +4,7 @@ A pair of CTAs takes one item after the other, each a query or a group of them. 
 have running numbers over all items, which give the phases of barriers.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -15,7 +15,6 @@ from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers, RingProducer
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.slots import read_row
 from flashdsa.kernels.attention.sm100.core.tile import BF16, BOX_DIMS, CLUSTER
 
@@ -62,10 +61,13 @@ class BwdMemory(PairMemory):
     dq_ready: Barriers
 
 
-class Context(NamedTuple):
+M = TypeVar("M", bound=PairMemory)
+
+
+class Context(NamedTuple, Generic[M]):
     """One CTA's position in the launch, and its item."""
 
-    memory: BwdMemory
+    memory: M
     tmem: Int32  # TMEM address of the allocation
     cta_rank: Int32  # in the cluster: which half of the dims
     turn: Turn
@@ -74,7 +76,7 @@ class Context(NamedTuple):
     thread: Int32  # in its warpgroup, which is also its TMEM lane
 
     @property
-    def plan(self) -> BwdPlan:
+    def plan(self) -> Any:
         """The compile-time plan."""
         return self.memory.plan
 
@@ -141,7 +143,7 @@ class Loader(NamedTuple):
 
     ctx: Context
     kv_map: Any  # (S_kv, 576), boxes of 1 x 64
-    kv_rope_map: Any  # the same, boxes of 1 x 32
+    kv_rope_map: Any  # the same, boxes of 1 x 32; None where kv_map reads all dims
     indices: Any  # (items, any) int32
     members: Any  # of a group (items, any) uint8: bit i: query i of the group names the row
     num_rows: Int32  # S_kv
@@ -184,14 +186,12 @@ def load_blocks(role: Loader) -> None:
 
 
 @cute.jit
-def load_block(role: Loader, block: Int32) -> None:
-    """Publish the rows that a block names, by the first warp for the other roles; then copy the
-    rows, a quarter of them a warp: only one lane of a warp issues at a time."""
-    ctx, plan, tile = role.ctx, role.ctx.plan, role.ctx.plan.tile
-    quads = tile.keys // ROWS_A_GATHER // (WARPGROUP_SIZE // WARP_SIZE)
+def publish_row(role: Loader, block: Int32) -> Int32:
+    """Every warp, lane = key: return the key's row; the first warp stores all for other roles."""
+    ctx, keys = role.ctx, role.ctx.plan.tile.keys
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     number = ctx.number(block)
-    slot = block * tile.keys + lane
+    slot = block * keys + lane
     row = read_row(role.indices, ctx.item, slot, ctx.num_slots, role.num_rows)
     if warp == 0:
         to = role.rows.state(number)
@@ -199,11 +199,23 @@ def load_block(role: Loader, block: Int32) -> None:
         # these may overwrite them.
         role.rows.acquire(to)
         rows = ctx.memory.rows.pointer(Int32)
-        (rows + to.stage * tile.keys + lane).store(row)
-        if cutlass.const_expr(plan.group > 1):
+        (rows + to.stage * keys + lane).store(row)
+        if cutlass.const_expr(ctx.plan.group > 1):
             store_masks(role, to.stage, slot, row)
         # rows_full: every lane arrives after its own stores.
         role.rows.commit(to.stage)
+    return row
+
+
+@cute.jit
+def load_block(role: Loader, block: Int32) -> None:
+    """Publish the rows that a block names, by the first warp for the other roles; then copy the
+    rows, a quarter of them a warp: only one lane of a warp issues at a time."""
+    ctx, tile = role.ctx, role.ctx.plan.tile
+    quads = tile.keys // ROWS_A_GATHER // (WARPGROUP_SIZE // WARP_SIZE)
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    number = ctx.number(block)
+    row = publish_row(role, block)
 
     to = role.keys.state(number)
     # kv_free, of the block before in this stage: dQ, the last MMA that reads it, is done. The phase

@@ -319,7 +319,7 @@ class TimelineRow(NamedTuple):
         name: short. load, mma, softmax, reduce: work of the role of that name; "": it continues.
     """
 
-    step: Step
+    step: IntEnum
     name: str
     load: str
     mma: str

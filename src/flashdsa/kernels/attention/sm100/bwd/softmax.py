@@ -112,18 +112,32 @@ def packed(values: Any) -> Any:
 
 
 @cute.jit
-def zero_unless(ctx: Context, condition: cutlass.Boolean, words: Any) -> Any:
-    """Return a block's words if the condition holds, else zeros, whatever they are.
+def zero_unless(condition: cutlass.Boolean, words: Any, count: cutlass.Constexpr[int]) -> Any:
+    """Return the first words if the condition holds, else zeros, whatever they are.
 
     O and dO of a query without valid slots may hold anything, and S = 0 times NaN is NaN.
     """
     kept = []
-    for i in cutlass.range_constexpr(ctx.plan.tile.keys // 2):
+    for i in cutlass.range_constexpr(count):
         word = Int32(words[i])
         if not condition:
             word = Int32(0)
         kept.append(word)
     return Vector.from_elements(kept, Int32)
+
+
+@cute.jit
+def exponentials(role: Softmax, logits: Any, valid: Int32, keys: cutlass.Constexpr[int]) -> Any:
+    """S of this thread's head; 0 where a key's bit of `valid` is."""
+    log2_sum = role.lse * Float32(LOG2_E)
+    scale = role.scale * Float32(LOG2_E)
+    s = []
+    for key in cutlass.range_constexpr(keys):
+        exponent = logits[key] * scale - log2_sum
+        if (valid >> key) & 1 == 0:
+            exponent = -Float32.inf
+        s.append(cute.math.exp2(exponent, fastmath=True))
+    return s
 
 
 @cute.jit
@@ -138,14 +152,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     send(ctx, own, p_number)
     sums = receive(ctx, own, p_number)
     valid = valid_keys(ctx, number)
-    log2_sum = role.lse * Float32(LOG2_E)
-    scale = role.scale * Float32(LOG2_E)
-    s = []
-    for key in cutlass.range_constexpr(ctx.plan.tile.keys):
-        exponent = sums[key] * scale - log2_sum
-        if (valid >> key) & 1 == 0:
-            exponent = -Float32.inf
-        s.append(cute.math.exp2(exponent, fastmath=True))
+    s = exponentials(role, sums, valid, ctx.plan.tile.keys)
 
     # dp_ready of this block: the MMAs of dP are done; they came after dQ of the block before, so
     # the columns, dS's too, belong to this role until ds_ready.
@@ -160,7 +167,7 @@ def softmax_block(role: Softmax, number: Int32) -> None:
     sums = receive(ctx, own, dp_number)
     keys = range(ctx.plan.tile.keys)
     ds = packed([s[key] * (sums[key] - role.delta) * role.scale for key in keys])
-    ds = zero_unless(ctx, valid != 0, ds)
+    ds = zero_unless(valid != 0, ds, ctx.plan.tile.keys // 2)
     store_row(ctx, ctx.memory.ds, ds)
     # Other waits followed dp_ready's, which says that these columns may be written.
     tmem.after_sync()

@@ -132,6 +132,7 @@ def locate(slots: cute.Tensor, num_slots: cute.Tensor, memory: FwdMemory) -> Con
 def launch_pairs(
     q: cute.Tensor,
     kv: cute.Tensor,
+    kv_rope: cute.Tensor,
     slots: cute.Tensor,
     num_slots: cute.Tensor,
     members: Any,
@@ -146,7 +147,8 @@ def launch_pairs(
     """Launch a pair of CTAs an item, on `stream`.
 
     Args:
-        q: (S, H, 576) bf16 with H = plan.group_heads. kv: (S_kv, 576) bf16.
+        q: (S, H, 576) bf16 with H = plan.group_heads. kv: (S_kv, 576) bf16; (S_kv, 512) of keys
+            that lie apart. kv_rope: their RoPE columns (S_kv, 64) bf16; otherwise kv.
         slots: (items, any) int32. num_slots: (items,) int32, or (0,): every slot counts.
         members: (items, any) uint8, bit i: query i of the item names the slot's row; None: the item
             is one query. attn_sink: (H,) fp32, or (0,): none.
@@ -165,7 +167,7 @@ def launch_pairs(
     forward_kernel(
         make(flat_q, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
         make(kv, box_dims=(1, BOX_DIMS), swizzle=wide),
-        make(kv, box_dims=(1, tile.own_rope_dims), swizzle=narrow),
+        make(kv_rope, box_dims=(1, tile.own_rope_dims), swizzle=narrow),
         make(flat_out, box_dims=(ROWS, BOX_DIMS), swizzle=wide),
         Int32(kv.shape[0]),
         slots,
@@ -192,16 +194,23 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     Args:
         arguments: those of `Operands` with H = plan.group_heads. Then
             max_logits: (S * H,) fp32, written, or (0,): not asked for.
+        then of keys that lie apart, whose kv is (S_kv, 512),
+            kv_rope: (S_kv, 64) bf16.
         and of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.
     """
     x, (max_logits, *of_group) = split(arguments)
+    kv_rope = None
+    if cutlass.const_expr(plan.kv_apart):
+        kv_rope, *of_group = of_group
     slots = x.indices, x.topk_length, None
     if cutlass.const_expr(plan.group > 1):
         lists = Lists(*of_group)
         launch_union(x.indices, x.topk_length, lists, Int32(x.kv.shape[0]), plan.group, stream)
         slots = lists.rows, lists.counts, lists.members
-    launch_pairs(x.q, x.kv, *slots, x.attn_sink, x.out, x.lse, max_logits, x.sm_scale, plan, stream)
+    keys = x.kv, x.kv if cutlass.const_expr(kv_rope is None) else kv_rope
+    results = x.out, x.lse, max_logits
+    launch_pairs(x.q, *keys, *slots, x.attn_sink, *results, x.sm_scale, plan, stream)
     if cutlass.const_expr(plan.group > 1):
-        launch_mend_out(x, plan.group, None, stream)
+        launch_mend_out(x, plan.group, None, stream, kv_rope=kv_rope)

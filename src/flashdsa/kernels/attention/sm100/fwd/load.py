@@ -71,7 +71,7 @@ class Loader(NamedTuple):
     ctx: Context
     q_map: Any  # (S * H, 576), boxes of 64 x 64
     kv_map: Any  # (S_kv, 576), boxes of 1 x 64
-    kv_rope_map: Any  # the same, boxes of 1 x 32
+    kv_rope_map: Any  # the same, or (S_kv, 64), boxes of 1 x 32
     slots: Any  # (items, any) int32: rows of kv; negative or too large: not valid
     members: Any  # of a group (items, any) uint8: bit i: query i of the group names the row
     num_rows: Int32  # S_kv
@@ -181,7 +181,7 @@ def gather_tile(role: Loader, tile: Int32, row: Int32) -> None:
         gather4(
             start + keys.value_bytes + first_key * (keys.own_rope_dims * BF16),
             role.kv_rope_map,
-            keys.d_v + ctx.cta_rank * keys.own_rope_dims,
+            plan.rope_column + ctx.cta_rank * keys.own_rope_dims,
             four,
             full,
             of_pair=True,

@@ -43,6 +43,7 @@ class FwdPlan(Sm100Plan):
         group: neighbouring queries whose 128 / group heads share the rows of a pair, over the union
             of their keys; 1: a pair takes 128 heads of one query.
         tile: of keys. kv_stages: tiles in flight. mask_stages: tiles whose valid keys are kept.
+        kv_apart: RoPE columns of the keys are a tensor of their own.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
     """
 
@@ -54,6 +55,7 @@ class FwdPlan(Sm100Plan):
     load_registers: int = 80
     mma_registers: int = 80
     lazy_log2: float = 8.0
+    kv_apart: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
@@ -71,12 +73,18 @@ class FwdPlan(Sm100Plan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "sm100_mla_fwd" + (f"_group{self.group}" if self.group > 1 else "")
+        group = f"_group{self.group}" if self.group > 1 else ""
+        return f"sm100_mla_fwd{group}" + "_kv_apart" * self.kv_apart
 
     @property
     def group_heads(self) -> int:
         """Heads of each query of a group."""
         return PAIR_ROWS // self.group
+
+    @property
+    def rope_column(self) -> int:
+        """First RoPE column of the keys in the tensor that has them."""
+        return 0 if self.kv_apart else self.tile.d_v
 
     @property
     def half_keys(self) -> int:

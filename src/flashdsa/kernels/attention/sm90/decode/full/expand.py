@@ -25,6 +25,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import row_of_turn, turns_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, TILES
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, store_masks
+from flashdsa.kernels.attention.sm90.decode.full.plan import words_of_scales
 from flashdsa.kernels.attention.sm90.decode.full.scales import (
     Factors,
     both_of_sum,
@@ -45,10 +46,12 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     find_extent,
     last_slots,
     load_or_zero,
+    of_extra,
     pages_of,
     read_slots,
     row_address,
     scales_address,
+    with_main,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -102,20 +105,20 @@ def copy_rope(
     to = role.ctx.memory.k.address() + tile * geometry.bytes + swizzled_128(copies.key, copies.unit)
     for turn in cutlass.range_constexpr(turns_of(geometry)):
         at = turn * TURN_BYTES + rope_chunk(role) * geometry.chunk_bytes
-        copy_units(to, sources[turn], rows[turn], [(at, role.ctx.plan.form.rope_at)], 128)
+        copy_units(to, sources[turn], rows[turn], [(at, role.form.rope_at)], 128)
     if cutlass.const_expr(geometry.has_rope):
         arrive_when_copied(role.ctx.tile_full(tile).at(geometry.slices - 1))
 
 
 def rope_chunk(role: Gatherer) -> int:
     """The chunk of the bf16 columns."""
-    return role.ctx.plan.form.columns // CHUNK
+    return role.form.columns // CHUNK
 
 
 def converts_rope(role: Gatherer) -> bool:
     """Whether bf16 columns are of the value: they become f16, in the last chunk of the last
     part."""
-    return bool(role.ctx.plan.form.rope) and not role.ctx.plan.tile.has_rope
+    return bool(role.form.rope) and not role.ctx.plan.tile.has_rope
 
 
 @cute.jit
@@ -129,7 +132,7 @@ def copy_groups(
     """
     to = bytes_of_half(role, copies, half)
     tile = role.ctx.plan.tile
-    form = role.ctx.plan.form
+    form = role.form
     # A half of e2m1 has as many bytes as a part of e4m3; a part with bf16 columns is not like the
     # others.
     in_pairs = 1 if form.fp4 else GROUPS - converts_rope(role)
@@ -191,18 +194,32 @@ def load_scales(role: Gatherer, slots: list[Int32], slot: Int32) -> list[Any]:
     """Load the scales of two neighbouring parts of one of the warp's 16 keys of a tile, as words.
 
     Lane 2 i + j has parts 2 j and 2 j + 1 of key i of them: 4 of each turn. `slot`: the tile's
-    first.
+    first. Of two formats the words are as many as the longer one's.
     """
-    form = role.ctx.plan.form
-    words = 2 * KV_GROUP // form.group * form.stored_scales // form.num_scales // 4
     lane, warp = role.ctx.thread % WARP_SIZE, role.ctx.thread // WARP_SIZE
     number = lane // 2
     key = number // WARP_ROWS * ROWS_AT_ONCE + warp * WARP_ROWS + number % WARP_ROWS
     low = cute.arch.shuffle_sync(slots[0], key % WARP_SIZE)
     high = cute.arch.shuffle_sync(slots[1], key % WARP_SIZE)
     row = low if key < WARP_SIZE else high
+    if cutlass.const_expr(not role.ctx.plan.mixed):
+        return load_words_of_scales(role, row, slot, lane)
+    scales = [Int32(0)] * role.ctx.plan.scale_words
+    if slot >= role.ctx.joined.split:
+        scales = load_words_of_scales(of_extra(role), row, slot, lane)
+    else:
+        scales = load_words_of_scales(role, row, slot, lane)
+    return scales
+
+
+@cute.jit
+def load_words_of_scales(role: Gatherer, row: Int32, slot: Int32, lane: Int32) -> list[Any]:
+    """Load a lane's words of the scales of a row."""
+    form, words = role.form, words_of_scales(role.form)
     address = scales_address(role, row, pages_of(role, slot)) + lane % 2 * (4 * words)
-    return load_or_zero(address, row, 0 if form.split else form.scales_at, words)
+    found = load_or_zero(address, row, 0 if form.split else form.scales_at, words)
+    more = role.ctx.plan.scale_words - words
+    return found + [Int32(0)] * more
 
 
 @cute.jit
@@ -217,7 +234,7 @@ def write_part(
 ) -> None:
     """Write a part's values to its two chunks, and announce it; 16 bytes become 32 of f16."""
     addresses = addresses_of_part(role, copies, half, number)
-    form = role.ctx.plan.form
+    form = role.form
     expand = expand_by_power if form.scale == "e8m0" else expand_word
     # The last part's second chunk has the bf16 columns.
     has_rope = converts_rope(role) and number == 1
@@ -309,7 +326,7 @@ def take_factors(
     role: Gatherer, factors: Factors, copies: Copies, half: Half, number: int
 ) -> list[Any]:
     """All lanes: two factors of each of the thread's keys in a part, for its 16 columns."""
-    form, taken = role.ctx.plan.form, []
+    form, taken = role.form, []
     for turn in range(turns_of(role.ctx.plan.tile)):
         owner = owner_of(copies, turn, half)
         if form.fp4:
@@ -365,7 +382,7 @@ def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -
     """Expand this thread's share of a tile, as its halves come."""
     for number in cutlass.range(HALVES, unroll=1):
         half = Half(tile, number ^ tile)
-        parts = 1 if role.ctx.plan.form.fp4 else GROUPS
+        parts = 1 if role.form.fp4 else GROUPS
         sums = [take_factors(role, factors, copies, half, i) for i in range(parts)]
         if number == 0:
             cute.arch.cp_async_wait_group(1)
@@ -374,11 +391,34 @@ def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -
         words = [take_part(role, copies, half, i) for i in range(parts)]
         # The values overwrite bytes that other lanes of the warp have read.
         cute.arch.sync_warp()
-        if cutlass.const_expr(role.ctx.plan.form.fp4):
+        if cutlass.const_expr(role.form.fp4):
             write_half(role, words[0], sums[0], copies, half)
         else:
             for i in cutlass.range_constexpr(GROUPS):
                 write_part(role, words[i], sums[i], factors, copies, half, i)
+
+
+@cute.jit
+def gather_tile(
+    role: Gatherer,
+    slots: list[Int32],
+    next_slots: list[Int32],
+    scales: list[Any],
+    copies: Copies,
+    tile: Int32,
+    use: Int32,
+    slot: Int32,
+) -> list[Any]:
+    """Copy and expand a tile; return the scales of the next one, whose slots are `next_slots`.
+
+    Args:
+        scales: this tile's. Others as of `copy_tile`.
+    """
+    copy_tile(role, slots, copies, tile, use, slot)
+    factors = factors_of_scales(scales[: words_of_scales(role.form)], role.form)
+    following = load_scales(with_main(role), next_slots, slot + role.ctx.plan.tile.keys)
+    expand_tile(role, factors, copies, tile)
+    return following
 
 
 @cute.jit
@@ -405,9 +445,11 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
             if tile == 1:
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             slot = ctx.first_slot + step * ctx.plan.tile.step_keys + tile * ctx.plan.tile.keys
-            copy_tile(role, of_tile, copies, tile, before.use(tile, step), slot)
-            factors = factors_of_scales(scales, ctx.plan.form)
-            scales = load_scales(role, of_next, slot + ctx.plan.tile.keys)
-            expand_tile(role, factors, copies, tile)
+            use = before.use(tile, step)
+            if cutlass.const_expr(not ctx.plan.mixed) or slot < ctx.joined.split:
+                scales = gather_tile(role, of_tile, of_next, scales, copies, tile, use, slot)
+            else:
+                extra = of_extra(role)
+                scales = gather_tile(extra, of_tile, of_next, scales, copies, tile, use, slot)
         slots = next_slots
     return num_tiles

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+from flashdsa.problem import KV_GROUP
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 FORMATS = tuple(ROW_FORMATS.values())
 """Formats of packed rows that are expanded to f16, V32 first."""
-JOINED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v32_no_rope", "v4", "v41"))
+JOINED_FORMATS = FORMATS[1:]
 """Those that two sources may have, both the same."""
+MIXED_FORMATS = tuple(ROW_FORMATS[name] for name in ("v41", "v41_fp4"))
+"""Those of which each source may have its own."""
+JOINED_PAIRS: tuple[tuple[RowFormat, RowFormat | None], ...] = (
+    *((form, None) for form in JOINED_FORMATS),
+    *((one, other) for one, other in permutations(MIXED_FORMATS)),
+)
+"""Formats of both sources of a variant; None: the second source has the first one's."""
+
+
+def words_of_scales(form: RowFormat) -> int:
+    """Words of the scales of two neighbouring parts of a row, which a lane loads."""
+    return 2 * KV_GROUP // form.group * form.stored_scales // form.num_scales // 4
 
 
 @dataclass(frozen=True)
@@ -24,7 +38,7 @@ class DecodePlan(ClusterPlan):
     Attributes:
         packed: kv has packed rows, which are expanded to f16 in shared memory.
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
-        form: of packed rows.
+        form: of packed rows. extra_form: of an extra source's, if it is another one.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -33,6 +47,7 @@ class DecodePlan(ClusterPlan):
     packed: bool = False
     joined: bool = False
     form: RowFormat = V32
+    extra_form: RowFormat | None = None
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -46,7 +61,13 @@ class DecodePlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return "mla_decode" + self.suffix + "_joined" * self.joined
+        extra = f"_and_{self.extra_form.name}" if self.extra_form else ""
+        return "mla_decode" + self.suffix + extra + "_joined" * self.joined
+
+    @property
+    def scale_words(self) -> int:
+        """Words of a lane's scales, of the format that has most."""
+        return max(words_of_scales(form) for form in (self.form, self.extra_form) if form)
 
     @property
     def buffers(self) -> list[SmemRegion]:

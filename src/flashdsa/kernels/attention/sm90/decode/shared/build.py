@@ -35,7 +35,7 @@ def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
         *operands,
-        *(fake_more(operands, form) if plan.joined else ()),
+        *(fake_more(operands, plan.extra_form or form) if plan.joined else ()),
         *last,
         options=options_for(SM90),
     )

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.sources import num_rows, read_joined, rows_of_tile
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
+from flashdsa.row_formats import RowFormat
 
 
 class Gatherer(NamedTuple):
@@ -19,6 +21,23 @@ class Gatherer(NamedTuple):
     kv: cute.Tensor  # (S_kv, d_qk) bf16, (S_kv, 656) packed, or packed pages
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
+    of_form: Static = Static(None)  # format of packed rows; None: the main source's
+
+    @property
+    def form(self) -> RowFormat:
+        """Format of the packed rows that are read."""
+        form: RowFormat = self.of_form.value or self.ctx.plan.form
+        return form
+
+
+def of_extra(role: Gatherer) -> Gatherer:
+    """The role for rows of an extra source that has a format of its own."""
+    return role._replace(of_form=Static(role.ctx.plan.extra_form))
+
+
+def with_main(role: Gatherer) -> Gatherer:
+    """The role for rows of the main source."""
+    return role._replace(of_form=Static(None))
 
 
 @cute.jit
@@ -113,7 +132,7 @@ def pages_of(role: Gatherer, slot: Int32) -> Any:
 
 def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
     """Address of a packed row's data; meaningless if the row is negative."""
-    form = role.ctx.plan.form
+    form = role.form
     if pages is None:
         return role.kv.iterator + Int64(row) * form.row_bytes
     page = row // pages.rows
@@ -124,7 +143,7 @@ def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
 
 def scales_address(role: Gatherer, row: Any, pages: Any) -> Any:
     """Address of a packed row's scales, less `scales_at` if they follow its codes."""
-    form = role.ctx.plan.form
+    form = role.form
     if not form.split:
         return row_address(role, row, pages)
     page = row // pages.rows

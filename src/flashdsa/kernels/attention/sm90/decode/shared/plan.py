@@ -45,6 +45,7 @@ class ClusterPlan(Sm90Plan):
     packed: bool
     form: RowFormat
     joined: bool = False
+    extra_form: RowFormat | None = None
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
@@ -61,6 +62,11 @@ class ClusterPlan(Sm90Plan):
         if not self.packed:
             return self.tile.suffix
         return "_packed" if self.form == V32 else f"_{self.form.name}"
+
+    @property
+    def mixed(self) -> bool:
+        """Whether two sources have packed rows of different formats."""
+        return self.extra_form is not None
 
     @property
     def paged(self) -> bool:

@@ -1,0 +1,143 @@
+"""Decoding of a trained model from fp8 pages, with CUDA graphs, beside dense decoding."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import flashdsa
+from examples.dense_to_sparse.looks import run
+from examples.dense_to_sparse.model import (
+    LATENT,
+    NOPE,
+    SM_SCALE,
+    VALUE,
+    Attended,
+    Attention,
+    ByteModel,
+)
+
+PAGE, PACKED, INDEX_BYTES = 64, 656, 132
+
+
+class Caches(NamedTuple):
+    """Packed rows and index keys of a layer, in pages; or expanded keys and values."""
+
+    kv: Tensor  # [pages, 64, 656] uint8; dense: keys [B, H, context, 192]
+    indexed: Tensor  # [pages, 64, 1, 132] uint8; dense: values [B, H, context, 192]
+
+
+class Server:
+    """B users, each with the same prompt; a step gives every user the next byte."""
+
+    def __init__(
+        self, model: ByteModel, prompt: Tensor, users: int, room: int, *,
+        sparse: bool, batch_invariant: bool = False,
+    ) -> None:  # fmt: skip
+        """Fill the caches from the prompt [S]; `room` more tokens have a place."""
+        self.model, self.users, self.sparse, self.invariant = model, users, sparse, batch_invariant
+        device = model.lm_head.weight.device
+        self.pages = -(-(len(prompt) + room) // PAGE)
+        logits, attended = run(model, prompt, sparse=sparse)
+        table = torch.arange(users * self.pages, device=device, dtype=torch.int32)
+        self.table = table.view(users, self.pages)
+        self.caches = [
+            self._filled(layer.self_attn, seen)
+            for layer, seen in zip(model.blocks, attended, strict=True)
+        ]
+        self.lengths = torch.full((users,), len(prompt), device=device, dtype=torch.int32)
+        self.tokens = logits[-1].argmax().expand(users).clone()
+
+    def _filled(self, layer: Attention, seen: Attended) -> Caches:
+        count, device = len(seen.kv), seen.kv.device
+        if not self.sparse:
+            k, v = expand(layer, seen.kv)
+            shape = self.users, layer.heads, self.pages * PAGE, k.shape[-1]
+            caches = Caches(*(k.new_zeros(shape) for _ in range(2)))
+            for cache, x in zip(caches, (k, v), strict=True):
+                cache[:, :, :count] = x.transpose(0, 1)
+            return caches
+        pages = self.users * self.pages
+        kv = torch.zeros(pages, PAGE, PACKED, dtype=torch.uint8, device=device)
+        index = torch.zeros(pages, PAGE, 1, INDEX_BYTES, dtype=torch.uint8, device=device)
+        at = torch.arange(count, device=device)
+        for user in range(self.users):
+            slots = user * self.pages * PAGE + at
+            flashdsa.write_kv_cache(seen.kv.bfloat16(), slots, kv)
+            flashdsa.write_index_k_cache(seen.indexed[1].bfloat16(), slots, index)
+        return Caches(kv, index)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Write `tokens` to the caches, and choose the next ones."""
+        at, model = self.lengths.clone(), self.model
+        self.lengths += 1
+        cast = torch.autocast(at.device.type, torch.bfloat16, enabled=at.is_cuda)
+        with cast:
+            x = model.embed_tokens(self.tokens)
+            for layer, cache in zip(model.blocks, self.caches, strict=True):
+                attention = layer.self_attn
+                seen = attention.project(layer.input_layernorm(x), at)
+                decode = self._attend if self.sparse else self._attend_densely
+                x = x + decode(attention, seen, cache, at)
+                x = x + layer.mlp(layer.post_attention_layernorm(x))
+            self.tokens.copy_(model.lm_head(model.norm(x)).argmax(dim=-1))
+
+    def _attend(self, layer: Attention, seen: Attended, cache: Caches, at: Tensor) -> Tensor:
+        slots = torch.arange(self.users, device=at.device) * (self.pages * PAGE) + at
+        flashdsa.write_kv_cache(seen.kv.bfloat16(), slots, cache.kv)
+        q, k, weights = seen.indexed
+        flashdsa.write_index_k_cache(k.bfloat16(), slots, cache.indexed)
+        q_fp8, folded = flashdsa.quantize_index_q(q.bfloat16(), weights.float())
+        ids = torch.empty(self.users, layer.topk, dtype=torch.int32, device=at.device)
+        flashdsa.dsa_topk_indexer(q_fp8, cache.indexed, folded, self.lengths, self.table, ids)
+        out, _ = flashdsa.sparse_mla_fwd(
+            layer.absorb(seen.q).bfloat16(), cache.kv, ids, sm_scale=SM_SCALE,
+            batch_invariant=self.invariant,
+        )  # fmt: skip
+        return layer.read_out(out)
+
+    def _attend_densely(
+        self, layer: Attention, seen: Attended, cache: Caches, at: Tensor
+    ) -> Tensor:
+        user = torch.arange(self.users, device=at.device)
+        for place, x in zip(cache, expand(layer, seen.kv), strict=True):
+            place[user, :, at] = x
+        q, mask = seen.q.to(cache.kv.dtype), torch.arange(self.pages * PAGE, device=at.device)
+        out = functional.scaled_dot_product_attention(
+            q[:, :, None], *cache, attn_mask=(mask <= at[:, None])[:, None, None], scale=SM_SCALE
+        )
+        values: Tensor = layer.o_proj(out[:, :, 0, :VALUE].flatten(1))
+        return values
+
+
+def expand(layer: Attention, kv: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of all heads [n, H, 192], values padded."""
+    expanded = layer.kv_b_proj(kv[:, :LATENT]).unflatten(-1, (layer.heads, NOPE + VALUE))
+    k_rope = kv[:, None, LATENT:].expand(-1, layer.heads, -1).to(expanded.dtype)
+    k = torch.cat([expanded[..., :NOPE], k_rope], dim=-1)
+    return k, functional.pad(expanded[..., NOPE:], (0, k.shape[-1] - VALUE))
+
+
+def generate(server: Server, count: int) -> tuple[Tensor, float]:
+    """Bytes [B, count] and seconds a step; on a GPU steps are replays of a graph."""
+    said, step = [], server.step
+    if server.tokens.is_cuda:
+        said.append(server.tokens.clone())
+        step()  # loads the kernels
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            server.step()
+        step = graph.replay
+    began = time.perf_counter()
+    while len(said) < count:
+        said.append(server.tokens.clone())
+        step()
+    if server.tokens.is_cuda:
+        torch.cuda.synchronize()
+    return torch.stack(said, dim=1), (time.perf_counter() - began) / max(1, count - 1)

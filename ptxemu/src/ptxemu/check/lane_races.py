@@ -1,0 +1,388 @@
+"""Races between lanes of one warp: a missing bar.warp.sync.
+
+The rest of the check takes a warp as one agent. Its lanes are threads, though, ordered by what
+makes them wait for each other, and by nothing else: a barrier of the warp or of the CTA; a shuffle,
+vote, elect or matrix instruction, of which the ISA says only that they wait; or what some lane
+releases and another one acquires.
+
+A warp's accesses are noted, and judged when all its lanes have met: only two of the same stretch
+can race. In most stretches no word is accessed by two lanes of which one writes, as one sort shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ptxemu.check.findings import Findings
+from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
+from ptxemu.machine.lanes import lane_names, mask_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ptxemu.check.state import WarpActor
+    from ptxemu.syntax.ast import Instruction
+
+MOST_NOTED = 256
+"""Accesses of a warp that are judged together at most; of more the later half stays."""
+MOST_PLACES = 64
+"""Words of a stretch that are looked at one by one."""
+MOST_PAIRS = 2000
+"""Pairs of accesses of a word that are looked at."""
+CODE = "lane-race"
+_CONVERGENT = {"sync", "aligned"}
+_BARRIERS = ("bar", "barrier")
+_ALL = (1 << 32) - 1
+_ALL_LANES = bytes(range(32))
+_ALL_BYTES = 8 * len(_ALL_LANES)
+_Ids = tuple[Space, int | None]
+
+
+class Form(NamedTuple):
+    """An instruction's kind of access."""
+
+    instruction: Instruction
+    size: int
+    is_write: bool
+    is_strong: bool
+    is_noted: bool
+    """It is one of single lanes."""
+
+
+class Noted(NamedTuple):
+    """An access of some lanes of a warp."""
+
+    position: int
+    """Its number in the stretch."""
+    form: Form
+    starts: bytes
+    lanes: bytes
+    """The lane of each piece."""
+    silent: NDArray[np.bool_] | bool
+    """Which pieces are writes of what was there already."""
+
+
+_noted = Noted._make
+"""Quicker than the class."""
+
+
+class Meeting(NamedTuple):
+    """Some lanes of a warp have waited for each other, or have acquired what any lane released."""
+
+    position: int
+    lanes: int
+    acquires: bool
+
+
+class Stretch:
+    """A warp's accesses since its lanes last met."""
+
+    __slots__ = ("has_released", "meetings", "noted", "position", "written")
+
+    def __init__(self) -> None:
+        self.noted: dict[_Ids, list[Noted]] = {}
+        self.meetings: list[Meeting] = []
+        self.written: set[_Ids] = set()
+        """Memories with a write among the accesses."""
+        self.position = 0
+        self.has_released = False
+        """Some lane has done what another one can acquire."""
+
+    def clear(self) -> None:
+        """All lanes have met."""
+        self.noted.clear()
+        self.written.clear()
+        self.meetings.clear()
+        self.position, self.has_released = 0, False
+
+
+class LaneRaces:
+    """Notes what warps do, and reports pairs of accesses of different lanes in no order."""
+
+    def __init__(self, findings: Findings, is_fixed: Callable[[Instruction], bool]) -> None:
+        """`is_fixed`: whether a store's value has nothing to do with data."""
+        self._findings = findings
+        self._is_fixed = is_fixed
+        self._stretches: dict[WarpActor, Stretch] = {}
+        self._forms: dict[int, Form] = {}
+        """Forms by pc and kind of access."""
+
+    def met(self, warp: WarpActor, agent: Agent, lanes: int) -> None:
+        """The warp executes an instruction at which so many of its lanes meet."""
+        stretch = self._stretches.get(warp)
+        if stretch is not None and stretch.position:
+            self._meet(warp, stretch, agent, lanes, acquires=False)
+
+    def acquires(self, warp: WarpActor, agent: Agent) -> None:
+        """Some or all lanes acquire: what other lanes did may have been released before."""
+        stretch = self._stretches.get(warp)
+        if stretch is not None and stretch.position and stretch.has_released:
+            self._meet(warp, stretch, agent, 0, acquires=True)
+
+    def released(self, warp: WarpActor) -> None:
+        """Some lane has done what another one can acquire."""
+        if (stretch := self._stretches.get(warp)) is not None:
+            stretch.has_released = True
+
+    def accessed(self, warp: WarpActor, access: Access) -> None:
+        """Note an access of single lanes."""
+        key = access.instruction.pc << 2 | access.kind.number
+        form = self._forms.get(key)
+        if form is None:
+            form = self._forms[key] = self._form_of(access)
+        if not form.is_noted or form.size != access.size:
+            return
+        starts = access.starts.tobytes()
+        lanes = _ALL_LANES
+        if len(starts) != _ALL_BYTES:
+            some = _lanes_of(access.agent, len(access.starts))
+            if some is None:
+                return
+            lanes = some
+        stretch = self._stretches.get(warp)
+        if stretch is None:
+            stretch = self._stretches[warp] = Stretch()
+        ids = access.space, access.owner
+        noted = stretch.noted.get(ids)
+        if noted is None:
+            noted = stretch.noted[ids] = []
+        silent = access.is_silent if access.silent_pieces is None else access.silent_pieces
+        if form.is_write:
+            stretch.written.add(ids)
+            if form.is_strong:
+                stretch.has_released = True
+        stretch.position += 1
+        noted.append(_noted((stretch.position, form, starts, lanes, silent)))
+        if len(noted) >= MOST_NOTED:
+            if ids in stretch.written:
+                self._judge(warp, stretch, ids)
+            del noted[: MOST_NOTED // 2]
+            if not any(one.form.is_write for one in noted):
+                stretch.written.discard(ids)
+
+    def _form_of(self, access: Access) -> Form:
+        instruction, kind = access.instruction, access.kind
+        return Form(
+            instruction,
+            access.size,
+            kind is not AccessKind.READ,
+            access.order != "weak" or kind is AccessKind.ATOMIC,
+            access.proxy is Proxy.GENERIC
+            and access.space is not Space.TMEM
+            and instruction.modifiers[0] != "mbarrier"
+            and not makes_lanes_meet(instruction),
+        )
+
+    def finish(self) -> None:
+        """Judge what is left: warps that have exited, or that stopped."""
+        for warp, stretch in self._stretches.items():
+            for ids in stretch.written:
+                self._judge(warp, stretch, ids)
+            stretch.clear()
+
+    def exited(self, warp: WarpActor) -> None:
+        """A warp's lanes are gone."""
+        stretch = self._stretches.pop(warp, None)
+        if stretch is not None:
+            for ids in stretch.written:
+                self._judge(warp, stretch, ids)
+
+    def _meet(
+        self, warp: WarpActor, stretch: Stretch, agent: Agent, lanes: int, *, acquires: bool
+    ) -> None:
+        """Some lanes meet; where these are all that are left, what came before is over."""
+        if lanes != 32:
+            lanes_now = getattr(agent, "lanes_now", None)
+            active, alive = (_ALL, _ALL) if lanes_now is None else lanes_now()
+            if alive & ~active:
+                if stretch.meetings and stretch.meetings[-1].position == stretch.position:
+                    last = stretch.meetings[-1]
+                    if (last.lanes, last.acquires) == (active, acquires):
+                        return
+                stretch.meetings.append(Meeting(stretch.position, active, acquires))
+                if len(stretch.meetings) > 2 * MOST_NOTED:
+                    del stretch.meetings[:MOST_NOTED]
+                return
+        for ids in stretch.written:
+            self._judge(warp, stretch, ids)
+        stretch.clear()
+
+    def _judge(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
+        """Find words that two lanes have accessed and one has written, and report on them."""
+        noted = stretch.noted[ids]
+        if len(noted) < 2:
+            return
+        keys, lanes, index = _pieces(noted)
+        order = np.argsort(keys, kind="stable")
+        keys, lanes, index = keys[order], lanes[order], index[order]
+        is_same = keys[1:] == keys[:-1]
+        is_shared = is_same & (lanes[1:] != lanes[:-1])
+        if not is_shared.any():
+            return
+        starts = np.flatnonzero(np.concatenate(([True], ~is_same)))
+        writes = np.array([one.form.is_write for one in noted])[index]
+        is_written = np.logical_or.reduceat(writes, starts)
+        is_shared = np.logical_or.reduceat(np.concatenate((is_shared, [False])), starts)
+        several = np.minimum.reduceat(index, starts) != np.maximum.reduceat(index, starts)
+        bounds = [*starts.tolist(), len(keys)]
+        told: set[bytes] = set()
+        for number in np.flatnonzero(is_written & is_shared & several).tolist()[:MOST_PLACES]:
+            part = slice(bounds[number], bounds[number + 1])
+            alike = index[part].tobytes() + lanes[part].tobytes() * bool(stretch.meetings)
+            if alike not in told and self._judge_word(
+                warp, stretch, ids, noted, index[part].tolist(), lanes[part].tolist()
+            ):
+                told.add(alike)
+
+    def _judge_word(
+        self,
+        warp: WarpActor,
+        stretch: Stretch,
+        ids: _Ids,
+        noted: list[Noted],
+        index: list[int],
+        lanes: list[int],
+    ) -> bool:
+        """Report on the accesses of one word: of each its number and its lane.
+
+        Returns:
+            whether other words with the same accesses need no report: this has a difference.
+        """
+        by_access: dict[int, list[int]] = {}
+        for number, lane in zip(index, lanes, strict=True):
+            by_access.setdefault(number, []).append(lane)
+        is_told = False
+        for one, other in _pairs(noted, sorted(by_access)):
+            first, second = noted[one], noted[other]
+            for a in by_access[one]:
+                b = next(
+                    (
+                        b
+                        for b in by_access[other]
+                        if a != b
+                        and not is_ordered(stretch.meetings, first.position, a, second.position, b)
+                    ),
+                    None,
+                )
+                if b is not None:
+                    is_told = self._report(warp, ids, first, a, second, b) or is_told
+                    break
+        return is_told
+
+    def _report(
+        self, warp: WarpActor, ids: _Ids, first: Noted, a: int, second: Noted, b: int
+    ) -> bool:
+        """Report a pair; whether their order made a difference here."""
+        code, equal = CODE, ""
+        is_equal = _is_silent(second, b) or (_is_silent(first, a) and not second.form.is_write)
+        if is_equal:
+            equal = "the value was the same in this run, which other data need not be: "
+            writes = [one.form for one in (first, second) if one.form.is_write]
+            if len(writes) == 2 and all(self._is_fixed(one.instruction) for one in writes):
+                code = "same-value-race"
+                equal = "harmless, since the value is the same whatever the data are: "
+        address = _start(second, b)
+        where = f"{ids[0].value} memory 0x{address:x}"
+        names = " and ".join(lane_names(mask_of(1 << lane)) for lane in (a, b))
+
+        def message(one: Any, other: Any) -> str:
+            edge = (
+                ""
+                if code != CODE
+                else f": needs bar.warp.sync between {one.where} and {other.where}"
+            )
+            return f"{one}, and {other}, both of {where}: {equal}lanes {names} of one warp{edge}"
+
+        self._findings.add(
+            code,
+            (warp, first.form.instruction, _action(first.form)),
+            (warp, second.form.instruction, _action(second.form)),
+            message,
+        )
+        return not is_equal
+
+
+def _pairs(noted: list[Noted], accesses: list[int]) -> Iterator[tuple[int, int]]:
+    """Pairs of a word's accesses of which one writes and one is weak, those of a write together."""
+    left = MOST_PAIRS
+    for write in accesses:
+        if not noted[write].form.is_write:
+            continue
+        for other in accesses:
+            form = noted[other].form
+            is_strong = form.is_strong and noted[write].form.is_strong
+            if other == write or is_strong or (form.is_write and other < write):
+                continue
+            yield min(write, other), max(write, other)
+            left -= 1
+            if not left:
+                return
+
+
+def is_ordered(meetings: list[Meeting], first: int, a: int, second: int, b: int) -> bool:
+    """Whether meetings of some lanes order lane a's access at `first` before lane b's at `second`.
+
+    The lanes that have met know what any of them knew, and what they did until then.
+    """
+    knows = 1 << a
+    for meeting in meetings:
+        if first <= meeting.position < second:
+            if meeting.acquires or meeting.lanes & knows:
+                knows |= meeting.lanes
+            if knows >> b & 1:
+                return True
+    return False
+
+
+def makes_lanes_meet(instruction: Instruction) -> bool:
+    """Whether lanes that execute an instruction wait for each other."""
+    modifiers = instruction.modifiers
+    return modifiers[0] in _BARRIERS or not _CONVERGENT.isdisjoint(modifiers)
+
+
+def _pieces(
+    noted: list[Noted],
+) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the units of memory that accesses cover, the lane of each, and whose each is."""
+    keys = np.frombuffer(b"".join([one.starts for one in noted]), np.int64)
+    lanes = np.frombuffer(b"".join([one.lanes for one in noted]), np.uint8)
+    counts = [len(one.lanes) for one in noted]
+    index = np.repeat(np.arange(len(noted)), counts)
+    sizes = [one.form.size for one in noted]
+    unit, largest = min(sizes), max(sizes)
+    if unit == largest:
+        return keys, lanes, index
+    repeats = np.repeat(-(-np.array(sizes) // unit), counts)
+    ends = np.cumsum(repeats)
+    inside = np.arange(ends[-1]) - np.repeat(ends - repeats, repeats)
+    keys = np.repeat(keys // unit, repeats) + inside
+    return keys, np.repeat(lanes, repeats), np.repeat(index, repeats)
+
+
+def _lanes_of(agent: Agent, count: int) -> bytes | None:
+    """The lane of each of `count` pieces; None if they are not one a lane."""
+    lanes_now = getattr(agent, "lanes_now", None)
+    if lanes_now is None:
+        return None
+    active, _ = lanes_now()
+    lanes = bytes(lane for lane in range(32) if active >> lane & 1)
+    return lanes if len(lanes) == count else None
+
+
+def _is_silent(one: Noted, lane: int) -> bool:
+    if isinstance(one.silent, bool):
+        return one.form.is_write and one.silent
+    return bool(one.silent[one.lanes.index(lane)])
+
+
+def _start(one: Noted, lane: int) -> int:
+    return int(np.frombuffer(one.starts, np.int64)[one.lanes.index(lane)])
+
+
+def _action(form: Form) -> str:
+    if form.is_write and form.is_strong and form.instruction.modifiers[0] in ("atom", "red"):
+        return "generic atomic access"
+    return "generic write" if form.is_write else "generic read"

@@ -1,0 +1,57 @@
+"""The outcome of one run of a command, or of several under different schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ptxemu.api import LaunchResult
+from ptxemu.check import Finding
+from ptxemu.errors import Interruption
+
+
+class Ran(Protocol):
+    """Results of the launches."""
+
+    launches: list[LaunchResult]
+    findings: list[Finding]
+    failures: list[str]
+    """Launches that could not run to their end, in words."""
+    notes: list[str]
+
+
+@dataclass
+class Results:
+    """Results of the launches, and nothing else: a `Ran` that can be sent."""
+
+    launches: list[LaunchResult] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, ran: Ran) -> Results:
+        """The same results."""
+        return cls(ran.launches, ran.findings, ran.failures, ran.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run of a kernel or of host code."""
+
+    name: str
+    arch: str
+    exit_code: int
+    """Exit code of the host code; 0 of a kernel."""
+    ran: Ran
+    error: str | None = None
+    """The traceback of a script that died."""
+    interruption: Interruption | None = None
+    """The signal or the time limit that ended it."""
+    arrays: Sequence[dict[str, Any]] = ()
+    """Facts on the arrays of a kernel, for JSON."""
+    array_lines: Sequence[str] = ()
+    """The same for people."""
+    seeds: Sequence[int] = ()
+    """Seeds of the schedules, where several were tried."""
