@@ -31,6 +31,7 @@ from ptxemu.machine.program import Program
 from ptxemu.machine.state import Machine
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.sched.collector import rare_collections
+from ptxemu.sched.guided import Guided, GuidedScheduler
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.scheduler import Scheduler
 from ptxemu.syntax.ast import Function, Parameter
@@ -190,9 +191,11 @@ class Module:
         machine = Machine(program, layout, launch, self.device, memory, observer, policy.fill)
         try:
             with np.errstate(all="ignore"):
-                Scheduler(machine, policy, on_progress=on_progress).run()
+                _scheduler(machine, policy, on_progress).run()
         except (ExecutionError, StoppedError, Interruption) as error:
-            error.findings = checker.findings if checker is not None else []
+            if checker is not None:
+                checker.stop()
+                error.findings = checker.findings
             raise
         result = LaunchResult(kernel, launch, machine.warp_instructions, machine.async_operations)
         result.printed = machine.printed
@@ -200,6 +203,12 @@ class Module:
             checker.finish()
             result.findings = checker.findings
         return result
+
+
+def _scheduler(machine: Machine, policy: Policy, on_progress: OnProgress | None) -> Scheduler:
+    if isinstance(policy, Guided):
+        return GuidedScheduler(machine, policy, on_progress=on_progress)
+    return Scheduler(machine, policy, on_progress=on_progress)
 
 
 @rare_collections()

@@ -126,6 +126,9 @@ def test_atomics_are_no_race_but_beside_a_plain_read() -> None:
     add = "atom.shared.add.u32 %r6, [%r2], 1;\n"
     assert found(add + add + "mov.u32 %r5, 0;\n" + KEEP) == NONE
     assert found(add + "ld.shared.b32 %r5, [%r2];\n" + KEEP) == RACE
+    assert found(add + "st.shared.b32 [%r2], 0;\n") == {"lost-update"}
+    anywhere = "atom.global.add.u32 %r6, [%rd_flag], 1;\nld.global.b32 %r5, [%rd_flag];\n"
+    assert found(anywhere + KEEP) == {"mixed-race"}
 
 
 def test_one_constant_of_several_lanes_is_a_note() -> None:

@@ -121,7 +121,7 @@ def test_a_time_limit_ends_all_with_what_they_found(tmp_path: Path) -> None:
     assert 3 < time.monotonic() - began < 12
     assert done.returncode == 124, done.stderr
     found = json.loads(done.stdout)
-    assert found["stopped"] == "stopped, as --time-limit 4 says"
+    assert found["failure"] == found["stopped"] == "stopped, as --time-limit 4 says"
     races = [one for one in found["findings"] if one["code"] == "race"]
     assert races and races[0]["seeds"]
 

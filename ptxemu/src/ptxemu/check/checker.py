@@ -78,8 +78,6 @@ class Checker(Observer):
     @property
     def findings(self) -> list[Finding]:
         """Findings so far; call `finish` at the end of the run."""
-        if self._lane_races is not None:
-            self._lane_races.finish()
         return self._collected.all()
 
     @property
@@ -87,8 +85,14 @@ class Checker(Observer):
         """Grows with each new finding: cheaper to ask than `findings`."""
         return self._collected.changes
 
+    def stop(self) -> None:
+        """The run was cut off: judge what was to be judged later."""
+        if self._lane_races is not None:
+            self._lane_races.finish()
+
     def finish(self) -> None:
         """The run is over: report what can only be told now."""
+        self.stop()
         self._memory.drop_all()
         self._lifetimes.finish()
         self._collected.explain(self._barrier_users.explanation)

@@ -151,8 +151,10 @@ class Finding:
     """Number of times that it happened in the run."""
     seeds: tuple[int, ...] = ()
     """Seeds that show it, where several schedules were tried (`--seeds`)."""
+    orders: int = 0
+    """Number of orders of synchronisation that show it, where all are tried (`--explore`)."""
     repeat: str = ""
-    """Options with which one run of them shows it."""
+    """Options with which one run shows it, where there were several."""
 
     @property
     def kind(self) -> str:
@@ -171,10 +173,10 @@ class Finding:
         """Return the finding for `--json`: only dicts, lists, strings, numbers and None."""
         found = asdict(self)
         found["kind"] = self.kind
-        if self.seeds:
-            found["seeds"] = list(self.seeds)
-        else:
-            del found["seeds"], found["repeat"]
+        found["seeds"] = list(self.seeds)
+        for name in ("seeds", "orders", "repeat"):
+            if not found[name]:
+                del found[name]
         for site in (found["first"], found["second"]):
             if site is not None and site["cta"] is not None:
                 site["cta"] = list(site["cta"])

@@ -276,7 +276,7 @@ class LaneRaces:
         self, warp: WarpActor, ids: _Ids, first: Noted, a: int, second: Noted, b: int
     ) -> bool:
         """Report a pair; whether their order made a difference here."""
-        code, equal = CODE, ""
+        code, equal = _code(ids[0], first.form, second.form), ""
         is_equal = _is_silent(second, b) or (_is_silent(first, a) and not second.form.is_write)
         if is_equal:
             equal = "the value was the same in this run, which other data need not be: "
@@ -291,7 +291,7 @@ class LaneRaces:
         def message(one: Any, other: Any) -> str:
             edge = (
                 ""
-                if code != CODE
+                if code == "same-value-race"
                 else f": needs bar.warp.sync between {one.where} and {other.where}"
             )
             return f"{one}, and {other}, both of {where}: {equal}lanes {names} of one warp{edge}"
@@ -370,6 +370,15 @@ def _lanes_of(agent: Agent, count: int) -> bytes | None:
     active, _ = lanes_now()
     lanes = bytes(lane for lane in range(32) if active >> lane & 1)
     return lanes if len(lanes) == count else None
+
+
+def _code(space: Space, first: Form, second: Form) -> str:
+    """The code of two accesses in no order, of which one at most is strong."""
+    if not (first.is_strong or second.is_strong):
+        return CODE
+    if first.is_write and second.is_write:
+        return "lost-update"
+    return "mixed-race" if space is Space.GLOBAL else CODE
 
 
 def _is_silent(one: Noted, lane: int) -> bool:

@@ -20,7 +20,7 @@ from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.host_report import add_report_options, give_report, run_saving
 from ptxemu.cli.hosts import SOURCE, How, compiled
 from ptxemu.cli.interruption import add_time_limit_option, interruptible
-from ptxemu.cli.merging import seed_names
+from ptxemu.cli.merging import of_orders, seed_names
 from ptxemu.cli.options import (
     add_failure_option,
     add_finding_options,
@@ -30,11 +30,12 @@ from ptxemu.cli.options import (
     limit_of,
     policy_of,
 )
-from ptxemu.cli.outcome import Outcome, Results
+from ptxemu.cli.outcome import Explored, Outcome, Results
 from ptxemu.cli.output_paths import output_folder
 from ptxemu.cli.progress import Progress
-from ptxemu.cli.schedules import add_seeds_option, run_all
+from ptxemu.cli.schedules import add_seeds_option, positive, run_all
 from ptxemu.errors import ExecutionError, Interruption, LaunchError
+from ptxemu.exploration import MOST_ORDERS, Exploration, Order
 from ptxemu.launch_setup import LaunchSetup, OnLaunch
 from ptxemu.memory.global_memory import GlobalMemory
 from ptxemu.saved_launch import is_saved_launch, load_launch
@@ -98,6 +99,7 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         add_failure_option(parser)
         add_unchecked_option(parser)
         add_lanes_option(parser)
+        _add_order_options(parser)
     parser.set_defaults(
         carry_out=carry_out,
         check=check,
@@ -105,7 +107,37 @@ def add_parser(commands: Any, name: str, *, check: bool) -> None:
         arguments=[],
         unchecked=None,
         program=None,
+        explore=None,
+        order=None,
     )
+
+
+def _add_order_options(parser: argparse.ArgumentParser) -> None:
+    """The options that choose orders of synchronisation."""
+    parser.add_argument(
+        "--explore",
+        type=positive,
+        nargs="?",
+        const=MOST_ORDERS,
+        metavar="N",
+        help="run a small launch in all orders of its atomics and of strong loads and stores, at\n"
+        f"most N of them (default {MOST_ORDERS:,}): a proof for its data, or the order that fails",
+    )
+    parser.add_argument(
+        "--order",
+        type=_order,
+        metavar="LIST",
+        help="run it in one of these orders, as a report of --explore names it",
+    )
+
+
+def _order(text: str) -> list[int]:
+    if text == "-":
+        return []
+    words = text.split(",")
+    if not all(word.isdecimal() for word in words):
+        raise argparse.ArgumentTypeError(f"expected numbers, or - for none; got {text!r}")
+    return [int(word) for word in words]
 
 
 def add_launch_options(parser: argparse.ArgumentParser) -> None:
@@ -160,6 +192,11 @@ def carry_out(options: argparse.Namespace) -> int:
     """Launch and report; 1 if the check found an error."""
     if options.seeds is not None and options.save is not None:
         raise LaunchError("--save: of one schedule; leave out --seeds")
+    if options.explore is not None or options.order is not None:
+        if options.ptx.suffix == SOURCE:
+            raise LaunchError("--explore, --order: of one launch; save it (ptxemu exec --save)")
+        if options.seeds is not None or options.save is not None:
+            raise LaunchError("--explore, --order: leave out --seeds and --save")
     if options.ptx.suffix == SOURCE:
         return _carry_out_source(options)
     of_host_code = (options.arguments, options.junit, options.sarif, options.nvcc)
@@ -174,6 +211,8 @@ def carry_out(options: argparse.Namespace) -> int:
 def _run_kernel(options: argparse.Namespace) -> Outcome:
     """Launch a kernel of a PTX file under one schedule."""
     setup, arguments = prepare(options)
+    if options.explore is not None or options.order is not None:
+        return _explore(options, setup)
     kernel = setup.kernel
     progress = Progress(quiet=options.quiet)
     results = Results()
@@ -210,9 +249,38 @@ def _run_kernel(options: argparse.Namespace) -> Outcome:
     )
 
 
+def _explore(options: argparse.Namespace, setup: LaunchSetup) -> Outcome:
+    """Launch a kernel in all orders of synchronisation, or in one."""
+    exploration = Exploration(setup, policy=policy_of(options), fixed=options.order or ())
+    most = options.explore if options.order is None else 1
+    orders: list[Order] = []
+    stopped: Interruption | None = None
+    try:
+        for order in exploration.run(most):
+            orders.append(order)
+            stopped = order.interruption
+    except Interruption as error:  # between two runs
+        stopped = error
+    findings, failures = of_orders(orders)
+    failures = [f"kernel {setup.kernel}: {failure}" for failure in failures]
+    launches = [order.result for order in orders if order.result is not None][:1]
+    explored = None
+    if options.order is None:
+        explored = Explored(exploration.orders, exploration.is_complete, exploration.left_out)
+    results = Results([replace(one, findings=findings) for one in launches], findings, failures)
+    return Outcome(
+        str(options.ptx),
+        setup.module.device.arch,
+        0,
+        results,
+        interruption=stopped,
+        explored=explored,
+    )
+
+
 def _report(options: argparse.Namespace, outcome: Outcome) -> int:
     """Write the report on a kernel; returns the exit code."""
-    ran, stopped = outcome.ran, outcome.interruption
+    ran, stopped, explored = outcome.ran, outcome.interruption, outcome.explored
     reason = None if stopped is None else stopped.reason
     if reason is not None:
         sys.stderr.write(f"ptxemu: {reason}\n")
@@ -226,12 +294,15 @@ def _report(options: argparse.Namespace, outcome: Outcome) -> int:
             failure="\n".join(ran.failures) or None,
             stopped=reason,
             **report.seed_facts(outcome.seeds),
+            **({} if explored is None else {"orders": explored.to_json_dict()}),
         )
     else:
         lines = report.launch_lines(ran.launches)
         if outcome.seeds:
             tried = f"  {len(outcome.seeds)} schedules: {seed_names(outcome.seeds)}"
             lines.append(f"{tried}; of the first:" if outcome.array_lines else tried)
+        if explored is not None:
+            lines.append(f"  {explored.line}")
         lines += outcome.array_lines
         lines += report.finding_lines(
             ran.findings,

@@ -12,6 +12,7 @@ from ptxemu.api import LaunchResult
 from ptxemu.check import Finding
 from ptxemu.check.findings import BY_LINES, SEVERITY, UNORDERED, Site
 from ptxemu.cli.outcome import Outcome, Results
+from ptxemu.exploration import Order
 from ptxemu.sched.policy import Policy
 
 _Key: TypeAlias = "tuple[object, ...]"
@@ -26,10 +27,14 @@ class Tried:
     seed: int
     asynchronous: str
     outcome: Outcome | None = None
+    path: tuple[int, ...] | None = None
+    """The order of synchronisation, where that was chosen."""
 
     @property
     def options(self) -> str:
         """Options that repeat it."""
+        if self.path is not None:
+            return f"--order {','.join(map(str, self.path)) or '-'}"
         usual = self.asynchronous == Policy().asynchronous
         return f"--seed {self.seed}" + ("" if usual else f" --async {self.asynchronous}")
 
@@ -126,6 +131,29 @@ def _of_launch(
         launches = outcome.ran.launches
         if number < len(launches) and launches[number].kernel == kernel:
             yield one, launches[number].findings
+
+
+def of_orders(orders: Iterable[Order]) -> tuple[list[Finding], list[str]]:
+    """The findings and failures of all orders: each once, with the first order that shows it."""
+    runs = [(Tried(number, "", path=order.path), order) for number, order in enumerate(orders)]
+    findings = [
+        replace(finding, orders=len(finding.seeds), seeds=())
+        for finding in _findings((one, order.findings) for one, order in runs)
+    ]
+    failures: dict[str, tuple[Order, int]] = {}
+    for _, order in runs:
+        if order.failure is not None:
+            line = _ADDRESS.sub("", order.failure.splitlines()[0])
+            first, count = failures.get(line, (order, 0))
+            failures[line] = first, count + 1
+    texts = []
+    for first, count in failures.values():
+        assert first.failure is not None
+        line, *rest = first.failure.splitlines()
+        repeat = Tried(0, "", path=first.path).options
+        orders_ = "order" if count == 1 else "orders"
+        texts.append("\n".join([f"{line} [{count} {orders_}; repeat with {repeat}]", *rest]))
+    return findings, texts
 
 
 def _failures(outcomes: Sequence[tuple[Tried, Outcome]]) -> list[str]:

@@ -55,3 +55,25 @@ class Outcome:
     """The same for people."""
     seeds: Sequence[int] = ()
     """Seeds of the schedules, where several were tried."""
+    explored: Explored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explored:
+    """The orders of synchronisation that were tried."""
+
+    orders: int
+    is_complete: bool
+    left_out: Sequence[str]
+
+    def to_json_dict(self) -> dict[str, Any]:
+        """Return it for `--json`."""
+        return {"tried": self.orders, "all": self.is_complete, "left_out": list(self.left_out)}
+
+    @property
+    def line(self) -> str:
+        """The same for people."""
+        orders = "order" if self.orders == 1 else "orders"
+        text = f"{self.orders:,} {orders} of synchronisation"
+        text = f"all {text}" if self.is_complete else f"{text}, and there are more: no proof"
+        return text + (f"; left out: {', '.join(self.left_out)}" if self.left_out else "")

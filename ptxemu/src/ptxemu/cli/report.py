@@ -152,7 +152,7 @@ def _group_line(group: Sequence[Finding]) -> str:
         facts.append(f"{len(texts)} such pairs of instructions in these lines")
     if (count := sum(finding.count for finding in group)) > 1:
         facts.append(f"{count} times")
-    if first.seeds:
+    if first.repeat:
         facts.append(schedule_fact(group))
     return f"{level}: {_text_of(first)}" + (f" [{', '.join(facts)}]" if facts else "")
 
@@ -164,7 +164,9 @@ def seeds_of(group: Sequence[Finding]) -> list[int]:
 
 def schedule_fact(group: Sequence[Finding]) -> str:
     """Schedules that show a group of findings, and how to repeat the first finding."""
-    return f"{seed_names(seeds_of(group))}; repeat with {group[0].repeat}"
+    first = group[0]
+    shown = _counted(first.orders, "order", "orders") if first.orders else ""
+    return f"{shown or seed_names(seeds_of(group))}; repeat with {first.repeat}"
 
 
 def _text_of(finding: Finding) -> str:

@@ -49,7 +49,7 @@ def add_seeds_option(parser: argparse.ArgumentParser) -> None:
     """The option that asks for several schedules."""
     parser.add_argument(
         "--seeds",
-        type=_count,
+        type=positive,
         metavar="N",
         help="run under N schedules, of seeds from --seed on, as many at once as there are cores;\n"
         "the report says which seeds show a finding, and repeats it with one of them\n"
@@ -57,7 +57,8 @@ def add_seeds_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _count(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of runs, as argparse takes it."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number; got {text!r}")
     return int(text)

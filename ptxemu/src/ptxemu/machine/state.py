@@ -334,6 +334,8 @@ class Machine:
         stand still while warps run knows that they only spin."""
         self.step_share = LOOP_ROUNDS
         """Share of a warp's turn that a visible instruction takes, out of LOOP_ROUNDS."""
+        self.stops: frozenset[int] = frozenset()
+        """Pcs in front of which a warp's turn ends."""
         self.lanes_apart: LanesApart | None = None
         """Choice of the lanes of a warp that go first, if they need not go in step."""
         self.naps = 0

@@ -72,6 +72,8 @@ def advance(warp: Warp) -> Status:
             left -= _run_block(warp, node, group, left) - 1
             if len(warp.groups) > 1 and _other_goes_first(warp, group):
                 return _MOVED
+            if group.pc in machine.stops:
+                return _MOVED
         elif type(node) is BranchNode:
             backward = _run_branch(warp, node, group)
             if len(warp.groups) > 1:

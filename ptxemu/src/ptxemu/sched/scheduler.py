@@ -79,9 +79,12 @@ class Scheduler:
             self._crew.give_up(error)
             raise
 
-    def _run(self) -> None:
+    def _begin(self) -> None:
         self._waiting = start_clusters(self._machine)
         self._start_clusters()
+
+    def _run(self) -> None:
+        self._begin()
         spinning, seen, idle_rounds = 0, self._machine.progress, 0
         policy, machine, random = self._policy, self._machine, self._random.random
         is_eager, is_random = (policy.asynchronous == mode for mode in ("eager", "random"))
@@ -193,11 +196,15 @@ class Scheduler:
                 continue
             self.steps += 1
             if status is EXITED:
-                self._machine.progress += 1
-                self._machine.warp_instructions += warp.instruction_count
-                warps.remove(index)
-                self._warp_exited(warp)
+                self._remove(index, warp)
             return True
+
+    def _remove(self, index: int, warp: Warp) -> None:
+        """A warp has exited."""
+        self._machine.progress += 1
+        self._machine.warp_instructions += warp.instruction_count
+        self._warps.remove(index)
+        self._warp_exited(warp)
 
     def _warp_exited(self, warp: Warp) -> None:
         cta = warp.cta
