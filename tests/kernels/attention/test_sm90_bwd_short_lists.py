@@ -13,7 +13,7 @@ from cutlass.cute.runtime import from_dlpack
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import short_kernel
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
-from flashdsa.kernels.attention.union import THREADS
+from flashdsa.kernels.attention.union_slots import THREADS
 from flashdsa.verify.draw_rows import invalid_values
 from ptxemu.cutedsl import emulate
 

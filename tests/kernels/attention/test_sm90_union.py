@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,10 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists, members_bits
-from flashdsa.kernels.attention.union import THREADS, union_kernel
+from flashdsa.kernels.attention.union import launch_by_rows, union_kernel
+from flashdsa.kernels.attention.union_slots import FAR_ROWS, RANGE_WORDS, THREADS
 from ptxemu.cutedsl import emulate
+from ptxemu.launch_setup import LaunchSetup
 
 NUM_KEYS, TOPK, TILE, GROUPS = 1500, 700, 64, 2
 
@@ -28,12 +32,37 @@ def make_lists(
     counts: cute.Tensor,
     present: cute.Tensor,
     named: cute.Tensor,
+    num_keys: Int32,
     group: cutlass.Constexpr,
+    packs: cutlass.Constexpr,
 ):
     lists = Lists(rows, members, counts, present, named)
-    union_kernel(indices, topk_length, lists, Int32(NUM_KEYS), group, TILE, None).launch(
-        grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1]
-    )
+    kernel = union_kernel(indices, topk_length, lists, num_keys, group, TILE, None, packs=packs)
+    kernel.launch(grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1])
+
+
+@cute.jit
+def make_lists_by_rows(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    rows: cute.Tensor,
+    members: cute.Tensor,
+    counts: cute.Tensor,
+    present: cute.Tensor,
+    named: cute.Tensor,
+    num_keys: Int32,
+    group: cutlass.Constexpr,
+    packs: cutlass.Constexpr,
+):
+    lists = Lists(rows, members, counts, present, named)
+
+    def launch(packed: bool) -> None:
+        kernel = union_kernel(
+            indices, topk_length, lists, num_keys, group, TILE, None, packs=packed
+        )
+        kernel.launch(grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1])
+
+    launch_by_rows(num_keys, launch, packs)
 
 
 def draw(kind: str, queries: int) -> Tensor:
@@ -57,27 +86,51 @@ def draw(kind: str, queries: int) -> Tensor:
     return table
 
 
-@pytest.mark.parametrize("group", [2, 4, 16])
-@pytest.mark.parametrize("kind", ["dense", "windowed", "random", "sparse", "repeated"])
-def test_rows_ascend(kind: str, group: int) -> None:
-    """Additions to dKV are in order by this, but for the repeats that a list's end is said to have;
-    every row has the queries that name it."""
-    queries = group * GROUPS
-    indices = draw(kind, queries)
-    rows = torch.full((GROUPS, group * TOPK + TILE), -7, dtype=torch.int32)
+def judge(
+    indices: Tensor, group: int, repeats: int, make: Any = make_lists, **options: Any
+) -> list[LaunchSetup]:
+    """Rows ascend but for the repeats that a list's end is said to have, and every row has the
+    queries that name it; the launches."""
+    launched: list[LaunchSetup] = []
+    groups = len(indices) // group
+    rows = torch.full((groups, group * TOPK + TILE), -7, dtype=torch.int32)
     members = torch.zeros(rows.shape, dtype=torch.uint8 if group <= 8 else torch.int16)
-    counts, present, named = (torch.full((GROUPS,), -7, dtype=torch.int32) for _ in range(3))
+    counts, present, named = (torch.full((groups,), -7, dtype=torch.int32) for _ in range(3))
     lengths = torch.empty(0, dtype=torch.int32)
-    with emulate() as emulator:
+    with emulate(on_launch=launched.append) as emulator:
         tensors = (indices, lengths, rows, members, counts, present, named)
-        make_lists(*map(from_dlpack, tensors), group)
+        num_keys = Int32(options.get("num_keys", NUM_KEYS))
+        make(*map(from_dlpack, tensors), num_keys, group, options.get("packs", False))
     assert list(emulator.findings) == []
-    for number in range(GROUPS):
+    for number in range(groups):
         count, of = int(counts[number]), indices[number * group : (number + 1) * group]
-        repeats = int(present[number]) >> UNORDERED_SHIFT
-        assert repeats == (8 * group if kind == "repeated" else 0)
+        assert int(present[number]) >> UNORDERED_SHIFT == repeats
+        assert int(named[number]) == int((of >= 0).sum())
         ordered = rows[number, : count - repeats]
         assert torch.equal(ordered, of[of >= 0].unique())
         bits = members[number, : count - repeats].to(torch.int32) & (2 ** members_bits(group) - 1)
         for query, own in enumerate(of):
             assert torch.equal(ordered[(bits >> query) & 1 == 1], own[own >= 0].unique())
+    return launched
+
+
+@pytest.mark.parametrize(
+    ("group", "packs"), [(2, False), (4, False), (16, False), (1, True), (2, True), (4, True)]
+)
+@pytest.mark.parametrize("kind", ["dense", "windowed", "random", "sparse", "repeated"])
+def test_rows_ascend(kind: str, group: int, packs: bool) -> None:
+    """Additions to dKV are in order by this; a row has a byte, or two, or no more bits than it
+    needs."""
+    indices = draw(kind, group * GROUPS)
+    judge(indices, group, 8 * group if kind == "repeated" else 0, packs=packs)
+
+
+def test_many_rows_are_packed_if_that_is_asked_for() -> None:
+    """Rows that need two ranges of half a byte a row, of which the first and the last are named."""
+    group, num_keys = 4, RANGE_WORDS * 8 + 5000
+    near = draw("windowed", group)
+    far = near + (near >= 0) * (near % 3) * (num_keys // 2 - 468)
+    assert FAR_ROWS < far.max() < num_keys
+    (of_few,) = judge(near, group, 0, make_lists_by_rows, num_keys=FAR_ROWS, packs=True)
+    (of_many,) = judge(far.int(), group, 0, make_lists_by_rows, num_keys=num_keys, packs=True)
+    assert of_few.kernel != of_many.kernel

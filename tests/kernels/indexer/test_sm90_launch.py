@@ -180,7 +180,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
     ids = inputs.output(512)
     operands = TopkIndexerOperands(*inputs, ids)
-    options = {"sorted": by_score, "positions": False, "check": False}
+    options = {"sorted": by_score, "positions": False, "table_page_size": 64, "check": False}
     indexer.bind(gpu_runner(GPU), operands, **options)(operands)
     return ids
 
@@ -323,7 +323,7 @@ def test_checked_calls_check_addresses_and_where_asked_values(
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
         operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        options = {"sorted": False, "positions": False, "check": check}
+        options = {"sorted": False, "positions": False, "table_page_size": 64, "check": check}
         indexer.bind(gpu_runner(GPU), operands, **options)(operands)
 
     inputs = rows(2)
@@ -341,6 +341,21 @@ def test_checked_calls_check_addresses_and_where_asked_values(
     gpu.capturing = True
     checked(inputs, True)
     assert len(gpu.launches) == 3
+
+
+@pytest.mark.parametrize(
+    ("next_n", "requests", "kind"),
+    [(2, 61, By.PAIRS), (2, 60, By.CTAS), (4, 31, By.PAIRS), (4, 30, By.CTAS), (3, 62, By.CTAS)],
+)
+def test_pairs_of_queries_are_scored_together_where_they_are_many(
+    gpu: Gpu, next_n: int, requests: int, kind: By, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of four queries has two pairs."""
+    gpu.capacity = dict(devices.H200.clusters)
+    monkeypatch.setattr(runner.Gpu, "num_sms", devices.H200.num_sms)
+    of_calls = 64, 2048, False, False
+    choose_launch(INDEXER, gpu_runner(GPU), *of_calls, next_n * requests, requests)
+    assert [plan.rows for plan in gpu.plans] == [kind]
 
 
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])

@@ -39,12 +39,14 @@ BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
 UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 
-def requests(lengths: list[int], *, num_heads: int = 16, values: str = "random") -> Inputs:
-    """Two neighbouring rows a request, over the pages of the longer one."""
+def requests(
+    lengths: list[int], *, num_heads: int = 16, values: str = "random", next_n: int = 2
+) -> Inputs:
+    """Neighbouring rows of each request, over the pages of the longest one."""
     rows = make_inputs(lengths, num_heads=num_heads, values=values)
-    pairs = rows.seq_lens.view(-1, 2)
-    longer = 2 * torch.arange(len(pairs)) + pairs.argmax(1)
-    return rows._replace(block_table=rows.block_table[longer].contiguous())
+    of_requests = rows.seq_lens.view(-1, next_n)
+    longest = next_n * torch.arange(len(of_requests)) + of_requests.argmax(1)
+    return rows._replace(block_table=rows.block_table[longest].contiguous())
 
 
 @pytest.mark.parametrize("values", ["random", "two", "nan"])
@@ -58,6 +60,12 @@ def test_pairs_of_all_lengths() -> None:
     """Both short, one of them, empty rows, the longer one first or second; in turns."""
     lengths = [0, 0, 5, 513, 600, 512, 900, 3, 64, 65, 511, 512, 700, 650, 0, 530]
     assert_as_the_cpu(PLAN, requests(lengths), 2, 2)
+
+
+def test_two_pairs_of_a_request() -> None:
+    """Each pair as long as its own longer row; the request's pages are those of the longest."""
+    lengths = [1300, 1301, 700, 3, 0, 5, 600, 513, 900, 899, 898, 901]
+    assert_as_the_cpu(PLAN, requests(lengths, next_n=4), 2, 2)
 
 
 @pytest.mark.parametrize("values", ["random", "two", "equal", "ascending", "descending", "nan"])
@@ -108,19 +116,19 @@ def test_ids_are_positions() -> None:
     assert_as_the_cpu(plan, requests([700, 701, 90, 600]), 1, 2)
 
 
-def test_the_public_operation_scores_pairs_of_full_sizes() -> None:
+@pytest.mark.parametrize(
+    ("lengths", "next_n"),
+    [([2100, 2101, 5, 0, 6000, 5900], 2), ([0, 2100, 5, 2101, 5900, 6000, 2102, 90], 4)],
+    ids=["3 x 2", "2 x 4"],
+)
+def test_the_public_operation_scores_pairs_of_full_sizes(lengths: list[int], next_n: int) -> None:
     """One of them with keys in the memory of the positions."""
     assert pairs_plan().lists.capacity < 5900
-    inputs = requests([2100, 2101, 5, 0, 6000, 5900], num_heads=64)
+    inputs = requests(lengths, num_heads=64, next_n=next_n)
     q, cache, weights, seq_lens, table = inputs
-    of_requests = (
-        q.unflatten(0, (3, 2)),
-        cache,
-        weights.unflatten(0, (3, 2)),
-        seq_lens.view(3, 2),
-        table,
-    )
-    ids = [inputs.output(2048).view(3, 2, 2048) for _ in range(2)]
+    q, weights, seq_lens = (x.unflatten(0, (-1, next_n)) for x in (q, weights, seq_lens))
+    of_requests = q, cache, weights, seq_lens, table
+    ids = [inputs.output(2048).unflatten(0, (-1, next_n)) for _ in range(2)]
     flashdsa.dsa_topk_indexer(*of_requests, ids[0], backend="cpu")
     with emulation(devices.SMALL) as emulator:
         flashdsa.dsa_topk_indexer(*of_requests, ids[1], backend="emulate-sm90")

@@ -87,6 +87,18 @@ def test_the_slots_of_few_queries_are_shared_by_several_ctas(queries: int, parts
     assert setup.grid[0] == queries * parts
 
 
+@pytest.mark.parametrize(
+    ("queries", "tiles", "parts"),
+    [
+        *((1, 32, 32), (100, 32, 5), (264, 32, 2), (276, 32, 3), (473, 32, 1), (653, 32, 2)),
+        *((1000, 32, 1), (4096, 32, 1), (653, 4, 1), (9, 1, 1)),
+    ],
+)
+def test_parts_leave_few_sms_idle(queries: int, tiles: int, parts: int) -> None:
+    """Of an H200, with four CTAs an SM."""
+    assert indexer_scores.parts_for(queries, tiles, 4, 132) == parts
+
+
 def test_all_heads_of_a_model() -> None:
     """128 heads leave room for one tile and a piece."""
     case = SparseMlaCase("128 heads", 2, 70, 128, 65, invalid=True, attn_sink="finite")

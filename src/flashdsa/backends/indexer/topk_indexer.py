@@ -163,7 +163,8 @@ def choose_launch(
         positions=positions,
         **({"gathers": True} if gathers else {}),
     )
-    pairs = _choose_pairs(spec, runner, plan, requests) if rows == 2 * requests else None
+    together = rows in (2 * requests, 4 * requests)
+    pairs = _choose_pairs(spec, runner, plan, rows // 2) if together else None
     return pairs or _choose(spec, runner, plan, rows)
 
 
@@ -192,15 +193,15 @@ def _launch_wide(
 
 
 def _choose_pairs(
-    spec: KernelSpec, runner: Runner, plan: SelectPlan, requests: int
+    spec: KernelSpec, runner: Runner, plan: SelectPlan, num_pairs: int
 ) -> Launch | None:
-    """Choose the launch that scores two rows of each request together; None: they are not, as no
-    kernel does it or the requests are so few that more than two CTAs share one."""
+    """Choose the launch that scores two rows of a request together; None: they are not, as no
+    kernel does it or the pairs are so few that more than two CTAs share one."""
     choices = plan.num_heads, plan.topk, plan.sorted, plan.positions
     for pairs in spec.plans:
         same = choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions)
         if pairs.rows is By.PAIRS and same:
-            clusters = clusters_for(runner, pairs, requests)
+            clusters = clusters_for(runner, pairs, num_pairs)
             if clusters.size <= MOST_CTAS_OF_A_PAIR:
                 launch = RowSplits(runner, spec, pairs, None, 0).launch
                 number = clusters_at_once(runner, pairs)[clusters.size]

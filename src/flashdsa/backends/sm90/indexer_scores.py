@@ -18,10 +18,40 @@ if TYPE_CHECKING:
     from flashdsa.ops.indexer_training import IndexerScoresOperands
 
 
+OVERHEAD = 1.1
+"""Time of a CTA without a tile, in tiles: those that share an SM take it one after another."""
+ALONE = 2.6
+"""Time of a CTA that has an SM alone, of the time that it adds where four share one."""
+MOST_PARTS = 3
+"""Parts that are tried for queries that are more than run at once."""
+GAIN = 0.95
+"""Share of the time from which on another number of parts is taken."""
+
+
 @cache
 def plan_for(num_heads: int) -> ScoresPlan:
     """The plan with the fewest columns for `num_heads` heads."""
     return ScoresPlan(next(size for size in NUM_HEADS if size >= num_heads))
+
+
+@cache
+def parts_for(num_queries: int, tiles: int, ctas: int, num_sms: int) -> int:
+    """CTAs that share a query: as many as run at once, unless others leave fewer SMs idle at the
+    end.
+
+    Args:
+        tiles: of a query. ctas: that an SM runs at once.
+    """
+    at_once = ctas * num_sms
+    usual = max(1, min(at_once // num_queries, tiles))
+
+    def duration(parts: int) -> float:
+        left = num_queries * parts % at_once
+        last = max(ALONE, -(-left // num_sms)) if left else 0
+        return (-(-tiles // parts) + OVERHEAD) * (num_queries * parts // at_once * ctas + last)
+
+    best = min(range(1, min(MOST_PARTS, tiles) + 1), key=duration)
+    return best if duration(best) < GAIN * duration(usual) else usual
 
 
 def bind(
@@ -33,8 +63,7 @@ def bind(
         return lambda _: runner.empty(num_queries, topk, dtype=torch.float32).fill_(-torch.inf)
     plan = plan_for(operands.q_index.shape[1])
     function = runner.function(INDEXER_SCORES, plan)
-    # Each CTA has a query; a query has several CTAs if queries are few.
-    parts = max(1, min(plan.ctas * runner.num_sms // num_queries, -(-topk // TILE_KEYS)))
+    parts = parts_for(num_queries, -(-topk // TILE_KEYS), plan.ctas, runner.num_sms)
     every = runner.empty(0, dtype=torch.int32)
     empty_scores = runner.allocator(num_queries, topk, dtype=torch.float32)
     dense = lie_densely(operands) and operands.weights.dtype is torch.float32

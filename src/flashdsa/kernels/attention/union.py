@@ -3,103 +3,42 @@
 Each group has a CTA. Each row of a range has a byte in shared memory, or two, with a bit for each
 query; those that are not 0 come out in an order that only they decide. A row that a query names
 again comes again after them, in order, so that a group's list is the same every time. If very many
-rows are named again, the group gets all its queries' slots one after another.
+rows are named again, the group gets all its queries' slots one after another. Over many rows there
+may be no more bits a row than queries of the group: fewer ranges, and the same lists.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
 is of a row that the group names, so that none needs a test before it is read.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 from cutlass import Int32, Int64, cute
-from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
-from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists, members_bits
-
-THREADS = 512
-WARPS = THREADS // WARP_SIZE
-STEP_WORDS = WARPS * WARP_SIZE * VECTOR
-"""Words at which the warps look together; a range is of whole steps."""
-RANGE_WORDS = 8 * STEP_WORDS
-"""Words of shared memory for a range of rows: they leave room for three CTAs on an SM."""
-WORD_BITS = 32
-MOST_REPEATS = 1024
-
-
-class Slots(NamedTuple):
-    """Slots that the group's queries name."""
-
-    indices: cute.Tensor  # (S, topk) int32
-    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
-    num_keys: Int32
-    first_query: Int32
-    group: cutlass.Constexpr  # queries
-    tile: cutlass.Constexpr  # see Lists; 0: not asked for
-    lean: cutlass.Constexpr = False  # lengths are loaded at each use: ptxas spilled them once
-
-    @property
-    def row_bits(self) -> int:
-        """Bits of a row, in shared memory and in `members`."""
-        return members_bits(self.group)
-
-    @property
-    def word_rows(self) -> int:
-        """Rows of a word."""
-        return WORD_BITS // self.row_bits
-
-    @property
-    def row_mask(self) -> int:
-        """Mask of a row's bits, for the lowest row of a word."""
-        return (1 << self.row_bits) - 1
-
-
-class Shared(NamedTuple):
-    """Shared memory."""
-
-    words: cute.Tensor  # (RANGE_WORDS,) Int32: the rows' bits
-    counts: cute.Tensor  # (WARPS,) Int32: rows that each warp found
-    repeats: cute.Tensor  # (MOST_REPEATS, 2) Int32: row and bits of one that a query names again
-    num_repeats: cute.Tensor  # (1,) Int32; no more than MOST_REPEATS of them are kept
-    present: Any  # with whole tiles (1,) Int32: queries that name a row
-    named: Any  # with whole tiles (2,) Int32, the first of them: rows of all queries, one by one
-
-
-@cute.jit
-def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 after the last query."""
-    count = Int32(0)
-    if query < x.indices.shape[0]:
-        count = Int32(x.indices.shape[1])
-        if x.topk_length.shape[0] > 0:
-            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    return count
+from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists
+from flashdsa.kernels.attention.union_slots import (
+    FAR_ROWS,
+    MOST_REPEATS,
+    RANGE_WORDS,
+    STEP_WORDS,
+    THREADS,
+    WARPS,
+    Shared,
+    Slots,
+    allocate_shared,
+    can_pack,
+    length_of,
+)
 
 
 def store_members(lists: Lists, place: Any, members: Any) -> None:
     """Store a row's bits."""
     (lists.members.iterator + place).store(lists.members.element_type(members))
-
-
-def allocate_shared(tile: int) -> Shared:
-    """The kernel's shared memory."""
-    allocator = SmemAllocator()
-
-    def words(*shape: int) -> Any:
-        pointer = allocator.allocate_array(Int32, math.prod(shape))
-        order = tuple(reversed(range(len(shape))))
-        return cute.make_tensor(pointer, cute.make_ordered_layout(shape, order=order))
-
-    kept = [words(RANGE_WORDS), words(WARPS), words(MOST_REPEATS, 2), words(1)]
-    # Aligned to 16 bytes: the compiler may load neighbouring words at once.
-    noted = [words(1), words(2)] if tile > 0 else [None, None]
-    return Shared(*kept, *noted)
 
 
 SLOTS_AT_ONCE = 16
@@ -408,12 +347,13 @@ def union_kernel(
     tile: cutlass.Constexpr,
     choice: Any,
     grouping: cutlass.Constexpr = SECOND,
+    packs: cutlass.Constexpr = False,
 ):
-    """One group; arguments as in `launch_union`."""
+    """One group; arguments as in `launch_union`, packs: see `Slots`."""
     number, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile)
     lean = grouping == FIRST
-    x = Slots(indices, topk_length, num_keys, number * group, group, tile, lean)
+    x = Slots(indices, topk_length, num_keys, number * group, group, tile, lean, packs)
     if cutlass.const_expr(choice is None):
         make_list(x, shared, lists)
     else:
@@ -468,6 +408,7 @@ def launch_union(
     tile: cutlass.Constexpr = 0,
     choice: Any = None,
     grouping: cutlass.Constexpr = SECOND,
+    packs: cutlass.Constexpr = False,
 ):
     """Launch on `stream`.
 
@@ -476,7 +417,25 @@ def launch_union(
         num_keys: S_kv, at least 1. group: queries of a group, 1 to 16.
         tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
         choice: lists are made if it says `grouping`, see `choice.py`; None: they are made.
+        packs: rows beyond FAR_ROWS have no more bits in shared memory than they need.
     """
-    union_kernel(indices, topk_length, lists, num_keys, group, tile, choice, grouping).launch(
-        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+
+    def launch(packed: bool) -> None:
+        made = union_kernel(
+            indices, topk_length, lists, num_keys, group, tile, choice, grouping, packed
+        )
+        made.launch(grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+
+    launch_by_rows(num_keys, launch, packs and can_pack(group))
+
+
+@cute.jit
+def launch_by_rows(num_keys: Int32, launch: cutlass.Constexpr, packs: cutlass.Constexpr):
+    """Launch the kernel that packs, if there is one and rows are many, or else the other."""
+    if cutlass.const_expr(packs):
+        if num_keys > FAR_ROWS:
+            launch(True)
+        else:
+            launch(False)
+    else:
+        launch(False)

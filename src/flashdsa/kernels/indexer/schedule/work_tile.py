@@ -32,10 +32,11 @@ def rows_of(seq_lens: cute.Tensor, block_table: cute.Tensor, of_entry: int = PAG
 
 @cute.jit
 def pairs_of(rows: Rows) -> Rows:
-    """Two neighbouring rows as one, as long as the longer of them."""
+    """Two neighbouring rows as one, as long as the longer of them; two such pairs may share a row
+    of the table."""
     count = rows.count // 2
     lengths = cute.make_tensor(rows.seq_lens.iterator, cute.make_layout((count, 2), stride=(2, 1)))
-    return Rows(lengths, count, rows.max_length)
+    return Rows(lengths, count, rows.max_length, rows.requests)
 
 
 class WorkTile(NamedTuple):

@@ -19,14 +19,8 @@ from flashdsa.kernels.attention.delta import delta_of, launch_delta
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
-from flashdsa.kernels.attention.union import (
-    THREADS,
-    WARPS,
-    Slots,
-    allocate_shared,
-    launch_union,
-    make_list,
-)
+from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
+from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, allocate_shared, can_pack
 
 COPY_THREADS = 256
 PIECE_DIMS = 16
@@ -114,12 +108,13 @@ def query_kernel(
     heads: Int32,
     choice: Any,
     tile_keys: cutlass.Constexpr,
+    packs: cutlass.Constexpr,
 ):
     """Write the list of one query, if it is taken, and its delta; arguments as in
-    `launch_prepare`."""
+    `launch_prepare`, packs: see `Slots`."""
     query, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile_keys)
-    x = Slots(*slots, num_keys, query, 1, tile_keys)
+    x = Slots(*slots, num_keys, query, 1, tile_keys, packs=packs)
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
         taken = is_taken(choice, Int32(SECOND))
@@ -129,6 +124,32 @@ def query_kernel(
         make_list(x, shared, lists)
     if query % 2 == 0:
         make_delta(of_delta, query, heads)
+
+
+@cute.jit
+def launch_queries(
+    slots: tuple[cute.Tensor, cute.Tensor],
+    lists: Lists,
+    num_keys: Int32,
+    of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+    heads: Int32,
+    choice: Any,
+    tile_keys: cutlass.Constexpr,
+    stream: Any,
+):
+    """Launch lists and delta of single queries; arguments as in `launch_prepare`."""
+
+    def launch(packed: bool) -> None:
+        made = query_kernel(slots, lists, num_keys, of_delta, heads, choice, tile_keys, packed)
+        made.launch(
+            grid=[lists.counts.shape[0], 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+            min_blocks_per_mp=SM_CTAS,
+            preferred_smem_carveout=CARVEOUT,
+        )
+
+    launch_by_rows(num_keys, launch, can_pack(1))
 
 
 @cute.jit
@@ -156,23 +177,19 @@ def launch_prepare(
     choice = None
     if cutlass.const_expr(more is not None):
         of_more, choice, (ratio, most_keys) = more
-        launch_union(*slots, of_more, num_keys, plan.more, stream, plan.tile.keys)
+        launch_union(*slots, of_more, num_keys, plan.more, stream, plan.tile.keys, packs=True)
         unordered = of_more.present if cutlass.const_expr(plan.slots) else None
         statistics = of_more.counts, of_more.named
         launch_choice(*statistics, choice, ratio, plan.more, stream, most_keys, unordered)
     if cutlass.const_expr(plan.short):
         launch_short(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
     elif cutlass.const_expr(plan.queries == 1):
-        query_kernel(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys).launch(
-            grid=[lists.counts.shape[0], 1, 1],
-            block=[THREADS, 1, 1],
-            stream=stream,
-            min_blocks_per_mp=SM_CTAS,
-            preferred_smem_carveout=CARVEOUT,
-        )
+        launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
     else:
         launch_delta(*of_delta, stream)
-        launch_union(*slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice)
+        launch_union(
+            *slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice, packs=True
+        )
     order = None
     if cutlass.const_expr(tickets is not None):
         order = tickets, lists.counts

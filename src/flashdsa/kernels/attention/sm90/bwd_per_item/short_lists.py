@@ -13,7 +13,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.delta import delta_of
 from flashdsa.kernels.attention.lists import SHORT_SLOTS, Lists
-from flashdsa.kernels.attention.union import THREADS, WARPS, Slots, length_of
+from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, length_of
 
 SLOTS = SHORT_SLOTS // WARP_SIZE
 """Slots of a lane: in order, those of a lane follow each other."""
