@@ -22,7 +22,9 @@ OUT = torch.zeros(*X.q.shape[:2], X.d_v)
 LSE = torch.zeros(X.q.shape[:2])
 INDEX = inputs.indexer()
 IDS = torch.zeros(2, 16, dtype=torch.int32)
-PARAMETERS: dict[str, Any] = {"d_v": X.d_v, "sm_scale": 0.3, "max_len": 140, "topk": 5}
+PARAMETERS: dict[str, Any] = {
+    "d_v": X.d_v, "sm_scale": 0.3, "max_len": 140, "topk": 5, "table_page_size": 64,
+}  # fmt: skip
 
 
 def normal(*shape: int) -> Tensor:

@@ -38,7 +38,8 @@ PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
 ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends"}
 """Operands that make other calls of an operation, which fewer kernels serve."""
-SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256, "ratio": 4}
+SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256, "ratio": 4,
+          "table_page_size": 64}  # fmt: skip
 
 
 def on_gpu(spec: OpSpec) -> tuple[Any, dict[str, Any]]:

@@ -97,7 +97,7 @@ MUTATIONS = {
         INDEXER, "_rows", "b // next_n", "min(b, len(block_table) - 1)", "dsa_topk_indexer",
         "2 queries a request"),
     "positions are slots": (
-        INDEXER, "_emit", "if positions else", "if False else", "dsa_topk_indexer", "positions"),
+        INDEXER, "_emit", "if not positions", "if True", "dsa_topk_indexer", "positions"),
     "the target has no sink": (
         TRAINING, "attention_target", "if attn_sink is not None", "if False", "attention_target",
         "sink, 8 heads"),

@@ -152,9 +152,7 @@ def mutants_with(text: str) -> list[str]:
 
 
 def build(folder: Path, names: Sequence[str]) -> int:
-    """Compile the mutants and ask ptxemu; 1 if it found nothing in one that it must see."""
-    from workbench.sanitizers.controls import CONTROLS
-
+    """Compile the mutants and ask ptxemu; 1 if it found nothing in one."""
     folder.mkdir(parents=True, exist_ok=True)
     failures = 0
     for name in names:
@@ -163,7 +161,7 @@ def build(folder: Path, names: Sequence[str]) -> int:
             script, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=False
         )
         found = None if done.returncode else verdict(folder, name)
-        wrong = found is None or bool(found) == bool(CONTROLS[name].unheard)
+        wrong = not found
         failures += wrong
         said = "not built" if found is None else describe(found)
         click.echo(f"{name:12} ptxemu: {said}{'   WRONG' if wrong else ''}")

