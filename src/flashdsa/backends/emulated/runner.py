@@ -188,7 +188,7 @@ def emulation(device: Device = H200, **options: Any) -> Iterator[Emulator]:
         yield current
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=256)
 def compiled(spec: KernelSpec, plan: Any) -> Callable[..., Any]:
     """The plan's function, made so that the emulator has its PTX; needs no GPU.
 
