@@ -74,6 +74,7 @@ def run_look(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict
                 "recall": {
                     d: looks.needle_recall(model, text[1], context, d, count, sparse)
                     for d in (context // 32, context // 8, context // 2, context - 64)
+                    if d >= looks.NEEDLE
                 },
             }
             for sparse in forms
@@ -145,11 +146,14 @@ def main() -> None:
     name = torch.cuda.get_device_name() if device.type == "cuda" else "the CPU"
     options.out.mkdir(parents=True, exist_ok=True)
     text = load_text(options.bytes if not options.small else 1 << 22)
+    rank = dist.get_rank() if dist.is_initialized() else 0
     for part in [options.only] if options.only else PARTS:
+        if rank and part != "train":
+            continue  # one rank looks and serves
         torch.manual_seed(recipe.seed)
         model = ByteModel(sizes).to(device)
         found = PARTS[part](model, text, recipe, options.out)
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if rank == 0:
             found["run"] = {"device": name, "sizes": asdict(sizes), "recipe": asdict(recipe)}
             (options.out / f"{part}.json").write_text(json.dumps(found, indent=1))
 

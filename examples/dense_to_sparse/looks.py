@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import string
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from examples.dense_to_sparse.model import SM_SCALE, Attended, Attention, ByteMo
 from examples.dense_to_sparse.text import windows
 
 KEY, ANSWER = 16, 8  # letters that a needle is asked by, and digits to be said
+NEEDLE = KEY + ANSWER + len(" = \n")  # bytes; nearer ones would overlap
 GROUPS = (2, 4, 8)  # neighbouring queries whose lists kernels may join
 
 
@@ -29,21 +31,27 @@ def run(model: ByteModel, tokens: Tensor, *, sparse: bool) -> tuple[Tensor, list
 
 def held_out_loss(model: ByteModel, text: Tensor, context: int, count: int, sparse: bool) -> float:
     """Mean nats a byte over windows of held-out text."""
-    losses = []
-    for tokens in windows(text, context, 12345, 0, count):
-        logits, _ = run(model, tokens[:-1], sparse=sparse)
-        losses.append(functional.cross_entropy(logits, tokens[1:].to(logits.device)).item())
-    return sum(losses) / len(losses)
+    return _mean_loss(lambda x: run(model, x, sparse=sparse)[0], text, context, count)
 
 
 @torch.no_grad()
 def loss_in_transformers(theirs: Any, text: Tensor, context: int, count: int) -> float:
     """The same of a model of transformers."""
+
+    def logits(tokens: Tensor) -> Tensor:
+        found: Tensor = theirs(tokens[None].to(theirs.device), use_cache=False).logits[0].float()
+        return found
+
+    return _mean_loss(logits, text, context, count)
+
+
+def _mean_loss(
+    logits_of: Callable[[Tensor], Tensor], text: Tensor, context: int, count: int
+) -> float:
     losses = []
     for tokens in windows(text, context, 12345, 0, count):
-        tokens = tokens.to(theirs.device)
-        logits = theirs(tokens[None, :-1], use_cache=False).logits[0].float()
-        losses.append(functional.cross_entropy(logits, tokens[1:]).item())
+        logits = logits_of(tokens[:-1])
+        losses.append(functional.cross_entropy(logits, tokens[1:].to(logits.device)).item())
     return sum(losses) / len(losses)
 
 

@@ -146,15 +146,17 @@ class Attention(nn.Module):
         out = self.read_out(flashdsa.sparse_mla(q, kv, indices, sm_scale=SM_SCALE))
         return out, seen._replace(indices=indices)
 
+    def expand(self, kv: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all heads [n, H, 192] from rows; PyTorch's fast kernels want values as
+        wide as keys, so they are padded."""
+        expanded = self.kv_b_proj(kv[:, :LATENT]).unflatten(-1, (self.heads, NOPE + VALUE))
+        k_rope = kv[:, None, LATENT:].expand(-1, self.heads, -1).to(expanded.dtype)
+        k = torch.cat([expanded[..., :NOPE], k_rope], dim=-1)
+        return k, functional.pad(expanded[..., NOPE:], (0, ROPE))
+
     def attend_densely(self, seen: Attended) -> Tensor:
         """PyTorch's causal attention over keys and values of all heads, [S, H, 128]."""
-        expanded = self.kv_b_proj(seen.kv[:, :LATENT]).unflatten(-1, (self.heads, NOPE + VALUE))
-        k, v = expanded.split([NOPE, VALUE], dim=-1)
-        k_rope = seen.kv[:, None, LATENT:].expand(-1, self.heads, -1)
-        k = torch.cat([k, k_rope.to(k.dtype)], dim=-1)
-        # Its fast kernels want values as wide as keys.
-        v = functional.pad(v, (0, ROPE))
-        q, k, v = (t.transpose(0, 1)[None] for t in (seen.q, k, v))
+        q, k, v = (t.transpose(0, 1)[None] for t in (seen.q, *self.expand(seen.kv)))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=SM_SCALE)
         return out[0].transpose(0, 1)[..., :VALUE]
 

@@ -12,8 +12,6 @@ from torch.nn import functional
 import flashdsa
 from examples.dense_to_sparse.looks import run
 from examples.dense_to_sparse.model import (
-    LATENT,
-    NOPE,
     SM_SCALE,
     VALUE,
     Attended,
@@ -55,7 +53,7 @@ class Server:
     def _filled(self, layer: Attention, seen: Attended) -> Caches:
         count, device = len(seen.kv), seen.kv.device
         if not self.sparse:
-            k, v = expand(layer, seen.kv)
+            k, v = layer.expand(seen.kv)
             shape = self.users, layer.heads, self.pages * PAGE, k.shape[-1]
             caches = Caches(*(k.new_zeros(shape) for _ in range(2)))
             for cache, x in zip(caches, (k, v), strict=True):
@@ -105,7 +103,7 @@ class Server:
         self, layer: Attention, seen: Attended, cache: Caches, at: Tensor
     ) -> Tensor:
         user = torch.arange(self.users, device=at.device)
-        for place, x in zip(cache, expand(layer, seen.kv), strict=True):
+        for place, x in zip(cache, layer.expand(seen.kv), strict=True):
             place[user, :, at] = x
         q, mask = seen.q.to(cache.kv.dtype), torch.arange(self.pages * PAGE, device=at.device)
         out = functional.scaled_dot_product_attention(
@@ -113,14 +111,6 @@ class Server:
         )
         values: Tensor = layer.o_proj(out[:, :, 0, :VALUE].flatten(1))
         return values
-
-
-def expand(layer: Attention, kv: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of all heads [n, H, 192], values padded."""
-    expanded = layer.kv_b_proj(kv[:, :LATENT]).unflatten(-1, (layer.heads, NOPE + VALUE))
-    k_rope = kv[:, None, LATENT:].expand(-1, layer.heads, -1).to(expanded.dtype)
-    k = torch.cat([expanded[..., :NOPE], k_rope], dim=-1)
-    return k, functional.pad(expanded[..., NOPE:], (0, k.shape[-1] - VALUE))
 
 
 def generate(server: Server, count: int) -> tuple[Tensor, float]:

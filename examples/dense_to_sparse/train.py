@@ -183,4 +183,6 @@ def train(
     while trainer.done < trainer.recipe.steps_of(trainer.stage):
         losses.append(trainer.step())
         on_step(trainer.done, *losses[-1])
+    if trainer.ranks > 1:
+        dist.barrier()  # the next stage begins with the checkpoint, which rank 0 has written
     return losses
