@@ -16,6 +16,7 @@ from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND
+from flashdsa.kernels.attention.union_slots import length_of
 
 THREADS = 512
 WARPS = THREADS // WARP_SIZE
@@ -37,17 +38,6 @@ class Asked(NamedTuple):
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
     num_keys: Int32
     ratio: Float32  # see `choice.py`
-
-
-@cute.jit
-def length_of(x: Asked, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 after the last query."""
-    count = Int32(0)
-    if query < x.indices.shape[0]:
-        count = Int32(x.indices.shape[1])
-        if x.topk_length.shape[0] > 0:
-            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    return count
 
 
 @cute.jit

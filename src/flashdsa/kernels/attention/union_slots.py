@@ -75,8 +75,9 @@ class Shared(NamedTuple):
 
 
 @cute.jit
-def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 after the last query."""
+def length_of(x: Any, query: Int32) -> Int32:
+    """Slots of the query that may be valid, of `indices` and `topk_length` as in `Slots`; 0 after
+    the last query."""
     count = Int32(0)
     if query < x.indices.shape[0]:
         count = Int32(x.indices.shape[1])

@@ -16,6 +16,7 @@ from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
+from flashdsa.kernels.attention.union_slots import length_of
 from flashdsa.kernels.indexer_training.sm90.bwd.load import Lists
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     LIST_THREAD_LIMIT,
@@ -33,7 +34,6 @@ from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
     allocate_shared,
     clear,
     is_listed,
-    length_of,
     place_of,
     read_slots,
     word_of,

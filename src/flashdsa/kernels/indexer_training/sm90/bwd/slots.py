@@ -71,17 +71,6 @@ def allocate_shared(plan: BwdPlan) -> Shared:
 
 
 @cute.jit
-def length_of(x: Slots, query: Int32) -> Int32:
-    """Slots of the query that may be valid; 0 after the last query."""
-    count = Int32(0)
-    if query < x.indices.shape[0]:
-        count = Int32(x.indices.shape[1])
-        if x.topk_length.shape[0] > 0:
-            count = cutlass.min(cutlass.max(x.topk_length[query], Int32(0)), count)
-    return count
-
-
-@cute.jit
 def clear(x: Slots, words: cute.Tensor, first: Int32, end: Int32) -> None:
     """Clear the words from `first` to `end` at least, multiples of 4. All threads call."""
     nothing = cute.make_rmem_tensor(VECTOR, Int32)
