@@ -25,7 +25,7 @@ from torch import Tensor
 
 from examples.dense_to_sparse import looks
 from examples.dense_to_sparse.model import ByteModel, Sizes, in_transformers
-from examples.dense_to_sparse.serve import Server, generate
+from examples.dense_to_sparse.serve import FORMS, Server, generate
 from examples.dense_to_sparse.text import load_text
 from examples.dense_to_sparse.train import STAGES, Recipe, Trainer, load_model, train
 
@@ -94,27 +94,30 @@ def run_look(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict
 
 
 def run_serve(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Steps a second of decoding, sparse from fp8 pages and dense, and whether a user's bytes
-    depend on the other users."""
+    """Milliseconds of a step of decoding in each form, and whether a user's bytes depend on the
+    other users."""
     load_model(model, folder / "sparse.safetensors")
     on_gpu, rows = model.lm_head.weight.is_cuda, []
     if on_gpu:
         model.bfloat16()
-    lengths, users = ((8192, 32768), (1, 4, 16, 64)) if on_gpu else ((recipe.context,), (1, 3))
+    lengths, users = (
+        ((8192, 32768, 131072), (1, 4, 16, 64)) if on_gpu else ((recipe.context,), (1, 3))
+    )
     for context in lengths:
         prompt = text[1][:context].long()
         for count in users:
             row: dict[str, Any] = {"context": context, "users": count}
-            for name, sparse in (("sparse", True), ("dense", False)):
+            for form in FORMS:
                 try:
-                    served = generate(Server(model, prompt, count, 128, sparse=sparse), 64)
-                    row[f"{name}_ms"] = 1e3 * served[1]
+                    row[f"{form}_ms"] = (
+                        1e3 * generate(Server(model, prompt, count, 128, form), 64)[1]
+                    )
                 except torch.OutOfMemoryError:
-                    row[f"{name}_ms"] = None
+                    row[f"{form}_ms"] = None
             rows.append(row)
     prompt = text[1][: lengths[0]].long()
     said = [
-        generate(Server(model, prompt, n, 128, sparse=True, batch_invariant=True), 64)[0][0]
+        generate(Server(model, prompt, n, 128, "sparse", batch_invariant=True), 64)[0][0]
         for n in users
     ]
     equal = [bool(torch.equal(said[0], other)) for other in said[1:]]

@@ -1,4 +1,4 @@
-"""Decoding of a trained model from fp8 pages, with CUDA graphs, beside dense decoding."""
+"""Decoding of a trained model from fp8 pages, with CUDA graphs, sparse and dense."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from examples.dense_to_sparse.model import (
 )
 
 PAGE, PACKED, INDEX_BYTES = 64, 656, 132
+FORMS = ("sparse", "dense", "expanded")
+"""Attention over selected fp8 rows; over all rows, of bf16; PyTorch's, over keys and values of all
+heads."""
 
 
 class Caches(NamedTuple):
-    """Packed rows and index keys of a layer, in pages; or expanded keys and values."""
+    """A layer's rows and index keys, in pages; or expanded keys and values."""
 
-    kv: Tensor  # [pages, 64, 656] uint8; dense: keys [B, H, context, 192]
-    indexed: Tensor  # [pages, 64, 1, 132] uint8; dense: values [B, H, context, 192]
+    kv: Tensor  # [pages, 64, 656] uint8; dense: [rows, 576]; expanded: keys [B, H, context, 192]
+    indexed: Tensor  # [pages, 64, 1, 132] uint8; expanded: values [B, H, context, 192]
 
 
 class Server:
     """B users, each with the same prompt; a step gives every user the next byte."""
 
     def __init__(
-        self, model: ByteModel, prompt: Tensor, users: int, room: int, *,
-        sparse: bool, batch_invariant: bool = False,
+        self, model: ByteModel, prompt: Tensor, users: int, room: int, form: str, *,
+        batch_invariant: bool = False,
     ) -> None:  # fmt: skip
         """Fill the caches from the prompt [S]; `room` more tokens have a place."""
-        self.model, self.users, self.sparse, self.invariant = model, users, sparse, batch_invariant
+        self.model, self.users, self.form, self.invariant = model, users, form, batch_invariant
         device = model.lm_head.weight.device
         self.pages = -(-(len(prompt) + room) // PAGE)
-        logits, attended = run(model, prompt, sparse=sparse)
+        logits, attended = run(model, prompt, sparse=form == "sparse")
         table = torch.arange(users * self.pages, device=device, dtype=torch.int32)
         self.table = table.view(users, self.pages)
         self.caches = [
@@ -52,22 +55,29 @@ class Server:
 
     def _filled(self, layer: Attention, seen: Attended) -> Caches:
         count, device = len(seen.kv), seen.kv.device
-        if not self.sparse:
+        if self.form == "expanded":
             k, v = layer.expand(seen.kv)
             shape = self.users, layer.heads, self.pages * PAGE, k.shape[-1]
-            caches = Caches(*(k.new_zeros(shape) for _ in range(2)))
-            for cache, x in zip(caches, (k, v), strict=True):
+            made = Caches(k.new_zeros(shape), k.new_zeros(shape))
+            for cache, x in zip(made, (k, v), strict=True):
                 cache[:, :, :count] = x.transpose(0, 1)
-            return caches
+            return made
         pages = self.users * self.pages
         kv = torch.zeros(pages, PAGE, PACKED, dtype=torch.uint8, device=device)
+        if self.form == "dense":
+            kv = seen.kv.new_zeros(pages * PAGE, seen.kv.shape[1], dtype=torch.bfloat16)
         index = torch.zeros(pages, PAGE, 1, INDEX_BYTES, dtype=torch.uint8, device=device)
-        at = torch.arange(count, device=device)
+        made, at = Caches(kv, index), torch.arange(count, device=device)
         for user in range(self.users):
-            slots = user * self.pages * PAGE + at
-            flashdsa.write_kv_cache(seen.kv.bfloat16(), slots, kv)
-            flashdsa.write_index_k_cache(seen.indexed[1].bfloat16(), slots, index)
-        return Caches(kv, index)
+            self._write(seen, user * self.pages * PAGE + at, made)
+        return made
+
+    def _write(self, seen: Attended, slots: Tensor, cache: Caches) -> None:
+        if self.form == "dense":
+            cache.kv[slots] = seen.kv.bfloat16()
+            return
+        flashdsa.write_kv_cache(seen.kv.bfloat16(), slots, cache.kv)
+        flashdsa.write_index_k_cache(seen.indexed[1].bfloat16(), slots, cache.indexed)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -80,26 +90,31 @@ class Server:
             for layer, cache in zip(model.blocks, self.caches, strict=True):
                 attention = layer.self_attn
                 seen = attention.project(layer.input_layernorm(x), at)
-                decode = self._attend if self.sparse else self._attend_densely
+                decode = self._attend_expanded if self.form == "expanded" else self._attend
                 x = x + decode(attention, seen, cache, at)
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
             self.tokens.copy_(model.lm_head(model.norm(x)).argmax(dim=-1))
 
     def _attend(self, layer: Attention, seen: Attended, cache: Caches, at: Tensor) -> Tensor:
-        slots = torch.arange(self.users, device=at.device) * (self.pages * PAGE) + at
-        flashdsa.write_kv_cache(seen.kv.bfloat16(), slots, cache.kv)
-        q, k, weights = seen.indexed
-        flashdsa.write_index_k_cache(k.bfloat16(), slots, cache.indexed)
-        q_fp8, folded = flashdsa.quantize_index_q(q.bfloat16(), weights.float())
-        ids = torch.empty(self.users, layer.topk, dtype=torch.int32, device=at.device)
-        flashdsa.dsa_topk_indexer(q_fp8, cache.indexed, folded, self.lengths, self.table, ids)
+        starts = self.table[:, 0] * PAGE
+        self._write(seen, starts + at, cache)
+        indices: Tensor | tuple[Tensor, Tensor] = (starts, starts + self.lengths)
+        if self.form == "sparse":
+            indices = self._select(layer, seen, cache)
         out, _ = flashdsa.sparse_mla_fwd(
-            layer.absorb(seen.q).bfloat16(), cache.kv, ids, sm_scale=SM_SCALE,
+            layer.absorb(seen.q).bfloat16(), cache.kv, indices, sm_scale=SM_SCALE,
             batch_invariant=self.invariant,
         )  # fmt: skip
         return layer.read_out(out)
 
-    def _attend_densely(
+    def _select(self, layer: Attention, seen: Attended, cache: Caches) -> Tensor:
+        q, _, weights = seen.indexed
+        q_fp8, folded = flashdsa.quantize_index_q(q.bfloat16(), weights.float())
+        ids = torch.empty(self.users, layer.topk, dtype=torch.int32, device=q.device)
+        flashdsa.dsa_topk_indexer(q_fp8, cache.indexed, folded, self.lengths, self.table, ids)
+        return ids
+
+    def _attend_expanded(
         self, layer: Attention, seen: Attended, cache: Caches, at: Tensor
     ) -> Tensor:
         user = torch.arange(self.users, device=at.device)
