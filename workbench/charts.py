@@ -3,6 +3,7 @@
     python -m workbench.charts bench RESULT.json --out X.png     # any document of flashdsa-bench/3
     python -m workbench.charts training | transformers | overlap RESULT.json --out X.png
     python -m workbench.charts context-parallel | draws RESULT.json ... --out X.png
+    python -m workbench.charts dense-to-sparse train.json look.json serve.json --out X.png
 
 Bars are a peer's time over ours: blue, we are faster; orange, we are slower.
 """
@@ -22,6 +23,7 @@ from PIL import Image
 
 from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.result import parse_result
+from workbench import dense_to_sparse
 from workbench.draws.report import CONDITIONS, Figures, by_operation
 from workbench.draws.run import rows_of
 
@@ -298,6 +300,13 @@ def draw_draws(documents: list[Document], target: Path) -> None:
     _save(figure, target, 128)
 
 
+def draw_dense_to_sparse(documents: list[Document], target: Path) -> None:
+    """Four pictures of a run of the recipe: train.json, look.json, serve.json."""
+    figure = Figure(figsize=(10, 7), dpi=90, layout="constrained", facecolor="white")
+    dense_to_sparse.draw(dict(zip(("train", "look", "serve"), documents, strict=True)), figure)
+    _save(figure, target, 64)
+
+
 def _save(figure: Figure, target: Path, colours: int) -> None:
     """Write it with few colours: a third of the bytes, and no difference to be seen."""
     figure.savefig(target)
@@ -311,6 +320,7 @@ KINDS: dict[str, Callable[[list[Document], Path], None]] = {
     "overlap": draw_overlap,
     "context-parallel": draw_context_parallel,
     "draws": draw_draws,
+    "dense-to-sparse": draw_dense_to_sparse,
 }
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ LARGE = Sizes(), Recipe((1500, 150, 600, 750), context=8192, windows=4, warm_up_
 
 def run_train(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run every stage that is not done; the losses of its steps, and its seconds."""
-    path = folder / "train.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    found = {}
     with Progress() as bar:
         for stage in STAGES:
             trainer = Trainer(model, text[0], recipe, stage, folder)
@@ -50,13 +48,8 @@ def run_train(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dic
                 said = f"{language:.3f} nats a byte, indexer {divergence:.3f}"
                 bar.update(task, completed=done, description=said)
 
-            of_stage = found.setdefault(stage, {"losses": [], "seconds": 0.0})
-            del of_stage["losses"][trainer.done :]
-            began = time.perf_counter()
-            of_stage["losses"] += train(trainer, show)
-            of_stage["seconds"] += time.perf_counter() - began
-            if trainer.rank == 0:
-                path.write_text(json.dumps(found))
+            train(trainer, show)
+            found[stage] = {"losses": trainer.losses, "seconds": trainer.seconds}
     return found
 
 

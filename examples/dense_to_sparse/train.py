@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +42,7 @@ class Recipe:
     warm_up_queries: int
     """Queries of a window that teach the indexer in its warm-up."""
     seed: int = 0
-    save_every: int = 200
+    save_every: int = 100
 
     def steps_of(self, stage: str) -> int:
         """Number of steps."""
@@ -86,14 +88,21 @@ class Trainer:
         self.optimiser = torch.optim.AdamW(
             self.named.values(), lr=RATES[stage], betas=(0.9, 0.95), weight_decay=0.1
         )
-        self.done = 0
+        self.losses: list[tuple[float, float]] = []
+        self.seconds = 0.0
         if self.path.exists():
-            self.done = self._load(self.path)
+            self._load(self.path)
         elif stage in FOLLOWS:
             load_model(model, folder / f"{FOLLOWS[stage]}.safetensors")
 
-    def step(self) -> tuple[float, float]:
-        """Learn from the step's windows; return the losses of language and indexer."""
+    @property
+    def done(self) -> int:
+        """Number of steps, those before the checkpoint among them."""
+        return len(self.losses)
+
+    def step(self) -> None:
+        """Learn from the step's windows; add the losses of language and indexer."""
+        began = time.perf_counter()
         recipe, device = self.recipe, self.model.lm_head.weight.device
         share = recipe.windows // self.ranks
         first = self.done * recipe.windows + self.rank * share
@@ -116,12 +125,12 @@ class Trainer:
         self._set_rate()
         self.optimiser.step()
         self.optimiser.zero_grad()
-        self.done += 1
+        language, divergence = losses.tolist()
+        self.losses.append((language, divergence))
+        self.seconds += time.perf_counter() - began
         last = self.done == recipe.steps_of(self.stage)
         if self.rank == 0 and (last or self.done % recipe.save_every == 0):
             self._save()
-        language, divergence = losses.tolist()
-        return language, divergence
 
     def _losses(self, tokens: Tensor, number: int) -> Tensor:
         """Losses of a window: language, indexer."""
@@ -154,10 +163,11 @@ class Trainer:
             for key, value in self.optimiser.state[parameter].items():
                 tensors[f"optimiser.{key}.{name}"] = value
         unfinished = self.path.with_suffix(".unfinished")
-        save_file(tensors, unfinished, metadata={"step": str(self.done)})
+        found = json.dumps({"losses": self.losses, "seconds": self.seconds})
+        save_file(tensors, unfinished, metadata={"found": found})
         unfinished.replace(self.path)
 
-    def _load(self, path: Path) -> int:
+    def _load(self, path: Path) -> None:
         device = self.model.lm_head.weight.device
         load_model(self.model, path)
         with safe_open(path, "pt", device=str(device)) as file:
@@ -166,7 +176,8 @@ class Trainer:
                     key: file.get_tensor(f"optimiser.{key}.{name}")
                     for key in ("step", "exp_avg", "exp_avg_sq")
                 }
-            return int(file.metadata()["step"])
+            found = json.loads(file.metadata()["found"])
+        self.losses, self.seconds = [tuple(x) for x in found["losses"]], found["seconds"]
 
 
 def load_model(model: ByteModel, path: Path) -> None:
@@ -178,11 +189,10 @@ def load_model(model: ByteModel, path: Path) -> None:
 def train(
     trainer: Trainer, on_step: Callable[[int, float, float], None] = lambda *_: None
 ) -> list[tuple[float, float]]:
-    """Run what is left of the stage; return the losses of its steps."""
-    losses = []
+    """Run what is left of the stage; return the losses of all its steps."""
     while trainer.done < trainer.recipe.steps_of(trainer.stage):
-        losses.append(trainer.step())
-        on_step(trainer.done, *losses[-1])
+        trainer.step()
+        on_step(trainer.done, *trainer.losses[-1])
     if trainer.ranks > 1:
         dist.barrier()  # the next stage begins with the checkpoint, which rank 0 has written
-    return losses
+    return trainer.losses

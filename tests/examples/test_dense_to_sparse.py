@@ -52,10 +52,11 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
     whole = train(Trainer(model(), text()[0], RECIPE, "dense", made(tmp_path / "whole")))
     saving = Recipe(**{**vars(RECIPE), "save_every": 2})
     stopped = Trainer(model(), text()[0], saving, "dense", made(tmp_path / "parts"))
-    parts = [stopped.step(), stopped.step()]
+    stopped.step()
+    stopped.step()
     again = Trainer(model(), text()[0], saving, "dense", made(tmp_path / "parts"))
     assert again.done == 2
-    assert parts + train(again) == whole
+    assert train(again) == whole
 
 
 def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:

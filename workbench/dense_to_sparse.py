@@ -1,0 +1,154 @@
+"""Tables and pictures of a run of `examples/dense_to_sparse`: train.json, look.json, serve.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+Document = dict[str, Any]
+STAGES = {
+    "dense": "#7b8794", "warm_up": "#e8890c", "sparse": "#1d5fa8", "dense_control": "#4f8f5b",
+}  # fmt: skip
+SMOOTHED_STEPS = 20
+
+
+def read_run(folder: Path) -> Document:
+    """The three parts' results by their names; parts that were not run are missing."""
+    paths = {part: folder / f"{part}.json" for part in ("train", "look", "serve")}
+    return {part: json.loads(path.read_text()) for part, path in paths.items() if path.exists()}
+
+
+def tables(run: Document) -> str:
+    """All tables in Markdown."""
+    made = (
+        _quality(run["look"]),
+        _lists(run["look"]),
+        _training(run["look"]),
+        _decoding(run["serve"]),
+    )
+    return "\n\n".join(made)
+
+
+def _quality(look: Document) -> str:
+    distances = list(look["stages"]["dense"]["dense"]["recall"])
+    head = ["stage", "attention", "held-out nats a byte", *(f"recall at {d}" for d in distances)]
+    rows = [
+        [stage, form, f"{x['loss']:.4f}", *(f"{x['recall'][d]:.0%}" for d in distances)]
+        for stage, found in look["stages"].items()
+        for form, x in found.items()
+        if form != "selection"
+    ]
+    return _table(head, rows)
+
+
+def _lists(look: Document) -> str:
+    head = ["stage", "layer", "selected", "newest", "best", "next query", "union of 2, 4, 8"]
+    rows = []
+    for stage in ("warm_up", "sparse"):
+        found = look["stages"][stage]["selection"]
+        for layer, unions in enumerate(found["unions"]):
+            shares = [found[key][layer] for key in ("captured", "newest", "best", "next")]
+            joined = ", ".join(f"{x:.2f}" for x in unions)
+            rows.append([stage, str(layer), *(f"{x:.1%}" for x in shares), joined])
+    return _table(head, rows)
+
+
+def _training(look: Document) -> str:
+    head = ["tokens", "dense, tokens/s", "sparse, tokens/s", "dense, GiB", "sparse, GiB"]
+    forms = ("dense", "sparse")
+    rows = [
+        [
+            f"{int(n):,}",
+            *(f"{x[form]['tokens_s']:,.0f}" for form in forms),
+            *(f"{x[form]['peak_gib']:.1f}" for form in forms),
+        ]
+        for n, x in look["speed"].items()
+    ]
+    return _table(head, rows)
+
+
+def _decoding(serve: Document) -> str:
+    forms = ("sparse", "dense", "expanded")
+    rows = [
+        [f"{row['context']:,}", str(row["users"]), *(_ms(row[f"{form}_ms"]) for form in forms)]
+        for row in serve["rows"]
+    ]
+    return _table(["context", "users", *(f"{form}, ms" for form in forms)], rows)
+
+
+def _ms(value: float | None) -> str:
+    return "no room" if value is None else f"{value:.2f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def draw(run: Document, figure: Figure) -> None:
+    """Losses over steps, recall over distance, what lists hold by layer, speed over length."""
+    for axes, panel in zip(
+        figure.subplots(2, 2).flat, (_losses, _recall, _selection, _speed), strict=True
+    ):
+        panel(run, axes)
+        axes.legend(fontsize=8, frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+
+
+def _losses(run: Document, axes: Axes) -> None:
+    after = {"dense": 0}
+    after["warm_up"] = after["dense_control"] = len(run["train"]["dense"]["losses"])
+    after["sparse"] = after["warm_up"] + len(run["train"]["warm_up"]["losses"])
+    for stage in ("dense", "sparse", "dense_control"):
+        losses = [language for language, _ in run["train"][stage]["losses"]]
+        width = min(SMOOTHED_STEPS, len(losses))
+        smooth = [sum(losses[i : i + width]) / width for i in range(len(losses) - width + 1)]
+        steps = range(after[stage] + width, after[stage] + len(losses) + 1)
+        axes.plot(steps, smooth, color=STAGES[stage], label=stage.replace("_", " "), lw=1.2)
+    axes.set(xlabel="step", ylabel="nats a byte", yscale="log")
+    axes.set_title("training loss", fontsize=10, loc="left")
+
+
+def _recall(run: Document, axes: Axes) -> None:
+    for stage, found in run["look"]["stages"].items():
+        form = "sparse" if stage == "sparse" else "dense"
+        if stage != "warm_up":
+            points = [(int(d), 100 * share) for d, share in found[form]["recall"].items()]
+            axes.plot(*zip(*points, strict=True), "o-", color=STAGES[stage],
+                      label=stage.replace("_", " "))  # fmt: skip
+    axes.set(xlabel="distance, bytes", ylabel="digits said again, %", xscale="log")
+    axes.set_xscale("log", base=2)
+    axes.set_title("a needle's recall", fontsize=10, loc="left")
+
+
+def _selection(run: Document, axes: Axes) -> None:
+    for stage, style in (("warm_up", ":"), ("sparse", "-")):
+        found = run["look"]["stages"][stage]["selection"]
+        for key, colour, words in (
+            ("best", "#7b8794", "on the best"),
+            ("captured", "#1d5fa8", "on the selected"),
+            ("newest", "#e8890c", "on the newest"),
+            ("next", "#4f8f5b", "rows that the next query has, too"),
+        ):
+            label = words if stage == "sparse" else None
+            axes.plot(
+                [100 * x for x in found[key]], style, marker="o", ms=3, color=colour, label=label
+            )
+    axes.set(xlabel="layer", ylabel="%", ylim=(0, 103))
+    axes.set_title("probability on keys; dotted: after the warm-up", fontsize=10, loc="left")
+
+
+def _speed(run: Document, axes: Axes) -> None:
+    speed = run["look"]["speed"]
+    for form, stage in (("dense", "dense"), ("sparse", "sparse")):
+        points = [(int(n), x[form]["tokens_s"] / 1e3) for n, x in speed.items()]
+        axes.plot(*zip(*points, strict=True), "o-", color=STAGES[stage], label=form)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([int(n) for n in speed], [f"{int(n):,}" for n in speed])
+    axes.set(xlabel="tokens of a sequence", ylabel="thousand tokens/s", ylim=(0, None))
+    axes.set_title("training, forward and backward", fontsize=10, loc="left")
