@@ -97,12 +97,13 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
 def take_extent(memory: DecodeMemory, number: Int32) -> Int32:
     """The stretch's tiles up to those of the last step with a valid slot."""
     memory.extent_full.wait_for(number)
-    num_tiles = memory.extent.array(Int32, 1)[0]
     thread, _, _ = cute.arch.thread_idx()
-    cute.arch.sync_warp()
+    num_tiles = Int32(0)
     if thread % WARP_SIZE == 0:
+        num_tiles = Int32(memory.extent.array(Int32, 1)[0])
+        # The lane that arrives has read the extent, for its warp.
         memory.extent_free.arrive()
-    return num_tiles
+    return cute.arch.make_warp_uniform(num_tiles)
 
 
 @cute.jit

@@ -167,7 +167,11 @@ def begin_stretch(ctx: Context, r: Registers, number: Int32, consumer: cutlass.C
         # awaited all scores. q_converted is that of packed rows.
         meet_consumers(ctx.memory.q_converted, number)
     ctx.memory.extent_full.wait_for(number)
-    return ctx.memory.extent.array(Int32, 1)[0]
+    num_tiles = Int32(0)
+    if ctx.thread % WARP_SIZE == 0:
+        # The lane that arrives in `free_query` reads the extent, for its warp.
+        num_tiles = Int32(ctx.memory.extent.array(Int32, 1)[0])
+    return cute.arch.make_warp_uniform(num_tiles)
 
 
 @cute.jit
