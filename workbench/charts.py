@@ -11,7 +11,6 @@ Bars are a peer's time over ours: blue, we are faster; orange, we are slower.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.result import parse_result
 from workbench import dense_to_sparse
 from workbench.draws.report import CONDITIONS, Figures, by_operation
-from workbench.draws.run import rows_of
+from workbench.draws.run import Document, read_document, rows_of
 
 INK, MUTED, FASTER, SLOWER, LOSS = "#1f2933", "#7b8794", "#1d5fa8", "#d55e00", "#fbe9e7"
 HEADS = {16: "#4f8f5b", 64: "#1d5fa8", 128: "#e8890c"}
@@ -43,9 +42,6 @@ PANELS = (
 )
 """Key of a row, title, factor, label of a bar."""
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 10)
-
-
-Document = dict[str, Any]
 
 
 class Bar(NamedTuple):
@@ -303,7 +299,7 @@ def draw_draws(documents: list[Document], target: Path) -> None:
 def draw_dense_to_sparse(documents: list[Document], target: Path) -> None:
     """Four pictures of a run of the recipe: train.json, look.json, serve.json."""
     figure = Figure(figsize=(10, 7), dpi=90, layout="constrained", facecolor="white")
-    dense_to_sparse.draw(dict(zip(("train", "look", "serve"), documents, strict=True)), figure)
+    dense_to_sparse.draw(dict(zip(dense_to_sparse.PARTS, documents, strict=True)), figure)
     _save(figure, target, 64)
 
 
@@ -331,7 +327,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args()
-    KINDS[chosen.kind]([json.loads(path.read_text()) for path in chosen.results], chosen.out)
+    KINDS[chosen.kind]([read_document(path) for path in chosen.results], chosen.out)
 
 
 if __name__ == "__main__":

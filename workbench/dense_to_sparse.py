@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-Document = dict[str, Any]
+from workbench.draws.run import Document, read_document
+
 STAGES = {
     "dense": "#7b8794", "warm_up": "#e8890c", "sparse": "#1d5fa8", "dense_control": "#4f8f5b",
 }  # fmt: skip
+PARTS = ("train", "look", "serve")
 SMOOTHED_STEPS = 20
 
 
 def read_run(folder: Path) -> Document:
-    """The three parts' results by their names; parts that were not run are missing."""
-    paths = {part: folder / f"{part}.json" for part in ("train", "look", "serve")}
-    return {part: json.loads(path.read_text()) for part, path in paths.items() if path.exists()}
+    """The three parts' results by their names, from documents that may be compressed."""
+    return {part: read_document(next(folder.glob(f"{part}.json*"))) for part in PARTS}
 
 
 def tables(run: Document) -> str:
@@ -47,14 +46,12 @@ def _quality(look: Document) -> str:
 
 
 def _lists(look: Document) -> str:
-    head = ["stage", "layer", "selected", "newest", "best", "next query", "union of 2, 4, 8"]
-    rows = []
-    for stage in ("warm_up", "sparse"):
-        found = look["stages"][stage]["selection"]
-        for layer, unions in enumerate(found["unions"]):
-            shares = [found[key][layer] for key in ("captured", "newest", "best", "next")]
-            joined = ", ".join(f"{x:.2f}" for x in unions)
-            rows.append([stage, str(layer), *(f"{x:.1%}" for x in shares), joined])
+    head = ["layer", "on selected", "on newest", "on best", "next query's", "union of 2, 4, 8"]
+    found, rows = look["stages"]["sparse"]["selection"], []
+    for layer, unions in enumerate(found["unions"]):
+        shares = [found[key][layer] for key in ("captured", "newest", "best", "next")]
+        joined = ", ".join(f"{x:.2f}" for x in unions)
+        rows.append([str(layer), *(f"{x:.1%}" for x in shares), joined])
     return _table(head, rows)
 
 
@@ -110,7 +107,7 @@ def _losses(run: Document, axes: Axes) -> None:
         smooth = [sum(losses[i : i + width]) / width for i in range(len(losses) - width + 1)]
         steps = range(after[stage] + width, after[stage] + len(losses) + 1)
         axes.plot(steps, smooth, color=STAGES[stage], label=stage.replace("_", " "), lw=1.2)
-    axes.set(xlabel="step", ylabel="nats a byte", yscale="log")
+    axes.set(xlabel="step", ylabel="nats a byte")
     axes.set_title("training loss", fontsize=10, loc="left")
 
 
@@ -121,7 +118,8 @@ def _recall(run: Document, axes: Axes) -> None:
             points = [(int(d), 100 * share) for d, share in found[form]["recall"].items()]
             axes.plot(*zip(*points, strict=True), "o-", color=STAGES[stage],
                       label=stage.replace("_", " "))  # fmt: skip
-    axes.set(xlabel="distance, bytes", ylabel="digits said again, %", xscale="log")
+    axes.axhline(10, color="#d55e00", lw=1, ls="--", label="chance")
+    axes.set(xlabel="distance, bytes", ylabel="digits said again, %", ylim=(0, None))
     axes.set_xscale("log", base=2)
     axes.set_title("a needle's recall", fontsize=10, loc="left")
 

@@ -33,7 +33,7 @@ SMALL = (
     Sizes(hidden=64, layers=2, heads=2, q_rank=64, intermediate=128, topk=64),
     Recipe((12, 8, 8, 16), context=256, windows=2, warm_up_queries=32),
 )
-LARGE = Sizes(), Recipe((1500, 150, 600, 750), context=8192, windows=4, warm_up_queries=512)
+LARGE = Sizes(), Recipe((1200, 100, 400, 400), context=8192, windows=4, warm_up_queries=512)
 
 
 def run_train(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dict[str, Any]:

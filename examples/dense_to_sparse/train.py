@@ -21,8 +21,8 @@ from examples.dense_to_sparse.model import SM_SCALE, Attended, Attention, ByteMo
 from examples.dense_to_sparse.text import windows
 
 STAGES = ("dense", "warm_up", "sparse", "dense_control")
-"""In the order in which they run. The control goes on from `dense` for as long as the two sparse
-stages train the model, and stays dense: losses are compared at equal steps."""
+"""In the order in which they run. The control goes on from `dense` as `sparse` does, but stays
+dense; with as many steps, losses are compared at equal steps."""
 FOLLOWS = {"warm_up": "dense", "sparse": "warm_up", "dense_control": "dense"}
 LEARN = {
     "dense": {"rest"}, "warm_up": {"indexer"}, "sparse": {"indexer", "rest"},

@@ -10,7 +10,7 @@ from typing import Any
 
 import flashdsa
 from tests.support.subtests import CaseLoop
-from tools import api_page, readme_figures
+from tools import api_page, result_tables
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -92,13 +92,15 @@ def test_the_first_example_is_short() -> None:
     assert len(block.strip().splitlines()) <= 12
 
 
-def test_the_readmes_figures_are_those_of_the_results() -> None:
-    """`tools/readme_figures.py` writes them."""
-    text = (ROOT / "README.md").read_text()
-    assert readme_figures.updated(text) == text
-    stale = "<!-- draws -->\n| old |\n<!-- /draws -->"
-    assert readme_figures.draws_table() in readme_figures.updated(stale)
-    assert "| old |" not in readme_figures.updated(stale)
+def test_tables_are_those_of_the_results() -> None:
+    """`tools/result_tables.py` writes them."""
+    for page in result_tables.PAGES:
+        text = page.read_text()
+        assert result_tables.updated(text) == text
+    for name, table in result_tables.TABLES.items():
+        stale = f"<!-- {name} -->\n| old |\n<!-- /{name} -->"
+        assert table() in result_tables.updated(stale)
+        assert "| old |" not in result_tables.updated(stale)
 
 
 def test_links_lead_to_files(subtests: CaseLoop) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from flashdsa.bench.result import OURS, Row
 from flashdsa.bench.runner import BenchOptions
 from flashdsa.bench.timer import Times
-from tools import readme_figures
+from tools import result_tables
 from workbench.__main__ import cli
 from workbench.draws import run as run_module
 from workbench.draws import timing
@@ -218,9 +218,9 @@ def test_the_command_lists_runs_and_reports(tmp_path: Path) -> None:
 def test_the_readme_can_show_the_newest_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readme_figures, "ROOT", tmp_path)
-    assert readme_figures.draws_table() == ""
-    folder = tmp_path / readme_figures.RESULTS / "draws"
+    monkeypatch.setattr(result_tables, "ROOT", tmp_path)
+    assert result_tables.draws_table() == ""
+    folder = tmp_path / result_tables.RESULTS / "draws"
     folder.mkdir(parents=True)
     options = DrawOptions([draw("decode", 9, 3).small()], "cpu")
     document = run_draws(options)
@@ -230,10 +230,7 @@ def test_the_readme_can_show_the_newest_draws(
     packed = folder / "2026-11-23-b.json"
     packed.with_suffix(".json.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
-    shown = readme_figures.DRAWS.sub(
-        lambda found: f"{found[1]}{readme_figures.draws_table()}{found[2]}",
-        "<!-- draws -->\nold\n<!-- /draws -->",
-    )
+    shown = result_tables.updated("<!-- draws -->\nold\n<!-- /draws -->")
     assert "| it | 2 | 0.50 | 0.57 | 1.25 | 1.00 |" in shown and "old" not in shown
     assert "[2026-11-23-a.json](workbench/results/draws/2026-11-23-a.json)" in shown
 

@@ -1,0 +1,67 @@
+"""Writes tables of results into pages: README's draws, the dense-to-sparse guide's run.
+
+    python tools/result_tables.py [--check]
+
+The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
+`workbench/results/draws`, of all documents of the newest date; those between `<!-- run -->` and
+`<!-- /run -->` the tables of the newest folder of `workbench/results/dense_to_sparse`. With --check
+nothing is written; exit code 1 if a table is old.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # the workbench is beside this folder
+PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "dense-to-sparse.md")
+RESULTS = Path("workbench/results")
+MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
+
+
+def draws_table() -> str:
+    """Figures of the newest draws in Markdown, hot / cold, and the documents; "" without any."""
+    paths = sorted((ROOT / RESULTS / "draws").glob("*.json*"))
+    newest_ones = [path for path in paths if path.name[:10] == paths[-1].name[:10]]
+    if not newest_ones:
+        return ""
+    from workbench.draws.report import markdown, reports
+    from workbench.draws.run import read_draws
+
+    found = reports(row for path in newest_ones for row in read_draws(path))
+    places = [path.relative_to(ROOT) for path in newest_ones]
+    links = ", ".join(f"[{place.name}]({place.as_posix()})" for place in places)
+    return f"{markdown(found)}\n\nNumbers: {links}\n"
+
+
+def run_tables() -> str:
+    """Tables of the newest run of `examples/dense_to_sparse` in Markdown."""
+    from workbench.dense_to_sparse import read_run, tables
+
+    return f"{tables(read_run(max((ROOT / RESULTS / 'dense_to_sparse').iterdir())))}\n"
+
+
+TABLES = {"draws": draws_table, "run": run_tables}
+
+
+def updated(text: str) -> str:
+    """A page with its tables as the results have them now."""
+    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", text)
+
+
+def main() -> int:
+    """Update the pages, or say which is old."""
+    old = [page for page in PAGES if updated(page.read_text()) != page.read_text()]
+    if "--check" not in sys.argv[1:]:
+        for page in old:
+            page.write_text(updated(page.read_text()))
+        return 0
+    for page in old:
+        print(f"{page}: not what the results say; run tools/result_tables.py")
+    return int(bool(old))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
