@@ -129,6 +129,16 @@ FIELDS: dict[str, dict[str, Term]] = {
         "window": pick((None, 0.4), ("ids", 0.3), ("range", 0.3)),
         "sink": pick((True, 0.7), (False, 0.3)),
     },
+    "backward-512": {
+        "S": logu(256, 8192),
+        "S_kv": logu(4096, 262_144),
+        "heads": _WIDE_HEADS,
+        "topk": _ENTRIES,
+        "ids": _IDS,
+        "lengths": _LENGTHS,
+        "window": pick((None, 0.4), ("ids", 0.3), ("range", 0.3)),
+        "sink": pick((True, 0.7), (False, 0.3)),
+    },
     "decode-512": {
         "b": pick((logu(1, 512), 0.7), (randint(1, 300), 0.3)),
         "next_n": _MTP,
@@ -214,7 +224,7 @@ class Draw:
         if "S" in v:
             columns = {"backward": 3 * D_QK + 2 * D_V, "training": D_QK}
             flop = 2.0 * rows * max(64, v["heads"]) * topk
-            flop *= columns.get(self.operation, D_QK + D_V)
+            flop *= columns.get(self.operation.removesuffix("-512"), D_QK + D_V)
             flop = max(flop, 6.0 * rows * v.get("index_heads", 0) * topk * INDEX_HEAD_DIM)
             size = rows * (v["heads"] * (D_QK + D_V) * 2 + topk * 4) + keys * D_QK * 2
             return float(size), flop / FLOP_A_US

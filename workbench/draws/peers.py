@@ -52,6 +52,8 @@ def peers_of(draw: Draw, backend: str, charges: dict[str, float]) -> dict[str, P
         return named | {"cuDNN Frontend": attention.cudnn_backward}
     if draw.operation == "decode-512" and draw.values["rows"] != "bf16":
         return {"FlashMLA": two_sources.flash_mla_decode}
+    if draw.operation == "backward-512":
+        return {DETERMINISTIC: deterministic_512}
     if draw.operation.endswith("-512"):
         return {"FlashMLA": two_sources.flash_mla}
     if draw.operation == "forward" or draw.values.get("rows") == "bf16":
@@ -71,6 +73,11 @@ def deterministic(backend: str, case: Case, task: Task) -> Prepared:
     """Ours with deterministic=True: no peer, but timed by turns with them."""
     call = partial(backward_call, task.inputs, True, backend)
     return call, lambda found: judge_backward(task.inputs, *found)
+
+
+def deterministic_512(case: Case, task: Task) -> Prepared:
+    """The same over one source or two."""
+    return partial(task.inputs.call, deterministic=True), task.inputs.judge
 
 
 def paged_pair(name: str, charges: dict[str, float], case: Case, task: Task) -> Prepared:

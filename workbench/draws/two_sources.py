@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 import flashdsa
-from flashdsa.bench.attention import OWN_ROWS, AttentionInputs, judge_forward
+from flashdsa.bench.attention import (
+    OWN_ROWS,
+    AttentionInputs,
+    BackwardInputs,
+    judge_backward,
+    judge_forward,
+)
 from flashdsa.bench.cases import (
     Case,
     Task,
@@ -25,6 +31,8 @@ from workbench.bench.attention import Prepared, padded_heads, padded_lists
 from workbench.draws.distribution import COLUMNS, WINDOW, Draw
 from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
 
+Rows = Tensor | tuple[Tensor, Tensor]
+"""Ids of each query's slots, or its range."""
 DECODE_SLOTS = 64
 """FlashMLA's decode takes lists of multiples of these slots."""
 PAGE_BYTES = {"v4": 37440, "v32_no_rope": 64 * 528}
@@ -39,6 +47,11 @@ class Source(NamedTuple):
     lengths: Tensor | None = None
     limits: tuple[Tensor, Tensor] | None = None
     row_format: str | None = None
+
+    @property
+    def lists(self) -> Rows:
+        """Its slots as the call gives them."""
+        return self.ids if self.limits is None else self.limits
 
     def valid(self, queries: slice | list[int]) -> Tensor:
         """Whether each slot counts."""
@@ -61,6 +74,11 @@ class Inputs(NamedTuple):
     sink: Tensor | None
 
     @property
+    def valid(self) -> int:
+        """Slots that count, of all sources."""
+        return sum(int(one.valid(slice(None)).sum()) for one in self.sources)
+
+    @property
     def joined(self) -> Source:
         """bf16 sources as one, which a kernel of one list takes."""
         first, *rest = self.sources
@@ -71,30 +89,71 @@ class Inputs(NamedTuple):
         lengths = None if extra.lengths is None else extra.lengths + width
         return Source(torch.cat([first.kv, extra.kv]), ids, lengths)
 
+    def operands(self) -> tuple[Tensor, Rows, dict[str, Any]]:
+        """kv, its lists, and keywords of the calls."""
+        first, *rest = self.sources
+        options: dict[str, Any] = {"topk_length": first.lengths, "attn_sink": self.sink}
+        if rest:
+            (extra,) = rest
+            options["extra_kv"], options["extra_topk_length"] = extra.kv, extra.lengths
+            options["extra_indices"] = extra.lists
+        return first.kv, first.lists, options
+
 
 def make_two_sources(draw: Draw, device: str, backend: str) -> Task:
     """The call of a draw, judged on four queries."""
     decodes = draw.operation == "decode-512"
     x = _decode_inputs(draw, device) if decodes else _forward_inputs(draw, device)
-    first, *rest = x.sources
-    options: dict[str, Any] = {"topk_length": first.lengths, "attn_sink": x.sink}
-    if rest:
-        (extra,) = rest
-        options["extra_kv"], options["extra_topk_length"] = extra.kv, extra.lengths
-        options["extra_indices"] = extra.ids if extra.limits is None else extra.limits
-    lists = first.ids if first.limits is None else first.limits
+    if draw.operation == "backward-512":
+        return _backward(x, draw.values["tensors"], backend)
+    kv, lists, options = x.operands()
     call = partial(
-        flashdsa.sparse_mla_fwd, x.q, first.kv, lists, kv_format=first.row_format,
+        flashdsa.sparse_mla_fwd, x.q, kv, lists, kv_format=x.sources[0].row_format,
         backend=backend, **options,
     )  # fmt: skip
-    valid = sum(int(one.valid(slice(None)).sum()) for one in x.sources)
     if decodes:
-        row = first.kv.shape[-1] * first.kv.element_size()
-        work, ceiling = float(valid * row), reading_ceiling(x.q.device.type)
+        row = kv.shape[-1] * kv.element_size()
+        work, ceiling = float(x.valid * row), reading_ceiling(x.q.device.type)
     else:
-        work = 2.0 * valid * x.q.shape[1] * (COLUMNS + D_V)
+        work = 2.0 * x.valid * x.q.shape[1] * (COLUMNS + D_V)
         ceiling = products_ceiling(x.q.device.type)
     return Task(call, lambda found: judge(x, *found[:2]), work, ceiling, x)
+
+
+class Backward(NamedTuple):
+    """Operands of `mla_bwd` over one source or two, and the same joined, as it is judged."""
+
+    x: Inputs
+    joined: BackwardInputs
+    backend: str
+
+    def call(self, deterministic: bool = False) -> tuple[Tensor, ...]:
+        """dQ, dKV of each source and, with a sink, its gradient."""
+        kv, lists, options = self.x.operands()
+        _, d_out, lse, out = self.joined
+        return flashdsa.mla_bwd(
+            self.x.q, kv, d_out, lse, out, lists, deterministic=deterministic,
+            backend=self.backend, **options,
+        )  # fmt: skip
+
+    def judge(self, found: tuple[Tensor, ...]) -> Verdict:
+        """Gradients of both sources as one's."""
+        dq, *rest = found
+        count = len(self.x.sources)
+        return judge_backward(self.joined, dq, torch.cat(rest[:count]), *rest[count:])
+
+
+def _backward(x: Inputs, seed: int, backend: str) -> Task:
+    """The gradients, after one forward."""
+    kv, lists, options = x.operands()
+    out, lse = flashdsa.sparse_mla_fwd(x.q, kv, lists, backend=backend, **options)
+    g = torch.Generator(out.device).manual_seed(seed + 1)
+    d_out = torch.randn(out.shape, device=out.device, generator=g).to(out.dtype)
+    one = x.joined
+    forward = AttentionInputs(x.q, one.kv, one.ids, one.lengths, x.sink)
+    task = Backward(x, BackwardInputs(forward, d_out, lse, out), backend)
+    work = 2.0 * x.valid * x.q.shape[1] * (3 * COLUMNS + 2 * D_V)
+    return Task(task.call, task.judge, work, products_ceiling(out.device.type), task)
 
 
 def judge(x: Inputs, out: Tensor, lse: Tensor | None = None) -> Verdict:

@@ -145,7 +145,7 @@ def test_every_peer_is_right_on_what_it_serves(
                 "NotImplementedError"
             }, found.missing
             served |= found.times["hot"].keys() - {OURS}
-            assert found.ratio("hot") is not None
+            assert found.ratio("hot") is not None or operation == "backward-512"  # no peer
     assert (
         served
         >= {
@@ -155,6 +155,7 @@ def test_every_peer_is_right_on_what_it_serves(
             "indexer": {"DeepGEMM + FlashInfer CUB", "DeepGEMM + cuDNN Frontend"},
             "prefill": {"DeepGEMM + FlashInfer CUB", "cuDNN Frontend + cuDNN Frontend"},
             "forward-512": {"FlashMLA"},
+            "backward-512": {DETERMINISTIC},
             "decode-512": {"FlashMLA"},
             "training": {"cuDNN Frontend"},
         }[operation]

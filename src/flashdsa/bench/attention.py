@@ -296,7 +296,7 @@ def _dkv_row(x: BackwardInputs, row: int) -> tuple[Tensor, float]:
     times_named = named.sum(1)
     naming = times_named.nonzero()[:, 0]
     q, d_out, out = (one[naming].double() for one in (forward.q, x.d_out, x.out))
-    key, scale = forward.kv[row].double(), D_QK**-0.5
+    key, scale = forward.kv[row].double(), forward.q.shape[-1] ** -0.5
     p = (scale * (q @ key) - x.full_lse[naming]).exp() * times_named[naming, None]
     dp, delta = d_out @ key[:D_V], (d_out * out).sum(-1)
     ds = p * (dp - delta)
