@@ -155,7 +155,7 @@ _CHAIN = {
 """Groups in order are one chain."""
 _chain = partial(backward, ordered=True, settings=_CHAIN)
 _decode = partial(attention, keys=KEYS, logit_scale=20.0, rounded_dots=True)
-_dealt = partial(_decode, "two CTAs share an item", sms=2)
+_ENTRIES: dict[str, Any] = {"d_qk": 512, "extra_keys": 90, "extra_topk": 300}
 
 
 def _of_few_heads(heads: int) -> tuple[SmallCall, ...]:
@@ -297,16 +297,23 @@ TABLE: dict[str, Row] = {
     "mla-decode-joined-sm_90a": Row("mla_decode", (
         attention("a window and ids", 2, 300, 20, 129, sms=4, extra_keys=90, extra_topk=70,
                   ranges="kv"),
+        _decode("tiles go round", 1, heads=20, topk=600, extra_keys=90, extra_topk=200, sms=2),
     )),
-    "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (_dealt(3, heads=20, topk=1500),)),
+    "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (
+        _decode("two CTAs", 3, heads=20, topk=1500, sms=2),
+        _decode("three CTAs, lengths", 4, heads=20, topk=1200, topk_length=True, sms=3),
+    )),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        _dealt(7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
+        _decode("three CTAs", 7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
     )),
     "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
-        _dealt(3, heads=20, topk=1200, d_qk=512, extra_keys=90, extra_topk=300, topk_length=True),
+        _decode("two CTAs", 3, heads=20, topk=1200, topk_length=True, sms=2, **_ENTRIES),
+        _decode("three CTAs", 7, heads=40, topk=1500, sms=3, **_ENTRIES),
     )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
-        _dealt(5, heads=16, topk=900, packed="ue8m0", sms=4),
+        _decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
+        _decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True,
+                sms=2),
     )),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
     "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
