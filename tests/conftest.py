@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
+from typing import Any
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
 # the cores, spinning ones slow the tests many times over. With a process for each core
@@ -71,6 +73,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(kept, key=lambda item: "kernels" not in item.path.parts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, but files that compile the same kernels go to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByKernel(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            kernel = re.match(r"tests/kernels/attention/test_(sm\d+_(?:bwd|fwd))_", file)
+            return kernel[1] if kernel else file
+
+    return ByKernel(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
