@@ -154,8 +154,10 @@ def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPl
     Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
 
 
-@pytest.mark.parametrize("name", [pytest.param("v4", marks=LATER), "v41_fp4"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v4", "v41_fp4"])
 def test_rows_of_other_formats_are_dealt(name: str) -> None:
+    """V4's, of two sources, in test_sm90_joined_emulated.py, too."""
     assert parts_of([8] * 3).count(2) >= 1
     draw = torch.Generator().manual_seed(0)
     rows = flashdsa.quantize_kv(torch.randn(600, 512, generator=draw), kv_format=name)
