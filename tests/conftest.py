@@ -33,6 +33,16 @@ settings.load_profile("flashdsa")
 
 HAS_GPU = torch.cuda.is_available()
 CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
+PROCESSES = {
+    "sm90_fwd": "Hopper's forward",
+    "sm90_joined": "Hopper's forward",
+    "kernel_mutants": "Hopper's forward",
+    "sm90_bwd": "Hopper's backward",
+    "not_finite_rows": "Hopper's backward",
+    "sm100_fwd": "Blackwell",
+    "sm100_bwd": "Blackwell",
+}
+"""Kernels of files in tests/kernels/attention whose names begin so."""
 BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
 """Every backend but the emulated ones, which are slow and have tests of their own."""
 
@@ -83,8 +93,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByKernel(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            kernel = re.match(r"tests/kernels/attention/test_(sm\d+_(?:bwd|fwd))_", file)
-            return kernel[1] if kernel else file
+            found = re.match(r"tests/kernels/attention/test_(sm\d+_[a-z]+|[a-z_]+)", file)
+            return PROCESSES.get(found[1], file) if found else file
 
     return ByKernel(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -225,7 +225,7 @@ FEW_COUNTS = (70, 0, 64, 1, 30)
     ("buffers", "counts", "tile"),
     [
         (1, FEW_COUNTS, Tile()),
-        (2, FEW_COUNTS, WITHOUT_ROPE),
+        pytest.param(2, FEW_COUNTS, WITHOUT_ROPE, marks=pytest.mark.slow),
         pytest.param(1, COUNTS, Tile(), marks=pytest.mark.slow),
         pytest.param(2, FEW_COUNTS, Tile(), marks=pytest.mark.slow),
     ],
