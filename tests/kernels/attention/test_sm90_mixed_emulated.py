@@ -63,18 +63,18 @@ def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
             codes = rows[:, : form.code_bytes]
             codes[codes % 128 == 127] = 0
         kinds[name], values[name] = rows, reference.unpack_kv(rows, name)
-    number = torch.arange(0, 256, 8, dtype=torch.int32)[:, None]
-    indices = torch.where(number % 16 == 0, number, -1)
-    others = torch.where(number % 16 == 0, -1, number + 1)
+    number = torch.arange(0, 256, 16, dtype=torch.int32)[:, None]
+    indices = torch.where(number % 32 == 0, number, -1)
+    others = torch.where(number % 32 == 0, -1, number + 1)
     q = torch.zeros(len(number), 8, 512, dtype=torch.bfloat16)
-    with emulation(Device(32, {1: 32}), on_finding="collect") as emulator:
+    with emulation(Device(16, {1: 16}), on_finding="collect") as emulator:
         out, lse = flashdsa.sparse_mla_fwd(
             q, kinds[main], indices, extra_kv=kinds[extra], extra_indices=others,
             kv_format=V41, backend="emulate-sm90",
         )  # fmt: skip
     assert [str(finding) for finding in emulator.findings] == []
     rows = torch.where(
-        number % 16 == 0, values[main][number[:, 0]], values[extra][number[:, 0] + 1]
+        number % 32 == 0, values[main][number[:, 0]], values[extra][number[:, 0] + 1]
     )
     expected = rows.half().bfloat16()[:, None].expand_as(out)
     assert torch.equal(out, expected)
