@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator
+from typing import Any
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
 # the cores, spinning ones slow the tests many times over. With a process for each core
@@ -31,6 +33,16 @@ settings.load_profile("flashdsa")
 
 HAS_GPU = torch.cuda.is_available()
 CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
+PROCESSES = {
+    "sm90_fwd": "Hopper's forward",
+    "sm90_joined": "Hopper's forward",
+    "kernel_mutants": "Hopper's forward",
+    "sm90_bwd": "Hopper's backward",
+    "not_finite_rows": "Hopper's backward",
+    "sm100_fwd": "Blackwell",
+    "sm100_bwd": "Blackwell",
+}
+"""Kernels of files in tests/kernels/attention whose names begin so."""
 BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
 """Every backend but the emulated ones, which are slow and have tests of their own."""
 
@@ -71,6 +83,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(kept, key=lambda item: "kernels" not in item.path.parts)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadfile`, but files that compile the same kernels go to one process."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByKernel(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            found = re.match(r"tests/kernels/attention/test_(sm\d+_[a-z]+|[a-z_]+)", file)
+            return PROCESSES.get(found[1], file) if found else file
+
+    return ByKernel(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

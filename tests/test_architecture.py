@@ -86,11 +86,6 @@ def test_files_are_short() -> None:
     assert longer == []
 
 
-def test_files_say_what_they_are_for() -> None:
-    silent = [_name(path) for path in PYTHON_FILES if not ast.get_docstring(_tree(path))]
-    assert silent == []
-
-
 def test_docstrings_open_with_their_subject() -> None:
     """A sentence that opens with "Of" or "What" makes the reader wait for its subject."""
     late = re.compile(r"(Of|What|Where|How|So many|So much)\b")

@@ -22,6 +22,9 @@ PAGES = Path(__file__).parents[2] / "docs/kernels"
 PAGE = PAGES / "mla-bwd-sm100.md"
 SLOW = (
     ("indexer", "sm_90a"),
+    ("indexer", "sm_100a"),
+    # All warps run code of a role before they part.
+    ("indexer_h64_k2048_splits_scheduled", "sm_90a"),
     ("indexer_h64_k2048_sorted_scheduled", "sm_90a"),
     ("indexer_logits", "sm_90a"),
     ("topk_indices", "sm_90a"),
@@ -85,11 +88,6 @@ def test_exit_code_1_when_a_role_spills(
 @pytest.mark.parametrize(
     ("name", "arch"),
     [
-        (
-            "indexer_h64_k2048_splits_scheduled",
-            "sm_90a",
-        ),  # all warps run code of a role before they part
-        ("indexer", "sm_100a"),
         ("mla_bwd", "sm_100a"),
         *(pytest.param(*row, marks=pytest.mark.slow) for row in SLOW),
     ],

@@ -20,7 +20,11 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and not line.startswith(("| requirement", "| ---"))
 ]
-COMMANDS = sorted({command for row in ROWS for command in re.findall("`([^`]+)`", row[1])})
+COMMANDS = [
+    pytest.param(command, marks=pytest.mark.slow if re.search("check|inspect", command) else ())
+    for command in sorted({found for row in ROWS for found in re.findall("`([^`]+)`", row[1])})
+]
+"""Those that compile and emulate what tests of the kernels do are slow tests."""
 PROGRAMS = {"flashdsa": cli, "python -m workbench": workbench}
 
 

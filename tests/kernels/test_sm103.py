@@ -26,7 +26,12 @@ from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
-SPECS = [spec for spec in KERNELS if spec.arch == SM100.name]
+SPECS = [
+    pytest.param(spec, id=spec.name, marks=pytest.mark.slow if spec is MLA_BWD_HEADS else ())
+    for spec in KERNELS
+    if spec.arch == SM100.name
+]
+"""No call takes the backward with split heads."""
 GPUS = ("sm_100a", "sm_103a")
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]
@@ -52,7 +57,7 @@ ret;
 """
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SPECS)
 def test_both_gpus_take_the_code_of_each_kernel(spec: KernelSpec) -> None:
     text, assembler = text_of(spec), find_assembler()
     assert re.findall(r"^\.target (\w+)", text, re.MULTILINE) == [SM100.target]
@@ -91,7 +96,7 @@ def backward() -> list[Comparison]:
 
 
 def backward_with_split_heads() -> list[Comparison]:
-    """No call takes the kernel, so it stands in the place of the one that calls take."""
+    """The kernel stands in the place of the one that calls take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sm100_bwd, "MLA_BWD", MLA_BWD_HEADS)
         patch.setattr(sm100_bwd, "PLANS", {(128, False): MLA_BWD_HEADS.plans[0]})
@@ -128,7 +133,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", SPECS)
 def test_a_call_of_each_kernel_on_an_emulated_sm_103a(spec: KernelSpec) -> None:
     """ptxemu loads no code there that is for sm_100a alone."""
     with emulation(ONE_PAIR, arch="sm_103a") as emulator:

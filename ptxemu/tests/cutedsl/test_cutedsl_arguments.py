@@ -7,12 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from ptxemu.cutedsl import gpu_blocks
+from ptxemu.cutedsl import arguments, gpu_blocks
 from ptxemu.cutedsl.arguments import ArgumentRegion, collect, merged
 from ptxemu.errors import ExecutionError
-from ptxemu.syntax.ast import Parameter
-
-U64 = Parameter("p", "u64", 8, 8, 0)
+from ptxemu.syntax.parser import parse_module
 
 
 class Pair(NamedTuple):
@@ -29,10 +27,18 @@ def address(array):
     return int(array.ctypes.data)
 
 
-def memory_of(arguments, *, words=(), allow=None, notes=None):
+def memory_of(found, *, words=(), allow=None, notes=None):
+    """Memory of a launch whose kernel reads each of the words, a parameter each."""
+    numbers = range(len(words))
+    parameters = ", ".join(f".param .u64 p{i}" for i in numbers)
+    loads = "".join(f"ld.param.u64 %rd0, [p{i}];" for i in numbers)
+    kernel = parse_module(
+        ".version 9.0\n.target sm_90a\n.address_size 64\n"
+        f".visible .entry k({parameters}) {{ .reg .b64 %rd<1>; {loads} ret; }}"
+    ).functions["k"]
     values = [int(word).to_bytes(8, "little") for word in words]
     note = (notes if notes is not None else []).append
-    return arguments.memory([U64] * len(values), values, note, allow_unregistered=allow)
+    return found.memory(kernel, values, note, allow_unregistered=allow)
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"k": x}, Box])
@@ -46,8 +52,8 @@ def test_arrays_are_found_wherever_they_are(wrap):
 
 def test_fields_name_the_memory():
     array = np.zeros(4, np.float32)
-    arguments = collect([("p", Pair(None, array))])
-    assert [region.name for region in arguments.regions] == ["p.right"]
+    found = collect([("p", Pair(None, array))])
+    assert [region.name for region in found.regions] == ["p.right"]
 
 
 def test_a_view_stands_for_its_whole_array():
@@ -87,16 +93,19 @@ def test_a_stray_address_is_an_error_unless_the_caller_passed_bare_pointers():
 
 def test_bare_pointers_can_be_forbidden():
     stray = np.zeros(4, np.uint8)
-    arguments = collect([("y", address(stray))])
-    memory = memory_of(arguments, words=[address(stray)], allow=False)
+    found = collect([("y", address(stray))])
+    memory = memory_of(found, words=[address(stray)], allow=False)
     with pytest.raises(ExecutionError):
         memory.span(address(stray), 4)
 
 
-def test_numbers_that_only_look_like_addresses_change_nothing():
+def test_numbers_that_only_look_like_addresses_change_nothing(monkeypatch):
+    """Nor are they looked up among the live tensors, which takes as long as a small launch."""
+    monkeypatch.setattr(arguments, "_live_tensors", lambda: pytest.fail("looked up"))
     array = np.zeros(4, np.uint8)
-    memory = memory_of(collect([("x", array), ("n", 5)]), words=[(64 << 32) | 128])
-    assert not memory.allow_unregistered
+    table = np.array([(1 << 32) | 7])
+    found = collect([("x", array), ("n", 5), ("table", table)])
+    assert not memory_of(found, words=[(64 << 32) | 128]).allow_unregistered
 
 
 def test_pointer_tables_reach_live_tensors():

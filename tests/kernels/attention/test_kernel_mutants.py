@@ -38,13 +38,17 @@ LAUNCHES: dict[str, SmallCall] = {
     ),
     "mla-fwd-drawn-sm_90a": TABLE["mla-fwd-drawn-sm_90a"].calls[0],
 }
+CATEGORIES = 13
+"""Of synchronisation that a kernel may have."""
+NEVER_LAUNCHED = {"mla-bwd-heads-sm_100a"}
+"""By a backend: its mutants are tried later."""
 SCHEDULES = {
     "mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0]),
     "mla-bwd-heads-sm_100a": POLICIES[:1],
 }
 """At random, too, or only."""
 DRAWN = {
-    # One of each category, then any.
+    # One of each category, then any: later.
     "mla-bwd-sm_100a": (
         "arrive#3 removed", "barrier#8 removed", "cluster-barrier#2 removed", "commit#2 removed",
         "expect-tx#1 +16 bytes", "group-wait#3 removed", "init-fence#1 removed",
@@ -102,7 +106,12 @@ def counts(kernel: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name"), [(kernel, name) for kernel, names in DRAWN.items() for name in names]
+    ("kernel", "name"),
+    [
+        pytest.param(kernel, name, marks=[] if number < CATEGORIES else pytest.mark.slow)
+        for kernel, names in DRAWN.items()
+        for number, name in enumerate(names, CATEGORIES if kernel in NEVER_LAUNCHED else 0)
+    ],
 )
 def test_a_mutant_is_noticed(kernel: str, name: str) -> None:
     mutants = mutants_of(kernel)
@@ -110,7 +119,10 @@ def test_a_mutant_is_noticed(kernel: str, name: str) -> None:
     assert (result.verdict, result.message != "") == (CAUGHT, True)
 
 
-@pytest.mark.parametrize("kernel", DRAWN)
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(k, marks=pytest.mark.slow if k in NEVER_LAUNCHED else ()) for k in DRAWN],
+)
 def test_the_counts_and_the_arguments_are_of_this_kernel(kernel: str) -> None:
     """If not: `python -m workbench mutate`, and argue again what survives."""
     mutants, counted = mutants_of(kernel), counts(kernel)

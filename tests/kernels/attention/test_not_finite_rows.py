@@ -137,14 +137,14 @@ def test_on_the_cpu(heads: int, what: str) -> None:
     call.judge_backward("cpu")
 
 
-@pytest.mark.parametrize("what", ["NaN", "inf"])
+@pytest.mark.parametrize("what", ["NaN", pytest.param("inf", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("heads", "queries"), EMULATED)
 def test_forward_of_hopper(heads: int, queries: int, what: str) -> None:
     with emulation("emulate-sm90"):
         Call(heads, queries, what, "cpu").judge_forward("emulate-sm90")
 
 
-@pytest.mark.parametrize("heads", [16, 64])
+@pytest.mark.parametrize("heads", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_forward_of_blackwell(heads: int) -> None:
     with emulation("emulate-sm100"):
         Call(heads, 3, "NaN", "cpu").judge_forward("emulate-sm100")
@@ -172,7 +172,7 @@ def test_backward_of_hopper_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(emulator.setups) == 5 + 3 * 4, "the grouped kernels were not launched in parts"
 
 
-@pytest.mark.parametrize("heads", [16, 64])
+@pytest.mark.parametrize("heads", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_backward_of_blackwell(heads: int) -> None:
     with emulation("emulate-sm100"):
         Call(heads, 3, "NaN", "cpu").judge_backward("emulate-sm100")

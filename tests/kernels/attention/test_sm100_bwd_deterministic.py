@@ -69,7 +69,9 @@ def once() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "policy", [ORDERS[1], Policy(asynchronous="late", seed=2)], ids=["eager", "late"]
+    "policy",
+    [pytest.param(ORDERS[1], marks=pytest.mark.slow), Policy(asynchronous="late", seed=2)],
+    ids=["eager", "late"],
 )
 def test_the_bits_do_not_depend_on_what_comes_first(
     once: tuple[Tensor, Tensor], policy: Policy
@@ -78,6 +80,7 @@ def test_the_bits_do_not_depend_on_what_comes_first(
     assert [torch.equal(a, b) for a, b in zip(again, once, strict=True)] == [True, True]
 
 
+@pytest.mark.slow
 def test_they_would_without_it(once: tuple[Tensor, Tensor]) -> None:
     """So the orders above are different ones; and the sums differ in their last bits only."""
     sums = [gradients(False, policy)[1] for policy in ORDERS]

@@ -33,10 +33,7 @@ CASES = [
     SparseMlaCase("64 slots: either CTA owns a block", 1, 40, HEADS, 64, duplicates=True),
     SparseMlaCase("fewer keys than slots", 1, 20, HEADS, 64, invalid=True, poison=True),
     SparseMlaCase("one key", 1, 1, HEADS, 32, duplicates=True, cancels=True),
-    pytest.param(
-        SparseMlaCase("2048 slots", 1, 1500, HEADS, 2048, duplicates=True, invalid=True),
-        marks=pytest.mark.slow,
-    ),
+    SparseMlaCase("2048 slots", 1, 1500, HEADS, 2048, duplicates=True, invalid=True),
 ]
 
 
@@ -45,12 +42,13 @@ def launch(case: SparseMlaCase, policy: Policy | None = None) -> Emulator:
     return blackwell_backward.launch(case, MLA_BWD_HEADS, PLAN, policy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_gradients_are_within_the_contract_and_nothing_is_found(case: SparseMlaCase) -> None:
     launch(case)
 
 
-@pytest.mark.parametrize("when", ["eager", "late"])
+@pytest.mark.parametrize("when", [pytest.param("eager", marks=pytest.mark.slow), "late"])
 def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
     """Three blocks: every ring and every barrier goes round."""
     case = SparseMlaCase("two queries", 2, 90, HEADS, 96, duplicates=True)
@@ -58,6 +56,7 @@ def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
     assert result.setups[-1].grid[0] == 2 * CLUSTER
 
 
+@pytest.mark.slow
 def test_the_public_operation_could_take_it_with_every_feature(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

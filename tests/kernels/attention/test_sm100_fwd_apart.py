@@ -29,7 +29,7 @@ def operands_of(inputs: SparseMlaInputs, kv: Tensor) -> SparseMlaOutOperands:
     return SparseMlaOutOperands(inputs.q, kv, indices, out, lse, None, inputs.topk_length)
 
 
-@pytest.mark.parametrize("poison", [False, True])
+@pytest.mark.parametrize("poison", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_results_are_those_of_whole_rows_bit_for_bit(poison: bool) -> None:
     """With a row of NaN and infinite RoPE columns, too, that one query names: the others of its
     group are computed again."""

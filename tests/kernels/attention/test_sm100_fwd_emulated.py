@@ -211,6 +211,7 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
     assert registers == {role.registers for role in PLAN.roles}
 
 
+@pytest.mark.slow
 def test_nothing_is_spilled_and_no_arrival_waits_for_memory_of_the_gpu() -> None:
     """MEMBAR.ALL.GPU stands at the first cluster barrier and nowhere else."""
     disassembler, assembler = find_disassembler(), find_assembler()

@@ -223,7 +223,12 @@ FEW_COUNTS = (70, 0, 64, 1, 30)
 
 @pytest.mark.parametrize(
     ("buffers", "counts", "tile"),
-    [(1, COUNTS, Tile()), (2, FEW_COUNTS, Tile()), (2, FEW_COUNTS, WITHOUT_ROPE)],
+    [
+        (1, FEW_COUNTS, Tile()),
+        pytest.param(2, FEW_COUNTS, WITHOUT_ROPE, marks=pytest.mark.slow),
+        pytest.param(1, COUNTS, Tile(), marks=pytest.mark.slow),
+        pytest.param(2, FEW_COUNTS, Tile(), marks=pytest.mark.slow),
+    ],
 )
 def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
     buffers: int, counts: tuple[int, ...], tile: Tile, monkeypatch: pytest.MonkeyPatch
@@ -251,11 +256,7 @@ def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
     assert buffers > 1 or not torch.equal(*free)
 
 
-def test_dq_of_lists_of_every_length() -> None:
-    check_dq(64)
-
-
-@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("heads", [16, pytest.param(128, marks=pytest.mark.slow)])
 def test_dkv_of_lists_of_every_length_without_what_absent_queries_hold(heads: int) -> None:
     check_dkv(heads)
 

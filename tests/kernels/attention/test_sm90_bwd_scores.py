@@ -146,15 +146,16 @@ def check_matrices(written: Written, inputs: SparseMlaInputs) -> None:
 
 CASES = [
     # name, S, S_kv, H, topk
-    (SparseMlaCase("a tile and a bit", 2, 150, 128, 70, invalid=True, poison=True), 1),
     (SparseMlaCase("two queries of 128", 3, 150, 128, 70, empty_rows=True, poison=True), 2),
-    (SparseMlaCase("512 columns", 1, 150, 128, 70, d_qk=512, invalid=True, poison=True), 1),
-    pytest.param(
-        SparseMlaCase("four queries of 32", 5, 90, 32, 40, duplicates=True, topk_length=True),
-        4,
-        marks=pytest.mark.slow,
+    (SparseMlaCase("512 columns", 2, 150, 128, 70, d_qk=512, invalid=True, poison=True), 2),
+    *(
+        pytest.param(case, queries, marks=pytest.mark.slow)
+        for case, queries in (
+            (SparseMlaCase("a tile and a bit", 2, 150, 128, 70, invalid=True, poison=True), 1),
+            (SparseMlaCase("four of 32", 5, 90, 32, 40, duplicates=True, topk_length=True), 4),
+            (SparseMlaCase("eight queries of 16", 9, 60, 16, 20, invalid=True, poison=True), 8),
+        )
     ),
-    (SparseMlaCase("eight queries of 16", 9, 60, 16, 20, invalid=True, poison=True), 8),
 ]
 
 

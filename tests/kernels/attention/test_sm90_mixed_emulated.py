@@ -27,11 +27,19 @@ V41, FP4 = (form.name for form in MIXED_FORMATS)
 CASE = SparseMlaCase("ids and a window", 3, 192, 20, 150, d_qk=512, extra_keys=128, extra_topk=90,
                      ranges="extra_kv", invalid=True, empty_rows=True, topk_length=True,
                      poison=True, attn_sink="finite", packed="ue8m0", page_size=64)  # fmt: skip
-EVERY_PAIR = [(V41, FP4), (FP4, V41), pytest.param(FP4, FP4, marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize(("main", "extra"), EVERY_PAIR)
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("main", "extra", "size"),
+    [
+        (V41, FP4, 1),
+        (FP4, V41, 2),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in ((V41, FP4, 2), (FP4, V41, 1), (FP4, FP4, 1), (FP4, FP4, 2))
+        ),
+    ],
+)
 def test_the_decode_joins_rows_of_both_formats(main: str, extra: str, size: int) -> None:
     """A step may have a tile of each; the next tile's scales are asked for before it is known."""
     case = replace(CASE, kv_format=main, extra_format=extra)
@@ -39,7 +47,9 @@ def test_the_decode_joins_rows_of_both_formats(main: str, extra: str, size: int)
     assert setup.grid[0] == 3 * size
 
 
-@pytest.mark.parametrize(("main", "extra"), EVERY_PAIR[:2])
+@pytest.mark.parametrize(
+    ("main", "extra"), [(V41, FP4), pytest.param(FP4, V41, marks=pytest.mark.slow)]
+)
 def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
     """Queries that name one row each get it: even ones of the main source, odd ones of the other;
     f16 holds each value, as scales are small here."""
@@ -53,25 +63,26 @@ def test_every_code_of_both_formats_is_read(main: str, extra: str) -> None:
             codes = rows[:, : form.code_bytes]
             codes[codes % 128 == 127] = 0
         kinds[name], values[name] = rows, reference.unpack_kv(rows, name)
-    number = torch.arange(0, 256, 8, dtype=torch.int32)[:, None]
-    indices = torch.where(number % 16 == 0, number, -1)
-    others = torch.where(number % 16 == 0, -1, number + 1)
+    number = torch.arange(0, 256, 16, dtype=torch.int32)[:, None]
+    indices = torch.where(number % 32 == 0, number, -1)
+    others = torch.where(number % 32 == 0, -1, number + 1)
     q = torch.zeros(len(number), 8, 512, dtype=torch.bfloat16)
-    with emulation(Device(32, {1: 32}), on_finding="collect") as emulator:
+    with emulation(Device(16, {1: 16}), on_finding="collect") as emulator:
         out, lse = flashdsa.sparse_mla_fwd(
             q, kinds[main], indices, extra_kv=kinds[extra], extra_indices=others,
             kv_format=V41, backend="emulate-sm90",
         )  # fmt: skip
     assert [str(finding) for finding in emulator.findings] == []
     rows = torch.where(
-        number % 16 == 0, values[main][number[:, 0]], values[extra][number[:, 0] + 1]
+        number % 32 == 0, values[main][number[:, 0]], values[extra][number[:, 0] + 1]
     )
     expected = rows.half().bfloat16()[:, None].expand_as(out)
     assert torch.equal(out, expected)
     assert not lse.any()
 
 
-@pytest.mark.parametrize(("main", "extra"), EVERY_PAIR[:2])
+@pytest.mark.slow
+@pytest.mark.parametrize(("main", "extra"), [(V41, FP4), (FP4, V41)])
 def test_the_newest_assembler_takes_it_and_spills_nothing(
     tmp_path: Path, main: str, extra: str
 ) -> None:

@@ -114,10 +114,23 @@ def judge(
     return launched
 
 
+FORMS = [(2, False), (4, False), (16, False), (1, True), (2, True), (4, True)]
+KINDS = ["dense", "windowed", "random", "sparse", "repeated"]
+ALWAYS = [("windowed", 4), ("random", 16), ("sparse", 1), ("repeated", 2), ("repeated", 16)]
+"""Beside all forms of dense lists."""
+
+
 @pytest.mark.parametrize(
-    ("group", "packs"), [(2, False), (4, False), (16, False), (1, True), (2, True), (4, True)]
+    ("kind", "group", "packs"),
+    [
+        pytest.param(
+            *(kind, group, packs),
+            marks=() if kind == "dense" or (kind, group) in ALWAYS else pytest.mark.slow,
+        )
+        for kind in KINDS
+        for group, packs in FORMS
+    ],
 )
-@pytest.mark.parametrize("kind", ["dense", "windowed", "random", "sparse", "repeated"])
 def test_rows_ascend(kind: str, group: int, packs: bool) -> None:
     """Additions to dKV are in order by this; a row has a byte, or two, or no more bits than it
     needs."""

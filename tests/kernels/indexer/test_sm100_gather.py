@@ -5,6 +5,8 @@ Scores are exact in any order of additions (see exact_inputs.py), so that ids mu
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -67,13 +69,24 @@ def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> 
     assert_as_the_cpu(SMALL, inputs._replace(block_table=table), 2, 2, seed)
 
 
-def test_kinds_of_selection() -> None:
-    """Clusters and CTAs that share a row, and winners that are sorted."""
+@pytest.mark.parametrize(
+    ("kind", "size", "splits"),
+    [
+        ({"rows": By.CTAS, "sharing": Sharing(split_pages=20)}, 1, 1),
+        pytest.param(
+            {"rows": By.CLUSTERS, "sharing": Sharing(split_pages=20)},
+            1,
+            2,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"sorted": True}, 3, 1, marks=pytest.mark.slow),
+    ],
+    ids=["CTAs share a row", "clusters", "sorted"],
+)
+def test_kinds_of_selection(kind: dict[str, Any], size: int, splits: int) -> None:
     long = scattered(make_inputs([1500, 700], num_heads=16, values="two"), 1)
-    shared = {"num_heads": 16, "topk": 512, "gathers": True, "sharing": Sharing(split_pages=20)}
-    assert_as_the_cpu(IndexerPlan(rows=By.CLUSTERS, **shared), long, 4, 1, num_splits=2)
-    assert_as_the_cpu(IndexerPlan(rows=By.CTAS, **shared), long, 4, 1)
-    assert_as_the_cpu(IndexerPlan(num_heads=16, topk=512, gathers=True, sorted=True), long, 1, 3)
+    plan = IndexerPlan(num_heads=16, topk=512, gathers=True, **kind)
+    assert_as_the_cpu(plan, long, 4 if size == 1 else 1, size, num_splits=splits)
 
 
 def test_scores_of_gathered_tokens() -> None:

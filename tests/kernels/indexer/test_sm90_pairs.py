@@ -36,6 +36,7 @@ OF_BAD_PAGES = {
 }
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
+LATER = pytest.mark.slow
 UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 
@@ -49,8 +50,17 @@ def requests(
     return rows._replace(block_table=rows.block_table[longest].contiguous())
 
 
-@pytest.mark.parametrize("values", ["random", "two", "nan"])
-@pytest.mark.parametrize("cluster_size", [1, 2])
+@pytest.mark.parametrize(
+    ("values", "cluster_size"),
+    [
+        ("two", 1),
+        ("nan", 2),
+        *(
+            pytest.param(*one, marks=LATER)
+            for one in (("random", 1), ("nan", 1), ("random", 2), ("two", 2))
+        ),
+    ],
+)
 def test_rows_of_a_pair_of_one_or_two_ctas(values: str, cluster_size: int) -> None:
     inputs = requests([1300, 1301], values=values)
     assert_as_the_cpu(PLAN, inputs, 1, cluster_size)
@@ -68,7 +78,15 @@ def test_two_pairs_of_a_request() -> None:
     assert_as_the_cpu(PLAN, requests(lengths, next_n=4), 2, 2)
 
 
-@pytest.mark.parametrize("values", ["random", "two", "equal", "ascending", "descending", "nan"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        "two",
+        "ascending",
+        "nan",
+        *(pytest.param(values, marks=LATER) for values in ("random", "equal", "descending")),
+    ],
+)
 def test_keys_alone_fill_the_memory_of_the_positions(values: str) -> None:
     """Up to twice the list's capacity in one CTA, the shorter row with fewer tokens than topk."""
     lengths = [4096, 3900, 2100, 300, 700, 4000]
@@ -76,7 +94,7 @@ def test_keys_alone_fill_the_memory_of_the_positions(values: str) -> None:
     assert_as_the_cpu(PLAN, requests(lengths, values=values), 1, 1, seed=1)
 
 
-@pytest.mark.parametrize("values", ["random", "two"])
+@pytest.mark.parametrize("values", ["two", pytest.param("random", marks=LATER)])
 def test_keys_alone_with_infinite_scores_and_bad_pages(values: str) -> None:
     """Tokens without a score are no candidates, wherever the threshold is."""
     inputs = requests([4000, 3999, 2600, 540], values=values)
@@ -86,7 +104,10 @@ def test_keys_alone_with_infinite_scores_and_bad_pages(values: str) -> None:
     assert_as_the_cpu(PLAN, inputs, 1, 2, warnings=OF_BAD_PAGES)
 
 
-@pytest.mark.parametrize("values", ["random", "two", "ascending", "descending"])
+@pytest.mark.parametrize(
+    "values",
+    ["two", "descending", *(pytest.param(v, marks=LATER) for v in ("random", "ascending"))],
+)
 def test_lists_are_cut_down_together(values: str) -> None:
     """The shorter row ends before the lists are full for the second time."""
     inputs = requests([5000, 3900], values=values)
@@ -118,7 +139,10 @@ def test_ids_are_positions() -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "next_n"),
-    [([2100, 2101, 5, 0, 6000, 5900], 2), ([0, 2100, 5, 2101, 5900, 6000, 2102, 90], 4)],
+    [
+        ([2100, 2101, 5, 0, 6000, 5900], 2),
+        pytest.param([0, 2100, 5, 2101, 5900, 6000, 2102, 90], 4, marks=LATER),
+    ],
     ids=["3 x 2", "2 x 4"],
 )
 def test_the_public_operation_scores_pairs_of_full_sizes(lengths: list[int], next_n: int) -> None:

@@ -34,7 +34,7 @@ def publishing_ctas(published: torch.Tensor) -> int:
     return int((published[:, 0] != UNTOUCHED).sum())
 
 
-@pytest.mark.parametrize("values", ["random", "two"])
+@pytest.mark.parametrize("values", [pytest.param("random", marks=pytest.mark.slow), "two"])
 def test_a_long_row_gets_clusters_of_its_own_and_each_cta_selects_alone(values: str) -> None:
     inputs = make_inputs([530, 6000, 513, 600], num_heads=16, values=values)
     launch = assert_as_the_cpu(PLAN, inputs, 3, 2)
@@ -70,7 +70,7 @@ def test_even_rows_have_a_cluster_each_and_publish_nothing() -> None:
     assert publishing_ctas(launch.workspaces[0][1]) == 0
 
 
-@pytest.mark.parametrize("values", ["random", "ascending"])
+@pytest.mark.parametrize("values", [pytest.param("random", marks=pytest.mark.slow), "ascending"])
 def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
     """The parts are longer than a list: an entry counted twice would raise the row's floor."""
     inputs = make_inputs([9000, 513], num_heads=16, values=values)

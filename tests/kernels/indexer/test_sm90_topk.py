@@ -93,7 +93,9 @@ def test_any_lengths_and_distances_between_rows(by_score):
     assert_exact(plan, wide[:, 3:1503], lengths, (2, 2))
 
 
-@pytest.mark.parametrize("values", ["random", "ascending", "two"])
+@pytest.mark.parametrize(
+    "values", [pytest.param("random", marks=pytest.mark.slow), "ascending", "two"]
+)
 def test_rows_beyond_the_lists_capacity_on_one_cta_and_shared(values):
     scores = torch.randn(2, 15000, generator=torch.Generator().manual_seed(2))
     if values == "ascending":
@@ -128,7 +130,7 @@ def test_lengths_outside_the_scores_are_clamped():
     assert_exact(plan, scores, [-5, 2**31 - 1, 701], (1, 2))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2))])
 def test_no_order_of_warps_and_copies_matters(seed):
     scores = torch.randn(1, 2000, generator=torch.Generator().manual_seed(4)).mul(8).round()
     plan = TopkPlan(topk=512)

@@ -42,7 +42,7 @@ def every_token(inputs: Inputs, topk: int, *, positions: bool = False) -> torch.
 
 
 @pytest.mark.parametrize("positions", [False, True], ids=["slots", "positions"])
-@pytest.mark.parametrize("topk", [512, 600, 2048])
+@pytest.mark.parametrize("topk", [512, 600])
 def test_rows_of_all_lengths(topk: int, positions: bool) -> None:
     """Also of fewer tokens than none and of more than the table has room for."""
     inputs = make_inputs(LENGTHS, num_heads=16)
@@ -63,7 +63,7 @@ def test_tokens_of_bad_pages_are_passed_over(positions: bool) -> None:
     assert (got[3] == -1).all()
 
 
-@pytest.mark.parametrize("next_n", [2, 3, 4])
+@pytest.mark.parametrize("next_n", [2, 3])
 def test_queries_of_a_request_have_its_pages(next_n: int) -> None:
     rows = make_inputs([400] * 3 * next_n, num_heads=16)
     rows.seq_lens[:: next_n + 1] = 130

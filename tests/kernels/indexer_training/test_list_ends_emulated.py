@@ -75,7 +75,7 @@ def test_lengths_beside_invalid_slots(what: str) -> None:
     run(what, inputs_of(330, ends, [range(100, 120)], [200, 0, 330, 70, 999, 151]))
 
 
-@pytest.mark.parametrize("queries", [2, 5])
+@pytest.mark.parametrize("queries", [pytest.param(2, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("what", CHECKS)
 def test_several_ctas_of_a_query_agree(what: str, queries: int) -> None:
     """Some of them have no tile before the end."""

@@ -28,6 +28,7 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 
+LATER = pytest.mark.slow
 ONE_SM = Device(1, {1: 1})
 """Every query is the same CTA's, one behind the other."""
 ALL_AT_ONCE = IndexerTrainingCase(
@@ -65,13 +66,13 @@ def test_every_feature(what: str) -> None:
     run(ALL_AT_ONCE, what)
 
 
-@pytest.mark.parametrize("when", ["eager", "late"])
+@pytest.mark.parametrize("when", [pytest.param("eager", marks=LATER), "late"])
 @pytest.mark.parametrize("what", CHECKS)
 def test_it_does_not_matter_when_asynchronous_work_happens(what: str, when: str) -> None:
     run(SEVERAL_STEPS, what, Policy(asynchronous=when, seed=3))
 
 
-@pytest.mark.parametrize("queries", [2, 5])
+@pytest.mark.parametrize("queries", [pytest.param(2, marks=LATER), 5])
 def test_the_last_queries_are_shared_by_all_ctas(queries: int) -> None:
     """Of four: each of two queries by two, the fifth by all, whose tiles are fewer or more."""
     case = SparseMlaCase("shared", queries, 70, 8, 330, invalid=True, topk_length=True)
@@ -79,7 +80,7 @@ def test_the_last_queries_are_shared_by_all_ctas(queries: int) -> None:
     assert setup.grid[0] == SMALL.num_sms
 
 
-@pytest.mark.parametrize(("queries", "parts"), [(2, 6), (5, 3)])
+@pytest.mark.parametrize(("queries", "parts"), [pytest.param(2, 6, marks=LATER), (5, 3)])
 def test_the_slots_of_few_queries_are_shared_by_several_ctas(queries: int, parts: int) -> None:
     """Six tiles of a query, some without a slot in use."""
     case = SparseMlaCase("shared", queries, 70, 8, 330, invalid=True, topk_length=True)
@@ -117,7 +118,7 @@ def test_rows_of_512_columns(heads: int, queries: int) -> None:
     run(IndexerTrainingCase(case), "target")
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.05])
+@pytest.mark.parametrize("scale", [pytest.param(0.0, marks=LATER), -0.05])
 def test_any_finite_scale(scale: float) -> None:
     case = SparseMlaCase("scale", 1, 50, 8, 64, sm_scale=scale, invalid=True)
     run(IndexerTrainingCase(case), "target")

@@ -56,7 +56,7 @@ def run(
     return emulator
 
 
-@pytest.mark.parametrize("when", ["eager", "late"])
+@pytest.mark.parametrize("when", [pytest.param("eager", marks=pytest.mark.slow), "late"])
 def test_every_feature(when: str) -> None:
     """Groups of two queries, of which one is missing; it does not matter when copies happen."""
     inputs = inputs_of(3, 150, 170, 64, **EVERY_FEATURE)

@@ -42,11 +42,11 @@ from ptxemu.launch_setup import LaunchSetup
 from ptxemu.machine.device import device_for
 from ptxemu.machine.layout import Layout
 from ptxemu.memory.global_memory import GlobalMemory
-from ptxemu.syntax.ast import Function, Parameter
+from ptxemu.syntax.ast import Function
 
 Printer = Callable[[str], None]
-HostMemory = Callable[[Sequence[Parameter], Sequence[bytes]], GlobalMemory]
-"""Memory of the host's process that a launch's parameters lead to."""
+HostMemory = Callable[[Function, Sequence[bytes]], GlobalMemory]
+"""Memory of the host's process that values of a kernel's parameters lead to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +163,10 @@ class Client:
         """The error that the kernel ran into (0: none), then what it printed."""
         message = read_launch(data)
         kernel = self._driver.kernel(message.function)
-        parameters = kernel.image.module(self._arch).syntax.kernels[kernel.name].parameters
+        function = kernel.image.module(self._arch).syntax.kernels[kernel.name]
         values = tuple(
             message.parameters[p.offset : p.offset + p.size].ljust(p.size, b"\0")
-            for p in parameters
+            for p in function.parameters
         )
         request = LaunchRequest(
             kernel,
@@ -180,7 +180,7 @@ class Client:
         module = self._driver.check_launch(request, self._arch)
         memory = GlobalMemory()
         if self._host_memory is not None:
-            memory = self._host_memory(parameters, values)
+            memory = self._host_memory(function, values)
         self._memory.register_in(memory)
         setup = LaunchSetup(
             module,

@@ -5,23 +5,21 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import gc
-import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.cutedsl import dlpack, gpu_blocks
+from ptxemu.cutedsl.parameter_words import HIGHEST_ADDRESS, address_words, plausible
 from ptxemu.errors import LaunchError
 from ptxemu.memory.global_memory import GlobalMemory
-from ptxemu.syntax.ast import Parameter
+from ptxemu.syntax.ast import Function
 
 _MAX_DEPTH = 8
-_LOWEST_ADDRESS = 1 << 16
-_HIGHEST_ADDRESS = 1 << 47
-_TENSOR_MAP_BYTES = 128
 _MAX_POINTER_TABLE = 1 << 16
 _MAX_SEARCHED_BYTES = 1 << 24
 """Larger memory is not searched for addresses."""
@@ -49,7 +47,7 @@ class Arguments:
 
     def memory(
         self,
-        parameters: Sequence[Parameter],
+        kernel: Function,
         values: Sequence[bytes],
         note: Callable[[str], None],
         *,
@@ -63,8 +61,9 @@ class Arguments:
         `allow_unregistered` says otherwise.
         """
         regions = list(self.regions)
-        loose = [a for a in _addresses(parameters, values) if not _holds(regions, a)]
-        tables = [a for table in self.pointer_tables for a in _plausible(table.tolist())]
+        loose = [a for a in address_words(kernel, values) if not _holds(regions, a)]
+        tables = [a for table in self.pointer_tables for a in plausible(table.tolist())]
+        loose, tables = _mapped(loose, tables)
         stray = []
         if loose or tables:
             live = list(_live_tensors())
@@ -74,12 +73,7 @@ class Arguments:
                 if not found and address in loose:
                     stray.append(address)
             regions.extend(_pointed_at(regions[len(self.regions) :], regions, live))
-        if stray and self.has_bare_pointers:
-            mapped = _mapped_ranges()
-            stray = [a for a in stray if any(low <= a < high for low, high in mapped)]
-        else:
-            stray = []
-        if stray and allow_unregistered is None:
+        if stray and self.has_bare_pointers and allow_unregistered is None:
             note(
                 f"the kernel gets the address {stray[0]:#x}, which belongs to no tensor that is "
                 "known: bounds of global accesses are not checked"
@@ -140,7 +134,7 @@ def _is_bare_pointer(value: Any) -> bool:
     if isinstance(value, ctypes.c_void_p | ctypes._Pointer) or hasattr(value, "_pointer"):
         return True
     number = getattr(value, "value", value)
-    return isinstance(number, int) and 1 << 32 <= number < _HIGHEST_ADDRESS
+    return isinstance(number, int) and 1 << 32 <= number < HIGHEST_ADDRESS
 
 
 def _is_torch_tensor(value: Any) -> bool:
@@ -206,14 +200,6 @@ def _holds(regions: Iterable[ArgumentRegion], address: int) -> bool:
     return any(region.start <= address < region.end for region in regions)
 
 
-def _addresses(parameters: Sequence[Parameter], values: Sequence[bytes]) -> Iterator[int]:
-    """Words of the kernel's parameters that may be addresses of global memory."""
-    for parameter, value in zip(parameters, values, strict=True):
-        is_tensor_map = parameter.size == _TENSOR_MAP_BYTES and parameter.align >= 64
-        end = 8 if is_tensor_map else len(value) - len(value) % 8
-        yield from _plausible(struct.unpack(f"<{end // 8}Q", value[:end]))
-
-
 def _pointed_at(
     roots: Sequence[ArgumentRegion], known: Sequence[ArgumentRegion], live: Sequence[ArgumentRegion]
 ) -> list[ArgumentRegion]:
@@ -239,10 +225,6 @@ def _pointed_at(
         queue.extend(r for r in reached if r.end - r.start <= _MAX_SEARCHED_BYTES)
         starts, ends = np.delete(starts, hits), np.delete(ends, hits)
     return found
-
-
-def _plausible(words: Iterable[int]) -> Iterator[int]:
-    return (word for word in words if _LOWEST_ADDRESS <= word < _HIGHEST_ADDRESS)
 
 
 def _live_tensors() -> Iterator[ArgumentRegion]:
@@ -278,12 +260,29 @@ def _freed(address: int, note: Callable[[str], None]) -> list[ArgumentRegion]:
     return [ArgumentRegion(start, start + block.nbytes, "a freed tensor", block)]
 
 
+def _mapped(*lists: list[int]) -> list[list[int]]:
+    """The numbers of each list that are addresses of the process's memory: few of those that only
+    look like addresses, such as two sizes in one word. To look them up among tensors takes long.
+    """
+    if not any(lists):
+        return list(lists)
+    starts, ends = np.array(sorted(_mapped_ranges()), dtype=np.uint64).T
+
+    def is_mapped(addresses: list[int]) -> NDArray[np.bool_]:
+        words = np.array(addresses, dtype=np.uint64)
+        at = np.searchsorted(starts, words, side="right") - 1
+        mapped: NDArray[np.bool_] = (at >= 0) & (words < ends[at])
+        return mapped
+
+    return [list(compress(addresses, is_mapped(addresses))) for addresses in lists]
+
+
 def _mapped_ranges() -> list[tuple[int, int]]:
     """The process's address ranges; everything where the system does not tell."""
     try:
         with open("/proc/self/maps") as maps:
             lines = maps.read().splitlines()
     except OSError:
-        return [(0, _HIGHEST_ADDRESS)]
+        return [(0, HIGHEST_ADDRESS)]
     spans = (line.split(" ", 1)[0].split("-") for line in lines)
     return [(int(low, 16), int(high, 16)) for low, high in spans]

@@ -114,9 +114,8 @@ class Emulation:
         def run(call: HostCall, request: LaunchRequest) -> None:
             kernel = request.kernel
             module = kernel.image.module(self.arch)
-            parameters = module.syntax.kernels[kernel.name].parameters
             memory = arguments.memory(
-                parameters,
+                module.syntax.kernels[kernel.name],
                 request.arguments,
                 self._note,
                 allow_unregistered=self._allow_unregistered,
