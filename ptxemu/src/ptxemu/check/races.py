@@ -146,8 +146,10 @@ class Races:
             )[1 - MAX_EQUAL :]
         hidden = _hidden_behind(event, state, kept)
         if kept or hidden or suspects:
-            before = (*kept, *hidden)
-            observers = tuple(one for one in state.observers if one.write in before)
+            before, observed = (*kept, *hidden), state.observers
+            if is_atomic:
+                observed = (*observed, *_observations(event, state))
+            observers = tuple(one for one in observed if one.write in before)
             now = (*kept, event)
             return State(now, (), suspects=suspects, hidden=hidden, observers=observers)
         if event.write_state is None:
@@ -301,7 +303,7 @@ class Races:
 
 
 def _observations(read: Event, state: State) -> Iterator[Observation]:
-    """Writes that a strong read observes for the first time, without knowing them."""
+    """Writes that a strong read or an atomic observes for the first time, without knowing them."""
     after = read
     for write in reversed(state.writes):
         if not _observes(after, write):
