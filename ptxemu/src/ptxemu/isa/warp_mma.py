@@ -65,7 +65,7 @@ class Registers(NamedTuple):
         d, a, b, c = (elements(operand) for operand in instruction.operands[:4])
         if (len(d), len(a), len(b), len(c)) != counts:
             unsupported(instruction, "the number of registers does not fit the shape")
-        return cls(*(rows_reader(parts, word) for parts in (a, b, c)), rows_writer(d))
+        return cls(rows_reader(a, word), rows_reader(b, word), rows_reader(c, word), rows_writer(d))
 
 
 def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str, str, str]:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LaneReader = Callable[["Warp"], Lanes]
 LaneItem = Callable[["Warp", int], int]
 LaneWriter = Callable[["Warp", Lanes, Mask], None]
-"""Of several operands the lanes are rows, (n, 32)."""
+"""Values of several operands are rows of lanes, (n, 32)."""
 
 
 def convert(lanes: Lanes, type_: str) -> Lanes:
