@@ -96,6 +96,8 @@ CAS = "atom.global.cas.b32"
 EXCHANGE = "atom.global.exch.b32 %r7, [%rd_f], 0;"
 KEEP = "mul.wide.u32 %rd2, %r10, 4;\nadd.s64 %rd2, %rd2, %rd_y;\nst.global.b32 [%rd2+64], %r6;\n"
 """What the thread read is a result."""
+EXCHANGE_DATA = "atom.relaxed.gpu.global.exch.b32 %r5, [%rd_x], 1;\n"
+GIVE = "st.volatile.global.b32 [%rd_f], 0;"
 LOOK = "ld.relaxed.gpu.global.b32 %r6, [%rd_{0}];\n"
 SB = "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n{2}" + LOOK.format("{1}") + KEEP
 LB = LOOK.format("{1}") + "st.relaxed.gpu.global.b32 [%rd_{0}], 1;\n" + KEEP
@@ -155,6 +157,13 @@ TABLE = [
            ("st.volatile.global.b32 [%rd_f], 1;\n" + spin("ld.volatile.global.b32", value=2),
             spin("ld.volatile.global.b32") + "st.volatile.global.b32 [%rd_f], 2;\n"),
            "ordered", CLEAN),
+    Litmus("a volatile store and an exchange", (f"{VOLATILE} 7;\n", EXCHANGE_DATA),
+           "no race, but one in CUDA C++", codes("volatile-race")),
+    Litmus("a volatile store and an exchange between warps", (f"{VOLATILE} 7;\n", EXCHANGE_DATA),
+           "no race, but one in CUDA C++", codes("volatile-race"), warps=True),
+    Litmus("a volatile store, a volatile flag between membar's, an exchange",
+           (f"{VOLATILE} 7;\n" + MEMBAR + "st.volatile.global.b32 [%rd_f], 1;\n",
+            spin("ld.volatile.global.b32") + MEMBAR + EXCHANGE_DATA), "ordered", CLEAN),
     Litmus("message passing, .cta scope between CTAs",
            (WRITE + RELEASE.replace("gpu", "cta"), spin("ld.acquire.cta.global.b32") + READ),
            "race", codes("race", "scope-race")),
@@ -192,6 +201,9 @@ TABLE = [
     Litmus("a counter that the last resets, behind a fence", reset(behind=FENCE), "ordered", CLEAN),
     Litmus("a counter that the last resets, and each has read before",
            reset(READ.replace("rd_x", "rd_f")), "race", codes("race", "mixed-race")),
+    Litmus("a relaxed store that an atomic observes, then a plain store", (RELAXED,
+           "TAKE@: atom.relaxed.gpu.global.cas.b32 %r5, [%rd_f], 1, 2;\nsetp.ne.u32 %p1, %r5, 1;\n"
+           "@%p1 bra TAKE@;\nst.global.b32 [%rd_f], 0;\n"), "ordered", CLEAN),
     Litmus("release fences of gpu scope, then of cta scope",
            (WRITE + FENCE + NARROW + RELAXED, spin() + READ), "ordered", CLEAN),
     Litmus("release fences of cta scope, then of gpu scope",
@@ -226,6 +238,11 @@ TABLE = [
            (lock("atom.acquire.gpu.global.cas.b32", "", "",
                  "atom.release.gpu.global.exch.b32 %r7, [%rd_f], 0;"),) * 2, "ordered", CLEAN),
     Litmus("spin lock, relaxed between membar's", (lock(CAS, MEMBAR, MEMBAR, EXCHANGE),) * 2,
+           "ordered", CLEAN),
+    Litmus("spin lock, given back by a volatile store between membar's",
+           (lock(CAS, MEMBAR, MEMBAR, GIVE),) * 2, "ordered", CLEAN),
+    Litmus("spin lock, given back by a volatile store and by an exchange",
+           (lock(CAS, MEMBAR, MEMBAR, GIVE), lock(CAS, MEMBAR, MEMBAR, EXCHANGE)),
            "ordered", CLEAN),
     Litmus("spin lock, no membar before it is given back", (lock(CAS, MEMBAR, "", EXCHANGE),) * 2,
            "race", RACE),

@@ -211,6 +211,14 @@ def _counters(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program
         ),
     )
     yield Program(
+        "reset, a store seen by an atomic",
+        places,
+        (
+            (_put("c", 1, a),),
+            (atomic("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 1))),
+        ),
+    )
+    yield Program(
         "red and fence",
         places,
         (
@@ -301,6 +309,15 @@ def _triples(places: tuple[Place, ...], a: Style, b: Style) -> Iterator[Program]
             (write("x", 1), *a[0], _put("y", 1, a)),
             (_get("y", "a", b), *b[0], _put("z", 1, b, ("a", 1))),
             (_get("z", "b", a), *a[0], read("x", "c", guard=("b", 1))),
+        ),
+    )
+    yield Program(
+        "reset, a store seen by an atomic through another",
+        places,
+        (
+            (_put("c", 1, a),),
+            (atomic("c", "b", "relaxed", a[2]),),
+            (atomic("c", "a", "relaxed", b[2]), *b[0], write("c", 0, guard=("a", 2))),
         ),
     )
     told = write("s", 1, guard=("a", 1))

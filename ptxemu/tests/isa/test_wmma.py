@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.kernel_run import run
 
-from ptxemu.errors import UnsupportedInstructionError
+from ptxemu.errors import ExecutionError, UnsupportedInstructionError
 
 RNG = np.random.default_rng(11)
 
@@ -184,3 +184,11 @@ def test_satfinite_clamps_integers():
 def test_what_the_manual_has_not_is_refused(instruction):
     with pytest.raises(UnsupportedInstructionError):
         run(instruction, a=64)
+
+
+def test_rows_are_aligned():
+    """16 bytes a lane at most: a stride of 17 halves is refused, one of 24 is not."""
+    load = "wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {}, [%rd_a], {};"
+    run(load.format(names("r", 10, 8), 24), a=1024)
+    with pytest.raises(ExecutionError, match="not aligned to 16 bytes"):
+        run(load.format(names("r", 10, 8), 17), a=1024)

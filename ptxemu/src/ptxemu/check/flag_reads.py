@@ -1,8 +1,8 @@
-"""Loads that look at flags: their values may be old, as the kernel looks again or only asks.
+"""Reads that look at flags: their values may be old, as the kernel looks again or only asks.
 
-A load looks at a flag if its value only decides which way the code goes, or if it lies in a loop
-that does nothing but wait for another value. The value of any other load is data, and it matters
-which value it is.
+A load or an atomic looks at a flag if its value only decides which way the code goes, or if it lies
+in a loop that does nothing but wait for another value. The value of any other is data, and it
+matters which value it is; so it is of an atomic whose value nobody looks at.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _ORDERED = frozenset(("relaxed", "acquire", "volatile"))
 
 
 def data_reads(program: Any) -> frozenset[int]:
-    """The pcs of the strong loads of a kernel whose value is data; none of what is no Program."""
+    """The pcs of the strong loads and the atomics of a kernel that do not look at a flag.
+
+    None of what is no Program.
+    """
     if not isinstance(program, Program):
         return frozenset()
-    loads = [i for i in program.function.instructions if _is_strong_load(i)]
-    if not loads:
+    reads = [i for i in program.function.instructions if _is_strong_load(i) or _is_atomic(i)]
+    if not reads:
         return frozenset()
     uses = _Uses(program)
-    return frozenset(load.pc for load in loads if not uses.is_flag(load))
+    return frozenset(read.pc for read in reads if not uses.is_flag(read))
 
 
 def wait_reads(program: Any) -> frozenset[int]:
@@ -47,6 +50,10 @@ def wait_reads(program: Any) -> frozenset[int]:
 
 def _is_strong_load(instruction: Instruction) -> bool:
     return instruction.modifiers[0] == "ld" and not _ORDERED.isdisjoint(instruction.modifiers)
+
+
+def _is_atomic(instruction: Instruction) -> bool:
+    return instruction.modifiers[0] in ("atom", "red")
 
 
 class _Uses:
@@ -94,7 +101,7 @@ class _Uses:
         if instruction.modifiers[0] in _PASSED_ON:
             self._passes(instruction.operands[1:], instruction.operands[:1], node.guard)
             return
-        is_load = instruction.modifiers[0] == "ld"
+        is_load = instruction.modifiers[0] in ("ld", "atom")
         self._used.update(
             register_slots(instruction.operands[1:] if is_load else instruction.operands)
         )
@@ -117,9 +124,12 @@ class _Uses:
         selects = any(made - self._predicates for made in chosen)
         return not selects and self._used.isdisjoint(reached - self._predicates)
 
-    def is_flag(self, load: Instruction) -> bool:
-        """Whether a load looks at a flag."""
-        return self._is_only_branched_on(self._reached_by(load)) or self.is_awaited(load)
+    def is_flag(self, read: Instruction) -> bool:
+        """Whether a load or an atomic looks at a flag."""
+        reached = self._reached_by(read)
+        if _is_atomic(read) and reached.isdisjoint(self._predicates):
+            return False
+        return self._is_only_branched_on(reached) or self.is_awaited(read)
 
     def _reached_by(self, load: Instruction) -> set[int]:
         return self._reached(register_slots(load.operands[:1]))

@@ -146,8 +146,10 @@ class Races:
             )[1 - MAX_EQUAL :]
         hidden = _hidden_behind(event, state, kept)
         if kept or hidden or suspects:
-            before = (*kept, *hidden)
-            observers = tuple(one for one in state.observers if one.write in before)
+            before, observed = (*kept, *hidden), state.observers
+            if is_atomic:
+                observed = (*observed, *_observations(event, state))
+            observers = tuple(one for one in observed if one.write in before)
             now = (*kept, event)
             return State(now, (), suspects=suspects, hidden=hidden, observers=observers)
         if event.write_state is None:
@@ -301,15 +303,19 @@ class Races:
 
 
 def _observations(read: Event, state: State) -> Iterator[Observation]:
-    """Writes that a strong read observes for the first time, without knowing them."""
+    """Writes that a strong read or an atomic observes for the first time, without knowing them.
+
+    It observes what the atomics have observed that it observes.
+    """
     after = read
     for write in reversed(state.writes):
         if not _observes(after, write):
             return
-        if not read.actor.knows(write) and not any(
-            one.write is write and one.by.actor is read.actor for one in state.observers
-        ):
-            yield Observation(write, read)
+        for seen in (write, *(one.write for one in state.observers if one.by is write)):
+            if not read.actor.knows(seen) and not any(
+                one.write is seen and one.by.actor is read.actor for one in state.observers
+            ):
+                yield Observation(seen, read)
         if write.kind is not AccessKind.ATOMIC:
             return
         after = write

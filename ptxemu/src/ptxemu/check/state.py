@@ -162,7 +162,7 @@ def are_in_reach(reach: int, one: Actor, other: Actor) -> bool:
 
 
 class Observation(NamedTuple):
-    """A strong read, and a write that it observed."""
+    """A strong read or an atomic, and a write that it observed."""
 
     write: Event
     by: Event
@@ -203,7 +203,8 @@ class State:
         """Accesses before ones that conflict with less: weak ones before strong ones, writes before
         one that changed nothing."""
         self.observers = observers
-        """Strong reads that observed writes which they do not know, the first of each agent."""
+        """Strong reads and atomics that observed writes which they do not know, the first of each
+        agent."""
         self.next_event: Event | None = None
         """The event that was last applied to this state, with its outcome."""
         self.next_state: State | None = None

@@ -62,13 +62,16 @@ class Undetermined:
         return None
 
     def _is_race_in_cuda(self, first: Event, second: Event) -> bool:
-        """Whether two volatile accesses in no order are a race in CUDA C++, and no flag."""
-        if not (_is_volatile(first) and _is_volatile(second)):
+        """Whether a volatile write and a volatile access or an atomic, in no order, are a race in
+        CUDA C++, and no flag."""
+        write, other = (second, first) if second.kind is AccessKind.WRITE else (first, second)
+        if write.kind is not AccessKind.WRITE or not _is_volatile(write):
             return False
-        read = first if first.kind is AccessKind.READ else second
-        if read.kind is AccessKind.READ:
-            return read.instruction.pc in self._data_reads
-        return not second.is_silent
+        if not (other.kind is AccessKind.ATOMIC or _is_volatile(other)):
+            return False
+        if other.kind is not AccessKind.READ and second.is_silent:
+            return False
+        return other.kind is AccessKind.WRITE or other.instruction.pc in self._data_reads
 
     def _may_be_old(self, read: Event) -> bool:
         return read.instruction.pc in self._data_reads and not read.is_behind_sc

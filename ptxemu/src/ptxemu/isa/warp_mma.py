@@ -6,9 +6,8 @@ Recorded on an H200: f64 is a chain of fma over ascending k, and single bits are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from ptxemu.isa import mma_fragments as fragments
 from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
-from ptxemu.machine.operands import LaneReader, LaneWriter, elements, reader, writer
+from ptxemu.machine.operands import LaneReader, LaneWriter, elements, rows_reader, rows_writer
 from ptxemu.numerics import dot, exact
 from ptxemu.numerics.dtypes import F2, F4, F8, U2, U4, U8, Array
-from ptxemu.syntax.ast import Instruction, Operand
+from ptxemu.syntax.ast import Instruction
 
 if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
@@ -46,37 +45,27 @@ _BLACKWELL_ONLY = "that is of sm_120, which ptxemu does not emulate"
 BitProduct = Callable[[Array, Array], Array]
 
 
-@dataclass(frozen=True, slots=True)
-class Registers:
-    """Readers of A, B and C, and writers of D."""
+class Registers(NamedTuple):
+    """Readers of A, B and C, and the writer of D."""
 
-    a: list[LaneReader]
-    b: list[LaneReader]
-    c: list[LaneReader]
-    d: list[LaneWriter]
+    a: LaneReader
+    b: LaneReader
+    c: LaneReader
+    d: LaneWriter
 
     @classmethod
-    def decode(cls, operands: tuple[Operand, ...], word: str) -> Registers:
-        """Return the registers of the operands d, a, b, c, which are words of type `word`."""
-        d, *sources = (elements(operand) for operand in operands[:4])
-        a, b, c = ([reader(part, word) for part in parts] for parts in sources)
-        return cls(a, b, c, [writer(part) for part in d])
+    def decode(
+        cls, instruction: Instruction, word: str, counts: tuple[int, int, int, int]
+    ) -> Registers:
+        """Return the registers of an instruction on d, a, b, c, which are words of type `word`.
 
-    def expect(self, instruction: Instruction, counts: tuple[int, int, int, int]) -> None:
-        """Refuse other numbers of registers of d, a, b, c."""
-        if (len(self.d), len(self.a), len(self.b), len(self.c)) != counts:
+        Args:
+            counts: how many there must be.
+        """
+        d, a, b, c = (elements(operand) for operand in instruction.operands[:4])
+        if (len(d), len(a), len(b), len(c)) != counts:
             unsupported(instruction, "the number of registers does not fit the shape")
-
-
-def stacked(warp: Warp, readers: list[LaneReader]) -> Array:
-    """Registers (count, 32)."""
-    return np.stack([read(warp) for read in readers])
-
-
-def write_all(warp: Warp, mask: Mask, writers: list[LaneWriter], registers: Array) -> None:
-    """Write the registers of D."""
-    for write, values in zip(writers, registers, strict=True):
-        write(warp, values, mask)
+        return cls(rows_reader(a, word), rows_reader(b, word), rows_reader(c, word), rows_writer(d))
 
 
 def take_types(instruction: Instruction, modifiers: Modifiers) -> tuple[str, str, str, str]:
@@ -115,20 +104,20 @@ def multiply(instruction: Instruction) -> Step:
         unsupported(instruction, "this combination of shape and types")
     if saturates and (d_type != "s32" or bits is not None):
         unsupported(instruction, ".satfinite is for integers")
-    registers = Registers.decode(instruction.operands, f"b{size}")
     cells = rows // 4 // (2 if d_type == "f16" else 1)
-    registers.expect(instruction, (cells, rows * words // 32, words // 4, cells))
+    counts = (cells, rows * words // 32, words // 4, cells)
+    registers = Registers.decode(instruction, f"b{size}", counts)
 
     def step(warp: Warp, mask: Mask) -> None:
-        left = dot.numbers(fragments.rows_of_a(stacked(warp, registers.a), rows), a_type)
-        right = dot.numbers(fragments.columns_of_b(stacked(warp, registers.b)), b_type)
-        before = fragments.cells_of(stacked(warp, registers.c), rows, d_type)
+        left = dot.numbers(fragments.rows_of_a(registers.a(warp), rows), a_type)
+        right = dot.numbers(fragments.columns_of_b(registers.b(warp)), b_type)
+        before = fragments.cells_of(registers.c(warp), rows, d_type)
         if d_type == "f64":
             found = _chained(left, right, before.view(F8), mode).view(U8)
         else:
             sums = dot.product(left, right) if bits is None else bits(left, right)
             found = dot.accumulated(before, sums, d_type, saturate=saturates)
-        write_all(warp, mask, registers.d, fragments.registers_of(found, d_type))
+        registers.d(warp, fragments.registers_of(found, d_type), mask)
 
     return step
 
@@ -165,15 +154,14 @@ def _quads(
     known = len(layouts) == 2 and b_type == "f16" and d_type in ("f16", "f32")
     if not known or c_type not in ("f16", "f32") or (d_type, c_type) == ("f16", "f32"):
         unsupported(instruction, "this combination of shape and types")
-    registers = Registers.decode(instruction.operands, "b32")
     counts = {"f16": 4, "f32": 8}
-    registers.expect(instruction, (counts[d_type], 2, 2, counts[c_type]))
+    registers = Registers.decode(instruction, "b32", (counts[d_type], 2, 2, counts[c_type]))
     a_layout, b_layout = layouts
 
     def step(warp: Warp, mask: Mask) -> None:
-        a = fragments.quad_operand(stacked(warp, registers.a), k_major=a_layout == "row")
-        b = fragments.quad_operand(stacked(warp, registers.b), k_major=b_layout == "col")
-        before = fragments.quad_cells(stacked(warp, registers.c), c_type)
+        a = fragments.quad_operand(registers.a(warp), k_major=a_layout == "row")
+        b = fragments.quad_operand(registers.b(warp), k_major=b_layout == "col")
+        before = fragments.quad_cells(registers.c(warp), c_type)
         sums = (a.astype(F8) @ b.astype(F8).transpose(0, 2, 1)).reshape(32, 8)
         if d_type == "f32":
             held = before.astype(F4).view(U4).reshape(32, 8)
@@ -182,6 +170,6 @@ def _quads(
             held = before.view(U2).astype(U4).reshape(32, 8)
             cells = dot.accumulated(held, sums, "f16").astype(U2).view(F2)
         found = fragments.quad_registers(cells.reshape(4, 8, 8), d_type)
-        write_all(warp, mask, registers.d, found)
+        registers.d(warp, found, mask)
 
     return step

@@ -13,7 +13,7 @@ from ptxemu.engines.sparse_metadata import rows_of_metadata, warn_of_undefined
 from ptxemu.isa import mma_fragments as fragments
 from ptxemu.isa.forms import immediate_of
 from ptxemu.isa.registry import Modifiers, unsupported, visible
-from ptxemu.isa.warp_mma import KINDS, Registers, stacked, take_types, write_all
+from ptxemu.isa.warp_mma import KINDS, Registers, take_types
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lanes import Mask
 from ptxemu.machine.operands import reader
@@ -58,21 +58,20 @@ def multiply_sparse(instruction: Instruction) -> Step:
     selector = immediate_of(instruction, 5)
     if not 0 <= selector < 4 // givers:
         unsupported(instruction, f"sparsity selector {selector} is not 0 to {4 // givers - 1}")
-    registers = Registers.decode(instruction.operands, "b32")
     cells = 2 if d_type == "f16" else 4
-    registers.expect(instruction, (cells, words // 4, words // 4, cells))
+    registers = Registers.decode(instruction, "b32", (cells, words // 4, words // 4, cells))
     read_metadata = reader(instruction.operands[4], "b32")
     chosen = slice(givers * selector, givers * (selector + 1))
 
     def step(warp: Warp, mask: Mask) -> None:
         metadata = rows_of_metadata(read_metadata(warp), chosen, width)
         warn_of_undefined(warp.cta, warp, instruction, metadata, a_type)
-        kept = dot.numbers(fragments.rows_of_a(stacked(warp, registers.a), _ROWS), a_type)
+        kept = dot.numbers(fragments.rows_of_a(registers.a(warp), _ROWS), a_type)
         left = sparsity.expanded(kept, metadata, a_type)
-        right = dot.numbers(fragments.columns_of_b(stacked(warp, registers.b)), b_type)
-        before = fragments.cells_of(stacked(warp, registers.c), _ROWS, d_type)
+        right = dot.numbers(fragments.columns_of_b(registers.b(warp)), b_type)
+        before = fragments.cells_of(registers.c(warp), _ROWS, d_type)
         sums = dot.product(left, right)
         found = dot.accumulated(before, sums, d_type, saturate=saturates)
-        write_all(warp, mask, registers.d, fragments.registers_of(found, d_type))
+        registers.d(warp, fragments.registers_of(found, d_type), mask)
 
     return step

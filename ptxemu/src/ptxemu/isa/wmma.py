@@ -21,7 +21,7 @@ from ptxemu.isa.registry import Modifiers, unsupported, visible
 from ptxemu.machine.decoded import Step
 from ptxemu.machine.lane_memory import LaneMemory
 from ptxemu.machine.lanes import FULL, WARP_SIZE, Mask
-from ptxemu.machine.operands import LaneReader, elements, reader, writer
+from ptxemu.machine.operands import elements, reader, rows_reader, rows_writer
 from ptxemu.numerics import dot
 from ptxemu.syntax.ast import Instruction, Operand
 
@@ -80,10 +80,9 @@ class _Fragment:
             places = 16 * row + 8 * (i // 4) + 2 * (lane % 4) + i % 2
         return places.reshape(WARP_SIZE, self.per_lane)
 
-    def matrix(self, warp: Warp, readers: list[LaneReader], places: Array) -> Array:
-        """The elements, (rows, columns) of unsigned integers."""
-        registers = np.stack([read(warp) for read in readers], axis=1)
-        slots = np.ascontiguousarray(registers).view(f"u{self.element}")
+    def matrix(self, registers: Array, places: Array) -> Array:
+        """The elements, (rows, columns) of unsigned integers, in registers (n, 32 lanes)."""
+        slots = np.ascontiguousarray(registers.T).view(f"u{self.element}")
         flat = np.empty(self.rows * self.columns, slots.dtype)
         flat[places] = slots.reshape(places.shape)
         return flat.reshape(self.rows, self.columns)
@@ -111,27 +110,69 @@ def _fragment(instruction: Instruction, role: str, shape: str, type_: str) -> _F
     return _Fragment(rows, columns, bits // 8, registers, width)
 
 
+class _Matrix:
+    """A matrix in memory: runs of bytes, whose pieces lanes access.
+
+    Args:
+        bits: of an element, of which the stride counts so many.
+        by_rows: its rows are the runs; else its columns are.
+    """
+
+    def __init__(
+        self,
+        instruction: Instruction,
+        pointer: int,
+        space: str,
+        fragment: _Fragment,
+        bits: int,
+        *,
+        by_rows: bool,
+    ) -> None:
+        rows, columns, element = fragment.rows, fragment.columns, fragment.element
+        self._shape = (rows, columns) if by_rows else (columns, rows)
+        self._by_rows = by_rows
+        runs, run_bytes = self._shape[0], self._shape[1] * element
+        # A run is aligned to the bytes that a lane holds.
+        piece = min(16, fragment.registers * fragment.bits // 8, run_bytes)
+        run, inside = np.divmod(np.arange(runs * run_bytes // piece), run_bytes // piece)
+        self._runs = run.reshape(-1, min(len(run), WARP_SIZE))
+        self._inside = inside.reshape(self._runs.shape) * piece
+        self._count = piece // element
+        operand = instruction.operands[pointer]
+        self._memory = LaneMemory(instruction, operand, space, element, self._count)
+        self._stride = _stride(instruction.operands[2:], bits, run_bytes)
+
+    def _addresses(self, warp: Warp) -> Array:
+        """Addresses of the pieces, 32 lanes at a time."""
+        start = self._memory.addresses(warp, FULL)[0]
+        addresses: Array = start + self._runs * self._stride(warp) + self._inside
+        return addresses
+
+    def load(self, warp: Warp) -> Array:
+        """The elements, (rows, columns) of unsigned integers."""
+        parts = [self._memory.load_at(warp, FULL, row).T for row in self._addresses(warp)]
+        matrix = np.concatenate(parts).reshape(self._shape)
+        return matrix if self._by_rows else matrix.T
+
+    def store(self, warp: Warp, matrix: Array) -> None:
+        """Write the elements."""
+        runs = np.ascontiguousarray(matrix if self._by_rows else matrix.T)
+        addresses = self._addresses(warp)
+        for row, values in zip(addresses, runs.reshape(*addresses.shape, -1), strict=True):
+            self._memory.store_at(warp, FULL, row, values.T if self._count > 1 else values[:, 0])
+
+
 @visible("wmma.load", section=_SECTION + "wmma.load")
 def load(instruction: Instruction) -> Step:
     """A fragment from memory; every lane gives the same address and stride."""
     modifiers = Modifiers(instruction, "wmma.load")
     role = modifiers.one_of("a", "b", "c")
-    fragment, addresses, memory = _memory_form(instruction, modifiers, role, 1)
+    fragment, memory = _memory_form(instruction, modifiers, role, 1)
     destination = elements(instruction.operands[0])
     if len(destination) != fragment.registers:
         unsupported(instruction, f"expected {fragment.registers} registers")
-    writers = [writer(part) for part in destination]
-    element = np.dtype(f"u{fragment.element}")
-
-    def step(warp: Warp, mask: Mask) -> None:
-        slots = np.empty((WARP_SIZE, fragment.per_lane), element)
-        for place, row in enumerate(addresses(warp)):
-            slots[:, place] = memory.load_at(warp, FULL, row)
-        registers = slots.view(f"u{fragment.bits // 8}")
-        for number, write in enumerate(writers):
-            write(warp, np.ascontiguousarray(registers[:, number]), mask)
-
-    return step
+    write, places = rows_writer(destination), fragment.places()
+    return lambda warp, mask: write(warp, fragment.lanes(memory.load(warp), places), mask)
 
 
 @visible("wmma.store", section=_SECTION + "wmma.store")
@@ -139,25 +180,18 @@ def store(instruction: Instruction) -> Step:
     """The fragment D to memory; every lane gives the same address and stride."""
     modifiers = Modifiers(instruction, "wmma.store")
     role = modifiers.one_of("d")
-    fragment, addresses, memory = _memory_form(instruction, modifiers, role, 0)
+    fragment, memory = _memory_form(instruction, modifiers, role, 0)
     sources = elements(instruction.operands[1])
     if len(sources) != fragment.registers:
         unsupported(instruction, f"expected {fragment.registers} registers")
-    readers = [reader(part, f"b{fragment.bits}") for part in sources]
-
-    def step(warp: Warp, mask: Mask) -> None:
-        registers = np.stack([read(warp) for read in readers], axis=1)
-        slots = np.ascontiguousarray(registers).view(f"u{fragment.element}")
-        for place, row in enumerate(addresses(warp)):
-            memory.store_at(warp, FULL, row, np.ascontiguousarray(slots[:, place]))
-
-    return step
+    read, places = rows_reader(sources, f"b{fragment.bits}"), fragment.places()
+    return lambda warp, mask: memory.store(warp, fragment.matrix(read(warp), places))
 
 
 def _memory_form(
     instruction: Instruction, modifiers: Modifiers, role: str, pointer: int
-) -> tuple[_Fragment, Callable[[Warp], Array], LaneMemory]:
-    """Return the fragment, the addresses (elements of a lane, 32 lanes) and the memory."""
+) -> tuple[_Fragment, _Matrix]:
+    """Return the fragment and the matrix in memory."""
     modifiers.one_of("sync")
     modifiers.one_of("aligned")
     layout = modifiers.one_of("row", "col")
@@ -171,18 +205,8 @@ def _memory_form(
     along_columns = (layout == "col") if role == "b" else (layout == "row")
     if _BITS[type_] < 8 and not along_columns:
         unsupported(instruction, "elements of less than a byte lie along k")
-    row, column = np.divmod(fragment.places(), fragment.columns)
-    major, minor = (row, column) if along_columns else (column, row)
-    major, minor = major.T.astype(np.int64), (minor * fragment.element).T.astype(np.int64)
-    natural = (fragment.columns if along_columns else fragment.rows) * fragment.element
-    stride_of = _stride(instruction.operands[2:], _BITS[type_], natural)
-    memory = LaneMemory(instruction, instruction.operands[pointer], space, fragment.element)
-
-    def addresses(warp: Warp) -> Array:
-        places: Array = memory.addresses(warp, FULL)[0] + major * stride_of(warp) + minor
-        return places
-
-    return fragment, addresses, memory
+    bits = _BITS[type_]
+    return fragment, _Matrix(instruction, pointer, space, fragment, bits, by_rows=along_columns)
 
 
 def _stride(operands: tuple[Operand, ...], bits: int, natural: int) -> Callable[[Warp], int]:
@@ -221,20 +245,19 @@ def multiply(instruction: Instruction) -> Step:
     operands = [elements(operand) for operand in instruction.operands]
     if [len(operand) for operand in operands] != [f.registers for f in fragments]:
         unsupported(instruction, "the number of registers does not fit the shape")
-    writers = [writer(part) for part in operands[0]]
+    write = rows_writer(operands[0])
     sources = [
-        (f, [reader(part, f"b{f.bits}") for part in parts], f.places())
+        (f, rows_reader(parts, f"b{f.bits}"), f.places())
         for f, parts in zip(fragments[1:], operands[1:], strict=True)
     ]
     result, places = fragments[0], fragments[0].places()
 
     def step(warp: Warp, mask: Mask) -> None:
-        a, b, c = (f.matrix(warp, readers, at) for f, readers, at in sources)
+        a, b, c = (f.matrix(read(warp), at) for f, read, at in sources)
         left, right = _numbers(a, a_type), _numbers(b, b_type)
         sums = _common_bits(left, right, combine) if combine else dot.product(left, right)
         cells = _total(c, sums, c_type, d_type, saturates=saturates)
-        for write, values in zip(writers, result.lanes(cells, places), strict=True):
-            write(warp, values, mask)
+        write(warp, result.lanes(cells, places), mask)
 
     return step
 

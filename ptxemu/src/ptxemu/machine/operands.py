@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ptxemu.machine.lanes import (
     first_lane,
     merged,
 )
-from ptxemu.machine.register_file import RegisterFile
+from ptxemu.machine.register_file import RegisterFile, set_words, words_of
 from ptxemu.machine.special_registers import special
 from ptxemu.syntax.ast import (
     Address,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LaneReader = Callable[["Warp"], Lanes]
 LaneItem = Callable[["Warp", int], int]
 LaneWriter = Callable[["Warp", Lanes, Mask], None]
+"""Values of several operands are rows of lanes, (n, 32)."""
 
 
 def convert(lanes: Lanes, type_: str) -> Lanes:
@@ -177,6 +178,38 @@ def writer(operand: Operand) -> LaneWriter:
         if mask is not FULL:
             new = merged(mask, new, warp.registers[register.slot])
         warp.registers[register.slot] = new
+
+    return write
+
+
+def _words(operands: Sequence[Operand]) -> tuple[int, ...]:
+    """The slots of operands that all are registers of 32 bits; of others none."""
+    word = np.dtype(np.uint32)
+    registers = [one for one in operands if isinstance(one, Register)]
+    if len(registers) < len(operands) or any(STORAGE.get(r.type) != word for r in registers):
+        return ()
+    return tuple(one.slot for one in registers)
+
+
+def rows_reader(operands: Sequence[Operand], type_: str) -> LaneReader:
+    """A function that gives the values of several operands, viewed as `type_`."""
+    slots = _words(operands)
+    if slots and VALUE[type_] == np.uint32:
+        return lambda warp: words_of(warp.registers, slots)
+    readers = [reader(one, type_) for one in operands]
+    return lambda warp: np.stack([read(warp) for read in readers])
+
+
+def rows_writer(operands: Sequence[Operand]) -> LaneWriter:
+    """A function that writes values into several registers, in the lanes of the mask."""
+    slots, writers = _words(operands), [writer(one) for one in operands]
+
+    def write(warp: Warp, rows: Lanes, mask: Mask) -> None:
+        if slots and mask is FULL:
+            set_words(warp.registers, slots, rows.view(np.uint32))
+            return
+        for write_one, values in zip(writers, rows, strict=True):
+            write_one(warp, values, mask)
 
     return write
 
