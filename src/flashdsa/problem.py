@@ -13,8 +13,10 @@ D_V = 512
 D_ROPE = D_QK - D_V
 PAGE_SIZE = 64
 """Tokens of one page of the index-K cache, and of a paged kv."""
-SHORT_TABLE_PAGES = (32, 16, 8, 4, 2, 1)
-"""Tokens that an entry of the indexer's block table may name, if it is no whole page."""
+PARTS_OF_A_PAGE = (64, 32, 16, 8, 4, 2, 1)
+"""Tokens that an entry of the indexer's block table may name, and positions of a block."""
+SHORT_TABLE_PAGES = PARTS_OF_A_PAGE[1:]
+"""The same if the entry is no whole page."""
 KV_GROUP = V32.group
 """Latent columns of a packed kv row that share a scale."""
 E4M3_MAX = 448.0
@@ -79,6 +81,9 @@ class Problem:
     """The indexer's ids are token positions, not cache slots."""
     table_page_size: int = PAGE_SIZE
     """Tokens that an entry of the indexer's block table names."""
+    block: int = 1
+    """Positions of the indexer's blocks, and whether there are candidates among them."""
+    candidates: bool = False
     next_n: int = 1
     """The indexer's neighbouring queries that share a row of the block table."""
     capability: tuple[int, int] | None = None

@@ -30,6 +30,7 @@ VALUES |= {
     "check": False,
     "backward_backend": "auto",
     "index_block": 1,
+    "block": 1,
     "kv_format": None,
     "ratio": 4,
     "eps": 1e-6,

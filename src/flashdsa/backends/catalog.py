@@ -17,7 +17,7 @@ from flashdsa.problem import (
     INDEX_HEAD_DIM,
     MAX_NEXT_N,
     NUM_INDEX_HEADS,
-    PAGE_SIZE,
+    PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
 )
 from flashdsa.row_formats import ROW_FORMATS
@@ -42,7 +42,9 @@ _CPU_INDEXER = Features(
     dtypes=("float8_e4m3fn",),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
-    table_page_size=OneOf((PAGE_SIZE, *SHORT_TABLE_PAGES)),
+    table_page_size=OneOf(PARTS_OF_A_PAGE),
+    block=OneOf(PARTS_OF_A_PAGE),
+    candidates=True,
     sorted=True,
     positions=True,
     deterministic=True,

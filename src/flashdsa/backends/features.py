@@ -79,9 +79,19 @@ _FLAGS = (
     "extra_kv",
     "ranges",
     "batch_invariant",
+    "candidates",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
-_SIZES = ("num_heads", "d_qk", "d_v", "topk", "next_n", "table_page_size", "index_block")
+_SIZES = (
+    "num_heads",
+    "d_qk",
+    "d_v",
+    "topk",
+    "next_n",
+    "table_page_size",
+    "index_block",
+    "block",
+)
 """Sizes of a `Problem`, each with its set in `Features`."""
 
 
@@ -128,6 +138,10 @@ class Features:
     """Formats of packed rows of which each source may have its own."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
+    block: IntSet = field(default=OneOf((1,)))
+    """Positions of the indexer's blocks, which are chosen, or from which tokens are."""
+    candidates: bool = False
+    """The indexer chooses tokens from listed blocks only."""
     batch_invariant: bool = False
     """A query's bits do not depend on the others."""
     capabilities: tuple[tuple[int, int], ...] = ()

@@ -90,6 +90,8 @@ def _row(
             "batch_invariant": has.batch_invariant,
             "index_block": str(has.index_block),
             "table_page_size": str(has.table_page_size),
+            "block": str(has.block),
+            "candidates": has.candidates,
             "deterministic": has.deterministic,
             "sorted": has.sorted,
             "positions": has.positions,

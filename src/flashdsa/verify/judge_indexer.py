@@ -79,6 +79,8 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
         positions=case.positions,
         scores=scores,
         table_page_size=case.table_page_size,
+        block=case.block,
+        candidates=inputs.candidates,
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]

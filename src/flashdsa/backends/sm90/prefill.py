@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def bind(
-    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool, block: int
 ) -> Callable[[Sequence[Any]], None]:
     """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
     with `sorted` in descending score, by a second launch that sorts the lists.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
-    device.
+    device. `block` is 1; others are two_levels.py's.
     """
     topk_indices, kind = operands.topk_indices, type(operands)
     if not topk_indices.is_contiguous():
@@ -105,7 +105,7 @@ def bind_plan(
         launches.append((slice(*piece[:2]), runner.function(PREFILL, own), numbers))
 
     def launch(operands: Sequence[Any], *topk_scores: Tensor) -> Tensor:
-        q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands
+        q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands[:7]
         inputs = arguments(q_index, k_index, weights, ends, starts, k_scale)
         # Launches follow each other, so that they share the workspace.
         (workspace,) = runner.workspace(words, allocate)

@@ -1,0 +1,49 @@
+"""Blocks of positions in torch, on any device: their scores, and the positions of listed ones."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_NONE = torch.iinfo(torch.int32).max
+"""Stands for a candidate that names nothing; orders it after every block."""
+
+
+def block_scores(scores: Tensor, ranked: Tensor, lengths: Tensor, block: int) -> Tensor:
+    """Scores (rows, ceil(width / block)) fp32 of blocks: the best of each, NaN where none is a
+    number, and infinity where the newest position is.
+
+    Args:
+        scores: (rows, width) fp32.
+        ranked: (rows, width) bool: False where a position has no score.
+        lengths: (rows,) positions, the last of which is the newest.
+    """
+    padding = -scores.shape[1] % block
+    scored = torch.where(ranked, scores, math.nan)
+    scored = torch.nn.functional.pad(scored, (0, padding), value=math.nan).unflatten(1, (-1, block))
+    missing = scored.isnan()
+    best = scored.masked_fill(missing, -math.inf).amax(2)
+    best = best.masked_fill(missing.all(2), math.nan)
+    newest = (lengths.long() - 1)[:, None] // block  # -1 of an empty row
+    ids = torch.arange(best.shape[1], device=best.device)
+    return torch.where(ids == newest, math.inf, best)
+
+
+def candidate_positions(candidates: Tensor, lengths: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Positions (rows, n * block) int64 of the listed blocks, ascending, and how many (rows,).
+
+    What follows a row's last one lies at or beyond its length.
+
+    Args:
+        candidates: (rows, n) ids of blocks; those of no visible block, and repeated ones, add
+            nothing. lengths: (rows,) visible positions.
+    """
+    ids = candidates.long()
+    ids = torch.where((ids >= 0) & (ids * block < lengths[:, None]), ids, _NONE).sort(1).values
+    ids[:, 1:] = torch.where(ids[:, 1:] == ids[:, :-1], _NONE, ids[:, 1:])
+    ids = ids.sort(1).values
+    positions = ids[..., None] * block + torch.arange(block, device=ids.device)
+    positions = positions.flatten(1)
+    return positions, (positions < lengths[:, None]).sum(1)
