@@ -15,7 +15,9 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS, 
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
+    INDEX_TOKEN_BYTES,
     MAX_NEXT_N,
+    MXFP4_TOKEN_BYTES,
     NUM_INDEX_HEADS,
     PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
@@ -43,6 +45,7 @@ _CPU_INDEXER = Features(
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
     table_page_size=OneOf(PARTS_OF_A_PAGE),
+    token_bytes=OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES)),
     block=OneOf(PARTS_OF_A_PAGE),
     candidates=True,
     sorted=True,
@@ -59,10 +62,16 @@ _CPU_QUANTIZE = Features(
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     deterministic=True,
 )
+_CPU_WRITE = replace(_CPU_QUANTIZE, token_bytes=_CPU_INDEXER.token_bytes)
 _CPU_TRAINING = replace(_CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False)
 _CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), deterministic=True)
 _CPU_ENTRIES = replace(_CPU_ATTENTION, attn_sink=False, topk_length=False)
-_CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=True)
+_CPU_CACHE = Features(
+    devices=("cpu",),
+    dtypes=("uint8", "int8"),
+    token_bytes=_CPU_INDEXER.token_bytes,
+    deterministic=True,
+)
 
 _CPU = {
     "sparse_mla_fwd": ("sparse_mla:forward", _CPU_FORWARD),
@@ -75,7 +84,7 @@ _CPU = {
     "prefill_logits": ("prefill:logits", _CPU_PREFILL),
     "quantize_index_k": ("quantize:quantize_index_k", _CPU_QUANTIZE),
     "quantize_index_q": ("quantize:quantize_index_q", _CPU_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:write", _CPU_QUANTIZE),
+    "write_index_k_cache": ("index_k_cache:write", _CPU_WRITE),
     "read_index_k_cache": ("index_k_cache:read", _CPU_CACHE),
     "attention_target": ("indexer_training:attention_target", _CPU_ATTENTION),
     "indexer_scores": ("indexer_training:scores", _CPU_TRAINING),
@@ -164,7 +173,7 @@ _SM90 = {
     "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
     "quantize_index_k": ("quantize:bind_keys", _CPU_QUANTIZE),
     "quantize_index_q": ("quantize:bind_queries", _CPU_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:bind_write", _CPU_QUANTIZE),
+    "write_index_k_cache": ("index_k_cache:bind_write", _CPU_WRITE),
     "read_index_k_cache": ("index_k_cache:bind_read", _CPU_CACHE),
     "attention_target": ("attention_target:bind", _SM90_TARGET),
     "indexer_scores": ("indexer_scores:bind", _SM90_INDEX_SCORES),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from flashdsa.problem import PAGE_SIZE, Problem
+from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE, Problem
 
 
 class IntSet(Protocol):
@@ -91,6 +91,7 @@ _SIZES = (
     "table_page_size",
     "index_block",
     "block",
+    "token_bytes",
 )
 """Sizes of a `Problem`, each with its set in `Features`."""
 
@@ -138,6 +139,8 @@ class Features:
     """Formats of packed rows of which each source may have its own."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
+    token_bytes: IntSet = field(default=OneOf((INDEX_TOKEN_BYTES,)))
+    """Bytes of a key in the indexer's cache."""
     block: IntSet = field(default=OneOf((1,)))
     """Positions of the indexer's blocks, which are chosen, or from which tokens are."""
     candidates: bool = False

@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.index_k_cache import page_views
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
+from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, parts_of_cache
 from flashdsa.backends.two_levels import block_scores, candidate_positions
 from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
@@ -236,6 +237,10 @@ def _gather_tokens(cache: Tensor, entries: Tensor, of_entry: int) -> tuple[Tenso
     """Keys (128, tokens) float64 and scales (tokens,) fp32 of whole entries of `of_entry`."""
     in_page = PAGE_SIZE // of_entry
     at = entries // in_page, entries % in_page
+    if has_mxfp4(cache):
+        parts = [x.unflatten(1, (in_page, of_entry))[at] for x in parts_of_cache(cache)]
+        rows, scale = as_e4m3(torch.cat(parts, dim=2).flatten(0, 1))
+        return rows.double().t(), scale
     keys, scales = (x.unflatten(1, (in_page, of_entry))[at] for x in page_views(cache))
     fp8 = keys.flatten(0, 1).view(torch.float8_e4m3fn)
     return fp8.double().t(), scales.flatten()
