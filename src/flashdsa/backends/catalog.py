@@ -112,6 +112,8 @@ _INDEXER_OF_SLOTS = replace(
     _INDEXER, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
 )
 """Features of the variants that gather tokens."""
+_SM90_TWO_LEVELS = replace(_INDEXER, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True)
+"""Features of what scores all positions and ranks them in a launch of its own."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
@@ -209,6 +211,14 @@ _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITION
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
+        ("dsa_topk_indexer", ("two_levels:bind", _SM90_TWO_LEVELS)),
+        (
+            "dsa_topk_prefill",
+            (
+                "two_levels:bind_prefill",
+                replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False),
+            ),
+        ),
         *((one, (_SM90[one][0], more)) for more in (_SM90_BF16, _SM90_JOINED) for one in _FORWARDS),
     ),
     "sm100": (

@@ -92,11 +92,9 @@ def best_of_blocks(scores: Tensor, selectable: Tensor | None, block: int) -> tup
     """Scores (ceil(n / block),) of blocks of `scores` (n,), and which have a position to select."""
     length = len(scores)
     there = torch.ones(length, dtype=torch.bool) if selectable is None else selectable
-    best = block_scores(
-        scores[None], there[None], torch.tensor([length], dtype=torch.int64), block
-    )[0]
-    some = torch.nn.functional.pad(there, (0, -length % block)).unflatten(0, (-1, block)).any(1)
-    return best, some
+    newest = torch.tensor([length], dtype=torch.int64)
+    best, some = block_scores(scores[None], there[None], newest, block)
+    return best[0], some[0]
 
 
 def among(candidates: Tensor, length: int, block: int) -> Tensor:
