@@ -112,7 +112,10 @@ _INDEXER_OF_SLOTS = replace(
     _INDEXER, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
 )
 """Features of the variants that gather tokens."""
-_SM90_TWO_LEVELS = replace(_INDEXER, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True)
+_SM90_LOGITS = replace(_INDEXER, token_bytes=_CPU_INDEXER.token_bytes)
+_SM90_TWO_LEVELS = replace(
+    _SM90_LOGITS, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
+)
 """Features of what scores all positions and ranks them in a launch of its own."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
@@ -169,7 +172,7 @@ _SM90 = {
     "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
     "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", _INDEXER),
+    "indexer_logits": ("indexer:bind_logits", _SM90_LOGITS),
     "topk_indices": ("topk:bind", _SM90_SCORES),
     "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
     "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),

@@ -29,6 +29,10 @@ CASES = [
                 plateaus=True),
     IndexerCase("sorted positions of candidates", (300, 9), 40, num_heads=16, block=4,
                 num_candidates=40, positions=True, sorted=True, nan_keys=True),
+    IndexerCase("keys of 68 bytes", (300, 0, 70), 90, num_heads=32, mxfp4=True, sorted=True,
+                nan_keys=True),
+    IndexerCase("blocks of keys of 68 bytes", (300, 65), 20, num_heads=16, block=8, mxfp4=True,
+                int8_cache=True),
     IndexerCase("candidates of one position", (150,), 512, num_heads=16, num_candidates=90),
 ]  # fmt: skip
 

@@ -7,7 +7,6 @@ by torch, and ranked by the kernel of given scores: three steps on the device, n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from torch import Tensor
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
+from flashdsa.backends.mxfp4 import has_mxfp4
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.topk import bind_ranking
@@ -127,8 +127,7 @@ def bind_prefill(
 
 def logits_plan(operands: TopkIndexerOperands) -> LogitsPlan:
     """Plan of the kernel that scores a call's keys."""
-    plan: Any = INDEXER_LOGITS.plans[0]
-    return replace(plan, num_heads=operands.q_index_fp8.shape[1])
+    return LogitsPlan(operands.q_index_fp8.shape[1], mxfp4=has_mxfp4(operands.k_index_cache_fp8))
 
 
 def is_empty(candidates: Tensor | None) -> bool:
