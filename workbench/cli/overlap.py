@@ -62,7 +62,7 @@ def overlap(
       flashdsa demo --indices out/indices.pt
       python -m workbench overlap out/indices.pt
       python -m workbench overlap layer30.pt --groups 2 --groups 16 --json
-      python -m workbench overlap every_layer.pt --layers
+      python -m workbench overlap every_layer.pt --layers  (overlap/record.py)
     """
     from workbench.overlap.measure import GROUPS, measure_layers, measure_overlap
 

@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from workbench.__main__ import cli
 from workbench.overlap.measure import measure_layers, measure_overlap
+from workbench.overlap.record import recorded_lists
 
 INDICES = torch.tensor([[5, 3, 1, -1], [1, 3, 7, 7], [9, 8, -1, -1], [8, 9, 4, 2]])
 """Distinct rows 3, 3, 2, 4; unions of two {1, 3, 5, 7} and {2, 4, 8, 9}."""
@@ -108,3 +109,18 @@ def test_what_is_no_index_tensor_is_one_line(tmp_path: Path) -> None:
         assert (result.exit_code, result.stdout) == (2, "")
         (line,) = result.stderr.splitlines()
         assert says in line
+
+
+def test_lists_of_a_model_of_transformers_are_recorded() -> None:
+    pytest.importorskip("transformers", reason="needs transformers >= 5.17")
+    from tests.integrations.test_transformers import LENGTH, TOPK, build
+
+    model = build("deepseek_v32")
+    tokens = torch.arange(LENGTH)[None] * 7 % 96
+    with torch.no_grad(), recorded_lists(model) as lists:
+        model(tokens)
+    model(tokens[:, :5])  # no longer recorded
+    assert [name.endswith("indexer") for name in lists] == [True] * 3
+    assert all(ids.shape == (1, LENGTH, TOPK) for ids in lists.values())
+    kept = measure_layers(list(lists.values()))
+    assert all(kept[i][i] == 1.0 for i in range(3)) and 0 < kept[0][1] < 1
