@@ -92,6 +92,7 @@ def _row(
             "table_page_size": str(has.table_page_size),
             "block": str(has.block),
             "candidates": has.candidates,
+            "token_bytes": str(has.token_bytes),
             "deterministic": has.deterministic,
             "sorted": has.sorted,
             "positions": has.positions,
