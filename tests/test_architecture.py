@@ -29,8 +29,11 @@ MORE_PARAMETERS = {
     "src/flashdsa/ops/attention.py:sparse_mla_fwd",
     "src/flashdsa/ops/entries.py:compress_kv",
     "src/flashdsa/ops/entries.py:compress_kv_bwd",
+    "src/flashdsa/ops/indexer.py:dsa_topk_indexer",
     "src/flashdsa/ops/indexer_loss.py:indexer_kl_loss",
     "src/flashdsa/ops/indexer_loss_dense.py:indexer_kl_loss_dense",
+    "src/flashdsa/ops/prefill.py:dsa_topk_prefill",
+    "src/flashdsa/reference/indexer.py:dsa_topk_indexer",
     "ptxemu/src/ptxemu/api.py:launch",
 }
 

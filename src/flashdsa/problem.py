@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flashdsa.row_formats import V32, find_row_format
+from flashdsa.row_formats import INDEX_MXFP4, V32, find_row_format
 
 D_QK = 576
 """Columns of `q` and `kv` in DeepSeek's MLA: 512 latent and 64 RoPE."""
@@ -13,8 +13,10 @@ D_V = 512
 D_ROPE = D_QK - D_V
 PAGE_SIZE = 64
 """Tokens of one page of the index-K cache, and of a paged kv."""
-SHORT_TABLE_PAGES = (32, 16, 8, 4, 2, 1)
-"""Tokens that an entry of the indexer's block table may name, if it is no whole page."""
+PARTS_OF_A_PAGE = (64, 32, 16, 8, 4, 2, 1)
+"""Tokens that an entry of the indexer's block table may name, and positions of a block."""
+SHORT_TABLE_PAGES = PARTS_OF_A_PAGE[1:]
+"""The same if the entry is no whole page."""
 KV_GROUP = V32.group
 """Latent columns of a packed kv row that share a scale."""
 E4M3_MAX = 448.0
@@ -26,6 +28,9 @@ INDEX_HEAD_DIM = 128
 SCALE_BYTES = 4
 """One fp32 scale a token."""
 INDEX_TOKEN_BYTES = INDEX_HEAD_DIM + SCALE_BYTES
+"""A key of e4m3 in the index-K cache, with its scale."""
+MXFP4_TOKEN_BYTES = INDEX_MXFP4.row_bytes
+"""A key of e2m1 in it, with its four scales."""
 KV_SCALES = V32.num_scales
 KV_SCALES_AT = V32.scales_at
 KV_ROPE_AT = V32.rope_at
@@ -79,6 +84,11 @@ class Problem:
     """The indexer's ids are token positions, not cache slots."""
     table_page_size: int = PAGE_SIZE
     """Tokens that an entry of the indexer's block table names."""
+    token_bytes: int | None = None
+    """Bytes of a key in the indexer's cache."""
+    block: int = 1
+    """Positions of the indexer's blocks, and whether there are candidates among them."""
+    candidates: bool = False
     next_n: int = 1
     """The indexer's neighbouring queries that share a row of the block table."""
     capability: tuple[int, int] | None = None

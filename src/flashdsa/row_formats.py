@@ -98,6 +98,8 @@ ROW_FORMATS = {
     )
 }
 """Every format of packed rows by its name."""
+INDEX_MXFP4 = RowFormat("mxfp4", 128, 32, "e8m0", fp4=True, split=True)
+"""The indexer's keys of 68 bytes."""
 
 
 def row_format(kv_format: object) -> RowFormat:

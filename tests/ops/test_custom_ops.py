@@ -101,7 +101,8 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
 
 
 def _indexer_out() -> tuple[Any, ...]:
-    return (*inputs.indexer(), torch.zeros(2, 16, dtype=torch.int32), False, False, 64, True, "cpu")
+    ids, blocks = torch.zeros(2, 16, dtype=torch.int32), torch.tensor([[1, 0], [3, -1]]).int()
+    return (*inputs.indexer(), ids, blocks, False, False, 64, 8, True, "cpu")
 
 
 def _prefill_args(dtype: torch.dtype) -> tuple[Any, ...]:
@@ -143,7 +144,9 @@ def _index_args(grad: bool) -> tuple[Any, ...]:
                 torch.zeros(2, 6, dtype=torch.int32),
                 torch.tensor([1, 2], dtype=torch.int32),
                 None,
+                None,
                 True,
+                2,
                 "cpu",
             ),
         ),
@@ -151,10 +154,10 @@ def _index_args(grad: bool) -> tuple[Any, ...]:
             OPERATIONS["prefill_logits"],
             lambda: (*_prefill_args(torch.float8_e4m3fn), None, torch.rand(9), "cpu"),
         ),
-        (OPERATIONS["quantize_index_k"], lambda: (torch.randn(3, 128).bfloat16(), "cpu")),
+        (OPERATIONS["quantize_index_k"], lambda: (torch.randn(3, 128).bfloat16(), False, "cpu")),
         (
             OPERATIONS["quantize_index_q"],
-            lambda: (torch.randn(2, 4, 128).bfloat16(), torch.randn(2, 4), "cpu"),
+            lambda: (torch.randn(2, 4, 128).bfloat16(), torch.randn(2, 4), True, "cpu"),
         ),
         (OPERATIONS["write_index_k_cache"], _written_cache),
         (
@@ -211,5 +214,5 @@ def test_an_operation_that_writes_returns_nothing(
     q, k = torch.randn(2, 3, 128), torch.randn(5, 128)
     ends, ids = torch.tensor([3, 5], dtype=torch.int32), torch.zeros(2, 4, dtype=torch.int32)
     op = torch.ops.flashdsa.dsa_topk_prefill.default
-    assert op(q, k, torch.ones(2, 3), ends, ids, None, None, False, "cpu") is None
+    assert op(q, k, torch.ones(2, 3), ends, ids, None, None, None, False, 1, "cpu") is None
     assert ids[0].tolist() == [0, 1, 2, -1]

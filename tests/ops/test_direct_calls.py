@@ -60,6 +60,7 @@ class Kernel:
         sorted: bool,
         positions: bool,
         table_page_size: int,
+        block: int,
         check: bool,
     ) -> Callable[[Sequence[Tensor]], None]:
         """A call that was checked."""
@@ -68,7 +69,7 @@ class Kernel:
 
         def serve(given: Sequence[Tensor]) -> None:
             assert len(given[3]) == len(operands.seq_lens)
-            for tensor in given:
+            for tensor in given[:6]:
                 assert tensor.stride() is not None and tensor.data_ptr() is not None
             if self.refusal is not None:
                 raise self.refusal
@@ -134,7 +135,7 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
         assert kernel.calls[-1] == way and len(kernel.calls) == turn
         assert out._version == before + 2  # the pretended kernel's fill_, and the operation
         assert (out == 7).all()
-    OP(*HELD, out, False, False, 64, True, "auto")
+    OP(*HELD, out, None, False, False, 64, 1, True, "auto")
     assert kernel.calls[-1] == "direct"
     call(sorted=True)
     call(backend="sm90")

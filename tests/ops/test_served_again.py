@@ -110,7 +110,7 @@ def test_calls_that_write_are_remembered_and_autograd_is_told_each_time(checks: 
         assert torch.equal(ids, best)
         writes = ids._version
         custom_op(OPERATIONS["dsa_topk_prefill"])(
-            q_index, k_index, weights, ends, ids, None, None, False, "auto"
+            q_index, k_index, weights, ends, ids, None, None, None, False, 1, "auto"
         )
         assert ids._version - writes == told and torch.equal(ids, best)
     assert checks == ["prefill_logits", "dsa_topk_prefill"]

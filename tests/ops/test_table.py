@@ -31,15 +31,15 @@ SIZES = {
     "S": 2, "H": 128, "d_qk": 576, "d_v": 512, "S_kv": 9, "width": 576, "topk": 2048,
     "B": 2, "requests": 2, "T": 3, "num_pages": 5, "max_pages": 4, "max_len": 256,
     "offsets": 3, "ratio": 4, "columns": 64, "d": 64, "P": 9, "half": 8, "R": 8,
-    "num_entries": 2,
+    "num_entries": 2, "token_bytes": 132, "num_candidates": 3,
 }  # fmt: skip
 VALUES = {"int": 512, "float": 0.1, "bool": False, "ScalarType?": None, "str": "auto", "str?": None}
 PUBLIC = {"sparse_mla_fwd_out": "sparse_mla_fwd"}
 """Operations of which the function of their name is not the public one."""
-ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends"}
+ABSENT = {"ends", "extra_kv", "extra_indices", "extra_topk_length", "extra_ends", "candidates"}
 """Operands that make other calls of an operation, which fewer kernels serve."""
 SERVED = {"index_block": 1, "d_v": 512, "topk": 2048, "max_len": 256, "ratio": 4,
-          "table_page_size": 64}  # fmt: skip
+          "table_page_size": 64, "block": 1}  # fmt: skip
 
 
 def on_gpu(spec: OpSpec) -> tuple[Any, dict[str, Any]]:

@@ -20,12 +20,22 @@ INDEXER = "flashdsa.backends.cpu.indexer"
 GATHER = "flashdsa.backends.cpu.gather"
 TRAINING = "flashdsa.backends.cpu.indexer_training"
 PACKED = "flashdsa.backends.packed_rows"
+TWO_LEVELS, MXFP4 = "flashdsa.backends.two_levels", "flashdsa.backends.mxfp4"
 MERGE = "flashdsa.ops.merge"
 KV_CACHE = "flashdsa.ops.kv_cache"
 WARM_UP = "flashdsa.ops.indexer_loss_dense"
 ENTRIES, PLACES = "flashdsa.backends.cpu.entries", "flashdsa.backends.entries"
 OPS_ENTRIES, CSA = "flashdsa.ops.entries", "CSA, 5 sequences"
-USERS = ("flashdsa", "flashdsa.ops", GATHER, ATTENTION, KV_CACHE, ENTRIES, OPS_ENTRIES)
+USERS = (
+    "flashdsa",
+    "flashdsa.ops",
+    GATHER,
+    ATTENTION,
+    KV_CACHE,
+    ENTRIES,
+    OPS_ENTRIES,
+    INDEXER,
+)
 """Modules that import what is replaced by its name."""
 END = ").to(q.dtype)\n    dkv"
 """Of the backward."""
@@ -111,18 +121,30 @@ MUTATIONS = {
         MERGE, "merge_attention", "part.masked_fill((weight == 0)[..., None], 0)",
         "part", "merge_attention", "3 parts, bf16"),
     "padding is written into the last slot": (
-        KV_CACHE, "write_kv_cache", "valid = (slots >= 0) &", "valid = (slots >= -1) &",
+        PACKED, "put", "valid = (slots >= 0) &", "valid = (slots >= -1) &",
         "write_kv_cache", "50 rows, some padding"),
+    "the newest block must win its place": (
+        TWO_LEVELS, "block_scores", "(ids == newest) & some", "ids < 0", "dsa_topk_indexer",
+        "blocks of 8, ties, NaN keys"),
+    "a NaN is its block's best": (
+        TWO_LEVELS, "block_scores", ".masked_fill(missing, -math.inf)", "", "dsa_topk_indexer",
+        "blocks of 8, ties, NaN keys"),
+    "a token beside its candidate": (
+        TWO_LEVELS, "candidate_positions", "ids[..., None] * block", "ids[..., None] * block + 1",
+        "dsa_topk_indexer", "candidates of 8, sorted, 2 queries a request"),
+    "a key of 68 bytes has the first group's scale": (
+        MXFP4, "as_e4m3", "exponents.amax(1)", "exponents[:, 0]", "indexer_logits",
+        "keys of 68 bytes"),
     "a page's offset is the next one": (
         PACKED, "take", "slots % kv.shape[1]", "(slots + 1) % kv.shape[1]",
         "read_kv_cache", "60 slots"),
     "the even column is in the high half": (
-        PACKED, "_e2m1_values", "[codes & 15, codes >> 4]", "[codes >> 4, codes & 15]",
+        PACKED, "e2m1_values", "[codes & 15, codes >> 4]", "[codes >> 4, codes & 15]",
         "read_kv_cache", "60 slots"),
     "a split page is joined": (
         PACKED, "parts_of", "not form.split", "True", "write_kv_cache", "50 rows, some padding"),
     "a small group's scale is the other writer's": (
-        PACKED, "_scales", "scale.clamp_min(MIN_AMAX)", "scale.clamp_min(MIN_AMAX / E4M3_MAX)",
+        PACKED, "_scales", "else MIN_AMAX)", "else MIN_AMAX / E4M3_MAX)",
         "quantize_kv", "300 rows of any size"),
     "a scale is not rounded up to a power of two": (
         PACKED, "next_power_of_two", "+ (2**23 - 1)", "+ 0",

@@ -53,6 +53,8 @@ class Overlap:
         distinct: share of those that no earlier slot of the query names.
         shared: of a query's distinct rows, the share that the query before selects too.
         groups: one entry for each size of groups.
+        kept: by a distance below the number of queries: of a query's distinct rows, the share that
+            the query so many before selects too. The rest is lost if that one's list is reused.
     """
 
     sequences: int
@@ -62,6 +64,7 @@ class Overlap:
     distinct: float
     shared: float
     groups: tuple[GroupOverlap, ...]
+    kept: dict[int, float]
 
 
 def measure_overlap(
@@ -90,20 +93,42 @@ def measure_overlap(
     if not valid:
         raise ArgumentValueError("indices: no slot names a row: all are negative")
     alone = _distinct_rows(rows, 1)  # [batch, S]
-    shared = 0.0
-    if queries > 1:
-        pairs = _distinct_rows(rows.unfold(1, 2, 1).transpose(2, 3).flatten(1, 2), 2)
-        common = alone[:, 1:] + alone[:, :-1] - pairs
-        shared = float(common.sum()) / max(1, int(alone[:, 1:].sum()))
+    distances = [1, *(size for size in groups if 1 < size < queries)]
+    kept = {by: _recall(rows[:, :-by], rows[:, by:]) for by in distances if by < queries}
     return Overlap(
         sequences,
         queries,
         topk,
         valid / rows.numel(),
         int(alone.sum()) / valid,
-        shared,
+        kept.get(1, 0.0),
         tuple(_group_overlap(rows, alone, size) for size in groups),
+        kept,
     )
+
+
+def measure_layers(layers: Sequence[Tensor]) -> list[list[float]]:
+    """Entry [i][j]: of the distinct rows that layer j selects, the share that layer i's list for
+    the same query has, and so what j keeps if it reads that list.
+
+    Args:
+        layers: each as the indices of `measure_overlap`, of the same queries.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: as there, or the layers have other queries.
+    """
+    lists = [_as_sequences(layer, None) for layer in layers]
+    if len({rows.shape[:2] for rows in lists}) > 1:
+        shapes = [list(layer.shape) for layer in layers]
+        raise ArgumentValueError(f"layers: expected the same queries in each; got shapes {shapes}")
+    return [[_recall(of, own) for own in lists] for of in lists]
+
+
+def _recall(lists: Tensor, own: Tensor) -> float:
+    """Of the distinct rows in `own`, the share in `lists`; both [batch, S, any] int64."""
+    together = _distinct_rows(torch.cat((lists, own), dim=2), 1)
+    wanted = _distinct_rows(own, 1)
+    return float((_distinct_rows(lists, 1) + wanted - together).sum()) / max(1, int(wanted.sum()))
 
 
 def _as_sequences(indices: Tensor, topk_length: Tensor | None) -> Tensor:

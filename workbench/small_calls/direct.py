@@ -116,7 +116,7 @@ class Ranked:
         inputs, plan = self.inputs(), self.kernel_plan
         expected = inputs.output(plan.topk)
         custom_op(DSA_TOPK_INDEXER)(
-            *inputs, expected, plan.sorted, plan.positions, plan.entry_tokens, False, "cpu"
+            *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
         )
         return [compare_exact("ids", self.launch(runner).cpu(), expected)]
 

@@ -15,9 +15,11 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TARGET_HEADS, 
 from flashdsa.kernels.indexer_training.sm90.scores.plan import NUM_HEADS as SCORES_HEADS
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
+    INDEX_TOKEN_BYTES,
     MAX_NEXT_N,
+    MXFP4_TOKEN_BYTES,
     NUM_INDEX_HEADS,
-    PAGE_SIZE,
+    PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
 )
 from flashdsa.row_formats import ROW_FORMATS
@@ -42,7 +44,10 @@ _CPU_INDEXER = Features(
     dtypes=("float8_e4m3fn",),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
-    table_page_size=OneOf((PAGE_SIZE, *SHORT_TABLE_PAGES)),
+    table_page_size=OneOf(PARTS_OF_A_PAGE),
+    token_bytes=OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES)),
+    block=OneOf(PARTS_OF_A_PAGE),
+    candidates=True,
     sorted=True,
     positions=True,
     deterministic=True,
@@ -57,10 +62,16 @@ _CPU_QUANTIZE = Features(
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     deterministic=True,
 )
+_CPU_WRITE = replace(_CPU_QUANTIZE, token_bytes=_CPU_INDEXER.token_bytes)
 _CPU_TRAINING = replace(_CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False)
 _CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), deterministic=True)
 _CPU_ENTRIES = replace(_CPU_ATTENTION, attn_sink=False, topk_length=False)
-_CPU_CACHE = Features(devices=("cpu",), dtypes=("uint8", "int8"), deterministic=True)
+_CPU_CACHE = Features(
+    devices=("cpu",),
+    dtypes=("uint8", "int8"),
+    token_bytes=_CPU_INDEXER.token_bytes,
+    deterministic=True,
+)
 
 _CPU = {
     "sparse_mla_fwd": ("sparse_mla:forward", _CPU_FORWARD),
@@ -73,7 +84,7 @@ _CPU = {
     "prefill_logits": ("prefill:logits", _CPU_PREFILL),
     "quantize_index_k": ("quantize:quantize_index_k", _CPU_QUANTIZE),
     "quantize_index_q": ("quantize:quantize_index_q", _CPU_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:write", _CPU_QUANTIZE),
+    "write_index_k_cache": ("index_k_cache:write", _CPU_WRITE),
     "read_index_k_cache": ("index_k_cache:read", _CPU_CACHE),
     "attention_target": ("indexer_training:attention_target", _CPU_ATTENTION),
     "indexer_scores": ("indexer_training:scores", _CPU_TRAINING),
@@ -101,6 +112,11 @@ _INDEXER_OF_SLOTS = replace(
     _INDEXER, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
 )
 """Features of the variants that gather tokens."""
+_SM90_LOGITS = replace(_INDEXER, token_bytes=_CPU_INDEXER.token_bytes)
+_SM90_TWO_LEVELS = replace(
+    _SM90_LOGITS, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
+)
+"""Features of what scores all positions and ranks them in a launch of its own."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
 _SM90_FORWARD = Features(
     devices=("cuda",),
@@ -156,13 +172,13 @@ _SM90 = {
     "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
     "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
     "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", _INDEXER),
+    "indexer_logits": ("indexer:bind_logits", _SM90_LOGITS),
     "topk_indices": ("topk:bind", _SM90_SCORES),
     "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
     "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
     "quantize_index_k": ("quantize:bind_keys", _CPU_QUANTIZE),
     "quantize_index_q": ("quantize:bind_queries", _CPU_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:bind_write", _CPU_QUANTIZE),
+    "write_index_k_cache": ("index_k_cache:bind_write", _CPU_WRITE),
     "read_index_k_cache": ("index_k_cache:bind_read", _CPU_CACHE),
     "attention_target": ("attention_target:bind", _SM90_TARGET),
     "indexer_scores": ("indexer_scores:bind", _SM90_INDEX_SCORES),
@@ -198,6 +214,14 @@ _INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITION
 _FURTHER = {
     "sm90": (
         *_INDEXER_OF_POSITIONS,
+        ("dsa_topk_indexer", ("two_levels:bind", _SM90_TWO_LEVELS)),
+        (
+            "dsa_topk_prefill",
+            (
+                "two_levels:bind_prefill",
+                replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False),
+            ),
+        ),
         *((one, (_SM90[one][0], more)) for more in (_SM90_BF16, _SM90_JOINED) for one in _FORWARDS),
     ),
     "sm100": (

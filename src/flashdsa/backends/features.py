@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from flashdsa.problem import PAGE_SIZE, Problem
+from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE, Problem
 
 
 class IntSet(Protocol):
@@ -79,9 +79,20 @@ _FLAGS = (
     "extra_kv",
     "ranges",
     "batch_invariant",
+    "candidates",
 )
 """Flags of a `Problem` and of `Features`: what a call may need."""
-_SIZES = ("num_heads", "d_qk", "d_v", "topk", "next_n", "table_page_size", "index_block")
+_SIZES = (
+    "num_heads",
+    "d_qk",
+    "d_v",
+    "topk",
+    "next_n",
+    "table_page_size",
+    "index_block",
+    "block",
+    "token_bytes",
+)
 """Sizes of a `Problem`, each with its set in `Features`."""
 
 
@@ -128,6 +139,12 @@ class Features:
     """Formats of packed rows of which each source may have its own."""
     index_block: IntSet = field(default=OneOf((1,)))
     """Rows of kv that an id may name."""
+    token_bytes: IntSet = field(default=OneOf((INDEX_TOKEN_BYTES,)))
+    """Bytes of a key in the indexer's cache."""
+    block: IntSet = field(default=OneOf((1,)))
+    """Positions of the indexer's blocks, which are chosen, or from which tokens are."""
+    candidates: bool = False
+    """The indexer chooses tokens from listed blocks only."""
     batch_invariant: bool = False
     """A query's bits do not depend on the others."""
     capabilities: tuple[tuple[int, int], ...] = ()

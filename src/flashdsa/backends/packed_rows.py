@@ -18,6 +18,8 @@ E2M1_MAX = 6.0
 """Largest number of a 4-bit float with 2 exponent bits and 1 of mantissa."""
 E4M3_LEAST = 2.0**-9
 """Least positive e4m3 number."""
+LEAST_NORMAL = 2.0**-126
+"""Least positive fp32 number with all its bits."""
 
 
 def is_packed(kv: Tensor) -> bool:
@@ -45,8 +47,9 @@ def pack(rows: Tensor, form: RowFormat, *, power_of_two: bool) -> Tensor:
 def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor, Tensor]:
     """Return the scales (T, num_scales) of groups in fp32, and their bytes (T, stored_scales).
 
-    fp32: max(amax, 1e-4) / 448. e8m0: max(amax / 448, 1e-4), rounded up to a power of two. e4m3:
-    amax / 6 within [2^-9, 448], rounded to nearest. A group that is not finite has no finite one.
+    fp32: max(amax, 1e-4) / 448. e8m0: max(amax / 448, 1e-4), rounded up to a power of two, and of
+    e2m1 max(amax / 6, 2^-126). e4m3: amax / 6 within [2^-9, 448], rounded to nearest. A group that
+    is not finite has no finite one.
     """
     if form.scale == "fp32":
         scale = scale_of(groups)
@@ -56,7 +59,7 @@ def _scales(groups: Tensor, form: RowFormat, power_of_two: bool) -> tuple[Tensor
     most = E2M1_MAX if form.fp4 else E4M3_MAX
     scale = largest / largest.new_full((), most)  # see `scale_of`
     if form.scale == "e8m0":
-        scale = next_power_of_two(scale.clamp_min(MIN_AMAX))
+        scale = next_power_of_two(scale.clamp_min(LEAST_NORMAL if form.fp4 else MIN_AMAX))
         return scale, (scale.view(torch.int32) >> 23).to(torch.uint8)
     scale = scale.clamp(E4M3_LEAST, E4M3_MAX).where(largest.isfinite(), torch.nan)
     stored = scale.to(torch.float8_e4m3fn)
@@ -76,7 +79,7 @@ def _e2m1_bytes(x: Tensor) -> Tensor:
     return code[:, 0::2] | code[:, 1::2] << 4
 
 
-def _e2m1_values(codes: Tensor) -> Tensor:
+def e2m1_values(codes: Tensor) -> Tensor:
     """Bytes (T, n) as fp32 (T, 2 n)."""
     code = torch.stack([codes & 15, codes >> 4], dim=2).flatten(1)
     size = code & 7
@@ -101,7 +104,7 @@ def unpack(rows: Tensor, form: RowFormat, dtype: torch.dtype) -> Tensor:
     rows = rows.contiguous().view(torch.uint8)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     codes = rows[:, : form.code_bytes].contiguous()
-    values = _e2m1_values(codes) if form.fp4 else codes.view(torch.float8_e4m3fn)
+    values = e2m1_values(codes) if form.fp4 else codes.view(torch.float8_e4m3fn)
     stored = rows[:, form.scales_at : form.scales_at + form.stored_scales].contiguous()
     if form.scale == "e8m0":
         # 0 is 2^-127, a subnormal number, and 255 is NaN.
@@ -158,6 +161,24 @@ def parts_of(pages: Tensor, form: RowFormat | None) -> list[Tensor]:
         flat[:, :data].view(num_pages, page_size, form.data_bytes),
         flat[:, data:].view(num_pages, page_size, form.scale_bytes),
     ]
+
+
+def put(parts: list[Tensor], slots: Tensor, rows: Tensor) -> None:
+    """Write rows (T, width) into the slots (T,) of pages; those outside are skipped.
+
+    Args:
+        parts: of at least one page and row, as `parts_of` gives them. slots: int32 or int64.
+    """
+    valid = (slots >= 0) & (slots < parts[0].shape[0] * parts[0].shape[1])
+    # A row that is to be skipped repeats what the first valid one writes; without a valid row
+    # slot 0 gets what it holds. So nothing depends on a value on the host.
+    # An index without dimensions, too, would be read by the host.
+    first, some = valid.to(torch.uint8).argmax(), valid.any()
+    chosen = torch.where(valid, torch.arange(len(slots), device=slots.device), first)
+    slot = torch.where(some, slots[chosen], 0).long()
+    for part, written in zip(parts, rows.split([x.shape[2] for x in parts], 1), strict=True):
+        values = torch.where(some, written[chosen], part[0, 0])
+        part.index_put_((slot // part.shape[1], slot % part.shape[1]), values)
 
 
 def take(kv: Tensor, form: RowFormat | None, slots: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ _FLAGS = (
     "deterministic",
     "sorted",
     "positions",
+    "candidates",
 )
 
 

@@ -74,7 +74,10 @@ INDEXER_LOGITS = KernelSpec(
     name="indexer_logits",
     arch=SM90.name,
     operations=("indexer_logits",),
-    plans=tuple(LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
+    plans=tuple(
+        LogitsPlan(num_heads, mxfp4=mxfp4)
+        for mxfp4, num_heads in product((False, True), reversed(NUM_HEADS))
+    ),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
     roles={"load": ("load_partition", "PAGES"), "select": ("consume_pages", "page_source")},

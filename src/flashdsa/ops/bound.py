@@ -31,6 +31,7 @@ from flashdsa.ops.attention import PACKED
 from flashdsa.problem import (
     D_QK,
     D_V,
+    INDEX_TOKEN_BYTES,
     INDEX_TOPK,
     NUM_INDEX_HEADS,
     PAGE_SIZE,
@@ -46,6 +47,7 @@ _PAGES = (1, 1 + INDEX_TOPK // PAGE_SIZE, 2**20 // PAGE_SIZE)
 _USUAL: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(("B", "S"), (1, MANY_ROWS)),
     "table_page_size": (PAGE_SIZE,),
+    "token_bytes": (INDEX_TOKEN_BYTES,),
     "H": (NUM_INDEX_HEADS,),
     "d_qk": (D_QK,),
     "d_v": (D_V,),

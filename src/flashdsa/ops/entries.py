@@ -36,10 +36,9 @@ from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.ops.index_k_cache import write_index_k_cache
+from flashdsa.ops.index_k_cache import TOKEN_BYTES, write_index_k_cache
 from flashdsa.ops.kv_cache import write_kv_cache
 from flashdsa.ops.offsets import require_offsets
-from flashdsa.problem import INDEX_TOKEN_BYTES
 
 __all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
 
@@ -446,7 +445,7 @@ def _write(
     own = places(offsets, seen, len(entries), ratio)
     last = (own.row + ratio - 1).clamp(0, tokens - 1)
     chosen = torch.where(own.real, slots[last], -1)
-    if out.dim() == 4 and out.shape[-1] == INDEX_TOKEN_BYTES:
+    if out.dim() == 4 and out.shape[-1] in TOKEN_BYTES:
         write_index_k_cache(entries, chosen, out)
     else:
         write_kv_cache(entries, chosen, out, kv_format=kv_format)

@@ -9,15 +9,22 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.e4m3_scales import scale_of
+from flashdsa.backends.mxfp4 import quantize as quantize_mxfp4
 from flashdsa.backends.packed_rows import next_power_of_two
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import require_dtype, require_tensor
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
 from flashdsa.dispatch.registration import call, register
-from flashdsa.dispatch.rows import Operand, Output, Sizes
+from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
+from flashdsa.problem import (
+    INDEX_HEAD_DIM,
+    INDEX_TOKEN_BYTES,
+    MXFP4_TOKEN_BYTES,
+    PAGE_SIZE,
+    SCALE_BYTES,
+)
 
 __all__ = [
     "fake_quantize_index",
@@ -27,13 +34,19 @@ __all__ = [
     "write_index_k_cache",
 ]
 
+TOKEN_BYTES = (INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES)
+"""Bytes that a key may have in the cache."""
 MAX_PAGES = 2**31 // PAGE_SIZE
 """Token ids are int32."""
 
 
 def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
-    """Each page's 8,448 bytes are contiguous, its scales aligned, its ids within int32."""
-    if cache.stride(3) != 1 or cache.stride(1) != INDEX_TOKEN_BYTES:
+    """Each page's bytes are those of 64 tokens and contiguous, its scales aligned, its ids within
+    int32."""
+    if cache.shape[3] not in TOKEN_BYTES:
+        names = " or ".join(f"[num_pages, {PAGE_SIZE}, 1, {size}]" for size in TOKEN_BYTES)
+        raise ArgumentValueError(f"{name}: expected shape {names}; got {list(cache.shape)}")
+    if cache.stride(3) != 1 or cache.stride(1) != cache.shape[3]:
         raise ArgumentValueError(
             f"{name}: expected each page's bytes to be contiguous; got strides "
             f"{list(cache.stride())}"
@@ -53,7 +66,7 @@ def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
 _K = Operand(f"T {INDEX_HEAD_DIM}", (torch.bfloat16, torch.float32))
 _SLOTS = Operand("T", (torch.int32, torch.int64), strided=True)
 CACHE = Operand(
-    f"num_pages {PAGE_SIZE} 1 {INDEX_TOKEN_BYTES}",
+    f"num_pages {PAGE_SIZE} 1 token_bytes",
     (torch.uint8, torch.int8),
     rule=_require_packed_pages,
     begins_at=SCALE_BYTES,
@@ -89,10 +102,12 @@ class CacheReadOperands(NamedTuple):
     slots: Annotated[Tensor, _SLOTS]
 
 
+_MXFP4 = Parameter("mxfp4", "bool")
 QUANTIZE_INDEX_K = register(
     OpSpec(
         "quantize_index_k",
         IndexKOperands,
+        parameters=(_MXFP4,),
         outputs=_KEYS_AND_SCALES,
         facts={"d_qk": INDEX_HEAD_DIM},
     )
@@ -101,6 +116,7 @@ QUANTIZE_INDEX_Q = register(
     OpSpec(
         "quantize_index_q",
         IndexQOperands,
+        parameters=(_MXFP4,),
         outputs=(
             Output("fp8", f"B H {INDEX_HEAD_DIM}", E4M3),
             Output("folded_weights", "B H", FP32),
@@ -116,32 +132,39 @@ READ_INDEX_K_CACHE = register(
 )
 
 
-def quantize_index_k(k: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+def quantize_index_k(
+    k: Tensor, *, mxfp4: bool = False, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """Indexer keys as e4m3 with a scale each: ``scale = max(amax|k|, 1e-4) / 448``.
 
     Args:
         k: (T, 128) bf16 or fp32.
+        mxfp4: rounded to MXFP4 instead, as a cache of 68 bytes a key holds them: the result is
+            what `read_index_k_cache` would read from it.
         backend: "auto" or the name of one.
 
     Returns:
         fp8 (T, 128) float8_e4m3fn = round(k / scale), to nearest even, and scale (T,) fp32.
     """
-    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), (), backend)
+    fp8_and_scale: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_K, (k,), (mxfp4,), backend)
     return fp8_and_scale
 
 
-def quantize_index_q(q: Tensor, weights: Tensor, *, backend: str = "auto") -> tuple[Tensor, Tensor]:
+def quantize_index_q(
+    q: Tensor, weights: Tensor, *, mxfp4: bool = False, backend: str = "auto"
+) -> tuple[Tensor, Tensor]:
     """Indexer queries as e4m3, each head's scale (see `quantize_index_k`) folded into its weight.
 
     Args:
         q: (B, H, 128) bf16 or fp32.
         weights: (B, H) fp32.
+        mxfp4: rounded to MXFP4 first, as DeepSeek-V4.1 rounds its queries.
         backend: "auto" or the name of one.
 
     Returns:
         fp8 (B, H, 128) float8_e4m3fn and folded weights (B, H) fp32.
     """
-    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), (), backend)
+    fp8_and_folded: tuple[Tensor, Tensor] = call(QUANTIZE_INDEX_Q, (q, weights), (mxfp4,), backend)
     return fp8_and_folded
 
 
@@ -153,8 +176,9 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
 
     Args:
         x: (..., 128) bf16, fp16, fp32 or fp64: index queries or keys.
-        scale: "ue8m0", ``max(amax|x|, 1e-4) / 448`` rounded up to a power of two, or "fp32", as it
-            is (what `quantize_index_k` does).
+        scale: "ue8m0", ``max(amax|x|, 1e-4) / 448`` rounded up to a power of two; "fp32", as it
+            is (what `quantize_index_k` does); or "mxfp4": e2m1 with 4 scales, as
+            ``quantize_index_k(mxfp4=True)`` rounds.
 
     Returns:
         x's shape and dtype; NaN throughout a vector that holds NaN or infinity.
@@ -168,11 +192,11 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
         raise ArgumentValueError(
             f"x: expected a last dimension of {INDEX_HEAD_DIM}; got shape {list(x.shape)}"
         )
-    if scale not in ("ue8m0", "fp32"):
+    if scale not in ("ue8m0", "fp32", "mxfp4"):
         error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
-        raise error(f'scale: expected "ue8m0" or "fp32"; got {scale!r}')
+        raise error(f'scale: expected "ue8m0", "fp32" or "mxfp4"; got {scale!r}')
     refuse_tangents("fake_quantize_index", (x,))
-    rounded: Tensor = _FakeQuantize.apply(x, scale == "ue8m0")  # type: ignore[no-untyped-call]
+    rounded: Tensor = _FakeQuantize.apply(x, scale)  # type: ignore[no-untyped-call]
     return rounded
 
 
@@ -180,10 +204,13 @@ class _FakeQuantize(torch.autograd.Function):
     """Rounds forward; backward the gradient as it comes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, power_of_two: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, scale: str) -> Tensor:
         wide = x.float()
+        if scale == "mxfp4":
+            fp8, factor = quantize_mxfp4(wide)
+            return (fp8.float() * factor[..., None]).to(x.dtype)
         factor = scale_of(wide)[..., None]
-        if power_of_two:
+        if scale == "ue8m0":
             factor = next_power_of_two(factor)
         return ((wide / factor).to(torch.float8_e4m3fn).float() * factor).to(x.dtype)
 
@@ -198,7 +225,8 @@ def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str
     Args:
         k: (T, 128) bf16 or fp32.
         slots: (T,) int32 or int64, distinct: ``page * 64 + offset``. -1 skips the key (padding).
-        cache: (num_pages, 64, 1, 132) uint8 or int8, changed in place.
+        cache: (num_pages, 64, 1, 132) uint8 or int8, changed in place; or (num_pages, 64, 1, 68)
+            for MXFP4, two e2m1 codes in a byte and 4 scales a key.
         backend: "auto" or the name of one.
     """
     call(WRITE_INDEX_K_CACHE, (k, slots, cache), (), backend)
@@ -210,7 +238,7 @@ def read_index_k_cache(
     """The quantised keys of `slots`, as `quantize_index_k` returned them.
 
     Args:
-        cache: (num_pages, 64, 1, 132) uint8 or int8.
+        cache: (num_pages, 64, 1, 132) or (num_pages, 64, 1, 68) uint8 or int8.
         slots: (T,) int32 or int64 in [0, num_pages * 64).
         backend: "auto" or the name of one.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, NamedTuple
 
@@ -21,6 +20,7 @@ from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
+from flashdsa.ops.two_levels import BLOCK, require_part_of_a_page
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     MAX_NEXT_N,
@@ -51,6 +51,7 @@ _WITH_QUERIES = {
     "weights": "[B, next_n, H]",
     "seq_lens": "[B, next_n]",
     "topk_indices": "[B, next_n, topk]",
+    "candidates": "[B, next_n, n]",
 }
 
 
@@ -61,7 +62,8 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
 
     Args:
         operands: with the queries of a request as the second dimension: q (B, next_n, H, 128),
-            weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n, topk).
+            weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n, topk),
+            candidates (B, next_n, n).
 
     Raises:
         ArgumentTypeError, ArgumentValueError: names the argument.
@@ -76,19 +78,22 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
             f"q_index_fp8: expected next_n of 1 to {MAX_NEXT_N} in [B, next_n, H, 128]; "
             f"got {list(queries.shape)}"
         )
-    topk = operands.topk_indices.shape[-1] if operands.topk_indices.dim() else 0
+    topk, n = (x.shape[-1] if x is not None and x.dim() else 0 for x in operands[-2:])
     shapes = {
         "q_index_fp8": (requests, next_n, heads, INDEX_HEAD_DIM),
         "weights": (requests, next_n, heads),
         "seq_lens": (requests, next_n),
         "topk_indices": (requests, next_n, topk),
+        "candidates": (requests, next_n, n),
     }
     require_rank("block_table", operands.block_table, (2,), "[B, max_pages]")
     table_shape = (requests, operands.block_table.shape[1])
     require_shape("block_table", operands.block_table, table_shape, "[B, max_pages]")
     flat: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        tensor: Tensor = getattr(operands, name)
+        tensor: Tensor | None = getattr(operands, name)
+        if tensor is None:
+            continue
         require_shape(name, tensor, shape, _WITH_QUERIES[name])
         if next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1):
             raise ArgumentValueError(
@@ -155,6 +160,7 @@ class TopkIndexerOperands(NamedTuple):
     seq_lens: SeqLens
     block_table: Annotated[Tensor, _TABLE_OF_REQUESTS]
     topk_indices: Annotated[Tensor, _CHOSEN]
+    candidates: Annotated[Tensor | None, Operand("B num_candidates", INT32)] = None
 
     @property
     def inputs(self) -> IndexerOperands:
@@ -169,15 +175,9 @@ class TopkOperands(NamedTuple):
     lengths: Annotated[Tensor, Operand("B", INT32, strided=True)]
 
 
-def _require_part_of_a_page(name: str, value: int, operands: Sequence[Tensor]) -> None:
-    """Whole entries make a page of the cache, so that an entry's tokens are neighbours."""
-    if PAGE_SIZE % value:
-        raise ArgumentValueError(f"{name}: expected a divisor of {PAGE_SIZE}; got {value}")
-
-
 _SORTED = Parameter("sorted", "bool")
 _TABLE_PAGE_SIZE = Parameter(
-    "table_page_size", "int", default=lambda _: PAGE_SIZE, rule=_require_part_of_a_page
+    "table_page_size", "int", default=lambda _: PAGE_SIZE, rule=require_part_of_a_page
 )
 DSA_TOPK_INDEXER = register(
     OpSpec(
@@ -187,6 +187,7 @@ DSA_TOPK_INDEXER = register(
             _SORTED,
             Parameter("positions", "bool", given=False),
             _TABLE_PAGE_SIZE,
+            BLOCK,
             Parameter("check", "bool", given=False),
         ),
         facts={"d_qk": INDEX_HEAD_DIM},
@@ -212,7 +213,7 @@ TOPK_INDICES = register(
 )
 
 
-def dsa_topk_indexer(
+def dsa_topk_indexer(  # noqa: PLR0913 - operands, and what is chosen
     q_index_fp8: Tensor,
     k_index_cache_fp8: Tensor,
     weights: Tensor,
@@ -223,6 +224,8 @@ def dsa_topk_indexer(
     sorted: bool = False,
     ids: str = "slot",
     table_page_size: int = PAGE_SIZE,
+    block: int = 1,
+    candidates: Tensor | None = None,
     backend: str = "auto",
 ) -> None:
     """Write the ids of each row's best-scoring tokens into `topk_indices`.
@@ -235,12 +238,18 @@ def dsa_topk_indexer(
     Multi-token prediction has ``next_n`` queries a request, 1 to 4, over the same pages. Every
     operand but the cache and `block_table` may then have them as a second dimension: q
     (B, next_n, H, 128), weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n,
-    topk). A request's pages are then read together; the results are those of B * next_n rows.
+    topk), candidates (B, next_n, n). A request's pages are then read together; the results are
+    those of B * next_n rows.
+
+    A choice in two levels (DeepSeek-V4.1) is two calls: with ``block=8`` the best blocks are
+    written, block j for positions ``8 j`` to ``8 j + 7``, by the best score in each; the block of
+    the last position is always among them. With ``block=8, candidates=blocks`` the best tokens of
+    those blocks are, and of no others.
 
     Args:
         q_index_fp8: (B, H, 128) float8_e4m3fn, from `quantize_index_q`.
         k_index_cache_fp8: (num_pages, 64, 1, 132) uint8 or int8. A page is 64 x 128 e4m3 bytes,
-            then 64 fp32 scales; see `write_index_k_cache`.
+            then 64 fp32 scales; see `write_index_k_cache`. Or (num_pages, 64, 1, 68): MXFP4.
         weights: (B, H) fp32, with the queries' scales folded in; may be negative.
         seq_lens: (B,) int32, tokens of each row.
         block_table: (B, max_pages) int32, the pages of each row in order.
@@ -251,6 +260,9 @@ def dsa_topk_indexer(
         table_page_size: tokens that an entry of `block_table` names, a divisor of 64. The cache's
             pages stay as they are: entry e names the slots from ``e * table_page_size`` on, so
             that with 1 the table has a slot for each token, in any order.
+        block: positions of a block, a divisor of 64.
+        candidates: (B, n) int32, the blocks to choose tokens from, in any order. An id of no
+            visible block, -1 say, names none.
         backend: "auto" or the name of one.
 
     Raises:
@@ -260,8 +272,9 @@ def dsa_topk_indexer(
         NotImplementedError: no implementation serves the call.
     """
     positions = ids != "slot" and wants_positions(ids)
-    operands = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices
-    call(DSA_TOPK_INDEXER, operands, (sorted, positions, table_page_size, True), backend)
+    inputs = q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table
+    operands = *inputs, topk_indices, candidates
+    call(DSA_TOPK_INDEXER, operands, (sorted, positions, table_page_size, block, True), backend)
 
 
 def indexer_logits(

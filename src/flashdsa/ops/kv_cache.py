@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flashdsa.backends.packed_rows import pack, parts_of, take, unpack
+from flashdsa.backends.packed_rows import pack, parts_of, put, take, unpack
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import (
     are_values_read,
@@ -89,17 +89,7 @@ def write_kv_cache(
     if not len(slots) or not num_slots:
         return
     rows = rows.to(cache.dtype) if form is None else pack(rows, form, power_of_two=power_of_two)
-    valid = (slots >= 0) & (slots < num_slots)
-    # A row that is to be skipped repeats what the first valid one writes; without a valid row
-    # slot 0 gets what it holds. So nothing depends on a value on the host.
-    # An index without dimensions, too, would be read by the host.
-    first, some = valid.to(torch.uint8).argmax(), valid.any()
-    chosen = torch.where(valid, torch.arange(len(slots), device=slots.device), first)
-    slot = torch.where(some, slots[chosen], 0).long()
-    parts = parts_of(pages, form)
-    for part, written in zip(parts, rows.split([x.shape[2] for x in parts], 1), strict=True):
-        values = torch.where(some, written[chosen], part[0, 0])
-        part.index_put_((slot // part.shape[1], slot % part.shape[1]), values)
+    put(parts_of(pages, form), slots, rows)
 
 
 def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None) -> Tensor:

@@ -23,6 +23,7 @@ from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.offsets import require_offsets
+from flashdsa.ops.two_levels import BLOCK
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
@@ -94,6 +95,7 @@ class TopkPrefillOperands(NamedTuple):
     topk_indices: Annotated[Tensor, _CHOSEN]
     starts: Starts = None
     k_scale: KScale = None
+    candidates: Annotated[Tensor | None, Operand("S num_candidates", INT32)] = None
 
     @property
     def inputs(self) -> PrefillOperands:
@@ -105,7 +107,7 @@ DSA_TOPK_PREFILL = register(
     OpSpec(
         "dsa_topk_prefill",
         TopkPrefillOperands,
-        parameters=(Parameter("sorted", "bool"),),
+        parameters=(Parameter("sorted", "bool"), BLOCK),
         facts={"d_qk": INDEX_HEAD_DIM},
         rule=_require_scales_of_e4m3_keys,
     )
@@ -121,7 +123,7 @@ PREFILL_LOGITS = register(
 )
 
 
-def dsa_topk_prefill(
+def dsa_topk_prefill(  # noqa: PLR0913 - operands, and what is chosen
     q_index: Tensor,
     k_index: Tensor,
     weights: Tensor,
@@ -131,6 +133,8 @@ def dsa_topk_prefill(
     *,
     k_scale: Tensor | None = None,
     sorted: bool = False,
+    block: int = 1,
+    candidates: Tensor | None = None,
     backend: str = "auto",
 ) -> None:
     """Write the rows of each query's best-scoring keys into `topk_indices`.
@@ -138,6 +142,9 @@ def dsa_topk_prefill(
     ``score[s, t] = k_scale[t] * sum_h weights[s, h] * relu(q_index[s, h] . k_index[t])``. Exactly
     ``min(topk, ends[s] - starts[s])`` rows of `k_index` are written, then -1. Ties at the cut-off
     go to the smallest row; NaN scores rank last. No matrix of S x S_kv is ever held.
+
+    `block` and `candidates` choose in two levels, as those of `dsa_topk_indexer`: block j of a
+    query has the rows from ``starts[s] + block * j`` on.
 
     Args:
         q_index: (S, H, 128) float8_e4m3fn from `quantize_index_q`, bf16, fp16 or fp32.
@@ -149,6 +156,8 @@ def dsa_topk_prefill(
         k_scale: (S_kv,) fp32, of e4m3 keys only.
         sorted: descending score, ties by row. Otherwise the order is a backend's own,
             deterministic; the CPU's is ascending row.
+        block: rows of a block, a divisor of 64.
+        candidates: (S, n) int32, the blocks of each query to choose rows from.
         backend: "auto" or the name of one.
 
     Raises:
@@ -156,8 +165,8 @@ def dsa_topk_prefill(
             FLASHDSA_CHECK=1) a range that is no range of k_index's rows. Nothing is written then.
         NotImplementedError: no implementation serves the call.
     """
-    operands = q_index, k_index, weights, ends, topk_indices, starts, k_scale
-    call(DSA_TOPK_PREFILL, operands, (sorted,), backend)
+    operands = q_index, k_index, weights, ends, topk_indices, starts, k_scale, candidates
+    call(DSA_TOPK_PREFILL, operands, (sorted, block), backend)
 
 
 def prefill_logits(

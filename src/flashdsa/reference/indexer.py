@@ -124,6 +124,35 @@ def _best(scores: list[float], positions: list[int], topk: int, *, by_score: boo
     return best if by_score else sorted(best)
 
 
+def two_levels(
+    scores: list[float],
+    positions: list[int],
+    topk: int,
+    block: int,
+    candidates: list[int] | None,
+    length: int,
+    *,
+    by_score: bool,
+) -> list[int]:
+    """The best positions of blocks of `block` that `candidates` names, or without those the best
+    blocks: each by its best position, the one of position `length - 1` before all."""
+    if candidates is not None:
+        wanted = set(candidates)
+        inside = [t for t in positions if t // block in wanted]
+        return _best(scores, inside, topk, by_score=by_score)
+    if block == 1:
+        return _best(scores, positions, topk, by_score=by_score)
+    members: dict[int, list[float]] = {}
+    for t in positions:
+        members.setdefault(t // block, []).append(scores[t])
+    best = [math.nan] * (1 + max(members, default=-1))
+    for j, found in members.items():
+        best[j] = max((x for x in found if not math.isnan(x)), default=math.nan)
+        if j == (length - 1) // block:
+            best[j] = math.inf
+    return _best(best, list(members), topk, by_score=by_score)
+
+
 def topk_indices(scores: Tensor, lengths: Tensor, topk: int, *, sorted: bool = False) -> Tensor:
     """The `min(topk, length)` best positions `< lengths[b]` of scores `[B, max_len]`, then -1.
 
@@ -138,7 +167,7 @@ def topk_indices(scores: Tensor, lengths: Tensor, topk: int, *, sorted: bool = F
     return picked
 
 
-def dsa_topk_indexer(
+def dsa_topk_indexer(  # noqa: PLR0913 - operands, and what is chosen
     q_index_fp8: Tensor,
     k_index_cache_fp8: Tensor,
     weights: Tensor,
@@ -150,6 +179,8 @@ def dsa_topk_indexer(
     positions: bool = False,
     scores: Tensor | None = None,
     table_page_size: int = PAGE_TOKENS,
+    block: int = 1,
+    candidates: Tensor | None = None,
 ) -> Tensor:
     """The ids `page * 64 + offset` of each row's best tokens, int32 `[B, topk]`, then -1; with
     `positions` their positions in the row.
@@ -158,6 +189,7 @@ def dsa_topk_indexer(
     of the float64 scores: a selection is judged by the scores it was made from.
 
     `block_table` `[B / next_n, max_pages]` has one row for `next_n` neighbouring queries.
+    `block` and `candidates` are those of `two_levels`.
     """
     if len(block_table):
         block_table = block_table.repeat_interleave(len(seq_lens) // len(block_table), dim=0)
@@ -167,9 +199,14 @@ def dsa_topk_indexer(
         scores = _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
     picked = torch.full((len(rows), topk), -1, dtype=torch.int32)
     ranked = scores.detach().cpu().double().tolist()
-    for b, candidates in enumerate(rows):
-        token_at = dict(candidates)
-        best = _best(ranked[b], list(token_at), topk, by_score=sorted)
-        ids = best if positions else [token_at[t] for t in best]
+    lengths = seq_lens.clamp(0, block_table.shape[1] * table_page_size).tolist()
+    for b, named in enumerate(rows):
+        token_at = dict(named)
+        listed = None if candidates is None else candidates[b].tolist()
+        best = two_levels(
+            ranked[b], list(token_at), topk, block, listed, lengths[b], by_score=sorted
+        )
+        are_tokens = not positions and (block == 1 or listed is not None)
+        ids = [token_at[t] for t in best] if are_tokens else best
         picked[b, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
     return picked

@@ -6,9 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import AMAX_FLOOR, E4M3_MAX, decode_e4m3, encode_e4m3
-
-E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # of codes 0 to 7; bit 3 is the sign
+from flashdsa.reference.quant import (
+    AMAX_FLOOR,
+    E4M3_MAX,
+    decode_e2m1,
+    decode_e4m3,
+    encode_e2m1,
+    encode_e4m3,
+)
 
 
 class _Row(NamedTuple):
@@ -73,7 +78,7 @@ def unpack_kv(rows: Tensor, form: str = "v32", slots: Tensor | None = None) -> T
         slots = torch.arange(rows[..., 0].numel())
     raw = rows.detach().cpu().reshape(-1).view(torch.uint8)
     codes, scales, rope = (raw[at] for at in fields(form, page_size, slots.cpu().long()))
-    values = _decode_e2m1(codes) if form == "v41_fp4" else decode_e4m3(codes)
+    values = decode_e2m1(codes) if form == "v41_fp4" else decode_e4m3(codes)
     values *= _decode_scales(scales, form).repeat_interleave(ROWS[form].group, dim=1)
     if not ROWS[form].rope:
         return values
@@ -91,21 +96,6 @@ def _decode_scales(stored: Tensor, form: str) -> Tensor:
     return table[stored[:, : row.columns // row.group].long()]
 
 
-def _decode_e2m1(codes: Tensor) -> Tensor:
-    """Bytes `[T, n]` -> float64 `[T, 2 n]`; the even column is in the low half."""
-    table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float64)
-    return torch.stack([table[(codes % 16).long()], table[(codes // 16).long()]], dim=2).flatten(1)
-
-
-def _encode_e2m1(values: Tensor) -> Tensor:
-    """`[T, n]` -> bytes `[T, n / 2]`: nearest, ties to the even code; 6 at most."""
-    distance = (values.double().abs()[..., None] - torch.tensor(E2M1, dtype=torch.float64)).abs()
-    nearest = distance == distance.amin(dim=-1, keepdim=True)
-    even = torch.tensor([2, 1] * 4)
-    code = (nearest * even).argmax(dim=-1) + 8 * values.signbit()
-    return (code[:, 0::2] + 16 * code[:, 1::2]).to(torch.uint8)
-
-
 def quantize_kv(kv: Tensor, scale: str, form: str = "v32") -> Tensor:
     """Rows `[T, d]` -> `[T, bytes]` uint8, each with its scales; `scale` "fp32" or "ue8m0", a
     power of two, is of fp32 scales."""
@@ -116,7 +106,7 @@ def quantize_kv(kv: Tensor, scale: str, form: str = "v32") -> Tensor:
         group = x[:, first : first + row.group]
         scales, written = _scales(group.abs().amax(dim=-1), form, scale)
         scaled = group / scales[:, None]
-        codes.append(_encode_e2m1(scaled) if form == "v41_fp4" else encode_e4m3(scaled))
+        codes.append(encode_e2m1(scaled) if form == "v41_fp4" else encode_e4m3(scaled))
         stored.append(written)
     rows = torch.zeros(len(x), row.row_bytes, dtype=torch.uint8)
     rope = x[:, row.columns :].to(torch.bfloat16).contiguous().view(torch.uint8)

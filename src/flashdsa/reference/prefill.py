@@ -1,10 +1,9 @@
 """The indexer over shared keys in float64: every query's scores, and a plain sort of its range."""
 
-import math
-
 import torch
 from torch import Tensor
 
+from flashdsa.reference.indexer import two_levels
 from flashdsa.reference.quant import decode_e4m3
 
 
@@ -81,28 +80,31 @@ def prefill_product_magnitude(
 
 
 def dsa_topk_prefill(
-    scores: Tensor, starts: Tensor | None, ends: Tensor, topk: int, *, sorted: bool = False
+    scores: Tensor,
+    starts: Tensor | None,
+    ends: Tensor,
+    topk: int,
+    *,
+    sorted: bool = False,
+    block: int = 1,
+    candidates: Tensor | None = None,
 ) -> Tensor:
     """The rows of each query's best keys, int32 `[S, topk]`, then -1.
 
     `scores` `[S, S_kv]` are the reference's, or what a kernel computed itself: a selection is
     judged by the scores that it was made from. The order is ascending row, or with `sorted`
-    descending score (ties by row); NaN ranks last.
+    descending score (ties by row); NaN ranks last. `block` and `candidates` are those of
+    `two_levels`, of positions behind `starts`.
     """
     picked = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
     table = scores.detach().cpu().double().tolist()
     for s, row in enumerate(table):
         low, high = 0 if starts is None else int(starts[s]), int(ends[s])
-
-        def rank(t: int, row: list[float] = row) -> tuple[bool, float, int]:
-            missing = math.isnan(row[t])
-            return missing, 0.0 if missing else -row[t], t
-
-        order = list(range(low, high))
-        order.sort(key=rank)
-        best = order[:topk]
-        if not sorted:
-            best.sort()
+        listed = None if candidates is None else candidates[s].tolist()
+        seen = list(range(high - low))
+        best = two_levels(row[low:high], seen, topk, block, listed, high - low, by_score=sorted)
+        if block == 1 or listed is not None:
+            best = [low + t for t in best]
         picked[s, : len(best)] = torch.tensor(best, dtype=torch.int32)
     return picked
 

@@ -1,7 +1,10 @@
 """e4m3 numbers from their bit definition, the indexer's quantization rule, and its page layout.
 
-A page holds 64 tokens in 8,448 bytes: 64 x 128 e4m3 bytes, token after token, then 64 fp32 scales.
+A page holds 64 tokens in 8,448 bytes: 64 x 128 e4m3 bytes, token after token, then 64 fp32 scales;
+or in 4,352 bytes: 64 x 64 bytes of e2m1 codes, then 64 x 4 ue8m0 scales (MXFP4).
 """
+
+import math
 
 import torch
 from torch import Tensor
@@ -9,7 +12,8 @@ from torch import Tensor
 PAGE_TOKENS = 64
 HEAD_DIM = 128
 SCALES_AT = PAGE_TOKENS * HEAD_DIM  # byte offset of the first scale in a page
-PAGE_BYTES = SCALES_AT + 4 * PAGE_TOKENS
+GROUP = 32  # columns of an MXFP4 scale
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # of codes 0 to 7; bit 3 is the sign
 E4M3_MAX = 448.0
 AMAX_FLOOR = 1e-4
 
@@ -58,14 +62,57 @@ def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return encode_e4m3(x32 / scale[..., None]), scale
 
 
-def quantize_index_k(k: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys `[T, 128]` -> codes uint8 `[T, 128]`, scale fp32 `[T]` = max(amax|k|, 1e-4) / 448."""
-    return _quantize_rows(k)
+def decode_e2m1(codes: Tensor) -> Tensor:
+    """Bytes `[..., n]` -> float64 `[..., 2 n]`; the even column is in the low half."""
+    table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float64)
+    return torch.stack([table[(codes % 16).long()], table[(codes // 16).long()]], dim=-1).flatten(
+        -2
+    )
+
+
+def encode_e2m1(values: Tensor) -> Tensor:
+    """`[..., n]` -> bytes `[..., n / 2]`: nearest, ties to the even code; 6 at most."""
+    distance = (values.double().abs()[..., None] - torch.tensor(E2M1, dtype=torch.float64)).abs()
+    nearest = distance == distance.amin(dim=-1, keepdim=True)
+    even = torch.tensor([2, 1] * 4)
+    code = (nearest * even).argmax(dim=-1) + 8 * values.signbit()
+    return (code[..., 0::2] + 16 * code[..., 1::2]).to(torch.uint8)
+
+
+def _mxfp4_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`[..., 128]` -> e2m1 bytes `[..., 64]` and ue8m0 bytes `[..., 4]`: of a group the least
+    power of two from 2^-126 on with which its largest number is at most 6."""
+    groups = x.detach().cpu().double().unflatten(-1, (-1, GROUP))
+    amax = groups.abs().amax(-1)
+    exponents = (amax / 6).clamp(min=2.0**-126).log2().ceil()
+    exponents = torch.where(amax.isfinite(), exponents, 128)
+    codes = encode_e2m1(groups / torch.exp2(exponents)[..., None]).flatten(-2)
+    return codes, (exponents + 127).to(torch.uint8)
+
+
+def _mxfp4_as_e4m3(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """e2m1 `[..., 64]` and ue8m0 `[..., 4]` bytes -> e4m3 codes `[..., 128]` and scales fp32.
+
+    The scale is 2^-6 of the largest; the others' numbers are rounded to e4m3 with it.
+    """
+    exponents = scales.double() - 127
+    top = exponents.amax(-1)
+    groups = decode_e2m1(codes).unflatten(-1, (-1, GROUP))
+    scaled = groups * torch.exp2(exponents - top[..., None] + 6)[..., None]
+    scale = torch.where(top == 128, math.nan, torch.exp2(top - 6)).float()
+    return encode_e4m3(scaled).flatten(-2), scale
+
+
+def quantize_index_k(k: Tensor, *, mxfp4: bool = False) -> tuple[Tensor, Tensor]:
+    """Keys `[T, 128]` -> codes uint8 `[T, 128]`, scale fp32 `[T]` = max(amax|k|, 1e-4) / 448; or
+    rounded to MXFP4, then those of `_mxfp4_as_e4m3`."""
+    return _mxfp4_as_e4m3(*_mxfp4_rows(k)) if mxfp4 else _quantize_rows(k)
 
 
 def fake_quantize_index(x: Tensor, scale: str) -> Tensor:
-    """`[..., 128]` float64: each vector as e4m3 times its scale; "ue8m0": the next power of two."""
-    codes, scales = _quantize_rows(x)
+    """`[..., 128]` float64: each vector as e4m3 times its scale; "ue8m0": the next power of two;
+    "mxfp4": e2m1 with four scales."""
+    codes, scales = quantize_index_k(x, mxfp4=scale == "mxfp4")
     if scale == "ue8m0":
         exponents = scales.double().log2().ceil()  # exact: a power of two has an exact log2
         scales = torch.exp2(exponents).float()
@@ -74,39 +121,47 @@ def fake_quantize_index(x: Tensor, scale: str) -> Tensor:
     return decode_e4m3(codes) * scales.double()[..., None]
 
 
-def quantize_index_q(q: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_index_q(q: Tensor, weights: Tensor, *, mxfp4: bool = False) -> tuple[Tensor, Tensor]:
     """Queries `[B, H, 128]`, weights `[B, H]` -> codes uint8, fp32 weights * scale `[B, H]`."""
-    codes, scale = _quantize_rows(q)
+    codes, scale = quantize_index_k(q, mxfp4=mxfp4)
     return codes, weights.detach().to(device="cpu", dtype=torch.float32) * scale
 
 
 def cache_bytes(cache: Tensor) -> Tensor:
-    """A view of the cache `[num_pages, 64, 1, 132]` as the uint8 pages `[num_pages, 8448]`."""
-    return cache.detach().view(torch.uint8).view(cache.shape[0], PAGE_BYTES)
+    """A view of the cache `[num_pages, 64, 1, 132 or 68]` as uint8 pages `[num_pages, bytes]`."""
+    return cache.detach().view(torch.uint8).view(cache.shape[0], PAGE_TOKENS * cache.shape[3])
 
 
 def page_tokens(cache: Tensor, page: int) -> tuple[Tensor, Tensor]:
     """One page's codes uint8 `[64, 128]` and scales fp32 `[64]`."""
     raw = cache_bytes(cache)[page].cpu()
-    codes = raw[:SCALES_AT].reshape(PAGE_TOKENS, HEAD_DIM)
-    return codes, raw[SCALES_AT:].clone().view(torch.float32)
+    if cache.shape[3] == HEAD_DIM + 4:
+        codes = raw[:SCALES_AT].reshape(PAGE_TOKENS, HEAD_DIM)
+        return codes, raw[SCALES_AT:].clone().view(torch.float32)
+    packed = raw[: SCALES_AT // 2].reshape(PAGE_TOKENS, HEAD_DIM // 2)
+    return _mxfp4_as_e4m3(packed, raw[SCALES_AT // 2 :].reshape(PAGE_TOKENS, 4))
 
 
 def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor) -> Tensor:
     """A uint8 copy of the cache in which slot `page * 64 + offset` holds the quantized key.
 
-    k `[T, 128]`, slots `[T]` integer (-1: padding, skipped), cache `[num_pages, 64, 1, 132]`.
+    k `[T, 128]`, slots `[T]` integer (-1: padding, skipped), cache `[num_pages, 64, 1, 132]`, or
+    `[..., 68]` of MXFP4 keys.
     """
-    codes, scale = quantize_index_k(k)
+    if cache.shape[3] == HEAD_DIM + 4:
+        codes, scale = quantize_index_k(k)
+        scales = scale[:, None].view(torch.uint8)
+    else:
+        codes, scales = _mxfp4_rows(k)
     written = cache.detach().cpu().view(torch.uint8).clone()
-    pages = cache_bytes(written)
+    pages, width = cache_bytes(written), codes.shape[1]
     for t, slot in enumerate(slots.tolist()):
         if slot < 0:
             continue
         page, offset = divmod(slot, PAGE_TOKENS)
-        pages[page, offset * HEAD_DIM : (offset + 1) * HEAD_DIM] = codes[t]
-        at = SCALES_AT + 4 * offset
-        pages[page, at : at + 4] = scale[t : t + 1].view(torch.uint8)
+        pages[page, offset * width : (offset + 1) * width] = codes[t]
+        at = PAGE_TOKENS * width + 4 * offset
+        pages[page, at : at + 4] = scales[t]
     return written
 
 

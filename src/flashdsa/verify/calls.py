@@ -152,6 +152,8 @@ def dsa_topk_indexer(inputs: IndexerInputs, backend: str) -> Tensor:
         sorted=case.sorted,
         ids="position" if case.positions else "slot",
         table_page_size=case.table_page_size,
+        block=case.block,
+        candidates=None if inputs.candidates is None else inputs.of_requests(inputs.candidates),
         backend=backend,
     )
     return ids
@@ -166,7 +168,13 @@ def dsa_topk_prefill(inputs: PrefillInputs, backend: str) -> Tensor:
     """Ids in a buffer that held poison."""
     ids = inputs.output_buffer()
     flashdsa.dsa_topk_prefill(
-        *inputs.operands, ids, sorted=inputs.case.sorted, backend=backend, **inputs.options
+        *inputs.operands,
+        ids,
+        sorted=inputs.case.sorted,
+        block=inputs.case.block,
+        candidates=inputs.candidates,
+        backend=backend,
+        **inputs.options,
     )
     return ids
 

@@ -208,6 +208,13 @@ INDEXER = [
                 negative_weights=True),
     IndexerCase("4 tokens a page of the table, sorted", (2101, 70), 2048, table_page_size=4,
                 sorted=True, plateaus=True),
+    IndexerCase("blocks of 8, ties, NaN keys", (1500, 700, 40, 0), 100, num_heads=16, block=8,
+                plateaus=True, nan_keys=True),
+    IndexerCase("keys of 68 bytes", (900, 700, 40), 512, num_heads=32, mxfp4=True, nan_keys=True),
+    IndexerCase("keys of 68 bytes, blocks of 8, sorted", (900, 641), 100, mxfp4=True, block=8,
+                sorted=True),
+    IndexerCase("candidates of 8, sorted, 2 queries a request", (1500, 1501, 64, 65), 512,
+                num_heads=32, next_n=2, block=8, num_candidates=90, sorted=True, plateaus=True),
     IndexerCase("all of at most 450 tokens", (450, 449, 0, 1, 64, 65, 300, 127), 650, next_n=2),
 ]
 PREFILL = [
@@ -222,6 +229,10 @@ PREFILL = [
     PrefillCase("ties, NaN keys, negative weights", causal(6, 900), 512, num_heads=32,
                 plateaus=True, nan_keys=True, negative_weights=True),
     PrefillCase("64 heads, bf16", causal(6, 900), 500, dtype=_BF16),
+    PrefillCase("blocks of 8", (*causal(6, 700), *causal(5, 43, 700)), 60, num_heads=32, block=8,
+                plateaus=True),
+    PrefillCase("candidates of 8, bf16", (*causal(6, 700), *causal(5, 43, 700)), 512, block=8,
+                num_heads=16, dtype=_BF16, num_candidates=70, nan_keys=True),
     PrefillCase("fp32", causal(6, 300), 50, num_heads=4, dtype=_FP32),
     PrefillCase("fp16", causal(6, 300), 50, num_heads=4, dtype=_FP16),
 ]

@@ -1,5 +1,6 @@
 """Indexer cases: what each one is about, and the paged inputs that it stands for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,14 @@ class IndexerCase:
     """Neighbouring rows of one request, which share its pages; `seq_lens` has all rows."""
     table_page_size: int = PAGE_SIZE
     """Tokens that an entry of the table names; those of a row's entries lie apart."""
+    block: int = 1
+    """Positions of a block, which are chosen, or from which tokens are."""
+    num_candidates: int = 0
+    """Blocks to choose tokens from; 0: no candidates."""
     nan_keys: bool = False
     """Some keys have a NaN byte, some tokens a NaN scale."""
+    mxfp4: bool = False
+    """Keys of 68 bytes; in some of them the scales span more than e4m3 does."""
     int8_cache: bool = False
     strided: bool = False
 
@@ -47,7 +54,7 @@ class IndexerCase:
 @dataclass(frozen=True)
 class IndexerInputs:
     """q `[B, H, 128]` e4m3, cache `[pages, 64, 1, 132]`, weights, seq_lens, block_table with a row
-    for each request."""
+    for each request, candidates `[B, num_candidates]` or None."""
 
     case: IndexerCase
     q: Tensor
@@ -55,6 +62,7 @@ class IndexerInputs:
     weights: Tensor
     seq_lens: Tensor
     block_table: Tensor
+    candidates: Tensor | None = None
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -86,22 +94,33 @@ class IndexerInputs:
 
 
 def pack_pages(codes: Tensor, scale: Tensor) -> Tensor:
-    """Codes uint8 `[64 n, 128]` and scales fp32 `[64 n]` -> a cache uint8 `[n, 64, 1, 132]`."""
-    keys = codes.reshape(-1, PAGE_SIZE * INDEX_HEAD_DIM)
+    """Codes uint8 `[64 n, 128]` and scales fp32 `[64 n]` -> a cache uint8 `[n, 64, 1, 132]`; of
+    MXFP4 `[64 n, 64]` and uint8 `[64 n, 4]` -> `[n, 64, 1, 68]`."""
+    keys = codes.reshape(-1, PAGE_SIZE * codes.shape[1])
     scales = scale.contiguous().view(torch.uint8).reshape(-1, 4 * PAGE_SIZE)
-    return torch.cat([keys, scales], dim=1).view(-1, PAGE_SIZE, 1, INDEX_HEAD_DIM + 4)
+    return torch.cat([keys, scales], dim=1).view(-1, PAGE_SIZE, 1, codes.shape[1] + 4)
 
 
 def _draw_tokens(
     case: IndexerCase, num_tokens: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Codes uint8 `[num_tokens, 128]` and scales fp32 `[num_tokens]`."""
+    """Codes uint8 `[num_tokens, 128]` and scales fp32 `[num_tokens]`; of MXFP4 `[num_tokens, 64]`
+    and uint8 `[num_tokens, 4]`."""
     distinct = 5 if case.plateaus else num_tokens
-    codes, scale = quantize_index_k(torch.randn(distinct, INDEX_HEAD_DIM, generator=generator))
-    scale = scale * torch.exp2(torch.randn(distinct, generator=generator))
+    if case.mxfp4:
+        codes = torch.randint(256, (distinct, INDEX_HEAD_DIM // 2), generator=generator).byte()
+        scale = torch.randint(122, 130, (distinct, 4), generator=generator).byte()
+        scale[::5, 1] -= 16
+    else:
+        codes, scale = quantize_index_k(torch.randn(distinct, INDEX_HEAD_DIM, generator=generator))
+        scale = scale * torch.exp2(torch.randn(distinct, generator=generator))
     if case.plateaus:
         drawn = torch.randint(distinct, (num_tokens,), generator=generator)
         codes, scale = codes[drawn], scale[drawn]
+    if case.mxfp4:
+        codes[:: 3 if case.zero_scores else num_tokens] = 0
+        scale[4 :: 7 if case.nan_keys else num_tokens, 2] = 255
+        return codes, scale
     if case.zero_scores:
         codes[0::3], scale[1::3], scale[2::3] = 0, 0.0, -0.0
     if case.nan_keys:
@@ -131,6 +150,22 @@ def _draw_table(case: IndexerCase, num_entries: int, generator: torch.Generator)
     return table.to(torch.int32)
 
 
+def draw_candidates(
+    lengths: Sequence[int], block: int, count: int, generator: torch.Generator
+) -> Tensor | None:
+    """int32 `[B, count]` in any order: visible blocks, some twice, and ids that name none."""
+    if not count:
+        return None
+    rows = torch.full((len(lengths), count), -1, dtype=torch.int32)
+    for row, length in zip(rows, lengths, strict=True):
+        blocks = -(-length // block)
+        row[:] = torch.randint(-1, blocks + 2, (count,), generator=generator)
+        row[::7], row[1::9] = INT32_MAX, -(2**31)
+        some = torch.randperm(blocks, generator=generator)[: count // 2]
+        row[count - len(some) :] = some.int()
+    return rows
+
+
 def make_indexer_inputs(
     case: IndexerCase, seed: int, device: str | torch.device = "cpu"
 ) -> IndexerInputs:
@@ -156,15 +191,18 @@ def make_indexer_inputs(
     q, weights = quantize_index_q(raw_q, raw_weights)
 
     visible = torch.zeros(num_pages * PAGE_SIZE, dtype=torch.bool)
-    tempting = torch.full_like(codes, 0x7E)
+    tempting = torch.full_like(codes, 0x77 if case.mxfp4 else 0x7E)
     for b, length in enumerate(case.seq_lens):
         for column, entry in enumerate(table[b // case.next_n, : -(-length // of_entry)].tolist()):
             count = min(of_entry, length - column * of_entry)
             start = entry * of_entry
             visible[start : start + count] = True
-            tempting[start + count : start + of_entry] = q[b, weights[b].argmax()]
+            if not case.mxfp4:
+                tempting[start + count : start + of_entry] = q[b, weights[b].argmax()]
     codes = torch.where(visible[:, None], codes, tempting)
-    scale = torch.where(visible, scale, 1e6)
+    scale[~visible] = 200 if case.mxfp4 else 1e6
+
+    candidates = draw_candidates(case.seq_lens, case.block, case.num_candidates, generator)
 
     def finish(x: Tensor) -> Tensor:
         return strided_copy(x.to(device)) if case.strided else x.to(device)
@@ -182,6 +220,7 @@ def make_indexer_inputs(
         weights=finish(weights),
         seq_lens=torch.tensor(case.seq_lens, dtype=torch.int32, device=device),
         block_table=finish(table),
+        candidates=None if candidates is None else finish(candidates),
     )
 
 
@@ -236,6 +275,28 @@ INDEXER_CASES: list[IndexerCase] = [
                 table_page_size=1, sorted=True, plateaus=True, strided=True),
     IndexerCase("16 tokens a page of the table", (0, 15, 16, 17, 700), 90, table_page_size=16,
                 positions=True, repeated_pages=True),
+    IndexerCase("keys of 68 bytes", (0, 1, 64, 300, 701), 100, mxfp4=True, negative_weights=True),
+    IndexerCase("keys of 68 bytes, sorted, plateaus, NaN keys, int8", (40, 500, 701), 90,
+                mxfp4=True, sorted=True, plateaus=True, nan_keys=True, int8_cache=True),
+    IndexerCase("keys of 68 bytes, a slot a token", (70, 701), 90, mxfp4=True, table_page_size=1,
+                zero_scores=True, strided=True),
+    IndexerCase("blocks of 8", (0, 1, 8, 9, 300, 701), 20, block=8),
+    IndexerCase("blocks of 8, sorted, plateaus", (40, 300, 701), 20, block=8, sorted=True,
+                plateaus=True),
+    IndexerCase("blocks of 64, 2 queries a request", (130, 64, 700, 701), 4, next_n=2, block=64),
+    IndexerCase("blocks of 4, NaN keys, a slot a token", (90, 500), 90, block=4, nan_keys=True,
+                table_page_size=1),
+    IndexerCase("blocks of 2, zero scores", (40, 700), 100, block=2, zero_scores=True,
+                negative_weights=True),
+    IndexerCase("candidates of 8", (0, 5, 64, 300, 701), 60, block=8, num_candidates=20),
+    IndexerCase("candidates of 8, sorted, plateaus, positions", (40, 300, 701), 60, block=8,
+                num_candidates=30, sorted=True, plateaus=True, positions=True),
+    IndexerCase("fewer candidates than topk, 3 queries a request", (300, 9, 701), 200, block=4,
+                next_n=3, num_candidates=9, nan_keys=True, strided=True),
+    IndexerCase("candidates of 8, keys of 68 bytes", (90, 500), 60, num_heads=32, block=8,
+                num_candidates=20, mxfp4=True),
+    IndexerCase("candidates of 1, a slot a token", (90, 500), 100, num_candidates=120,
+                table_page_size=1, zero_scores=True),
     IndexerCase("no query", (), 16),
     IndexerCase("every feature", (0, 64, 65, 600), 90, **_ALL_FEATURES),
     IndexerCase("every feature, sorted", (0, 64, 65, 600), 90, sorted=True, **_ALL_FEATURES),

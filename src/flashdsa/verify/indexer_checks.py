@@ -140,7 +140,15 @@ def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
                 partial(judge_indexer.check_cache_write, some_k, write_slots, cache, backend),
             ),
         ]
-    read = partial(judge_indexer.check_cache_read, cache, slots.to(device), backend)
-    rows.append(("read_index_k_cache", "1000 slots", read))
+    in_fp4 = cache[..., :68].contiguous()
+    in_fp4.flatten(1)[:, 4096:] %= 20  # exponents that may be far apart
+    for name, pages in (("1000 slots", cache), ("1000 slots of 68 bytes", in_fp4)):
+        read = partial(judge_indexer.check_cache_read, pages, slots.to(device), backend)
+        rows.append(("read_index_k_cache", name, read))
+    write = partial(judge_indexer.check_cache_write, k, padded, in_fp4, backend)
+    rows.append(("write_index_k_cache", "1000 slots of 68 bytes", write))
+    of_k = partial(judge_indexer.check_quantize_k, wide_k, backend, mxfp4=True)
+    of_q = partial(judge_indexer.check_quantize_q, q, weights, backend, mxfp4=True)
+    rows += [("quantize_index_k", "MXFP4", of_k), ("quantize_index_q", "MXFP4", of_q)]
     # What these call is so little that the judge serves as the call.
     return [Check(name, case, check, check) for name, case, check in rows]

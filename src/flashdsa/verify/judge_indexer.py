@@ -79,6 +79,8 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
         positions=case.positions,
         scores=scores,
         table_page_size=case.table_page_size,
+        block=case.block,
+        candidates=inputs.candidates,
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
@@ -106,17 +108,19 @@ def check_topk(
     return [judge_selection("positions", positions, expected, exact_order=exact_order)]
 
 
-def check_quantize_k(k: Tensor, backend: str) -> list[Comparison]:
+def check_quantize_k(k: Tensor, backend: str, *, mxfp4: bool = False) -> list[Comparison]:
     """Run and judge `quantize_index_k`: bytes and scales, bit for bit."""
-    fp8, scale = flashdsa.quantize_index_k(k, backend=backend)
-    codes, ref_scale = reference.quantize_index_k(k)
+    fp8, scale = flashdsa.quantize_index_k(k, mxfp4=mxfp4, backend=backend)
+    codes, ref_scale = reference.quantize_index_k(k, mxfp4=mxfp4)
     return _judge_bytes("fp8", fp8, codes, "scale", scale, ref_scale)
 
 
-def check_quantize_q(q: Tensor, weights: Tensor, backend: str) -> list[Comparison]:
+def check_quantize_q(
+    q: Tensor, weights: Tensor, backend: str, *, mxfp4: bool = False
+) -> list[Comparison]:
     """Run and judge `quantize_index_q`: bytes and folded weights, bit for bit."""
-    fp8, folded = flashdsa.quantize_index_q(q, weights, backend=backend)
-    codes, ref_folded = reference.quantize_index_q(q, weights)
+    fp8, folded = flashdsa.quantize_index_q(q, weights, mxfp4=mxfp4, backend=backend)
+    codes, ref_folded = reference.quantize_index_q(q, weights, mxfp4=mxfp4)
     return _judge_bytes("fp8", fp8, codes, "folded weights", folded, ref_folded)
 
 

@@ -40,7 +40,13 @@ def check_prefill_selection(
     case = inputs.case
     ids = calls.dsa_topk_prefill(inputs, backend)
     expected = reference.dsa_topk_prefill(
-        scores, inputs.starts, inputs.ends, case.topk, sorted=case.sorted
+        scores,
+        inputs.starts,
+        inputs.ends,
+        case.topk,
+        sorted=case.sorted,
+        block=case.block,
+        candidates=inputs.candidates,
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]

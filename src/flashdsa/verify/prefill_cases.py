@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flashdsa.problem import INDEX_HEAD_DIM
 from flashdsa.reference import quantize_index_k, quantize_index_q
+from flashdsa.verify.indexer_cases import draw_candidates
 from flashdsa.verify.layouts import poison_value, strided_copy
 
 SPARE_KEYS = 9
@@ -29,6 +30,10 @@ class PrefillCase:
     sorted: bool = False
     no_starts: bool = False
     """Called without starts: all of them are 0."""
+    block: int = 1
+    """Rows of a block, which are chosen, or from which rows are."""
+    num_candidates: int = 0
+    """Blocks of each query to choose rows from; 0: no candidates."""
     negative_weights: bool = False
     plateaus: bool = False
     """Keys are drawn from five, so most of them are equal."""
@@ -46,7 +51,8 @@ class PrefillCase:
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """q_index (S, H, 128), k_index (S_kv, 128), weights (S, H), starts, ends (S,), k_scale."""
+    """q_index (S, H, 128), k_index (S_kv, 128), weights (S, H), starts, ends (S,), k_scale,
+    candidates (S, num_candidates) or None."""
 
     case: PrefillCase
     q_index: Tensor
@@ -55,6 +61,7 @@ class PrefillInputs:
     starts: Tensor | None
     ends: Tensor
     k_scale: Tensor | None
+    candidates: Tensor | None = None
 
     @property
     def operands(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
@@ -120,6 +127,8 @@ def make_prefill_inputs(
             return strided_copy(x.view(torch.uint8)).view(dtype)
         return strided_copy(x)
 
+    lengths = [end - start for start, end in case.ranges]
+    candidates = draw_candidates(lengths, case.block, case.num_candidates, generator)
     bounds = torch.tensor(case.ranges, dtype=torch.int32).view(-1, 2)
     starts, ends = (bounds[:, side].contiguous().to(device) for side in (0, 1))
     assert not case.no_starts or not starts.any()
@@ -131,6 +140,7 @@ def make_prefill_inputs(
         None if case.no_starts else starts,
         ends,
         None if scale is None else scale.to(device),
+        None if candidates is None else finish(candidates, torch.int32),
     )
 
 
@@ -172,6 +182,16 @@ PREFILL_CASES: list[PrefillCase] = [
     PrefillCase("NaN keys", causal(6, 200), 150, nan_keys=True),
     PrefillCase("NaN keys at the cut, sorted", causal(6, 200), 190, nan_keys=True, sorted=True),
     PrefillCase("strided", _ODD, 100, strided=True),
+    PrefillCase("blocks of 8, any ranges", _ODD, 9, block=8),
+    PrefillCase("blocks of 4, packed sequences, sorted, plateaus", _PACKED, 20, num_heads=16,
+                block=4, sorted=True, plateaus=True),
+    PrefillCase("blocks of 8, bf16, NaN keys", causal(6, 300), 38, dtype=_BF16, block=8,
+                nan_keys=True, no_starts=True),
+    PrefillCase("candidates of 8, any ranges", _ODD, 60, block=8, num_candidates=20),
+    PrefillCase("candidates of 4, packed sequences, sorted", _PACKED, 50, num_heads=16, block=4,
+                num_candidates=30, sorted=True, plateaus=True, strided=True),
+    PrefillCase("fewer candidates than topk, bf16", causal(6, 300), 100, dtype=_BF16, block=8,
+                num_candidates=9, nan_keys=True, no_starts=True),
     PrefillCase("no query", (), 16),
     PrefillCase("every feature", _ODD, 90, **_ALL_FEATURES),
     PrefillCase("every feature, bf16, sorted", _ODD, 90, dtype=_BF16, sorted=True,

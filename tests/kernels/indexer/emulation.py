@@ -32,7 +32,7 @@ def assert_as_the_cpu(
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
     expected, got = inputs.output(plan.topk), inputs.output(plan.topk)
     custom_op(DSA_TOPK_INDEXER)(
-        *inputs, expected, plan.sorted, plan.positions, plan.entry_tokens, False, "cpu"
+        *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
     )
     clusters = (num_clusters, cluster_size, num_splits)
     launch = emulate_indexer(plan, TopkIndexerOperands(*inputs, got), clusters=clusters, seed=seed)

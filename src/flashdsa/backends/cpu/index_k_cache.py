@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.quantize import quantize
+from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, pack_keys, parts_of_cache
+from flashdsa.backends.packed_rows import put
 from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
 
@@ -37,6 +39,10 @@ def write(operands: CacheWriteOperands) -> None:
     k, slots, cache = operands
     used = slots != -1
     check_slots(slots[used], cache, distinct=True)
+    if has_mxfp4(cache):
+        if used.any():
+            put(parts_of_cache(cache), slots, pack_keys(k))
+        return
     fp8, scale = quantize(k)
     page = slots[used].long() // PAGE_SIZE
     offset = slots[used].long() % PAGE_SIZE
@@ -53,8 +59,10 @@ def read(operands: CacheReadOperands) -> tuple[Tensor, Tensor]:
     """
     cache, slots = operands
     check_slots(slots, cache, distinct=False)
-    keys, scales = page_views(cache)
     page, offset = slots.long() // PAGE_SIZE, slots.long() % PAGE_SIZE
+    if has_mxfp4(cache):
+        return as_e4m3(torch.cat([part[page, offset] for part in parts_of_cache(cache)], dim=1))
+    keys, scales = page_views(cache)
     return keys[page, offset].view(torch.float8_e4m3fn), scales[page, offset]
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from flashdsa.backends.cpu.index_k_cache import page_views
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
+from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, parts_of_cache
+from flashdsa.backends.two_levels import block_scores, candidate_positions
 from flashdsa.errors import ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
 
@@ -43,6 +45,7 @@ def topk_indexer(
     sorted: bool,
     positions: bool,
     table_page_size: int,
+    block: int,
     check: bool,
 ) -> None:
     """Write each row's best token ids (page * 64 + offset) into `topk_indices` (B, topk) int32.
@@ -52,15 +55,23 @@ def topk_indexer(
     Args:
         positions: a token's id is its position in the row instead.
         table_page_size: tokens that an entry of `block_table` names.
+        block: if not 1, ids are those of blocks of so many positions; with candidates, these are
+            blocks to choose tokens from.
         check: bad lengths and page ids are errors, raised before anything is written; otherwise
             lengths are clamped and tokens of bad pages are never emitted.
     """
-    q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices = operands
+    q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices, candidates = (
+        operands
+    )
     topk = topk_indices.shape[1]
     num_pages = k_index_cache_fp8.shape[0]
     rows = _rows(seq_lens, block_table, num_pages, table_page_size, check)
+    if candidates is not None:
+        listed = zip(rows, candidates, strict=True)
+        rows = [row._replace(selectable=_among(row, ids, block)) for row, ids in listed]
+    of_blocks = block > 1 and candidates is None
     topk_indices.fill_(-1)
-    unscored = [not sorted and row.length <= topk for row in rows]
+    unscored = [not sorted and not of_blocks and row.length <= topk for row in rows]
     for index, row in enumerate(rows):
         if unscored[index]:
             everything = torch.arange(row.length)
@@ -68,8 +79,37 @@ def topk_indexer(
             _emit(topk_indices[index], row, chosen, positions)
     scored = [index for index, skip in enumerate(unscored) if not skip]
     for index, scores in _scores(q_index_fp8, k_index_cache_fp8, weights, rows, scored):
-        chosen = select(scores, rows[index].selectable, topk, sorted=sorted)
-        _emit(topk_indices[index], rows[index], chosen, positions)
+        row = rows[index]
+        if of_blocks:
+            best, there = best_of_blocks(scores, row.selectable, block)
+            _emit(topk_indices[index], row, select(best, there, topk, sorted=sorted), True)
+        else:
+            chosen = select(scores, row.selectable, topk, sorted=sorted)
+            _emit(topk_indices[index], row, chosen, positions)
+
+
+def best_of_blocks(scores: Tensor, selectable: Tensor | None, block: int) -> tuple[Tensor, Tensor]:
+    """Scores (ceil(n / block),) of blocks of `scores` (n,), and which have a position to select."""
+    length = len(scores)
+    there = torch.ones(length, dtype=torch.bool) if selectable is None else selectable
+    newest = torch.tensor([length], dtype=torch.int64)
+    best, some = block_scores(scores[None], there[None], newest, block)
+    return best[0], some[0]
+
+
+def among(candidates: Tensor, length: int, block: int) -> Tensor:
+    """Which of `length` positions are in one of the listed blocks (n,); bool."""
+    positions, (count,) = candidate_positions(
+        candidates[None], torch.tensor([length], dtype=torch.int64), block
+    )
+    found = torch.zeros(length, dtype=torch.bool)
+    found[positions[0, :count]] = True
+    return found
+
+
+def _among(row: Row, candidates: Tensor, block: int) -> Tensor:
+    found = among(candidates, row.length, block)
+    return found if row.selectable is None else found & row.selectable
 
 
 def logits(operands: IndexerOperands, *, max_len: int, table_page_size: int) -> Tensor:
@@ -195,6 +235,10 @@ def _gather_tokens(cache: Tensor, entries: Tensor, of_entry: int) -> tuple[Tenso
     """Keys (128, tokens) float64 and scales (tokens,) fp32 of whole entries of `of_entry`."""
     in_page = PAGE_SIZE // of_entry
     at = entries // in_page, entries % in_page
+    if has_mxfp4(cache):
+        parts = [x.unflatten(1, (in_page, of_entry))[at] for x in parts_of_cache(cache)]
+        rows, scale = as_e4m3(torch.cat(parts, dim=2).flatten(0, 1))
+        return rows.double().t(), scale
     keys, scales = (x.unflatten(1, (in_page, of_entry))[at] for x in page_views(cache))
     fp8 = keys.flatten(0, 1).view(torch.float8_e4m3fn)
     return fp8.double().t(), scales.flatten()

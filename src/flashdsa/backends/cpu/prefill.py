@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.indexer import ROW_BLOCK_ELEMENTS, TOKEN_BLOCK, score
+from flashdsa.backends.cpu.indexer import (
+    ROW_BLOCK_ELEMENTS,
+    TOKEN_BLOCK,
+    among,
+    best_of_blocks,
+    score,
+)
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.cpu.topk import select
 from flashdsa.errors import ArgumentValueError
@@ -21,25 +27,34 @@ SCORE_BLOCK_ELEMENTS = 2**22
 """Aim for scores held at once over a block of queries (16 MiB)."""
 
 
-def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool) -> None:
+def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> None:
     """Write each query's best key rows into `topk_indices` (S, topk) int32.
 
     Default order: ascending row; `sorted`: descending score, ties by row.
+
+    Args:
+        block: if not 1, ids are those of blocks of so many rows from a query's first; with
+            candidates, these are blocks to choose rows from.
 
     Raises:
         ArgumentValueError: a range that is no range of the keys; nothing is written.
     """
     topk_indices, topk = operands.topk_indices, operands.topk_indices.shape[1]
-    ranges = ranges_of(operands.inputs)
+    candidates, ranges = operands.candidates, ranges_of(operands.inputs)
+    of_blocks = block > 1 and candidates is None
     topk_indices.fill_(-1)
     scored = []
     for query, (start, end) in enumerate(ranges):
-        if sorted or end - start > topk:
+        if sorted or of_blocks or candidates is not None or end - start > topk:
             scored.append(query)
         else:
             topk_indices[query, : end - start] = torch.arange(start, end, dtype=torch.int32)
     for query, first_key, scores in _scores(operands.inputs, ranges, scored):
-        chosen = select(scores, None, topk, sorted=sorted) + first_key
+        if of_blocks:
+            chosen = select(*best_of_blocks(scores, None, block), topk, sorted=sorted)
+        else:
+            listed = None if candidates is None else among(candidates[query], len(scores), block)
+            chosen = select(scores, listed, topk, sorted=sorted) + first_key
         topk_indices[query, : len(chosen)] = chosen.to(torch.int32)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.e4m3_scales import scale_of
+from flashdsa.backends.mxfp4 import quantize as to_mxfp4
 
 if TYPE_CHECKING:
     from flashdsa.ops.index_k_cache import IndexKOperands, IndexQOperands
@@ -20,12 +21,12 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale[..., None]).to(torch.float8_e4m3fn), scale
 
 
-def quantize_index_k(operands: IndexKOperands) -> tuple[Tensor, Tensor]:
+def quantize_index_k(operands: IndexKOperands, *, mxfp4: bool) -> tuple[Tensor, Tensor]:
     """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale."""
-    return quantize(operands.k)
+    return to_mxfp4(operands.k) if mxfp4 else quantize(operands.k)
 
 
-def quantize_index_q(operands: IndexQOperands) -> tuple[Tensor, Tensor]:
+def quantize_index_q(operands: IndexQOperands, *, mxfp4: bool) -> tuple[Tensor, Tensor]:
     """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in."""
-    fp8, scale = quantize(operands.q)
+    fp8, scale = to_mxfp4(operands.q) if mxfp4 else quantize(operands.q)
     return fp8, operands.weights * scale

@@ -15,6 +15,7 @@ from flashdsa.backends.indexer.tensors import (
     slots_of_tokens,
     values_are_checked,
 )
+from flashdsa.backends.mxfp4 import has_mxfp4
 from flashdsa.backends.runner import Runner
 from flashdsa.errors import ArgumentValueError
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -44,8 +45,11 @@ def bind(
     check = Settings.from_environment().check
     function: Callable[..., Any] | None = None
     if rows and operands.k_index_cache_fp8.shape[0]:
-        gathers = {"gathers": True} if table_page_size < PAGE_SIZE else {}
-        function = runner.function(spec, replace(spec.plans[0], num_heads=num_heads, **gathers))
+        kind_of_keys: dict[str, bool] = {"gathers": True} if table_page_size < PAGE_SIZE else {}
+        if has_mxfp4(operands.k_index_cache_fp8):
+            kind_of_keys["mxfp4"] = True
+        plan = replace(spec.plans[0], num_heads=num_heads, **kind_of_keys)
+        function = runner.function(spec, plan)
     num_ctas, kind = runner.num_sms, type(operands)
 
     def serve(operands: Sequence[Any]) -> Tensor:

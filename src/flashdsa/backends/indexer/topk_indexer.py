@@ -48,6 +48,7 @@ def bind(
     sorted: bool,
     positions: bool,
     table_page_size: int,
+    block: int,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
     """Write each row's best token ids into `topk_indices`, on the current stream.
@@ -60,12 +61,13 @@ def bind(
         positions: an id is the token's position in its row, not its slot.
         table_page_size: tokens that an entry of the block table names; the table of 2 to 32 is
             spelt out as slots, 4 bytes a token beside the 132 that are read of each.
+        block: 1; others are two_levels.py's.
         check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
     """
-    require_layout(*operands)
-    q_index_fp8, cache, _, seq_lens, block_table, topk_indices = operands
+    require_layout(*operands[:6])
+    q_index_fp8, cache, _, seq_lens, block_table, topk_indices = operands[:6]
     rows, signed = seq_lens.numel(), cache.dtype is torch.int8
     if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
@@ -83,7 +85,7 @@ def bind(
         load_unscored = once(partial(runner.function, unscored, UnscoredPlan(positions)))
 
     def serve(given: Sequence[Any]) -> None:
-        q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given
+        q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given[:6]
         pages = cache.view(torch.uint8) if signed else cache
         if 1 < table_page_size < PAGE_SIZE:
             block_table = slots_of_tokens(block_table, table_page_size, cache.shape[0])
@@ -93,14 +95,14 @@ def bind(
             else:
                 function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
         except REFUSALS:  # nothing was launched
-            require_layout(*given)
+            require_layout(*given[:6])
             raise
 
     if not check or not Settings.from_environment().check:
         return runner.on_device(serve)
 
     def serve_checked(given: Sequence[Any]) -> None:
-        _, cache, _, seq_lens, block_table, _ = given
+        _, cache, _, seq_lens, block_table = given[:5]
         if values_are_checked():
             values = seq_lens.cpu(), block_table.cpu()
             check_values(*values, cache.shape[0], table_page_size)

@@ -11,6 +11,8 @@ from torch import Tensor
 from flashdsa.backends.cpu.index_k_cache import check_slots, page_views
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.memory import readable
+from flashdsa.backends.mxfp4 import as_e4m3, has_mxfp4, pack_keys, parts_of_cache
+from flashdsa.backends.packed_rows import put
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.quantize import dtype_name
 from flashdsa.errors import UnsupportedError
@@ -32,21 +34,25 @@ def bind_write(runner: Runner, operands: CacheWriteOperands) -> Callable[[Sequen
     waits for the device.
 
     The function that it returns raises UnsupportedError if pages begin at addresses that are no
-    multiples of 16.
+    multiples of 16. A cache of MXFP4 keys is written by torch.
     """
     k, slots, cache = operands
+    in_fp4 = has_mxfp4(cache)
     check, is_empty = Settings.from_environment().check, not (k.shape[0] and cache.shape[0])
-    if not is_empty:
+    if not is_empty and not in_fp4:
         plan = QuantizePlan(dtype_name(k), slots.element_size() * 8)
         function = runner.function(WRITE_INDEX_K_CACHE, plan)
 
     def serve(operands: Sequence[Any]) -> None:
         k, slots, cache = operands
-        _require_aligned_pages(cache)
+        if not in_fp4:
+            _require_aligned_pages(cache)
         if check and values_are_checked():
             given = slots.cpu()
             check_slots(given[given != -1], cache, distinct=True)
-        if not is_empty:
+        if in_fp4 and not is_empty:
+            put(parts_of_cache(cache), slots, pack_keys(k))
+        elif not is_empty:
             function(readable(k), slots.contiguous(), cache.view(torch.uint8).flatten(1))
 
     return runner.on_device(serve)
@@ -70,10 +76,14 @@ def _read(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
         fp8 = torch.zeros(count, INDEX_HEAD_DIM, dtype=torch.uint8, device=cache.device)
         scale = torch.zeros(count, dtype=torch.float32, device=cache.device)
         return fp8.view(torch.float8_e4m3fn), scale
-    keys, scales = page_views(cache)
     inside = (slots >= 0) & (slots < num_slots)
     used = torch.where(inside, slots, 0).long()
     page, offset = used // PAGE_SIZE, used % PAGE_SIZE
+    if has_mxfp4(cache):
+        rows = torch.cat([part[page, offset] for part in parts_of_cache(cache)], dim=1)
+        fp8, scale = as_e4m3(rows.masked_fill_(~inside[:, None], 0))
+        return fp8, scale.masked_fill_(~inside, 0)
+    keys, scales = page_views(cache)
     fp8 = keys[page, offset].masked_fill_(~inside[:, None], 0)
     return fp8.view(torch.float8_e4m3fn), scales[page, offset].masked_fill_(~inside, 0)
 

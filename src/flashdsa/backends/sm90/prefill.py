@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def bind(
-    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool, block: int
 ) -> Callable[[Sequence[Any]], None]:
     """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
     with `sorted` in descending score, by a second launch that sorts the lists.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
-    device.
+    device. `block` is 1; others are two_levels.py's.
     """
     topk_indices, kind = operands.topk_indices, type(operands)
     if not topk_indices.is_contiguous():
@@ -44,11 +44,11 @@ def bind(
     if topk_indices.shape[0] and operands.k_index.shape[0]:
         serve = _bind_rows(runner, operands, sorted=sorted)
     else:
-        serve = _bind_none(operands)
-    return _with_ranges_checked(serve, lambda given: kind(*given).inputs)
+        serve = bind_none(operands)
+    return with_ranges_checked(serve, lambda given: kind(*given).inputs)
 
 
-def _bind_none(operands: TopkPrefillOperands) -> Callable[[Sequence[Any]], None]:
+def bind_none(operands: TopkPrefillOperands) -> Callable[[Sequence[Any]], None]:
     """Write -1 for calls without keys or without queries."""
     kind = type(operands)
 
@@ -97,7 +97,7 @@ def bind_plan(
     pieces = pieces or (Piece(0, queries, runner.num_sms, 1),)
     words = plan.workspace_words
     allocate = partial(_allocate, words=words)
-    arguments = _bind_arguments(runner, operands.inputs)
+    arguments = bind_arguments(runner, operands.inputs)
     launches = []
     for piece in pieces:
         own = plan if piece.cluster_size == 1 else shared(plan)
@@ -105,7 +105,7 @@ def bind_plan(
         launches.append((slice(*piece[:2]), runner.function(PREFILL, own), numbers))
 
     def launch(operands: Sequence[Any], *topk_scores: Tensor) -> Tensor:
-        q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands
+        q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands[:7]
         inputs = arguments(q_index, k_index, weights, ends, starts, k_scale)
         # Launches follow each other, so that they share the workspace.
         (workspace,) = runner.workspace(words, allocate)
@@ -127,7 +127,7 @@ def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence
     kind = type(operands)
     if queries and keys:
         function = runner.function(PREFILL_LOGITS, plan_of(operands, scores_only=True))
-        arguments, num_sms = _bind_arguments(runner, operands), runner.num_sms
+        arguments, num_sms = bind_arguments(runner, operands), runner.num_sms
 
     def serve(operands: Sequence[Any]) -> Tensor:
         scores = empty_scores().fill_(-torch.inf)
@@ -135,7 +135,7 @@ def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence
             function(*arguments(*operands), scores, num_sms)
         return scores
 
-    return _with_ranges_checked(runner.on_device(serve), lambda given: kind(*given))
+    return with_ranges_checked(runner.on_device(serve), lambda given: kind(*given))
 
 
 def plan_of(
@@ -158,7 +158,7 @@ def shared(plan: PrefillPlan) -> PrefillPlan:
     return replace(plan, shared=True)
 
 
-def _bind_arguments(runner: Runner, operands: PrefillOperands) -> Callable[..., tuple[Tensor, ...]]:
+def bind_arguments(runner: Runner, operands: PrefillOperands) -> Callable[..., tuple[Tensor, ...]]:
     """Bind a function that gives the inputs in the kernel's order, copied if it cannot read them as
     they are."""
     from_row_0 = runner.empty(0, dtype=torch.int32)
@@ -190,7 +190,7 @@ def _allocate(runner: Runner, words: int) -> tuple[Tensor, ...]:
     return (runner.empty(runner.num_sms, words, dtype=torch.int32),)
 
 
-def _with_ranges_checked(
+def with_ranges_checked(
     serve: Callable[[Sequence[Any]], Any], inputs_of: Callable[[Sequence[Any]], PrefillOperands]
 ) -> Callable[[Sequence[Any]], Any]:
     """`serve`, after a check that raises ArgumentValueError for a range outside the keys if

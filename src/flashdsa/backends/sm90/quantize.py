@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.memory import readable
+from flashdsa.backends.mxfp4 import quantize as to_mxfp4
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import QUANTIZE_INDEX
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
@@ -18,18 +19,22 @@ if TYPE_CHECKING:
 
 
 def bind_keys(
-    runner: Runner, operands: IndexKOperands
+    runner: Runner, operands: IndexKOperands, *, mxfp4: bool
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
-    """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale."""
+    """Keys (T, 128) -> e4m3 (T, 128) and scales (T,) fp32; key = fp8 * scale. MXFP4 by torch."""
+    if mxfp4:
+        return runner.on_device(lambda operands: to_mxfp4(*operands))
     return runner.on_device(_bind_vectors(runner, operands.k))
 
 
 def bind_queries(
-    runner: Runner, operands: IndexQOperands
+    runner: Runner, operands: IndexQOperands, *, mxfp4: bool
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor]]:
-    """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in."""
+    """Queries (B, H, 128) -> e4m3 and weights (B, H) fp32 with each head's scale multiplied in.
+    MXFP4 by torch."""
     shape, dim = operands.q.shape, operands.q.shape[-1]
-    quantize = _bind_vectors(runner, operands.q.reshape(-1, dim))
+    vectors = operands.q.reshape(-1, dim)
+    quantize = (lambda x: to_mxfp4(*x)) if mxfp4 else _bind_vectors(runner, vectors)
 
     def serve(operands: Sequence[Any]) -> tuple[Tensor, Tensor]:
         q, weights = operands

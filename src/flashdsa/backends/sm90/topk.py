@@ -34,25 +34,38 @@ def bind(
     the device. Order and ties as on the CPU.
     """
     rows, max_len = operands.scores.shape
-    width = next(width for width in TOPK if width >= topk)
     check, is_empty = Settings.from_environment().check, not operands.scores.numel()
-    empty_positions = runner.allocator(rows, topk if is_empty else width, dtype=torch.int32)
-    if not is_empty:
-        plan = TopkPlan(topk=width, sorted=sorted or width > topk)
-        number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
-        function = runner.function(TOPK_INDICES, plan)
+    rank = bind_ranking(runner, 0 if is_empty else rows, topk, sorted=sorted)
 
     def serve(operands: Sequence[Any]) -> Tensor:
         scores, lengths = operands
         if check and values_are_checked():
             check_lengths(lengths.cpu(), max_len)
-        positions = empty_positions()
         if is_empty:
-            return positions.fill_(-1)
-        function(scores, lengths.contiguous(), positions, number, size)
+            return runner.empty(rows, topk, dtype=torch.int32).fill_(-1)
+        return rank(scores, lengths.contiguous())
+
+    return runner.on_device(serve)
+
+
+def bind_ranking(
+    runner: Runner, rows: int, topk: int, *, sorted: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Bind the launch of so many rows, none if 0: a function of scores (rows, max_len) and lengths,
+    called inside `runner.launching()`, that gives positions as `bind`'s does."""
+    width = next(width for width in TOPK if width >= topk)
+    empty_positions = runner.allocator(rows, width, dtype=torch.int32)
+    if rows:
+        plan = TopkPlan(topk=width, sorted=sorted or width > topk)
+        number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
+        function = runner.function(TOPK_INDICES, plan)
+
+    def rank(scores: Tensor, lengths: Tensor) -> Tensor:
+        positions = empty_positions()
+        function(scores, lengths, positions, number, size)
         if width == topk:
             return positions
         best = positions[:, :topk]
         return best.contiguous() if sorted else ascending(best)
 
-    return runner.on_device(serve)
+    return rank

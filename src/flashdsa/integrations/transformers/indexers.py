@@ -161,7 +161,7 @@ def fp8_forward(
             table = table.repeat_interleave(num_queries, dim=0)
         few = TopkIndexerOperands(fp8, kept.cache, folded, lengths.flatten(), table, chosen)
         if num_queries == 1 or (num_queries <= FEW_QUERIES and _serves_positions(few)):
-            dsa_topk_indexer(*few, ids="position")
+            dsa_topk_indexer(*few.inputs, chosen, ids="position")
             return marked_visible(kept.positions_of(chosen))
         keys, k_scale = quantize_index_k(_quantisable(every).flatten(0, 1))
         ranges = _rows_of(kept.first[:, None].expand_as(lengths), lengths, every.shape[1])
@@ -227,7 +227,7 @@ def _shared_operands(
     chosen = lengths.new_empty(batch * num_queries, topk)
     flat = q.flatten(0, 1), k.flatten(0, 1), weights.flatten(0, 1)
     operands = TopkPrefillOperands(*flat, ends, chosen, starts)
-    if not is_served(DSA_TOPK_PREFILL, operands, "auto", sorted=False):
+    if not is_served(DSA_TOPK_PREFILL, operands, "auto", sorted=False, block=1):
         return None
     return operands if are_ranges else None
 
@@ -235,7 +235,7 @@ def _shared_operands(
 def _serves_positions(operands: TopkIndexerOperands) -> bool:
     """Whether a backend picks positions for these rows."""
     choices: dict[str, Any] = {"positions": True, "table_page_size": PAGE_SIZE, "check": True}
-    return is_served(DSA_TOPK_INDEXER, operands, "auto", sorted=False, **choices)
+    return is_served(DSA_TOPK_INDEXER, operands, "auto", sorted=False, block=1, **choices)
 
 
 def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -267,7 +267,7 @@ def _rows_of(first: Tensor, lengths: Tensor, num_keys: int) -> tuple[Tensor, Ten
 
 def _select_shared(operands: TopkPrefillOperands, batch: int) -> Tensor:
     """Positions (B, S, topk) int32, each in its sequence, -1 where a query sees too few keys."""
-    q, k, weights, ends, chosen, starts, k_scale = operands
+    q, k, weights, ends, chosen, starts, k_scale, _ = operands
     dsa_topk_prefill(q, k, weights, starts, ends, chosen, k_scale=k_scale)
     rows = chosen.view(batch, -1, chosen.shape[1])
     sequence = torch.arange(batch, dtype=torch.int32, device=rows.device)[:, None, None]

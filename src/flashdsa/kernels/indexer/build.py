@@ -13,7 +13,7 @@ from cutlass.cute.runtime import make_fake_stream, make_fake_tensor
 from flashdsa.dsl.compile_options import options_for
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.kernels.indexer.launch import launch_indexer, launch_logits, launch_splits
-from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 
 def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
@@ -36,7 +36,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         launch_splits if plan.splits else launch_indexer,
         kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)),
+        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
@@ -56,7 +56,7 @@ def compile_logits(kernel: Any, plan: Any) -> Any:
         launch_logits,
         kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, INDEX_TOKEN_BYTES)),
+        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, rows, table),

@@ -11,7 +11,7 @@ from cutlass import Int32, Uint8, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.kernels.indexer.select.published import Published
-from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, PAGE_ROWS
+from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES
 from flashdsa.problem import INDEX_HEAD_DIM
 
 
@@ -132,10 +132,9 @@ def launch_shape(num_clusters: Int32, cluster_size: Int32, plan: Any) -> dict[st
 
 def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
     """(cache as rows of 128 bytes, box of a page's `page_box_rows`; queries likewise, of a row)."""
-    num_pages = cache.shape[0]
+    rows = cache.shape[0] * plan.page_rows
     cache_rows = cute.make_tensor(
-        cache.iterator,
-        cute.make_layout((num_pages * PAGE_ROWS, CACHE_ROW_BYTES), stride=(CACHE_ROW_BYTES, 1)),
+        cache.iterator, cute.make_layout((rows, CACHE_ROW_BYTES), stride=(CACHE_ROW_BYTES, 1))
     )
     query_rows = cute.make_tensor(
         cute.recast_ptr(queries.iterator, dtype=Uint8),

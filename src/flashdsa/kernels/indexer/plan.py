@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE, ArchSpec
 from flashdsa.kernels.indexer.sizes import (
+    CACHE_ROW_BYTES,
     DEPTH_STEPS,
     ENTRY_WORDS,
     FILLS,
@@ -20,7 +21,7 @@ from flashdsa.kernels.indexer.sizes import (
     SLOT_HEADER_WORDS,
 )
 from flashdsa.plan import Role, SmemPlan, SmemRegion, plan_smem, registers_each
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, PAGE_SIZE
 
 NUM_HEADS = (16, 32, 64)
 TOPK = (512, 1024, 2048)
@@ -187,6 +188,21 @@ class SelectPlan:
     def gathers(self) -> bool:
         """The block table has a slot for each token, not a row's pages."""
         return False
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a key in the cache, its scales among them."""
+        return INDEX_TOKEN_BYTES
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of the cache."""
+        return PAGE_SIZE * self.token_bytes
+
+    @property
+    def page_rows(self) -> int:
+        """Rows of the cache, as TMA sees it, that a page has."""
+        return self.page_bytes // CACHE_ROW_BYTES
 
     @property
     def entry_tokens(self) -> int:

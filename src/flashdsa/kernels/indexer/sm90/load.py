@@ -16,7 +16,6 @@ from flashdsa.kernels.indexer.load_tiles import (
     page_table,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
-from flashdsa.kernels.indexer.sizes import PAGE_ROWS
 from flashdsa.kernels.indexer.smem_views import InputBuffers
 
 
@@ -85,7 +84,7 @@ def load_page(
             load_box(
                 ctx.inputs.pages + stage * plan.stage_bytes,
                 ctx.keys_map,
-                [Int32(0), page * PAGE_ROWS],
+                [Int32(0), page * plan.page_rows],
                 full,
                 EVICT_FIRST,
             )

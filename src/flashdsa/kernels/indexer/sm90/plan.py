@@ -13,9 +13,9 @@ from flashdsa.kernels.indexer.regions import (
     select_barriers,
     select_regions,
 )
-from flashdsa.kernels.indexer.sizes import PAGE_ROWS, TILE_WORDS
+from flashdsa.kernels.indexer.sizes import TILE_WORDS
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
-from flashdsa.problem import PAGE_BYTES
+from flashdsa.problem import INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES, PAGE_SIZE, SCALE_BYTES
 
 LOAD_REGISTERS = 32
 """Registers of a load thread; with 24, the least possible, the consumers would get no more."""
@@ -46,6 +46,21 @@ class IndexerPlan(SelectPlan):
         return f"indexer_{self.sizes_and_kinds}"
 
     @property
+    def mxfp4(self) -> bool:
+        """Keys are 64 bytes of e2m1 codes with four scales."""
+        return False
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a key in the cache, its scales among them."""
+        return MXFP4_TOKEN_BYTES if self.mxfp4 else INDEX_TOKEN_BYTES
+
+    @property
+    def page_key_bytes(self) -> int:
+        """Bytes of a page's codes, which its scales follow."""
+        return self.page_bytes - PAGE_SIZE * SCALE_BYTES
+
+    @property
     def ring_stages(self) -> int:
         """Pages in flight: fewer if all winners need room, too, to be sorted."""
         return self.stages - self.consumer_warpgroups if self.sorted else self.stages
@@ -67,7 +82,7 @@ class IndexerPlan(SelectPlan):
     @property
     def page_box_rows(self) -> int:
         """Rows of the cache that one copy brings: a page's keys and scales."""
-        return PAGE_ROWS
+        return self.page_rows
 
     @property
     def warp_stages(self) -> int:
@@ -89,7 +104,7 @@ class IndexerPlan(SelectPlan):
     @property
     def stage_bytes(self) -> int:
         """A page, padded to the period of the 128-byte swizzle."""
-        return -(-PAGE_BYTES // 1024) * 1024
+        return -(-self.page_bytes // 1024) * 1024
 
     @property
     def halves_region(self) -> SmemRegion:
@@ -143,7 +158,7 @@ class IndexerPlan(SelectPlan):
         one, group, warps = Arrives.ONE_THREAD, Arrives.WARPS_OF_ONE_GROUP, Arrives.EVERY_WARP
         pages, tiles = self.ring_stages, self.lists.tile_stages
         every = (
-            Barrier("page_full", pages, load, one, select, PAGE_BYTES, "the page is there"),
+            Barrier("page_full", pages, load, one, select, self.page_bytes, "the page is there"),
             Barrier("page_empty", pages, select, group, load, 0, "the page has been read"),
             Barrier("tile_full", tiles, load, one, select, head, "the row's head is there"),
             Barrier("tile_empty", tiles, select, warps, load, 0, "its pages are scored"),
@@ -182,11 +197,12 @@ class LogitsPlan(IndexerPlan):
     """The fused indexer's plan without the memory of the selection: only its stream of pages."""
 
     stages: int = 16
+    mxfp4: bool = False
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"indexer_logits_h{self.num_heads}"
+        return f"indexer_logits_h{self.num_heads}" + "_mxfp4" * self.mxfp4
 
     @property
     def unscored_length(self) -> int:

@@ -21,9 +21,10 @@ from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
+from flashdsa.kernels.indexer.sm90 import mxfp4
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_KEY_BYTES, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 MMA_K = 32
 """e4m3 elements along K of one wgmma."""
@@ -38,7 +39,8 @@ class Scorer(NamedTuple):
     queries: Any  # descriptors of B, mode 3 is the tile's stage
     accumulator: cute.Tensor
     pages: Any  # pointer to the pages' bytes
-    row_offset: Int32  # bytes from a page's start to what this lane names for ldmatrix
+    row_offset: Int32  # bytes from a page's start to what this lane names for ldmatrix; of MXFP4
+    # keys see `mxfp4.place_of_codes`
 
 
 def _tile(pointer: Any, rows: int, copies: int, copy_bytes: int) -> Any:
@@ -83,7 +85,9 @@ def make_scorer(pages: Any, queries: Any, thread: Int32, plan: IndexerPlan) -> S
             first.partition_shape_C((PAGE_SIZE, plan.num_heads)), Float32
         ),
         pages=pages,
-        row_offset=row * INDEX_HEAD_DIM + ((lane // 16) ^ (lane % 8)) * 16,
+        row_offset=mxfp4.place_of_codes(thread)
+        if plan.mxfp4
+        else row * INDEX_HEAD_DIM + ((lane // 16) ^ (lane % 8)) * 16,
     )
 
 
@@ -114,6 +118,9 @@ def load_keys(scorer: Scorer, stage: Int32, plan: cutlass.Constexpr) -> None:
     """Load the page's keys into registers."""
     words = cute.recast_tensor(scorer.keys, Int32)
     page = scorer.pages + stage * plan.stage_bytes
+    if const_expr(plan.mxfp4):
+        mxfp4.load_keys(words, page, scorer.row_offset, plan)
+        return
     for k in cutlass.range_constexpr(INDEX_HEAD_DIM // MMA_K):
         four = cute.arch.inline_ptx(
             "ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
@@ -295,7 +302,10 @@ def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlas
 @cute.jit
 def load_scale(scorer: Scorer, stage: Int32, token: Int32, plan: cutlass.Constexpr) -> Float32:
     """The token's scale."""
-    return scale_of(scorer, stage, token, plan).load()
+    scale = scale_of(scorer, stage, token, plan).load()
+    if const_expr(plan.mxfp4):
+        scale = mxfp4.scale_of_key(scale.bitcast(Int32))
+    return scale
 
 
 @cute.jit
@@ -306,7 +316,7 @@ def scale_of(scorer: Any, stage: Int32, token: Int32, plan: cutlass.Constexpr) -
     word = token
     if token >= words_of_row:
         word = token ^ 4
-    offset = stage * (plan.stage_bytes // 4) + PAGE_KEY_BYTES // 4 + word
+    offset = stage * (plan.stage_bytes // 4) + plan.page_key_bytes // 4 + word
     return cute.recast_ptr(scorer.pages, dtype=Float32) + offset
 
 

@@ -1,0 +1,86 @@
+"""Blocks and tokens among them by Hopper's kernels, emulated: what the CPU chooses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flashdsa
+from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.sm90 import two_levels
+from flashdsa.verify import calls
+from flashdsa.verify.check_cases import PREFILL
+from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
+from flashdsa.verify.judge_indexer import check_selection
+from flashdsa.verify.judge_prefill import check_prefill_selection
+from flashdsa.verify.prefill_cases import make_prefill_inputs
+
+pytest.importorskip("llvmlite", reason="llvmlite is not installed")
+pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
+
+BACKEND = "emulate-sm90"
+CASES = [
+    IndexerCase("blocks", (300, 0, 65), 30, num_heads=16, block=8, plateaus=True, nan_keys=True),
+    IndexerCase("sorted blocks, 2 queries", (200, 199, 64, 63), 7, num_heads=16, block=16, next_n=2,
+                sorted=True),
+    IndexerCase("candidates", (300, 5, 65), 70, num_heads=32, block=8, num_candidates=20,
+                plateaus=True),
+    IndexerCase("sorted positions of candidates", (300, 9), 40, num_heads=16, block=4,
+                num_candidates=40, positions=True, sorted=True, nan_keys=True),
+    IndexerCase("keys of 68 bytes", (300, 0, 70), 90, num_heads=32, mxfp4=True, sorted=True,
+                nan_keys=True),
+    IndexerCase("blocks of keys of 68 bytes", (300, 65), 20, num_heads=16, block=8, mxfp4=True,
+                int8_cache=True),
+    IndexerCase("candidates of one position", (150,), 512, num_heads=16, num_candidates=90),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_pages(case: IndexerCase) -> None:
+    inputs = make_indexer_inputs(case, seed=3)
+    with emulation(SMALL):
+        scores = calls.indexer_logits(inputs, BACKEND)
+        assert failures(check_selection(inputs, scores, BACKEND)) == []
+
+
+@pytest.mark.parametrize("case", [x for x in PREFILL if x.block > 1], ids=lambda case: case.name)
+def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(two_levels, "SCORES_AT_ONCE", 5000)
+    inputs = make_prefill_inputs(case, seed=4)
+    with emulation(SMALL):
+        scores = calls.prefill_logits(inputs, BACKEND)
+        assert failures(check_prefill_selection(inputs, scores, BACKEND)) == []
+
+
+def test_tokens_of_bad_pages_are_never_chosen() -> None:
+    inputs = make_indexer_inputs(IndexerCase("", (256, 256), 24, num_heads=16, block=16), seed=5)
+    inputs.block_table[0, 1], inputs.block_table[1, 3] = -1, len(inputs.cache)
+    ids = inputs.output_buffer()
+    with emulation(SMALL):
+        flashdsa.dsa_topk_indexer(*inputs.operands, ids, block=16, backend=BACKEND)
+        bad = {0: range(4, 8), 1: range(12, 16)}
+        for row in range(2):
+            good = [j for j in range(16) if j not in bad[row]]
+            assert ids[row].tolist() == good + [-1] * 12
+        some = torch.tensor([[1, 5, 3], [1, 15, 3]], dtype=torch.int32)
+        options = {"block": 16, "candidates": some, "ids": "position"}
+        wide = torch.empty(2, 40, dtype=torch.int32)
+        flashdsa.dsa_topk_indexer(*inputs.operands, wide, backend=BACKEND, **options)
+    expected = [*range(16, 32), *range(48, 64), *[-1] * 8]
+    assert wide.tolist() == [expected, expected]
+
+
+def test_without_candidates_or_pages_nothing_is_chosen() -> None:
+    inputs = make_indexer_inputs(IndexerCase("", (100,), 9, num_heads=16), seed=6)
+    q, cache, weights, lengths, table = inputs.operands
+    none = torch.empty(1, 0, dtype=torch.int32)
+    with emulation(SMALL):
+        for options in ({"candidates": none}, {"block": 8}):
+            pages = cache if "candidates" in options else cache[:0]
+            ids = inputs.output_buffer()
+            flashdsa.dsa_topk_indexer(
+                q, pages, weights, lengths, table, ids, backend=BACKEND, **options
+            )
+            assert (ids == -1).all()

@@ -1,0 +1,132 @@
+"""A choice of blocks, and of tokens among them: against the contract's example and dense ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import flashdsa
+from flashdsa import reference
+from flashdsa.dispatch.registration import custom_op
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER
+
+MAXIMA = [7, 6, 0, 0, 3, 3, 3, 3, 9, 8, 1, 1, 5, 5, 5, 5, 1, 1, 1]
+"""Scores of the contract's example F: 19 positions in blocks of four."""
+
+
+def keys_with_scores(scores: list[float]) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and weights of `dsa_topk_prefill` for one query with these scores."""
+    k = torch.zeros(len(scores), 128)
+    k[:, 5] = torch.tensor(scores)
+    q = torch.zeros(1, 1, 128)
+    q[0, 0, 5] = 1
+    return q, k, torch.ones(1, 1)
+
+
+def prefill(scores: list[float], topk: int, first: int = 0, **options: object) -> list[int]:
+    """Ids of one query that sees these scores from row `first` on."""
+    q, k, weights = keys_with_scores([99.0] * first + scores + [99.0])
+    starts, ends = (torch.tensor([x], dtype=torch.int32) for x in (first, first + len(scores)))
+    ids = torch.full((1, topk), -9, dtype=torch.int32)
+    flashdsa.dsa_topk_prefill(q, k, weights, starts, ends, ids, backend="cpu", **options)
+    return ids[0].tolist()
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_example_f(first: int) -> None:
+    scores = [float(x) for x in MAXIMA]
+    assert prefill(scores, 3, first, block=4, sorted=True) == [4, 2, 0]
+    assert prefill(scores, 3, first, block=4) == [0, 2, 4]
+    blocks = torch.tensor([[4, 2, 0]], dtype=torch.int32)
+    chosen = prefill(scores, 5, first, block=4, candidates=blocks, sorted=True)
+    assert chosen == [first + t for t in (8, 9, 0, 1, 10)]
+    assert prefill(scores, 5, first, sorted=True) == [first + t for t in (8, 9, 0, 1, 12)]
+
+
+def test_lists_are_never_filled_from_outside() -> None:
+    scores = [float(x) for x in MAXIMA]
+    blocks = torch.tensor([[-1, 4, 4, 5, -(2**31), 2**31 - 1]], dtype=torch.int32)
+    assert prefill(scores, 5, block=4, candidates=blocks) == [16, 17, 18, -1, -1]
+    assert prefill(scores, 2, block=4, candidates=blocks[:, :1]) == [-1, -1]
+    assert prefill(scores, 2, block=4, candidates=blocks[:, :0]) == [-1, -1]
+    assert prefill(scores, 7, block=4) == [0, 1, 2, 3, 4, -1, -1]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=70), st.sampled_from([2, 4, 8]), st.data())
+def test_both_levels_are_a_dense_ranking(
+    levels: list[int], block: int, data: st.DataObject
+) -> None:
+    """Few distinct scores, so that most cuts go through a tie."""
+    scores = [float(x) for x in levels]
+    count = -(-len(scores) // block)
+    best = [max(scores[j * block : (j + 1) * block]) for j in range(count)]
+    ranked = sorted(range(count), key=lambda j: (j != count - 1, -best[j], j))
+    topk = data.draw(st.integers(1, count + 1))
+    padding = [-1] * (topk - count)
+    assert prefill(scores, topk, block=block, sorted=True) == ranked[:topk] + padding
+    blocks = data.draw(st.lists(st.integers(-1, count), max_size=count))
+    inside = [t for t in range(len(scores)) if t // block in blocks]
+    inside.sort(key=lambda t: (-scores[t], t))
+    listed = torch.tensor([blocks], dtype=torch.int32).view(1, -1)
+    got = prefill(scores, topk, block=block, candidates=listed, sorted=True)
+    assert got == inside[:topk] + [-1] * (topk - len(inside))
+
+
+def test_a_block_of_nan_ranks_last_and_nan_is_no_blocks_best() -> None:
+    nan = float("nan")
+    assert prefill([nan, nan, 1.0, nan, 3.0, 0.0, 2.0, 2.0], 3, block=2, sorted=True) == [3, 2, 1]
+    assert prefill([nan, nan, 1.0, nan, nan, nan], 3, block=2, sorted=True) == [2, 1, 0]
+
+
+def paged(seed: int = 0) -> tuple[Tensor, ...]:
+    """q, cache, weights, seq_lens and block_table of three rows."""
+    draw = torch.Generator().manual_seed(seed)
+    q, weights = reference.quantize_index_q(
+        torch.randn(3, 2, 128, generator=draw), torch.rand(3, 2, generator=draw)
+    )
+    cache = torch.zeros(12, 64, 1, 132, dtype=torch.uint8)
+    keys = torch.randn(12 * 64, 128, generator=draw)
+    flashdsa.write_index_k_cache(keys, torch.randperm(12 * 64, generator=draw), cache)
+    table = torch.randperm(12, generator=draw).view(3, 4).int()
+    lengths = torch.tensor([256, 100, 0], dtype=torch.int32)
+    return q.view(torch.float8_e4m3fn), cache, weights, lengths, table
+
+
+def test_all_blocks_as_candidates_are_one_level() -> None:
+    inputs = paged()
+    one, two = (torch.empty(3, 40, dtype=torch.int32) for _ in range(2))
+    every = torch.arange(32, dtype=torch.int32).repeat(3, 1)
+    for by_score in (False, True):
+        flashdsa.dsa_topk_indexer(*inputs, one, sorted=by_score, backend="cpu")
+        options = {"sorted": by_score, "block": 8, "candidates": every}
+        flashdsa.dsa_topk_indexer(*inputs, two, backend="cpu", **options)
+        assert torch.equal(one, two)
+
+
+def test_tokens_of_bad_pages_are_in_no_block() -> None:
+    """Without checks of values, as a direct call of the operation has none."""
+    q, cache, weights, lengths, table = paged()
+    table[0, 1], table[0, 3] = -1, 12
+    ids = torch.empty(3, 16, dtype=torch.int32)
+    numbers = (False, False, 64, 16, False, "cpu")
+    custom_op(DSA_TOPK_INDEXER)(q, cache, weights, lengths, table, ids, None, *numbers)
+    assert ids[0].tolist() == [*range(4), *range(8, 12), *[-1] * 8]
+    some = torch.tensor([[5, 1, 13]] * 3, dtype=torch.int32)
+    custom_op(DSA_TOPK_INDEXER)(q, cache, weights, lengths, table, ids, some, *numbers)
+    assert ids[0].tolist() == [int(table[0, 0]) * 64 + t for t in range(16, 32)]
+
+
+@pytest.mark.parametrize("block", [0, 3, 128])
+def test_a_block_is_a_part_of_a_page(block: int) -> None:
+    with pytest.raises(ValueError, match=r"block: expected (a divisor of 64|at least 1)"):
+        prefill([1.0, 2.0], 2, block=block)
+
+
+def test_candidates_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"candidates: expected shape"):
+        prefill([1.0], 1, candidates=torch.zeros(2, 3, dtype=torch.int32))
+    with pytest.raises(TypeError, match="candidates: expected dtype int32"):
+        prefill([1.0], 1, candidates=torch.zeros(1, 3))
