@@ -130,3 +130,39 @@ def test_candidates_are_checked() -> None:
         prefill([1.0], 1, candidates=torch.zeros(2, 3, dtype=torch.int32))
     with pytest.raises(TypeError, match="candidates: expected dtype int32"):
         prefill([1.0], 1, candidates=torch.zeros(1, 3))
+
+
+def test_both_levels_of_mxfp4_keys_and_queries_are_the_models() -> None:
+    """DeepSeek-V4.1's formulas in float64, dense, over the rounded numbers."""
+    draw = torch.Generator().manual_seed(11)
+    tokens, heads, block = 500, 32, 8
+    k = torch.randn(tokens, 128, generator=draw)
+    k *= torch.exp2(3 * torch.randn(tokens, 1, generator=draw))
+    q, weights = torch.randn(1, heads, 128, generator=draw), torch.randn(1, heads, generator=draw)
+    weights *= (128 * heads) ** -0.5
+    rounded_q, rounded_k = (reference.fake_quantize_index(x, "mxfp4") for x in (q, k))
+    scores = (weights[0].double()[:, None] * (rounded_q[0] @ rounded_k.T).relu()).sum(0)
+    best = torch.nn.functional.pad(scores, (0, 4), value=-torch.inf).view(-1, block).amax(1)
+    best[-1] = torch.inf
+    blocks = best.topk(20).indices.sort().values
+    listed = (blocks[:, None] * block + torch.arange(block)).flatten()
+    listed = listed[listed < tokens]
+    chosen = listed[scores[listed].topk(50).indices].sort().values
+
+    cache = torch.zeros(8, 64, 1, 68, dtype=torch.uint8)
+    table = torch.randperm(8, generator=draw).int()[None]
+    at = torch.arange(tokens)
+    flashdsa.write_index_k_cache(k, table[0, at // 64] * 64 + at % 64, cache, backend="cpu")
+    fp8, folded = flashdsa.quantize_index_q(q, weights, mxfp4=True, backend="cpu")
+    paged = fp8, cache, folded, torch.tensor([tokens], dtype=torch.int32), table
+    first, second = (torch.empty(1, n, dtype=torch.int32) for n in (20, 50))
+    flashdsa.dsa_topk_indexer(*paged, first, block=block, backend="cpu")
+    options = {"block": block, "candidates": first, "backend": "cpu"}
+    flashdsa.dsa_topk_indexer(*paged, second, ids="position", **options)
+    assert torch.equal(first[0].long(), blocks) and torch.equal(second[0].long(), chosen)
+
+    keys, scale = flashdsa.quantize_index_k(k, mxfp4=True, backend="cpu")
+    shared = fp8, keys, folded, None, torch.tensor([tokens], dtype=torch.int32)
+    flashdsa.dsa_topk_prefill(*shared, first, k_scale=scale, block=block, backend="cpu")
+    flashdsa.dsa_topk_prefill(*shared, second, k_scale=scale, **options)
+    assert torch.equal(first[0].long(), blocks) and torch.equal(second[0].long(), chosen)

@@ -125,7 +125,7 @@ def measure_layers(layers: Sequence[Tensor]) -> list[list[float]]:
 
 
 def _recall(lists: Tensor, own: Tensor) -> float:
-    """Of the distinct rows in `own`, the share in `lists`; both [batch, S, any] int64."""
+    """Share of the distinct rows in `own` that are in `lists`; both [batch, S, any] int64."""
     together = _distinct_rows(torch.cat((lists, own), dim=2), 1)
     wanted = _distinct_rows(own, 1)
     return float((_distinct_rows(lists, 1) + wanted - together).sum()) / max(1, int(wanted.sum()))

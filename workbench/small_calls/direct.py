@@ -45,7 +45,7 @@ def launch_indexer(
         counters = torch.zeros(sizes.counters, dtype=torch.int32, device=operands.seq_lens.device)
         workspace = counters, runner.empty(*sizes.slots, dtype=torch.int32)
         how = (*workspace, *clusters)
-    q, cache, *others = operands
+    q, cache, *others = operands[:6]
     function = runner.function(INDEXERS[plan.arch.name], plan)
     with runner.launching():
         function(q, cache.view(torch.uint8), *others, *how)

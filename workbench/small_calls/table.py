@@ -452,7 +452,7 @@ TABLE: dict[str, Row] = {
     "indexer-unscored-sm_90a": Row("indexer_unscored", checked(
         "dsa_topk_indexer", "all of at most 450 tokens"), mutated=0),
     "indexer-logits-sm_90a": Row(
-        "indexer_logits", checked("indexer_logits", "page edges"), mutated=0),
+        "indexer_logits", checked("indexer_logits", "page edges", "keys of 68 bytes"), mutated=0),
     "topk-indices-sm_90a": Row("topk_indices", checked(
         "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
     ), mutated=0),
