@@ -27,7 +27,7 @@ from tests.jit.fake_kernel import COMPILED, KNOWN, SEVEN_PLAN, SPEC, UNKNOWN, Se
 
 ROOT = Path(__file__).parents[2]
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-PROCESSES = 4
+PROCESSES = 2
 
 
 @pytest.fixture(autouse=True)

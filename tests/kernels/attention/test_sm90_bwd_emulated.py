@@ -87,6 +87,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     assert choice.tolist() == [taken]
 
 
+@pytest.mark.slow
 def test_autograd_is_the_forward_and_the_backward() -> None:
     case = SparseMlaCase("autograd", 3, 90, 16, 40, invalid=True, attn_sink="finite")
     with emulation(SMALL):

@@ -97,6 +97,7 @@ def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...])
         torch.testing.assert_close(lse, first_lse, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_that_are_k_and_v_alike() -> None:
     """Shares of three CTAs are not equal: what they send has no room in the keys of a tile."""
     plan = DecodePlan(tile=WITHOUT_ROPE)

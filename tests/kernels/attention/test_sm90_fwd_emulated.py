@@ -109,7 +109,9 @@ def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
 @pytest.mark.parametrize(
     ("case", "plan"),
     [
-        (replace(TWO_STEPS, d_qk=512), FwdPlan(tile=WITHOUT_ROPE)),
+        pytest.param(
+            replace(TWO_STEPS, d_qk=512), FwdPlan(tile=WITHOUT_ROPE), marks=pytest.mark.slow
+        ),
         (replace(GROUP, d_qk=512, max_logits=False), FwdPlan(4, True, True, tile=WITHOUT_ROPE)),
     ],
     ids=["1", "4"],

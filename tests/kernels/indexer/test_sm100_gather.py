@@ -69,17 +69,13 @@ def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> 
     assert_as_the_cpu(SMALL, inputs._replace(block_table=table), 2, 2, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "size", "splits"),
     [
         ({"rows": By.CTAS, "sharing": Sharing(split_pages=20)}, 1, 1),
-        pytest.param(
-            {"rows": By.CLUSTERS, "sharing": Sharing(split_pages=20)},
-            1,
-            2,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param({"sorted": True}, 3, 1, marks=pytest.mark.slow),
+        ({"rows": By.CLUSTERS, "sharing": Sharing(split_pages=20)}, 1, 2),
+        ({"sorted": True}, 3, 1),
     ],
     ids=["CTAs share a row", "clusters", "sorted"],
 )

@@ -132,6 +132,7 @@ def test_bad_pages_are_passed_over() -> None:
     assert_as_the_cpu(PLAN, inputs, 2, 1, warnings=OF_BAD_PAGES)
 
 
+@pytest.mark.slow
 def test_ids_are_positions() -> None:
     plan = replace(PLAN, positions=True)
     assert_as_the_cpu(plan, requests([700, 701, 90, 600]), 1, 2)

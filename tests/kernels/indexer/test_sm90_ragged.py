@@ -79,6 +79,7 @@ def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
     assert publishing_ctas(launch.workspaces[0][1]) == 2
 
 
+@pytest.mark.slow
 def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins() -> None:
     """Many entries lie in the group of the last winner, so that its bins are counted."""
     patience = {"settling_ctas": 2, "settling_pages": 1, "count_polls": 1_000_000}
