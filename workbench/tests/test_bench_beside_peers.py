@@ -20,6 +20,8 @@ from workbench.__main__ import cli
 from workbench.bench import indexer, prefill
 from workbench.bench.registry import BENCHES
 from workbench.cli.bench import OPERATIONS, summary
+from workbench.dense_to_sparse import PARTS
+from workbench.draws.run import read_document
 from workbench.tests.false_peers import install
 
 LENGTHS = (2500, 5, 0, 2048, 2100)
@@ -159,6 +161,7 @@ KEPT = {
     "training": ["indexer_training/2026-11-21-training-h200.json"],
     "transformers": ["integrations/2026-11-21-transformers-h200.json"],
     "overlap": ["sparse_mla_bwd/2026-11-21-h200-overlap.json"],
+    "dense-to-sparse": [f"dense_to_sparse/2026-11-23-h200/{part}.json.gz" for part in PARTS],
     "context-parallel": [f"context_parallel/2026-11-21-{n}xh200.json" for n in (2, 4)],
 }
 
@@ -166,7 +169,7 @@ KEPT = {
 @pytest.mark.parametrize("kind", sorted(charts.KINDS.keys() - {"draws"}))  # test_draws.py draws it
 def test_every_chart_can_be_drawn_from_what_is_kept(kind: str, tmp_path: Path) -> None:
     folder = ROOT / "workbench" / "results"
-    documents = [json.loads((folder / name).read_text()) for name in KEPT[kind]]
+    documents = [read_document(folder / name) for name in KEPT[kind]]
     target = tmp_path / "chart.png"
     charts.KINDS[kind](documents, target)
     assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 4000

@@ -111,19 +111,18 @@ def _draw_tokens(
         codes = torch.randint(256, (distinct, INDEX_HEAD_DIM // 2), generator=generator).byte()
         scale = torch.randint(122, 130, (distinct, 4), generator=generator).byte()
         scale[::5, 1] -= 16
+        codes[0] = 0
     else:
         codes, scale = quantize_index_k(torch.randn(distinct, INDEX_HEAD_DIM, generator=generator))
         scale = scale * torch.exp2(torch.randn(distinct, generator=generator))
     if case.plateaus:
         drawn = torch.randint(distinct, (num_tokens,), generator=generator)
         codes, scale = codes[drawn], scale[drawn]
-    if case.mxfp4:
-        codes[:: 3 if case.zero_scores else num_tokens] = 0
-        scale[4 :: 7 if case.nan_keys else num_tokens, 2] = 255
-        return codes, scale
     if case.zero_scores:
         codes[0::3], scale[1::3], scale[2::3] = 0, 0.0, -0.0
-    if case.nan_keys:
+    if case.nan_keys and case.mxfp4:
+        scale[4::7, 2] = 255
+    elif case.nan_keys:
         codes[3::7, 5], codes[4::7, 127], scale[6::11] = 0x7F, 0xFF, torch.nan
     return codes, scale
 
@@ -279,7 +278,7 @@ INDEXER_CASES: list[IndexerCase] = [
     IndexerCase("keys of 68 bytes, sorted, plateaus, NaN keys, int8", (40, 500, 701), 90,
                 mxfp4=True, sorted=True, plateaus=True, nan_keys=True, int8_cache=True),
     IndexerCase("keys of 68 bytes, a slot a token", (70, 701), 90, mxfp4=True, table_page_size=1,
-                zero_scores=True, strided=True),
+                strided=True),
     IndexerCase("blocks of 8", (0, 1, 8, 9, 300, 701), 20, block=8),
     IndexerCase("blocks of 8, sorted, plateaus", (40, 300, 701), 20, block=8, sorted=True,
                 plateaus=True),
