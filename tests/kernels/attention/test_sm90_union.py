@@ -116,7 +116,7 @@ def judge(
 
 FORMS = [(2, False), (4, False), (16, False), (1, True), (2, True), (4, True)]
 KINDS = ["dense", "windowed", "random", "sparse", "repeated"]
-ALWAYS = [("windowed", 4), ("random", 16), ("sparse", 1), ("repeated", 2), ("repeated", 16)]
+ALWAYS = [("windowed", 4), ("random", 4), ("sparse", 1), ("repeated", 2), ("repeated", 16)]
 """Beside all forms of dense lists."""
 
 
