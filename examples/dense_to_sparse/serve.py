@@ -29,7 +29,7 @@ class Caches(NamedTuple):
     """A layer's rows and index keys, in pages; or expanded keys and values."""
 
     kv: Tensor  # [pages, 64, 656] uint8; dense: [rows, 576]; expanded: keys [B, H, context, 192]
-    indexed: Tensor  # [pages, 64, 1, 132] uint8; expanded: values [B, H, context, 192]
+    indexed: Tensor  # [pages, 64, 1, 132] uint8; dense: empty; expanded: values like keys
 
 
 class Server:
@@ -63,11 +63,14 @@ class Server:
                 cache[:, :, :count] = x.transpose(0, 1)
             return made
         pages = self.users * self.pages
-        kv = torch.zeros(pages, PAGE, PACKED, dtype=torch.uint8, device=device)
         if self.form == "dense":
             kv = seen.kv.new_zeros(pages * PAGE, seen.kv.shape[1], dtype=torch.bfloat16)
-        index = torch.zeros(pages, PAGE, 1, INDEX_BYTES, dtype=torch.uint8, device=device)
-        made, at = Caches(kv, index), torch.arange(count, device=device)
+            made = Caches(kv, kv[:0])
+        else:
+            kv = torch.zeros(pages, PAGE, PACKED, dtype=torch.uint8, device=device)
+            index = torch.zeros(pages, PAGE, 1, INDEX_BYTES, dtype=torch.uint8, device=device)
+            made = Caches(kv, index)
+        at = torch.arange(count, device=device)
         for user in range(self.users):
             self._write(seen, user * self.pages * PAGE + at, made)
         return made

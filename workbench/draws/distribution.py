@@ -77,6 +77,15 @@ _TAIL = {
     "invalid": _INVALID,
     "sink": pick((True, 0.2), (False, 0.8)),
 }
+_ENTRIES_AND_WINDOW = {
+    "S_kv": logu(4096, 262_144),
+    "heads": _WIDE_HEADS,
+    "topk": _ENTRIES,
+    "ids": _IDS,
+    "lengths": _LENGTHS,
+    "window": pick((None, 0.4), ("ids", 0.3), ("range", 0.3)),
+    "sink": pick((True, 0.7), (False, 0.3)),
+}
 FIELDS: dict[str, dict[str, Term]] = {
     "forward": {
         "S": _QUERIES, "S_kv": _KEYS, **_TAIL, "max_logits": pick((True, 0.05), (False, 0.95)),
@@ -119,26 +128,8 @@ FIELDS: dict[str, dict[str, Term]] = {
         "dtype": pick(("fp8", 0.7), ("bf16", 0.3)),
         "topk": _INDEX_TOPK,
     },
-    "forward-512": {
-        "S": _QUERIES,
-        "S_kv": logu(4096, 262_144),
-        "heads": _WIDE_HEADS,
-        "topk": _ENTRIES,
-        "ids": _IDS,
-        "lengths": _LENGTHS,
-        "window": pick((None, 0.4), ("ids", 0.3), ("range", 0.3)),
-        "sink": pick((True, 0.7), (False, 0.3)),
-    },
-    "backward-512": {
-        "S": logu(256, 8192),
-        "S_kv": logu(4096, 262_144),
-        "heads": _WIDE_HEADS,
-        "topk": _ENTRIES,
-        "ids": _IDS,
-        "lengths": _LENGTHS,
-        "window": pick((None, 0.4), ("ids", 0.3), ("range", 0.3)),
-        "sink": pick((True, 0.7), (False, 0.3)),
-    },
+    "forward-512": {"S": _QUERIES, **_ENTRIES_AND_WINDOW},
+    "backward-512": {"S": logu(256, 8192), **_ENTRIES_AND_WINDOW},
     "decode-512": {
         "b": pick((logu(1, 512), 0.7), (randint(1, 300), 0.3)),
         "next_n": _MTP,

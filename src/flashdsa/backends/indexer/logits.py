@@ -23,7 +23,7 @@ from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
-    from flashdsa.ops.indexer import IndexerOperands
+    from flashdsa.ops.indexer import IndexerOperands, TopkIndexerOperands
 
 
 def bind(
@@ -40,16 +40,12 @@ def bind(
     far as both go; with FLASHDSA_CHECK=1 that, a negative length and a bad page id are errors,
     which waits for the device.
     """
-    rows, num_heads, _ = operands.q_index_fp8.shape
+    rows = operands.q_index_fp8.shape[0]
     empty_scores = runner.allocator(rows, max_len, dtype=torch.float32)
     check = Settings.from_environment().check
     function: Callable[..., Any] | None = None
     if rows and operands.k_index_cache_fp8.shape[0]:
-        kind_of_keys: dict[str, bool] = {"gathers": True} if table_page_size < PAGE_SIZE else {}
-        if has_mxfp4(operands.k_index_cache_fp8):
-            kind_of_keys["mxfp4"] = True
-        plan = replace(spec.plans[0], num_heads=num_heads, **kind_of_keys)
-        function = runner.function(spec, plan)
+        function = runner.function(spec, plan_of(spec, operands, table_page_size))
     num_ctas, kind = runner.num_sms, type(operands)
 
     def serve(operands: Sequence[Any]) -> Tensor:
@@ -67,6 +63,16 @@ def bind(
         return scores
 
     return runner.on_device(serve)
+
+
+def plan_of(
+    spec: KernelSpec, operands: IndexerOperands | TopkIndexerOperands, table_page_size: int
+) -> Any:
+    """Plan of the kernel that scores a call's keys."""
+    kind_of_keys: dict[str, bool] = {"gathers": True} if table_page_size < PAGE_SIZE else {}
+    if has_mxfp4(operands.k_index_cache_fp8):
+        kind_of_keys["mxfp4"] = True
+    return replace(spec.plans[0], num_heads=operands.q_index_fp8.shape[1], **kind_of_keys)
 
 
 def _check_values(operands: IndexerOperands, max_len: int, table_page_size: int) -> None:

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.cpu.tiling import spans
+from flashdsa.backends.indexer.logits import plan_of
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
-from flashdsa.backends.mxfp4 import has_mxfp4
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.topk import bind_ranking
 from flashdsa.backends.two_levels import block_scores, candidate_positions
 from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LOGITS
-from flashdsa.kernels.indexer.sm90.plan import LogitsPlan
 from flashdsa.problem import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def bind(
     """
     kind, topk = type(operands), operands.topk_indices.shape[1]
     of_blocks = block > 1 and operands.candidates is None
-    score = runner.function(INDEXER_LOGITS, logits_plan(operands))
+    score = runner.function(INDEXER_LOGITS, plan_of(INDEXER_LOGITS, operands, table_page_size))
     ranking = cache(partial(bind_ranking, runner, topk=topk, sorted=sorted))
 
     def serve(given: Sequence[Any]) -> None:
@@ -108,14 +107,12 @@ def bind_prefill(
             scores = runner.empty(end - first, keys, dtype=torch.float32)
             starts_here = starts[own] if len(starts) else starts
             score(q[own], k, k_scale, weights[own], starts_here, ends[own], scores, runner.num_sms)
-            lengths, candidates = ends[own].clamp(0, keys), None
-            begins = None
+            lengths, begins = ends[own].clamp(0, keys), None
             if len(starts):
                 begins = starts_here.clamp(0, keys)
                 lengths = (lengths - begins).clamp_min(0)
                 scores = shifted(scores, begins)
-            if x.candidates is not None:
-                candidates = x.candidates[own]
+            candidates = None if x.candidates is None else x.candidates[own]
             ids = choose(scores, lengths, None, candidates, block, ranking(end - first))
             if begins is not None and candidates is not None:
                 ids = torch.where(ids < 0, -1, ids + begins[:, None])
@@ -123,11 +120,6 @@ def bind_prefill(
 
     serve = runner.on_device(serve_rows)
     return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
-
-
-def logits_plan(operands: TopkIndexerOperands) -> LogitsPlan:
-    """Plan of the kernel that scores a call's keys."""
-    return LogitsPlan(operands.q_index_fp8.shape[1], mxfp4=has_mxfp4(operands.k_index_cache_fp8))
 
 
 def is_empty(candidates: Tensor | None) -> bool:
