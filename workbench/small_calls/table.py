@@ -32,6 +32,7 @@ from workbench.small_calls.plants import (
     shorter,
 )
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
+from workbench.small_calls.two_levels import TWO_LEVELS
 
 KEYS = 90
 
@@ -417,6 +418,7 @@ TABLE: dict[str, Row] = {
         Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
         *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
     ), mutated=15, scratch=("argument 7",)),
+    "two-levels-sm_90a": Row("two_levels", TWO_LEVELS),
     "indexer-pairs-sm_90a": Row("indexer", (
         _pairs("a pair", (1300, 1301), (1, 1, 1)),
         _pairs("two keys", (1500, 1400), (1, 2, 1), values="two"),

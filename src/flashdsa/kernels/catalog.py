@@ -30,6 +30,7 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_pl
 from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
 from flashdsa.kernels.indexer_training.sm90.bwd import plan as index_bwd
@@ -135,6 +136,22 @@ TOPK_INDICES = KernelSpec(
     roles={
         "load": ("load_scheduled", "DESCRIPTIONS"),
         "select": ("select_tiles", "select_by_cluster", "read_batch", "emit_unscored_rows"),
+    },
+)
+TWO_LEVELS = KernelSpec(
+    name="two_levels",
+    arch=SM90.name,
+    operations=("dsa_topk_indexer", "dsa_topk_prefill"),
+    plans=tuple(
+        LevelPlan(topk=topk, sorted=by_score, positions=positions, among=among)
+        for topk, positions, among, by_score in product((2048, 512), *3 * [(False, True)])
+        if among or topk == 2048 or not positions
+    ),
+    build="flashdsa.kernels.indexer.sm90.two_levels.build:compile_level",
+    entry="level_kernel",
+    roles={
+        "load": ("load_scheduled", "DESCRIPTIONS"),
+        "select": ("select_tiles", "select_by_cluster", "list_entries", "emit_unscored_rows"),
     },
 )
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
@@ -457,38 +474,7 @@ COMPRESS_KV = KernelSpec(
     entry="compress_kernel",
 )
 
-KERNELS = (
-    INDEXER,
-    INDEXER_UNSCORED,
-    INDEXER_LOGITS,
-    INDEXER_SM100,
-    INDEXER_LOGITS_SM100,
-    TOPK_INDICES,
-    PREFILL,
-    PREFILL_ORDER,
-    PREFILL_LOGITS,
-    QUANTIZE_INDEX,
-    WRITE_INDEX_K_CACHE,
-    SPARSE_MLA_FWD,
-    MLA_BWD_SCORES,
-    MLA_BWD_DQ,
-    MLA_BWD_DKV,
-    MLA_BWD_FUSED,
-    MLA_BWD_JOIN,
-    SPARSE_MLA_DECODE,
-    SPARSE_MLA_DECODE_DEALT,
-    SPARSE_MLA_DECODE_FEW_HEADS,
-    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
-    ATTENTION_TARGET,
-    INDEXER_SCORES,
-    INDEXER_BWD,
-    INDEXER_BWD_SUM,
-    INDEXER_KL,
-    COMPRESS_KV,
-    MLA_BWD,
-    MLA_BWD_HEADS,
-    SPARSE_MLA_FWD_SM100,
-)
+KERNELS = tuple(row for row in list(globals().values()) if isinstance(row, KernelSpec))
 """All rows."""
 BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
 """Backends that run compiled kernels, each from a shared object of its name."""

@@ -33,6 +33,8 @@ CASES = [
                 nan_keys=True),
     IndexerCase("blocks of keys of 68 bytes", (300, 65), 20, num_heads=16, block=8, mxfp4=True,
                 int8_cache=True),
+    IndexerCase("more candidates than a list holds", (10_000,), 512, num_heads=16, block=8,
+                num_candidates=1250),
     IndexerCase("candidates of one position", (150,), 512, num_heads=16, num_candidates=90),
 ]  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,8 +15,8 @@ from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.positions import ascending
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER, TOPK_INDICES
-from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def bind(
     """
     rows, max_len = operands.scores.shape
     check, is_empty = Settings.from_environment().check, not operands.scores.numel()
-    rank = bind_ranking(runner, 0 if is_empty else rows, topk, sorted=sorted)
+    plan = TopkPlan(sorted=sorted)
+    rank = bind_ranking(runner, TOPK_INDICES, plan, 0 if is_empty else rows, topk)
 
     def serve(operands: Sequence[Any]) -> Tensor:
         scores, lengths = operands
@@ -49,23 +51,36 @@ def bind(
 
 
 def bind_ranking(
-    runner: Runner, rows: int, topk: int, *, sorted: bool
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """Bind the launch of so many rows, none if 0: a function of scores (rows, max_len) and lengths,
-    called inside `runner.launching()`, that gives positions as `bind`'s does."""
-    width = next(width for width in TOPK if width >= topk)
-    empty_positions = runner.allocator(rows, width, dtype=torch.int32)
-    if rows:
-        plan = TopkPlan(topk=width, sorted=sorted or width > topk)
-        number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
-        function = runner.function(TOPK_INDICES, plan)
+    runner: Runner, spec: KernelSpec, plan: TopkPlan, rows: int, topk: int
+) -> Callable[..., Tensor]:
+    """Bind the launch of so many rows, none if 0: a function of what `spec`'s kernel takes before
+    the ids, called inside `runner.launching()`, that gives ids (rows, topk) as `bind`'s does.
 
-    def rank(scores: Tensor, lengths: Tensor) -> Tensor:
-        positions = empty_positions()
-        function(scores, lengths, positions, number, size)
+    It writes them to `out`, if that is given and without gaps and a kernel is as wide as `topk`.
+
+    Args:
+        plan: any width's; its ids are positions, if no kernel has `topk`'s.
+    """
+    width = width_for(spec, plan, topk)
+    empty_ids = runner.allocator(rows, width, dtype=torch.int32)
+    if rows:
+        number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
+        cut = width > topk
+        function = runner.function(spec, replace(plan, topk=width, sorted=plan.sorted or cut))
+
+    def rank(*given: Any, out: Tensor | None = None) -> Tensor:
+        in_place = out is not None and width == topk and out.is_contiguous()
+        ids = out if out is not None and in_place else empty_ids()
+        function(*given, ids, number, size)
         if width == topk:
-            return positions
-        best = positions[:, :topk]
-        return best.contiguous() if sorted else ascending(best)
+            return ids
+        best = ids[:, :topk]
+        return best.contiguous() if plan.sorted else ascending(best)
 
     return rank
+
+
+def width_for(spec: KernelSpec, plan: TopkPlan, topk: int) -> int:
+    """The least width that holds `topk` ids, of the spec's kernels of the plan's kind."""
+    kinds = [replace(plan, topk=one.topk) for one in spec.plans if one.topk >= topk]
+    return min(kind.topk for kind in kinds if kind in spec.plans)

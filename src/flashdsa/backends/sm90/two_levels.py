@@ -1,13 +1,14 @@
 """Blocks, and tokens of listed blocks, on Hopper GPUs: all positions are scored, then ranked.
 
-A chunk of rows is scored into memory by the kernel of the scores alone, brought to what is ranked
-by torch, and ranked by the kernel of given scores: three steps on the device, none waits for it.
+A chunk of rows is scored into memory by the kernel of the scores alone, and ranked by a second
+launch, which of listed blocks reads their scores only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,9 +20,10 @@ from flashdsa.backends.indexer.logits import plan_of
 from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
-from flashdsa.backends.sm90.topk import bind_ranking
-from flashdsa.backends.two_levels import block_scores, candidate_positions
-from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LOGITS
+from flashdsa.backends.sm90.topk import bind_ranking, width_for
+from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LOGITS, TWO_LEVELS
+from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
 from flashdsa.problem import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -29,9 +31,7 @@ if TYPE_CHECKING:
     from flashdsa.ops.prefill import TopkPrefillOperands
 
 SCORES_AT_ONCE = 2**24
-"""Scores of a chunk of rows: 64 MB, and as much a few times over for what torch makes of them."""
-Ranking = Callable[[Tensor, Tensor], Tensor]
-"""Function of scores (rows, n) and lengths (rows,) int32: the best positions (rows, topk)."""
+"""Scores of a chunk of rows: 64 MB."""
 
 
 def bind(
@@ -48,37 +48,34 @@ def bind(
 
     Args: as for `topk_indexer.bind`; `table_page_size` is 64, `block` at most that.
     """
-    kind, topk = type(operands), operands.topk_indices.shape[1]
+    kind = type(operands)
     of_blocks = block > 1 and operands.candidates is None
+    width = operands.block_table.shape[1] * PAGE_SIZE
     score = runner.function(INDEXER_LOGITS, plan_of(INDEXER_LOGITS, operands, table_page_size))
-    ranking = cache(partial(bind_ranking, runner, topk=topk, sorted=sorted))
+    rank = bind_level(
+        runner, operands, width, block, sorted=sorted, positions=positions or of_blocks
+    )
+    from_0 = runner.empty(0, dtype=torch.int32)
 
     def serve(given: Sequence[Any]) -> None:
         x = kind(*given)
-        cache_, table, num_pages = x.k_index_cache_fp8, x.block_table, len(x.k_index_cache_fp8)
+        table, num_pages = x.block_table, len(x.k_index_cache_fp8)
         require_layout(*given[:6])
         if check and values_are_checked():
             check_values(x.seq_lens.cpu(), table.cpu(), num_pages, table_page_size)
-        rows, width = len(x.seq_lens), table.shape[1] * PAGE_SIZE
+        rows = len(x.seq_lens)
         if not num_pages or not width or is_empty(x.candidates):
             x.topk_indices.fill_(-1)
             return
-        table = table.repeat_interleave(rows // max(len(table), 1), dim=0)
-        lengths = x.seq_lens.clamp(0, width)
-        for first, end in spans(rows, rows_at_once(width, x.candidates, block)):
+        if rows > len(table):
+            table = table.repeat_interleave(rows // len(table), dim=0)
+        pages = x.k_index_cache_fp8.view(torch.uint8)
+        for first, end in spans(rows, rows_at_once(width)):
             own = slice(first, end)
-            scores = runner.empty(end - first, width, dtype=torch.float32)
-            pages = cache_.view(torch.uint8)
-            score(x.q_index_fp8[own], pages, x.weights[own], x.seq_lens[own], table[own], scores,
+            lengths, scores = x.seq_lens[own], runner.empty(end - first, width, dtype=torch.float32)
+            score(x.q_index_fp8[own], pages, x.weights[own], lengths, table[own], scores,
                   runner.num_sms)  # fmt: skip
-            good = (table[own] >= 0) & (table[own] < num_pages)
-            candidates = None if x.candidates is None else x.candidates[own]
-            ids = choose(scores, lengths[own], good, candidates, block, ranking(end - first))
-            if not (positions or of_blocks):
-                at = ids.clamp(0, width - 1).long()
-                slots = table[own].gather(1, at // PAGE_SIZE) * PAGE_SIZE + at % PAGE_SIZE
-                ids = torch.where(ids < 0, -1, slots)
-            x.topk_indices[own] = ids
+            rank(scores, lengths, from_0, table[own], num_pages, own, x)
 
     return runner.on_device(serve)
 
@@ -90,33 +87,31 @@ def bind_prefill(
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, as in `prefill.bind`.
     """
-    kind, topk = type(operands), operands.topk_indices.shape[1]
+    kind = type(operands)
     queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
     if not queries or not keys or is_empty(operands.candidates):
         serve = prefill.bind_none(operands)
         return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
     score = runner.function(PREFILL_LOGITS, prefill.plan_of(operands.inputs, scores_only=True))
     arguments = prefill.bind_arguments(runner, operands.inputs)
-    ranking = cache(partial(bind_ranking, runner, topk=topk, sorted=sorted))
+    rank = bind_level(runner, operands, keys, block, sorted=sorted, positions=True)
+    no_pages = runner.empty(0, 0, dtype=torch.int32)
 
     def serve_rows(given: Sequence[Any]) -> None:
         x = kind(*given)
         q, k, k_scale, weights, starts, ends = arguments(*x.inputs)
-        for first, end in spans(queries, rows_at_once(keys, x.candidates, block)):
+        for first, end in spans(queries, rows_at_once(keys)):
             own = slice(first, end)
             scores = runner.empty(end - first, keys, dtype=torch.float32)
-            starts_here = starts[own] if len(starts) else starts
-            score(q[own], k, k_scale, weights[own], starts_here, ends[own], scores, runner.num_sms)
-            lengths, begins = ends[own].clamp(0, keys), None
+            begins = starts[own] if len(starts) else starts
+            score(q[own], k, k_scale, weights[own], begins, ends[own], scores, runner.num_sms)
+            lengths = ends[own].clamp(0, keys)
             if len(starts):
-                begins = starts_here.clamp(0, keys)
-                lengths = (lengths - begins).clamp_min(0)
-                scores = shifted(scores, begins)
-            candidates = None if x.candidates is None else x.candidates[own]
-            ids = choose(scores, lengths, None, candidates, block, ranking(end - first))
-            if begins is not None and candidates is not None:
-                ids = torch.where(ids < 0, -1, ids + begins[:, None])
-            x.topk_indices[own] = ids
+                lengths = (lengths - begins.clamp(0, keys)).clamp_min(0)
+            rank(scores, lengths, begins, no_pages, 0, own, x)
+            if len(starts) and x.candidates is not None:
+                ids = x.topk_indices[own]
+                ids += torch.where(ids < 0, 0, begins.clamp(0, keys)[:, None])
 
     serve = runner.on_device(serve_rows)
     return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
@@ -127,48 +122,65 @@ def is_empty(candidates: Tensor | None) -> bool:
     return candidates is not None and not candidates.shape[1]
 
 
-def rows_at_once(width: int, candidates: Tensor | None, block: int) -> int:
+def rows_at_once(width: int) -> int:
     """Rows of a chunk with `width` positions each."""
-    listed = 0 if candidates is None else candidates.shape[1] * block
-    return max(SCORES_AT_ONCE // max(width, listed), 1)
+    return max(SCORES_AT_ONCE // width, 1)
 
 
-def shifted(scores: Tensor, starts: Tensor) -> Tensor:
-    """Scores (rows, keys) from each row's start (rows,) on; the last ones are repeated."""
-    columns = torch.arange(scores.shape[1], device=scores.device) + starts[:, None]
-    return scores.gather(1, columns.clamp_max(scores.shape[1] - 1))
-
-
-def choose(
-    scores: Tensor,
-    lengths: Tensor,
-    good: Tensor | None,
-    candidates: Tensor | None,
+def bind_level(
+    runner: Runner,
+    operands: TopkIndexerOperands | TopkPrefillOperands,
+    width: int,
     block: int,
-    rank: Ranking,
-) -> Tensor:
-    """Ids of the best blocks, or with candidates positions (rows, topk) int32, -1 where there are
-    no more.
+    *,
+    sorted: bool,
+    positions: bool,
+) -> Callable[..., None]:
+    """Bind the ranking of a chunk's scores: a function (scores, lengths, starts, table, num_pages,
+    own rows, operands) that writes these rows of `topk_indices`.
+
+    `lengths` is in tokens; the others are as in `launch_level`.
 
     Args:
-        scores: (rows, width). lengths: (rows,) int32, at most the width.
-        good: (rows, pages) bool, pages whose tokens may be chosen; None: all.
+        width: positions of a row, at most. positions: ids of tokens are positions, not slots.
+
+    Raises:
+        UnsupportedError: a row may have more blocks than a CTA can mark.
     """
-    if candidates is not None:
-        if good is not None:
-            page = (candidates.long() * block // PAGE_SIZE).clamp(0, good.shape[1] - 1)
-            candidates = torch.where(good.gather(1, page), candidates, -1)
-        listed, count = candidate_positions(candidates, lengths, block)
-        among = scores.gather(1, listed.clamp_max(scores.shape[1] - 1))
-        best = rank(among, count.to(torch.int32))
-        chosen = listed.gather(1, best.clamp(0, listed.shape[1] - 1).long()).to(torch.int32)
-        return torch.where(best < 0, -1, chosen)
-    seen = torch.arange(scores.shape[1], device=scores.device) < lengths[:, None]
-    if good is not None:
-        seen &= good.repeat_interleave(PAGE_SIZE, dim=1)
-    best, some = block_scores(scores, seen, lengths, block)
-    ids = rank(best, (lengths + block - 1) // block)
-    if good is None:
-        return ids
-    ids = torch.where(some.gather(1, ids.clamp(0, some.shape[1] - 1).long()), ids, -1)
-    return ids.gather(1, (ids < 0).to(torch.uint8).sort(dim=1, stable=True).indices)
+    topk, among = operands.topk_indices.shape[1], operands.candidates is not None
+    plan = LevelPlan(sorted=sorted, among=among, positions=positions)
+    maps = not positions and width_for(TWO_LEVELS, plan, topk) > topk
+    plan = replace(plan, positions=positions or maps)
+    if among and width > plan.most_blocks * block:
+        raise UnsupportedError(
+            f"candidates: expected rows of at most {plan.most_blocks} blocks on Hopper; got a "
+            f"table of {width} positions in blocks of {block}"
+        )
+    bits = block.bit_length() - 1
+    ranking = cache(lambda rows: bind_ranking(runner, TWO_LEVELS, plan, rows, topk))
+
+    def rank(
+        scores: Tensor,
+        lengths: Tensor,
+        starts: Tensor,
+        table: Tensor,
+        num_pages: int,
+        own: slice,
+        operands: TopkIndexerOperands | TopkPrefillOperands,
+    ) -> None:
+        candidates = lengths.new_empty(len(scores), 0)
+        if operands.candidates is not None:
+            candidates = operands.candidates[own].contiguous()
+        elif bits:
+            lengths = lengths + (block - 1) >> bits
+        out = operands.topk_indices[own]
+        given = scores, lengths, starts, candidates, table, num_pages, bits
+        ids = ranking(len(scores))(*given, out=out)
+        if maps:
+            at = ids.clamp_min(0).long()
+            slots = table.gather(1, at // PAGE_SIZE) * PAGE_SIZE + at % PAGE_SIZE
+            ids = torch.where(ids < 0, -1, slots)
+        if ids is not out:
+            out.copy_(ids)
+
+    return rank

@@ -1,0 +1,1 @@
+"""Blocks of given scores, and tokens of listed blocks, ranked."""
