@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from flashdsa.bench.result import BenchResult
 
 OPERATIONS = (
-    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "indexer_training",
+    "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "two_levels",
+    "indexer_training",
 )  # fmt: skip
 _COUNT = click.IntRange(min=1)
 
