@@ -1,8 +1,8 @@
-"""The choice in two levels beside torch's of the same scores, and beside one level's.
+"""The choice in two levels beside torch's, and beside one level's.
 
 `blocks`: the best 2,048 blocks of 8. `tokens`: the best 512 tokens of those. Torch's path is what
 engines run on Hopper: scores of all keys as a matrix, then a maximum of each block and a top-k, or
-a mask of the listed blocks and a top-k.
+a mask of the listed blocks and a top-k. The scores are ours, or torch's products of bf16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.bench.cases import Case, Operation, Task, Verdict, products_ceiling, reading_ceiling
-from flashdsa.bench.indexer import K
+from flashdsa.bench.indexer import IndexerInputs, K
 from flashdsa.bench.indexer import make_inputs as make_pages
 from flashdsa.bench.runner import Peer
 from flashdsa.bench.timer import Call
@@ -25,6 +25,7 @@ from workbench.bench.prefill import make_inputs as make_keys
 
 BLOCK, BLOCKS, TOKENS = 8, 2048, 512
 Choose = Callable[..., Any]
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class Levels:
@@ -32,6 +33,7 @@ class Levels:
 
     choose: Choose
     scores: Callable[[], Tensor]
+    by_products: Callable[[], Tensor] | None
 
     def __init__(self, case: Case, device: str, seed: int, backend: str) -> None:
         self.of_blocks = case.options["level"] == "blocks"
@@ -43,9 +45,10 @@ class Levels:
             self.lengths = keys["ends"]
             self.choose = partial(flashdsa.dsa_topk_prefill, **keys, backend=backend)
             self.scores = partial(flashdsa.prefill_logits, **keys, backend=backend)
+            self.by_products = partial(products_of_keys, keys)
         else:
             x = make_pages(case, device, seed, backend)
-            q, cache, *rest, _ = x.operands
+            q, cache, weights, lengths, table, _ = x.operands
             if case.options.get("mxfp4"):
                 # Any bytes are codes; scales within 2^4 of each other, around 1.
                 shape = (*cache.shape[:3], MXFP4_TOKEN_BYTES)
@@ -53,15 +56,25 @@ class Levels:
                 cache.view(len(cache), -1)[:, -4 * cache.shape[1] :] %= 4
                 cache.view(len(cache), -1)[:, -4 * cache.shape[1] :] += 125
             self.lengths = x.seq_lens
-            self.choose = partial(self._choose_pages, (q, cache, *rest), backend=backend)
-            self.scores = partial(
-                flashdsa.indexer_logits, q, cache, *rest, case.s_kv, backend=backend
+            self.choose = partial(
+                self._choose_pages, (q, cache, weights, lengths, table), backend=backend
             )
+            self.scores = partial(
+                flashdsa.indexer_logits,
+                q,
+                cache,
+                weights,
+                lengths,
+                table,
+                case.s_kv,
+                backend=backend,
+            )
+            self.by_products = None if case.options.get("mxfp4") else partial(products_of_pages, x)
             self.work, self.ceiling = float(cache.shape[-1] * x.tokens), reading_ceiling(device)
         self.candidates = self.ids(BLOCKS)
         self.choose(topk_indices=self.candidates, block=BLOCK)
 
-    def _choose_pages(self, inputs: tuple[Tensor, ...], topk_indices: Tensor, **how: Any) -> None:
+    def _choose_pages(self, inputs: Inputs, topk_indices: Tensor, **how: Any) -> None:
         flashdsa.dsa_topk_indexer(*inputs, topk_indices, **how)
 
     def ids(self, count: int) -> Tensor:
@@ -85,7 +98,7 @@ class Levels:
     def judge(self, ids: Tensor) -> Verdict:
         """Whether the ids are torch's, but for few: its ties are not ours. Of slots, whether those
         of positions are, and whether as many were written."""
-        other, found = self.by_torch(), ids
+        other, found = self.by_torch(self.scores), ids
         if not self.of_blocks and self.paged:
             found = torch.empty_like(ids)
             self.choose(topk_indices=found, block=BLOCK, candidates=self.candidates, ids="position")
@@ -94,9 +107,9 @@ class Levels:
         same = (found.sort().values == other.int().sort().values).float().mean()
         return Verdict({}, [] if same > 0.999 else [f"{1 - float(same):.1%} of the ids are others"])
 
-    def by_torch(self) -> Tensor:
-        """Torch's choice: positions (rows, topk), -1 where there are no more."""
-        scores, lengths = self.scores(), self.lengths[:, None]
+    def by_torch(self, score: Callable[[], Tensor]) -> Tensor:
+        """Torch's choice by some scores: positions (rows, topk), -1 where there are no more."""
+        scores, lengths = score(), self.lengths[:, None]
         rows, width = scores.shape
         count = -(-width // BLOCK)
         if self.of_blocks:
@@ -120,9 +133,39 @@ def make_task(case: Case, device: str, seed: int, backend: str) -> Task:
     return Levels(case, device, seed, backend).task()
 
 
+def products_of_pages(x: IndexerInputs) -> Tensor:
+    """Scores of rows of one length by products of bf16, a row at a time."""
+    rows = []
+    for row in range(len(x.lengths)):
+        keys, scales = x.row_keys(row)
+        dots = (x.q[row].bfloat16() @ keys.bfloat16().T).relu()
+        rows.append((x.weights[row].bfloat16() @ dots).float() * scales)
+    return torch.stack(rows)
+
+
+def products_of_keys(x: dict[str, Any]) -> Tensor:
+    """Scores of queries over shared keys by products of bf16, 64 queries at a time."""
+    keys, positions = x["k_index"].bfloat16().T, torch.arange(len(x["k_index"])).to(x["ends"])
+    some = []
+    for q, weights in zip(x["q_index"].split(64), x["weights"].split(64), strict=True):
+        dots = (q.bfloat16().flatten(0, 1) @ keys).relu().unflatten(0, q.shape[:2])
+        some.append((weights.bfloat16()[:, None] @ dots)[:, 0].float() * x["k_scale"])
+    scores = torch.cat(some)
+    return scores.masked_fill_(positions >= x["ends"][:, None], -torch.inf)
+
+
 def by_torch(_: Case, task: Task) -> tuple[Call, Callable[[object], Verdict]]:
     """The scores' kernel, then torch."""
-    return task.inputs.by_torch, lambda _: Verdict({}, [])
+    levels: Levels = task.inputs
+    return partial(levels.by_torch, levels.scores), lambda _: Verdict({}, [])
+
+
+def by_torch_alone(_: Case, task: Task) -> tuple[Call, Callable[[object], Verdict]]:
+    """All of it by torch."""
+    levels: Levels = task.inputs
+    if levels.by_products is None:
+        raise NotImplementedError("torch has no products of MXFP4")
+    return partial(levels.by_torch, levels.by_products), lambda _: Verdict({}, [])
 
 
 def one_level(topk: int, case: Case, task: Task) -> tuple[Call, Callable[[object], Verdict]]:
@@ -150,7 +193,8 @@ def _cases() -> list[Case]:
 
 CASES = tuple(_cases())
 PEERS: dict[str, Peer] = {
-    "torch": by_torch,
+    "our scores, torch": by_torch,
+    "torch": by_torch_alone,
     "one level, 512": partial(one_level, 512),
     "one level, 2048": partial(one_level, 2048),
 }

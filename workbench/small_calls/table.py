@@ -21,6 +21,7 @@ from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+from workbench.small_calls import two_levels
 from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
 from workbench.small_calls.direct import Order, Ranked
 from workbench.small_calls.plants import (
@@ -32,7 +33,6 @@ from workbench.small_calls.plants import (
     shorter,
 )
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
-from workbench.small_calls.two_levels import TWO_LEVELS
 
 KEYS = 90
 
@@ -418,7 +418,8 @@ TABLE: dict[str, Row] = {
         Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
         *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
     ), mutated=15, scratch=("argument 7",)),
-    "two-levels-sm_90a": Row("two_levels", TWO_LEVELS),
+    "two-levels-sm_90a": Row("two_levels", two_levels.TOKENS),
+    "two-levels-blocks-sm_90a": Row("two_levels", two_levels.BLOCKS),
     "indexer-pairs-sm_90a": Row("indexer", (
         _pairs("a pair", (1300, 1301), (1, 1, 1)),
         _pairs("two keys", (1500, 1400), (1, 2, 1), values="two"),

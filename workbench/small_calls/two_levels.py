@@ -16,10 +16,12 @@ def _levels(
     return SmallCall("dsa_topk_indexer", case, sms)
 
 
-TWO_LEVELS = (
-    _levels("blocks, ties", (700, 0, 530), 40, plateaus=True, nan_keys=True),
+TOKENS = (
     _levels("a full list of candidates", (10_000, 65), 512, sms=1, num_candidates=1200),
-    _levels("CTAs that share a row", (3000,), 512, sms=4, num_candidates=300, sorted=True),
-    _levels("two rows a CTA", (900, 641, 70), 300, sms=1, num_candidates=99, plateaus=True),
-    _levels("blocks, shared and sorted", (9000,), 700, sms=4, sorted=True),
+    _levels("CTAs that share a row", (3000,), 512, sms=4, num_candidates=300),
+    _levels("three rows of a CTA", (900, 641, 70), 512, sms=1, num_candidates=99, plateaus=True),
+)
+BLOCKS = (
+    _levels("three rows", (700, 0, 530), 40, plateaus=True, nan_keys=True),
+    _levels("CTAs that share a row", (9000,), 700, sms=4, sorted=True),
 )

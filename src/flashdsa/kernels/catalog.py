@@ -76,8 +76,9 @@ INDEXER_LOGITS = KernelSpec(
     arch=SM90.name,
     operations=("indexer_logits",),
     plans=tuple(
-        LogitsPlan(num_heads, mxfp4=mxfp4)
-        for mxfp4, num_heads in product((False, True), reversed(NUM_HEADS))
+        LogitsPlan(num_heads, mxfp4=mxfp4, of_blocks=of_blocks)
+        for of_blocks, mxfp4 in product((False, True), repeat=2)
+        for num_heads in reversed(NUM_HEADS)
     ),
     build=f"{_INDEXER_BUILD}:compile_logits",
     entry="logits_kernel",
@@ -144,7 +145,8 @@ TWO_LEVELS = KernelSpec(
     operations=("dsa_topk_indexer", "dsa_topk_prefill"),
     plans=tuple(
         LevelPlan(topk=topk, sorted=by_score, positions=positions, among=among)
-        for topk, positions, among, by_score in product((2048, 512), *3 * [(False, True)])
+        for topk in (2048, 512)
+        for positions, among, by_score in product((False, True), repeat=3)
         if among or topk == 2048 or not positions
     ),
     build="flashdsa.kernels.indexer.sm90.two_levels.build:compile_level",
@@ -184,8 +186,8 @@ PREFILL_LOGITS = KernelSpec(
     arch=SM90.name,
     operations=("prefill_logits",),
     plans=tuple(
-        PrefillPlan(num_heads, dtype, scores_only=True)
-        for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
+        PrefillPlan(num_heads, dtype, scores_only=True, of_blocks=of_blocks)
+        for of_blocks, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
     ),
     build=_PREFILL_BUILD,
     entry="prefill_kernel",

@@ -231,6 +231,8 @@ PREFILL = [
     PrefillCase("64 heads, bf16", causal(6, 900), 500, dtype=_BF16),
     PrefillCase("blocks of 8", (*causal(6, 700), *causal(5, 43, 700)), 60, num_heads=32, block=8,
                 plateaus=True),
+    PrefillCase("blocks of 8, all from row 0", causal(11, 700), 60, num_heads=32, block=8,
+                no_starts=True, plateaus=True, nan_keys=True),
     PrefillCase("candidates of 8, bf16", (*causal(6, 700), *causal(5, 43, 700)), 512, block=8,
                 num_heads=16, dtype=_BF16, num_candidates=70, nan_keys=True),
     PrefillCase("fp32", causal(6, 300), 50, num_heads=4, dtype=_FP32),

@@ -7,8 +7,9 @@ import torch
 
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
-from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import two_levels
+from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.verify import calls
 from flashdsa.verify.check_cases import PREFILL
 from flashdsa.verify.compare import failures
@@ -23,6 +24,8 @@ pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 BACKEND = "emulate-sm90"
 CASES = [
     IndexerCase("blocks", (300, 0, 65), 30, num_heads=16, block=8, plateaus=True, nan_keys=True),
+    IndexerCase("blocks of 4, the second row's page is full", (130, 64), 20, num_heads=16, block=4,
+                nan_keys=True),
     IndexerCase("sorted blocks, 2 queries", (200, 199, 64, 63), 7, num_heads=16, block=16, next_n=2,
                 sorted=True),
     IndexerCase("candidates", (300, 5, 65), 70, num_heads=32, block=8, num_candidates=20,
@@ -54,6 +57,21 @@ def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
     with emulation(SMALL):
         scores = calls.prefill_logits(inputs, BACKEND)
         assert failures(check_prefill_selection(inputs, scores, BACKEND)) == []
+
+
+def test_one_bound_function_serves_tables_of_any_width() -> None:
+    runner = Emulator(SMALL)
+    narrow, wide = (
+        make_indexer_inputs(IndexerCase("", (length,), 20, num_heads=16, block=8), seed=7)
+        for length in (100, 700)
+    )
+    options = {"sorted": False, "positions": False, "table_page_size": 64, "block": 8}
+    operands = TopkIndexerOperands(*narrow.operands, narrow.output_buffer())
+    serve = two_levels.bind(runner, operands, check=False, **options)
+    ids, expected = wide.output_buffer(), wide.output_buffer()
+    serve((*wide.operands, ids, None))
+    flashdsa.dsa_topk_indexer(*wide.operands, expected, block=8, backend="cpu")
+    assert torch.equal(ids, expected)
 
 
 def test_tokens_of_bad_pages_are_never_chosen() -> None:

@@ -23,6 +23,7 @@ from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.topk import bind_ranking, width_for
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LOGITS, TWO_LEVELS
+from flashdsa.kernels.indexer.sm90.plan import BLOCK
 from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
 from flashdsa.problem import PAGE_SIZE
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkIndexerOperands
     from flashdsa.ops.prefill import TopkPrefillOperands
 
-SCORES_AT_ONCE = 2**24
-"""Scores of a chunk of rows: 64 MB."""
+SCORES_AT_ONCE = 2**27
+"""Scores of a chunk of rows: 512 MB. Fewer queries at a time would leave SMs of prefill idle."""
 
 
 def bind(
@@ -50,16 +51,17 @@ def bind(
     """
     kind = type(operands)
     of_blocks = block > 1 and operands.candidates is None
-    width = operands.block_table.shape[1] * PAGE_SIZE
-    score = runner.function(INDEXER_LOGITS, plan_of(INDEXER_LOGITS, operands, table_page_size))
-    rank = bind_level(
-        runner, operands, width, block, sorted=sorted, positions=positions or of_blocks
-    )
+    each = BLOCK if of_blocks and block == BLOCK else 1  # tokens of a written score
+    plan = plan_of(INDEXER_LOGITS, operands, table_page_size)
+    score = runner.function(INDEXER_LOGITS, replace(plan, of_blocks=each > 1))
+    positions = positions or of_blocks
+    rank = bind_level(runner, operands, block, each, sorted=sorted, positions=positions)
     from_0 = runner.empty(0, dtype=torch.int32)
 
     def serve(given: Sequence[Any]) -> None:
         x = kind(*given)
         table, num_pages = x.block_table, len(x.k_index_cache_fp8)
+        width = table.shape[1] * PAGE_SIZE
         require_layout(*given[:6])
         if check and values_are_checked():
             check_values(x.seq_lens.cpu(), table.cpu(), num_pages, table_page_size)
@@ -71,8 +73,8 @@ def bind(
             table = table.repeat_interleave(rows // len(table), dim=0)
         pages = x.k_index_cache_fp8.view(torch.uint8)
         for first, end in spans(rows, rows_at_once(width)):
-            own = slice(first, end)
-            lengths, scores = x.seq_lens[own], runner.empty(end - first, width, dtype=torch.float32)
+            own, lengths = slice(first, end), x.seq_lens[first:end]
+            scores = runner.empty(end - first, width // each, dtype=torch.float32)
             score(x.q_index_fp8[own], pages, x.weights[own], lengths, table[own], scores,
                   runner.num_sms)  # fmt: skip
             rank(scores, lengths, from_0, table[own], num_pages, own, x)
@@ -92,9 +94,13 @@ def bind_prefill(
     if not queries or not keys or is_empty(operands.candidates):
         serve = prefill.bind_none(operands)
         return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
-    score = runner.function(PREFILL_LOGITS, prefill.plan_of(operands.inputs, scores_only=True))
+    # A range that begins anywhere has blocks that lie across those of the kernel.
+    whole = block == BLOCK and operands.candidates is None and operands.starts is None
+    each = BLOCK if whole else 1  # keys of a written score
+    plan = prefill.plan_of(operands.inputs, scores_only=True)
+    score = runner.function(PREFILL_LOGITS, replace(plan, of_blocks=each > 1))
     arguments = prefill.bind_arguments(runner, operands.inputs)
-    rank = bind_level(runner, operands, keys, block, sorted=sorted, positions=True)
+    rank = bind_level(runner, operands, block, each, sorted=sorted, positions=True)
     no_pages = runner.empty(0, 0, dtype=torch.int32)
 
     def serve_rows(given: Sequence[Any]) -> None:
@@ -102,7 +108,7 @@ def bind_prefill(
         q, k, k_scale, weights, starts, ends = arguments(*x.inputs)
         for first, end in spans(queries, rows_at_once(keys)):
             own = slice(first, end)
-            scores = runner.empty(end - first, keys, dtype=torch.float32)
+            scores = runner.empty(end - first, -(-keys // each), dtype=torch.float32)
             begins = starts[own] if len(starts) else starts
             score(q[own], k, k_scale, weights[own], begins, ends[own], scores, runner.num_sms)
             lengths = ends[own].clamp(0, keys)
@@ -130,8 +136,8 @@ def rows_at_once(width: int) -> int:
 def bind_level(
     runner: Runner,
     operands: TopkIndexerOperands | TopkPrefillOperands,
-    width: int,
     block: int,
+    each: int,
     *,
     sorted: bool,
     positions: bool,
@@ -142,21 +148,16 @@ def bind_level(
     `lengths` is in tokens; the others are as in `launch_level`.
 
     Args:
-        width: positions of a row, at most. positions: ids of tokens are positions, not slots.
+        each: tokens of a score. positions: ids of tokens are positions, not slots.
 
     Raises:
-        UnsupportedError: a row may have more blocks than a CTA can mark.
+        UnsupportedError: by the function; a row may have more blocks than a CTA can mark.
     """
     topk, among = operands.topk_indices.shape[1], operands.candidates is not None
     plan = LevelPlan(sorted=sorted, among=among, positions=positions)
     maps = not positions and width_for(TWO_LEVELS, plan, topk) > topk
     plan = replace(plan, positions=positions or maps)
-    if among and width > plan.most_blocks * block:
-        raise UnsupportedError(
-            f"candidates: expected rows of at most {plan.most_blocks} blocks on Hopper; got a "
-            f"table of {width} positions in blocks of {block}"
-        )
-    bits = block.bit_length() - 1
+    bits, score_bits = block.bit_length() - 1, (block // each).bit_length() - 1
     ranking = cache(lambda rows: bind_ranking(runner, TWO_LEVELS, plan, rows, topk))
 
     def rank(
@@ -170,11 +171,12 @@ def bind_level(
     ) -> None:
         candidates = lengths.new_empty(len(scores), 0)
         if operands.candidates is not None:
+            require_markable(plan, scores.shape[1], block)
             candidates = operands.candidates[own].contiguous()
         elif bits:
             lengths = lengths + (block - 1) >> bits
         out = operands.topk_indices[own]
-        given = scores, lengths, starts, candidates, table, num_pages, bits
+        given = scores, lengths, starts, candidates, table, num_pages, bits, score_bits
         ids = ranking(len(scores))(*given, out=out)
         if maps:
             at = ids.clamp_min(0).long()
@@ -184,3 +186,16 @@ def bind_level(
             out.copy_(ids)
 
     return rank
+
+
+def require_markable(plan: LevelPlan, width: int, block: int) -> None:
+    """Require that a CTA can mark all blocks of a row.
+
+    Raises:
+        UnsupportedError: it has no room for as many.
+    """
+    if width > plan.most_blocks * block:
+        raise UnsupportedError(
+            f"candidates: expected rows of at most {plan.most_blocks} blocks on Hopper; got "
+            f"{width} positions in blocks of {block}"
+        )

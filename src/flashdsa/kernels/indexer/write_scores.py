@@ -79,14 +79,22 @@ def consume_pages(
         caller.num_ctas * plan.consumer_warps,
         caller.lane,
     )
-    write_scores(ctx, page_source(memory, caller.thread, plan), caller.thread, plan)
+    write_scores(ctx, page_source(memory, caller.thread, plan), caller.thread, write_score, plan)
 
 
 @cute.jit
 def write_scores(
-    ctx: WriteContext, source: PageSource, thread: Int32, plan: cutlass.Constexpr
+    ctx: WriteContext,
+    source: PageSource,
+    thread: Int32,
+    write: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Score every tile that the load warps announce."""
+    """Score every tile that the load warps announce.
+
+    Args:
+        write: what `PageScoring.score_pages` calls, with an OutputSink.
+    """
     number = Int32(0)
     tile = wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:
@@ -96,7 +104,7 @@ def write_scores(
         scoring = source.scoring
         x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))
         prepared = scoring.prepare(x, stage)
-        scoring.score_pages(x, prepared, pages, write_score, sink)
+        scoring.score_pages(x, prepared, pages, write, sink)
         # Orders the reads of the tile's weights before the copy that may overwrite them later.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()

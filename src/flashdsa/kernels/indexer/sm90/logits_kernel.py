@@ -1,4 +1,4 @@
-"""The scores alone, for Hopper: every token's score into a (B, max_len) matrix, one launch.
+"""The scores alone, for Hopper: every token's into a (B, max_len) matrix, or every block's best.
 
 4 load warps: as in the fused kernel | 4 consumer warpgroups
 ------------------------------------ | -----------------------------------------
@@ -7,7 +7,7 @@ heads of tiles, pages                | score a page, store 64 scores
 """
 
 import cutlass
-from cutlass import GridConstant, Int32, cute
+from cutlass import Float32, GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
@@ -15,10 +15,19 @@ from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
+from flashdsa.kernels.indexer.sm90.block_scores import LANES_APART, best_of_block
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm90.plan import BLOCK
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
-from flashdsa.kernels.indexer.write_scores import WriteContext, consume_pages, rows_to_score
+from flashdsa.kernels.indexer.write_scores import (
+    OutputSink,
+    WriteContext,
+    consume_pages,
+    rows_to_score,
+    store_score,
+    write_scores,
+)
 
 
 @cute.kernel
@@ -36,7 +45,7 @@ def logits_kernel(
     caller = find_caller(plan)
     memory = IndexerMemory.allocate(plan)
     max_len = scores.shape[1]
-    rows = rows_to_score(seq_lens, block_table, max_len)
+    rows = rows_to_score(seq_lens, block_table, max_len * plan.tokens_of_score)
     initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
     loads, selects = plan.roles
@@ -57,4 +66,28 @@ def logits_kernel(
         cute.arch.setmaxregister_increase(selects.registers)
         inputs = input_buffers_in(memory, plan, RingConsumer)
         ctx = WriteContext(inputs, scores, max_len, rows)
-        consume_pages(ctx, caller, memory, page_source, plan)
+        if const_expr(plan.of_blocks):
+            source = page_source(memory, caller.thread, plan)
+            write_scores(ctx, source, caller.thread, write_block, plan)
+        else:
+            consume_pages(ctx, caller, memory, page_source, plan)
+
+
+@cute.jit
+def write_block(
+    sink: OutputSink,
+    score: Float32,
+    position: Int32,
+    valid: cutlass.Boolean,
+    present: cutlass.Boolean,
+) -> None:
+    """Write a block's best score to its number in the row; of a page outside the cache, NaN.
+
+    All lanes call. Nothing is written beyond the row's blocks.
+    """
+    seen = present and position < sink.length
+    if not (valid and seen):
+        score = Float32.nan
+    best = best_of_block(score)
+    if seen and cute.arch.lane_idx() < LANES_APART[0]:
+        store_score(sink.ctx, sink.row, position // BLOCK, best)

@@ -192,17 +192,33 @@ _STREAM = (
 )
 
 
+BLOCK = 8
+"""Tokens of a block whose best score is written in place of theirs: DeepSeek-V4.1's."""
+
+
 @dataclass(frozen=True)
 class LogitsPlan(IndexerPlan):
-    """The fused indexer's plan without the memory of the selection: only its stream of pages."""
+    """The fused indexer's plan without the memory of the selection: only its stream of pages.
+
+    Attributes:
+        mxfp4: keys are 64 bytes of codes. of_blocks: the best score of each BLOCK tokens is
+            written, nothing beyond a row's length.
+    """
 
     stages: int = 16
     mxfp4: bool = False
+    of_blocks: bool = False
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"indexer_logits_h{self.num_heads}" + "_mxfp4" * self.mxfp4
+        kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks
+        return f"indexer_logits_h{self.num_heads}{kinds}"
+
+    @property
+    def tokens_of_score(self) -> int:
+        """Tokens that a written score stands for."""
+        return BLOCK if self.of_blocks else 1
 
     @property
     def unscored_length(self) -> int:

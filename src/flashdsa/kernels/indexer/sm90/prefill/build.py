@@ -24,7 +24,8 @@ def compile_prefill(plan: PrefillPlan) -> Any:
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
     if plan.scores_only:
-        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, keys), WORD_ALIGNMENT),)
+        columns = cute.sym_int32() if plan.of_blocks else keys
+        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, columns), WORD_ALIGNMENT),)
     else:
         best = fake_tensor(Int32, (queries, topk), WORD_ALIGNMENT)
         outputs = (

@@ -222,7 +222,8 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
                 written: of no key where topk_indices is -1.
             workspace: (num_ctas, plan.workspace_words) int32.
         of the scores alone
-            scores: (S, S_kv) fp32; written where a query sees the key.
+            scores: (S, S_kv) fp32; written where a query sees the key. Of blocks
+                (S, ceil(S_kv / BLOCK)), written where it sees the first of them; `starts` is (0,).
         and at last
             num_ctas: best one an SM.
             cluster_size: only for a plan whose CTAs share tiles: CTAs of a cluster, which divides

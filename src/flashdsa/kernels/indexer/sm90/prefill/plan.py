@@ -59,7 +59,8 @@ class PrefillPlan(Sm90Plan):
 
     Attributes:
         num_heads: 16, 32 or 64. dtype: of queries and keys.
-        scores_only: write the scores, rank nothing.
+        scores_only: write the scores, rank nothing. of_blocks: the best of each BLOCK keys, of
+            ranges that begin at row 0.
         with_scores: write the scores of the best, too.
         shared: a tile is a cluster's, whose CTAs have a stretch of its keys each.
         segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.
@@ -70,6 +71,7 @@ class PrefillPlan(Sm90Plan):
     num_heads: int = 64
     dtype: str = "float8_e4m3fn"
     scores_only: bool = False
+    of_blocks: bool = False
     with_scores: bool = False
     segment_keys: int = 0
     log_keys: int = 0
@@ -95,12 +97,16 @@ class PrefillPlan(Sm90Plan):
             raise ValueError("HISTOGRAM_BINS: no room for the indices of a query's best")
         if self.shared and self.scores_only:
             raise ValueError("shared: scores that are not ranked need no cluster")
+        if self.of_blocks and not self.scores_only:
+            raise ValueError("of_blocks: blocks are ranked by a launch of their own")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
         what = "prefill_logits" if self.scores_only else "prefill"
+        if self.of_blocks:
+            what = "prefill_blocks"
         if self.with_scores:
             what = "prefill_scored"
         if self.shared:

@@ -25,6 +25,8 @@ from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.score_batch import doubled_relu
 from flashdsa.kernels.indexer.select.keys import INVALID
+from flashdsa.kernels.indexer.sm90.block_scores import LANES_APART, best_of_block
+from flashdsa.kernels.indexer.sm90.plan import BLOCK
 from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
@@ -249,8 +251,12 @@ def score_segment(
                 seen = Uint32(tile.first_key + key + apart - prepared.starts[group]) < Uint32(
                     prepared.lengths[group]
                 )
-                at = to + (Int64(group) * group_words(ctx) + apart)
-                words.append(store(at, total, scales[half], seen, plan))
+                if cutlass.const_expr(plan.of_blocks):
+                    at = block_at(ctx, tile, QUERY_GROUP * group + lane % QUERY_GROUP, key + apart)
+                    store_block(at, total * scales[half], seen)
+                else:
+                    at = to + (Int64(group) * group_words(ctx) + apart)
+                    words.append(store(at, total, scales[half], seen, plan))
         key_step, step = steps_from(walk, key, i, plan)
         key += key_step
         to = to + Int64(step)
@@ -325,6 +331,13 @@ def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32) -> Any:
     return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)
 
 
+def block_at(ctx: ScoreContext, tile: Tile, query: Any, key: Int32) -> Any:
+    """Destination of the best score of a key's block; key: of the tile. query: likewise."""
+    blocks = (ctx.ranges.num_keys + BLOCK - 1) // BLOCK
+    row = Int64(tile.first_query + query) * blocks
+    return ctx.scores + (row + (tile.first_key + key) // BLOCK)
+
+
 def group_words(ctx: ScoreContext) -> Any:
     """Words from a query to the one four later."""
     plan = ctx.plan
@@ -348,6 +361,18 @@ def store(
             bits = Int32(INVALID)
         to.store(bits)
     return bits
+
+
+@cute.jit
+def store_block(to: Any, score: Float32, seen: cutlass.Boolean) -> None:
+    """Store the best score of the caller's block, of those that are seen; all lanes call.
+
+    Args:
+        to: pointer to the block's score. Nothing is written if its first token is not seen.
+    """
+    best = best_of_block(score if seen else Float32.nan)
+    if seen and cute.arch.lane_idx() < LANES_APART[0]:
+        to.store(best.bitcast(Int32))
 
 
 def product_and_zero(a: Float32, b: Float32) -> Float32:

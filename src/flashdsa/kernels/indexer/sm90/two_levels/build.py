@@ -16,8 +16,8 @@ from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
 
 
 def compile_level(plan: LevelPlan) -> Any:
-    """A TVM-FFI function (scores, lengths, starts, candidates, block_table, num_pages,
-    block_bits, ids, num_clusters, cluster_size) on torch's current stream; needs no GPU."""
+    """A TVM-FFI function (scores, lengths, starts, candidates, block_table, num_pages, block_bits,
+    score_bits, ids, num_clusters, cluster_size) on torch's current stream; needs no GPU."""
     rows, starts, width, listed, requests, pages = (cute.sym_int32() for _ in range(6))
     return cute.compile(
         launch_level,
@@ -26,8 +26,7 @@ def compile_level(plan: LevelPlan) -> Any:
         fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
         rows_apart(Int32, rows, listed),
         rows_apart(Int32, requests, pages),
-        Int32(1),
-        Int32(1),
+        *(Int32(1) for _ in range(3)),
         fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         Int32(1),
         Int32(1),

@@ -54,12 +54,13 @@ class LevelMemory(IndexerMemory):
 class GivenScores(NamedTuple):
     """Scores of tokens in device memory, and which of them may be chosen."""
 
-    scores: Any  # (B, max_len) fp32, any distance between rows
+    scores: Any  # (B, max_len) fp32, any distance between rows; of tokens, or of whole blocks
     starts: Any  # (B,) int32: where a row's first token is; (0,): at 0
     candidates: Any  # (B, n) int32: ids of blocks; (B, 0) where entries are blocks
     block_table: Any  # (B / next_n, max_pages) int32; (0, 0): tokens have no pages
     num_pages: Int32  # of the cache
     block_bits: Int32  # a block has 1 << block_bits tokens
+    score_bits: Int32  # and as many scores as 1 << score_bits
     rows: Rows  # their lengths in entries
     marks: Any  # (marked_words,) Int32 in shared memory; None: entries are blocks
 
@@ -123,10 +124,10 @@ def load_blocks(
     line, room = row_scores(given, tile.row)
     for i in cutlass.range_constexpr(plan.read_together):
         values[i] = Float32.nan
-    for token in cutlass.range(Int32(1) << given.block_bits, unroll=1):
+    for score in cutlass.range(Int32(1) << given.score_bits, unroll=1):
         for i in cutlass.range_constexpr(plan.read_together):
             block = first + i * plan.consumer_threads
-            at = (block << given.block_bits) + token
+            at = (block << given.score_bits) + score
             if block < end and at < room:
                 values[i] = cute.arch.fmax(values[i], (line + at).load())
     for i in cutlass.range_constexpr(plan.read_together):
@@ -254,6 +255,7 @@ def launch_level(
     block_table: cute.Tensor,
     num_pages: Int32,
     block_bits: Int32,
+    score_bits: Int32,
     ids: cute.Tensor,
     num_clusters: Int32,
     cluster_size: Int32,
@@ -263,21 +265,25 @@ def launch_level(
     """Launch on `stream`.
 
     Args:
-        scores: (B, max_len) fp32 of tokens, any distance between rows; -inf beyond a row's tokens.
+        scores: (B, max_len) fp32 of tokens, any distance between rows. Blocks may have one score
+            each in place of their tokens'.
         lengths: (B,) int32, in entries: of blocks, or of tokens.
         starts: (B,) int32, the column of each row's first token; (0,): 0.
         candidates: (B, n) int32 ids of blocks, in any order, anything beyond the row; (B, 0) for
             blocks. A row's blocks are at most `plan.most_blocks`.
         block_table: (B / next_n, max_pages) int32, pages of the tokens; (0, 0): none.
         num_pages: of the cache. block_bits: binary logarithm of a block's tokens.
+        score_bits: of the scores that a block has in `scores`.
         ids: (B, topk) int32, written: of blocks, or positions or slots of tokens.
         num_clusters, cluster_size: as in `launch_indexer`.
     """
     entries = Int32(scores.shape[1])
     if const_expr(not plan.among):
-        entries = (entries + (Int32(1) << block_bits) - 1) >> block_bits
+        entries = (entries + (Int32(1) << score_bits) - 1) >> score_bits
     rows = Rows(lengths, lengths.shape[0], entries, block_table.shape[0])
-    given = GivenScores(scores, starts, candidates, block_table, num_pages, block_bits, rows, None)
+    given = GivenScores(
+        scores, starts, candidates, block_table, num_pages, block_bits, score_bits, rows, None
+    )
     level_kernel(given, ids, plan).launch(
         **launch_shape(num_clusters, cluster_size, plan), stream=stream
     )
