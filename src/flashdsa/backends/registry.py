@@ -91,7 +91,7 @@ def _load(entry: str) -> Callable[..., Any]:
 
 
 class Registry:
-    """Implementations in the order of their registration.
+    """Implementations in the order of the backends, and of their registration.
 
     Attributes:
         on_change: called after each registration.
@@ -111,6 +111,7 @@ class Registry:
                 f"got {implementation.backend!r}"
             )
         self._implementations.append(implementation)
+        self._implementations.sort(key=lambda one: BACKENDS.index(one.backend))
         self._selected.clear()
         self.on_change()
 

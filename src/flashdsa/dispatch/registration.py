@@ -189,6 +189,9 @@ def register(spec: OpSpec) -> OpSpec:
         for key, device in AUTOCAST_DEVICES.items():
             _library.impl(name, autocast(spec, op, device), key)
     OPERATIONS[name] = spec
+    if spec.cpu:
+        function = f"flashdsa.backends.cpu.{spec.cpu}"
+        registry.register(Implementation(name, "cpu", function, spec.features))
     return spec
 
 

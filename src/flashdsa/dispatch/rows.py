@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from flashdsa.backends.features import ANY, IntSet, OneOf
 from flashdsa.dispatch.checks import (
     require_backend,
     require_bool,
@@ -55,6 +56,7 @@ class Operand:
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
         batched: the advice where it has a dimension more than that; its rank is looked at first.
         begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
+        among: the values that its rule takes of a size that it knows by name.
         free: names of sizes that no bound function depends on, each with the most that it takes.
         name: the field's, as in the public function, in the schema and in messages.
         optional: may be None, as the field's default.
@@ -71,6 +73,7 @@ class Operand:
     rule: Rule | None = None
     batched: str = ""
     begins_at: int = 1
+    among: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     free: Mapping[str, int] = field(default_factory=dict)
     name: str = ""
     optional: bool = False
@@ -194,6 +197,7 @@ class Parameter:
             a "str?" that of a format of packed rows.
         default: gives the value that None, or nothing, stands for from the first operand.
         rule: raises for a wrong value; takes the name, the value and the operands.
+        divides: an "int" divides this number; 0: any may be.
         passed: whether the backend's function gets it; otherwise it only tells backends apart.
         given: whether a caller gives it; otherwise the public function does.
     """
@@ -202,12 +206,28 @@ class Parameter:
     kind: str
     default: Callable[[Tensor], Any] | None = None
     rule: Callable[[str, Any, Any], None] | None = None
+    divides: int = 0
     passed: bool = True
     given: bool = True
 
     def accept(self, value: Any) -> Any:
         """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""
         return _ACCEPT[self.kind](self.name, value)
+
+    @property
+    def taken(self) -> IntSet:
+        """Numbers that it may be."""
+        whole = self.divides
+        return OneOf(tuple(n for n in range(whole, 0, -1) if not whole % n)) if whole else ANY
+
+    def check(self, value: Any, operands: Any) -> None:
+        """Hold a value that was accepted against what else it must be."""
+        if self.divides and self.divides % value:
+            raise ArgumentValueError(
+                f"{self.name}: expected a divisor of {self.divides}; got {value}"
+            )
+        if self.rule is not None:
+            self.rule(self.name, value, operands)
 
 
 def rows_of(kind: type[Any]) -> tuple[Operand, ...]:

@@ -20,7 +20,6 @@ from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
-from flashdsa.ops.two_levels import BLOCK, require_part_of_a_page
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     MAX_NEXT_N,
@@ -130,6 +129,7 @@ _TABLE_OF_REQUESTS = Operand(
     "requests max_pages",
     INT32,
     rule=_require_pages_of_requests,
+    among={"next_n": tuple(range(1, MAX_NEXT_N + 1))},
     free={"max_pages": INT32_MAX},
 )
 _CACHE_OF_ANY_SIZE = replace(CACHE, free={"num_pages": MAX_PAGES})
@@ -177,12 +177,15 @@ class TopkOperands(NamedTuple):
 
 _SORTED = Parameter("sorted", "bool")
 _TABLE_PAGE_SIZE = Parameter(
-    "table_page_size", "int", default=lambda _: PAGE_SIZE, rule=require_part_of_a_page
+    "table_page_size", "int", default=lambda _: PAGE_SIZE, divides=PAGE_SIZE
 )
+BLOCK = Parameter("block", "int", default=lambda _: 1, divides=PAGE_SIZE)
+"""Positions of a block, whose ids are chosen, or of a candidate."""
 DSA_TOPK_INDEXER = register(
     OpSpec(
         "dsa_topk_indexer",
         TopkIndexerOperands,
+        cpu="indexer:topk_indexer",
         parameters=(
             _SORTED,
             Parameter("positions", "bool", given=False),
@@ -190,7 +193,6 @@ DSA_TOPK_INDEXER = register(
             BLOCK,
             Parameter("check", "bool", given=False),
         ),
-        facts={"d_qk": INDEX_HEAD_DIM},
         normalise=_rows_of_requests,
     )
 )
@@ -198,15 +200,16 @@ INDEXER_LOGITS = register(
     OpSpec(
         "indexer_logits",
         IndexerOperands,
+        cpu="indexer:logits",
         parameters=(Parameter("max_len", "int"), _TABLE_PAGE_SIZE),
         outputs=(Output("scores", "B max_len", FP32),),
-        facts={"d_qk": INDEX_HEAD_DIM},
     )
 )
 TOPK_INDICES = register(
     OpSpec(
         "topk_indices",
         TopkOperands,
+        cpu="topk:topk_positions",
         parameters=(Parameter("topk", "int"), _SORTED),
         outputs=(Output("positions", "B topk", INT32),),
     )
