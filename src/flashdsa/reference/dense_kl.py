@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = ["indexer_kl_loss_dense"]
+
 
 def _f64(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = ["CompressGradients", "compress_kv", "compress_kv_bwd", "rotate_tail"]
+
 LOGIT_SHARE = 1 / 16
 """Share of a logit's size by which sizes grow: a large one's rounding moves its weight."""
 

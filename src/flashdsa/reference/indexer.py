@@ -11,6 +11,14 @@ from torch import Tensor
 
 from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, page_tokens
 
+__all__ = [
+    "dsa_topk_indexer",
+    "indexer_logits",
+    "indexer_product_magnitude",
+    "indexer_score_magnitude",
+    "topk_indices",
+]
+
 
 def _candidates(
     seq_lens: Tensor, block_table: Tensor, num_pages: int, table_page_size: int

@@ -7,6 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+__all__ = [
+    "attention_target",
+    "attention_target_slope",
+    "indexer_bwd",
+    "indexer_kl",
+    "indexer_kl_bwd",
+    "indexer_scores",
+]
+
 
 def _f64(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)

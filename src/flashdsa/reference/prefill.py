@@ -6,6 +6,15 @@ from torch import Tensor
 from flashdsa.reference.indexer import two_levels
 from flashdsa.reference.quant import decode_e4m3
 
+__all__ = [
+    "causal_ranges",
+    "dsa_topk_prefill",
+    "expand_blocks",
+    "prefill_logits",
+    "prefill_product_magnitude",
+    "prefill_score_magnitude",
+]
+
 
 def _values(x: Tensor) -> Tensor:
     if x.dtype == torch.float8_e4m3fn:

@@ -9,6 +9,16 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = [
+    "decode_e4m3",
+    "encode_e4m3",
+    "fake_quantize_index",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "write_index_k_cache",
+]
+
 PAGE_TOKENS = 64
 HEAD_DIM = 128
 SCALES_AT = PAGE_TOKENS * HEAD_DIM  # byte offset of the first scale in a page

@@ -11,6 +11,21 @@ from torch import Tensor
 
 from flashdsa.reference.packed_kv import is_packed, unpack_kv
 
+__all__ = [
+    "join_sources",
+    "mla_bwd",
+    "mla_bwd_dkv_along",
+    "mla_bwd_dkv_spread",
+    "mla_bwd_dq_rounding",
+    "mla_bwd_magnitude",
+    "mla_bwd_sink_magnitude",
+    "num_rows",
+    "sparse_mla_fwd",
+    "sparse_mla_fwd_magnitude",
+    "sparse_mla_max_logits",
+    "valid_slots",
+]
+
 
 def _f64(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64)
