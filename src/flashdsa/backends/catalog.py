@@ -1,6 +1,6 @@
-"""The implementations on GPUs, declared as data and put into the registry, and the registry.
+"""The registry, and the implementations on GPUs as data in it.
 
-The CPU's stand in the operations' declarations, which put them into it: see `flashdsa.ops`.
+The CPU's are in the operations' declarations: `dispatch/registration.py` registers them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ _SM90_TWO_LEVELS = replace(
 )
 """Features of what scores all positions and ranks them in a launch of its own."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
+_SM90_TWO_LEVELS_PREFILL = replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False)
 _SM90_FORWARD = Features(
     dtypes=("bfloat16",),
     d_qk=OneOf((512, 576)),
@@ -101,28 +102,35 @@ _SM90_INDEX_BACKWARD = Features(
 )
 _SM90_ROWS = Features(dtypes=("float32",), deterministic=True)
 _ENTRIES = Features(dtypes=("bfloat16", "float16", "float32", "float64"), deterministic=True)
-_SM90 = {
-    "sparse_mla_fwd": ("sparse_mla:bind", _SM90_FORWARD),
-    "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
-    "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
-    "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", _SM90_LOGITS),
-    "topk_indices": ("topk:bind", _SM90_SCORES),
-    "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
-    "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
-    "quantize_index_k": ("quantize:bind_keys", _SM90_QUANTIZE),
-    "quantize_index_q": ("quantize:bind_queries", _SM90_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:bind_write", _SM90_WRITE),
-    "read_index_k_cache": ("index_k_cache:bind_read", _SM90_READ),
-    "attention_target": ("attention_target:bind", _SM90_TARGET),
-    "indexer_scores": ("indexer_scores:bind", _SM90_INDEX_SCORES),
-    "indexer_bwd": ("indexer_bwd:bind", _SM90_INDEX_BACKWARD),
-    "indexer_kl": ("indexer_kl:bind", _SM90_ROWS),
-    "indexer_kl_bwd": ("indexer_kl:bind_backward", _SM90_ROWS),
-    "compress_kv": ("entries:bind", _ENTRIES),
-    "compress_kv_bwd": ("entries:bind_backward", _ENTRIES),
-}
-_FORWARDS = ("sparse_mla_fwd", "sparse_mla_fwd_out")
+_SM90 = (
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM90_FORWARD),
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM90_BF16),
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM90_JOINED),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_FORWARD),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_BF16),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_JOINED),
+    ("mla_bwd", "mla_bwd:bind", _SM90_BACKWARD),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_POSITIONS),
+    ("dsa_topk_indexer", "two_levels:bind", _SM90_TWO_LEVELS),
+    ("indexer_logits", "indexer:bind_logits", _SM90_LOGITS),
+    ("topk_indices", "topk:bind", _SM90_SCORES),
+    ("dsa_topk_prefill", "prefill:bind", _SM90_PREFILL),
+    ("dsa_topk_prefill", "two_levels:bind_prefill", _SM90_TWO_LEVELS_PREFILL),
+    ("prefill_logits", "prefill:bind_logits", _SM90_PREFILL),
+    ("quantize_index_k", "quantize:bind_keys", _SM90_QUANTIZE),
+    ("quantize_index_q", "quantize:bind_queries", _SM90_QUANTIZE),
+    ("write_index_k_cache", "index_k_cache:bind_write", _SM90_WRITE),
+    ("read_index_k_cache", "index_k_cache:bind_read", _SM90_READ),
+    ("attention_target", "attention_target:bind", _SM90_TARGET),
+    ("indexer_scores", "indexer_scores:bind", _SM90_INDEX_SCORES),
+    ("indexer_bwd", "indexer_bwd:bind", _SM90_INDEX_BACKWARD),
+    ("indexer_kl", "indexer_kl:bind", _SM90_ROWS),
+    ("indexer_kl_bwd", "indexer_kl:bind_backward", _SM90_ROWS),
+    ("compress_kv", "entries:bind", _ENTRIES),
+    ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
+)
+"""An operation's further rows have features that its first one does not have together."""
 _SM100_BACKWARD = Features(
     dtypes=("bfloat16",),
     num_heads=OneOf((128,)),
@@ -134,47 +142,26 @@ _SM100_BACKWARD = Features(
 )
 _SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS[1:]), deterministic=False)
 _SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS), max_logits=True)
-_SM100 = {
-    "sparse_mla_fwd": ("sparse_mla:bind", _SM100_FORWARD),
-    "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM100_FORWARD),
-    "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
-    "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", _INDEXER),
-    "compress_kv": ("entries:bind", _ENTRIES),
-    "compress_kv_bwd": ("entries:bind_backward", _ENTRIES),
-}
-_INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITIONS)),)
-_FURTHER = {
-    "sm90": (
-        *_INDEXER_OF_POSITIONS,
-        ("dsa_topk_indexer", ("two_levels:bind", _SM90_TWO_LEVELS)),
-        (
-            "dsa_topk_prefill",
-            (
-                "two_levels:bind_prefill",
-                replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False),
-            ),
-        ),
-        *((one, (_SM90[one][0], more)) for more in (_SM90_BF16, _SM90_JOINED) for one in _FORWARDS),
-    ),
-    "sm100": (
-        *_INDEXER_OF_POSITIONS,
-        ("dsa_topk_indexer", ("indexer:bind", _INDEXER_OF_SLOTS)),
-        ("indexer_logits", ("indexer:bind_logits", _INDEXER_OF_SLOTS)),
-        ("mla_bwd", (_SM100["mla_bwd"][0], _SM100_FEWER_HEADS)),
-    ),
-}
-"""Second rows of an operation: features that its first row does not have together."""
+_SM100 = (
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM100_FORWARD),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM100_FORWARD),
+    ("mla_bwd", "mla_bwd:bind", _SM100_BACKWARD),
+    ("mla_bwd", "mla_bwd:bind", _SM100_FEWER_HEADS),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_POSITIONS),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_OF_SLOTS),
+    ("indexer_logits", "indexer:bind_logits", _INDEXER),
+    ("indexer_logits", "indexer:bind_logits", _INDEXER_OF_SLOTS),
+    ("compress_kv", "entries:bind", _ENTRIES),
+    ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
+)
 
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
 for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
     _backend = _arch.backend
-    for _operation, (_function, _features) in (
-        *_rows.items(),
-        *_FURTHER[_backend],
-    ):
+    for _operation, _function, _features in _rows:
         _on_gpu = Implementation(
             _operation,
             _backend,
