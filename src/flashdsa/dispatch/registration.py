@@ -136,11 +136,14 @@ def _normalising(serve: Serve, spec: OpSpec, given: Sequence[Any], brought: Sequ
 def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> bool:
     """Whether `call` with these arguments, which are right, finds an implementation.
 
+    Args:
+        parameters: others are what nothing stands for.
+
     Raises:
         ArgumentTypeError, ArgumentValueError: they are not right.
     """
     try:
-        choose(spec, operands, parameters, backend)
+        choose(spec, operands, spec.filled(operands, parameters), backend)
     except UnsupportedError:
         return False
     return True

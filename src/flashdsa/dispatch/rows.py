@@ -26,6 +26,7 @@ from flashdsa.dispatch.checks import (
     require_positive,
     require_rank,
     require_shape,
+    scale_or_default,
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own
 from flashdsa.errors import ArgumentValueError
@@ -187,6 +188,9 @@ _ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
 """Functions by a parameter's kind: return the value that the schema takes, or raise."""
 
 
+_DEFAULTS = {"bool": False, "str": "auto"}
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A value that is no tensor.
@@ -213,6 +217,20 @@ class Parameter:
     def accept(self, value: Any) -> Any:
         """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""
         return _ACCEPT[self.kind](self.name, value)
+
+    def filled(self, value: Any, first: Tensor) -> Any:
+        """`value`, or if it is None what that stands for; accepted.
+
+        Args:
+            first: the operation's first operand.
+        """
+        if self.kind == "float" and self.default is None:
+            value = scale_or_default(value, first)
+        elif value is None and self.kind in _DEFAULTS:
+            value = _DEFAULTS[self.kind]
+        elif value is None and self.kind in ("int", "float") and self.default is not None:
+            value = self.default(first)
+        return self.accept(value)
 
     @property
     def taken(self) -> IntSet:

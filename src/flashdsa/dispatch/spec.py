@@ -150,6 +150,10 @@ class OpSpec:
         """The values of all parameters by name."""
         return {x.name: value for x, value in zip(self.parameters, values, strict=True)}
 
+    def filled(self, operands: Sequence[Any], given: Parameters) -> Parameters:
+        """All parameters by name: as they are given, or what nothing stands for."""
+        return {x.name: x.filled(given.get(x.name), operands[0]) for x in self.parameters}
+
     def require_tensors(self, operands: Sequence[Any]) -> None:
         """Every operand is a torch.Tensor, or None where that is allowed; none has a batch."""
         rows = zip(self.operands, operands, strict=True)
