@@ -129,6 +129,11 @@ class Features:
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
 
+    def leaves_open(self, name: str) -> bool:
+        """Whether calls that these features take may have several values of a parameter."""
+        feature = getattr(self, "row_formats" if name == "kv_format" else name, ANY)
+        return len(feature.values) > 1 if isinstance(feature, OneOf) else feature not in (False, ())
+
     def missing(self, problem: Problem) -> Iterator[Reason]:
         """Each feature that `problem` needs and this set lacks."""
         for name, wanted, choices in (

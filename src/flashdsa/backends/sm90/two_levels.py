@@ -40,17 +40,16 @@ def bind(
     *,
     sorted: bool,
     positions: bool,
-    table_page_size: int,
     block: int,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
     """Write the ids of blocks, or of tokens of candidates, into `topk_indices`, in the CPU's order.
 
-    Args: as for `topk_indexer.bind`; `table_page_size` is 64, `block` at most that.
+    Args: as for `topk_indexer.bind`; `block` is at most 64.
     """
     kind, topk = type(operands), operands.topk_indices.shape[1]
     of_blocks = block > 1 and operands.candidates is None
-    score = runner.function(INDEXER_LOGITS, plan_of(INDEXER_LOGITS, operands, table_page_size))
+    score = runner.function(INDEXER_LOGITS, plan_of(INDEXER_LOGITS, operands, PAGE_SIZE))
     ranking = cache(partial(bind_ranking, runner, topk=topk, sorted=sorted))
 
     def serve(given: Sequence[Any]) -> None:
@@ -58,7 +57,7 @@ def bind(
         cache_, table, num_pages = x.k_index_cache_fp8, x.block_table, len(x.k_index_cache_fp8)
         require_layout(*given[:6])
         if check and values_are_checked():
-            check_values(x.seq_lens.cpu(), table.cpu(), num_pages, table_page_size)
+            check_values(x.seq_lens.cpu(), table.cpu(), num_pages, PAGE_SIZE)
         rows, width = len(x.seq_lens), table.shape[1] * PAGE_SIZE
         if not num_pages or not width or is_empty(x.candidates):
             x.topk_indices.fill_(-1)
