@@ -21,9 +21,9 @@ from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD_HEADS
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.toolchain.ptxas import find_assembler
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 SPECS = [

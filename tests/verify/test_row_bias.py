@@ -10,13 +10,8 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.cases import (
-    IndexerTrainingCase,
-    SparseMlaCase,
-    make_indexer_training_inputs,
-    make_sparse_mla_inputs,
-)
 from flashdsa.verify.compare import Comparison, compare, failures
+from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
 from flashdsa.verify.judge_indexer_training import check_index_backward, judge_index_backward
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
@@ -26,6 +21,7 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_forward,
 )
 from flashdsa.verify.row_bias import judge_bias
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.support.subtests import CaseLoop
 
 CASE = SparseMlaCase("few rows", 3, 60, 8, 32)

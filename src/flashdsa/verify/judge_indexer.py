@@ -75,12 +75,10 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
     expected = reference.dsa_topk_indexer(
         *inputs.operands,
         case.topk,
-        sorted=case.sorted,
         positions=case.positions,
         scores=scores,
-        table_page_size=case.table_page_size,
-        block=case.block,
         candidates=inputs.candidates,
+        **case.choices,
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]

@@ -39,15 +39,8 @@ def check_prefill_selection(
     """Run `dsa_topk_prefill` into a poisoned buffer; judge it by the backend's own scores."""
     case = inputs.case
     ids = calls.dsa_topk_prefill(inputs, backend)
-    expected = reference.dsa_topk_prefill(
-        scores,
-        inputs.starts,
-        inputs.ends,
-        case.topk,
-        sorted=case.sorted,
-        block=case.block,
-        candidates=inputs.candidates,
-    )
+    rows = inputs.starts, inputs.ends
+    expected = reference.dsa_topk_prefill(scores, *rows, case.topk, **inputs.choices)
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
 

@@ -23,12 +23,12 @@ from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
     empty_queries,
 )
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.blackwell_backward import assert_launched_as_planned

@@ -23,9 +23,9 @@ from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import find_disassembler
 from flashdsa.toolchain.ptxas import find_assembler
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.features import EVERY_FEATURE
 
