@@ -55,19 +55,6 @@ class OneOf:
         return ", ".join(str(value) for value in self.values)
 
 
-@dataclass(frozen=True)
-class MultipleOf:
-    """The positive multiples of `step`."""
-
-    step: int
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, int) and value > 0 and value % self.step == 0
-
-    def __str__(self) -> str:
-        return f"multiples of {self.step}"
-
-
 ANY = AtLeast(1)
 
 
