@@ -20,7 +20,6 @@ SPARE_COLUMNS = 2
 class Selection:
     """Choices of a call of either indexer, and what is planted in its keys."""
 
-    num_heads: int = 64
     sorted: bool = False
     block: int = 1
     """Positions of a block, which are chosen, or from which positions are."""
@@ -43,6 +42,7 @@ class IndexerCase(Selection):
     name: str
     seq_lens: tuple[int, ...]
     topk: int
+    num_heads: int = 64
     positions: bool = False
     repeated_pages: bool = False
     """One page comes twice in each row, and in every row."""

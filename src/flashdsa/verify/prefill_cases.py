@@ -25,6 +25,7 @@ class PrefillCase(Selection):
     ranges: tuple[tuple[int, int], ...]
     """(start, end) of each query."""
     topk: int
+    num_heads: int = 64
     dtype: torch.dtype = torch.float8_e4m3fn
     no_starts: bool = False
     """Called without starts: all of them are 0."""
