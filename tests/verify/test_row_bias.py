@@ -181,7 +181,7 @@ def test_the_parts_along_a_row_of_dkv_are_those_of_its_terms() -> None:
     O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=4)
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     _, dKV, _ = reference.mla_bwd(*operands, sm_scale=0.4)
-    total, spread = reference.mla_bwd_dkv_along(*operands, dKV=dKV, sm_scale=0.4)
+    total, spread = reference.MlaBackward(*operands, sm_scale=0.4).dkv_along(dKV)
     sums, squares = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
     unit = dKV / dKV.norm(dim=1).clamp_min(1e-30)[:, None]
     for s in range(2):
