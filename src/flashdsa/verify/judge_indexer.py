@@ -57,12 +57,12 @@ def judge_scores(
     besides = None
     given = (*operands, max_len, table_page_size)
     if backend != "cpu":  # tensor cores add the fp8 products
-        besides = PRODUCT_TOLERANCE * reference.indexer_product_magnitude(*given)
+        besides = PRODUCT_TOLERANCE * reference.indexer_logits(*given, absolute="products")
     return compare_scores(
         "scores",
         scores,
         reference.indexer_logits(*given),
-        reference.indexer_score_magnitude(*given),
+        reference.indexer_logits(*given, absolute="weights"),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )

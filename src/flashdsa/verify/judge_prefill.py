@@ -21,12 +21,13 @@ def check_prefill_scores(inputs: PrefillInputs, backend: str) -> tuple[Tensor, l
     if backend != "cpu":
         fp8 = inputs.case.dtype == torch.float8_e4m3fn
         share = PRODUCT_TOLERANCE if fp8 else TRAINED_SCORE_CUT
-        besides = share * _inside(reference.prefill_product_magnitude(*operands, **options))
+        products = reference.prefill_logits(*operands, absolute="products", **options)
+        besides = share * _inside(products)
     verdict = compare_scores(
         "scores",
         scores,
         reference.prefill_logits(*operands, **options),
-        _inside(reference.prefill_score_magnitude(*operands, **options)),
+        _inside(reference.prefill_logits(*operands, absolute="weights", **options)),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )
