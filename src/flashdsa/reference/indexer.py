@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, page_tokens
+from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, f64, page_tokens
 
 __all__ = [
     "dsa_topk_indexer",
@@ -57,7 +57,7 @@ def indexer_logits(
     """
     q = decode_e4m3(q_index_fp8)
     q = q.abs() if absolute == "products" else q
-    w = weights.detach().to(device="cpu", dtype=torch.float64)
+    w = f64(weights)
     w = w.abs() if absolute else w
     scores = torch.full((q.shape[0], max_len), -torch.inf, dtype=torch.float64)
     rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0], table_page_size)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.reference.indexer import two_levels
-from flashdsa.reference.quant import decode_e4m3
+from flashdsa.reference.quant import decode_e4m3, f64
 
 __all__ = [
     "causal_ranges",
@@ -19,7 +19,7 @@ __all__ = [
 def _values(x: Tensor) -> Tensor:
     if x.dtype == torch.float8_e4m3fn:
         return decode_e4m3(x)
-    return x.detach().to(device="cpu", dtype=torch.float64)
+    return f64(x)
 
 
 def prefill_logits(
@@ -38,7 +38,7 @@ def prefill_logits(
     `[starts, ends)` of a query it is -inf. `absolute`: see `indexer_logits`.
     """
     q, k = _values(q_index), _values(k_index)
-    w = weights.detach().to(device="cpu", dtype=torch.float64)
+    w = f64(weights)
     w = w.abs() if absolute else w
     if absolute == "products":
         q, k = q.abs(), k.abs()

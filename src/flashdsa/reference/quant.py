@@ -28,6 +28,11 @@ E4M3_MAX = 448.0
 AMAX_FLOOR = 1e-4
 
 
+def f64(x: Tensor) -> Tensor:
+    """The values of any tensor, in float64 on the CPU."""
+    return x.detach().to(device="cpu", dtype=torch.float64)
+
+
 def _e4m3_value(code: int) -> float:
     """Return the value of one e4m3 (fn) byte: 1 sign, 4 exponent (bias 7), 3 mantissa bits."""
     sign = -1.0 if code & 0x80 else 1.0
@@ -53,7 +58,7 @@ def encode_e4m3(values: Tensor) -> Tensor:
     # Codes 0x00..0x7e are the non-negative numbers in ascending order, so an even code has an
     # even mantissa, which is what "ties to even" asks for.
     grid = torch.tensor([_e4m3_value(code) for code in range(0x7F)], dtype=torch.float64)
-    x = values.detach().to(device="cpu", dtype=torch.float64)
+    x = f64(values)
     size = x.abs().clamp(max=E4M3_MAX)
     upper = torch.searchsorted(grid, size).clamp(max=0x7E)  # first code whose value is >= size
     lower = (upper - 1).clamp(min=0)

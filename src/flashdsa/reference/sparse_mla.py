@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.reference.packed_kv import is_packed, unpack_kv
+from flashdsa.reference.quant import f64
 
 __all__ = [
     "MlaBackward",
@@ -20,10 +21,6 @@ __all__ = [
     "sparse_mla_max_logits",
     "valid_slots",
 ]
-
-
-def _f64(x: Tensor) -> Tensor:
-    return x.detach().to(device="cpu", dtype=torch.float64)
 
 
 Rows = Tensor | tuple[Tensor, Tensor]
@@ -101,7 +98,7 @@ def _named_rows(kv: Tensor, rows: list[int]) -> Tensor:
     # Selects before converting, so that a kv of many gigabytes costs only the rows named.
     flat = kv.detach().reshape(num_rows(kv), kv.shape[-1])
     named = flat[torch.tensor(rows, dtype=torch.int64, device=kv.device)]
-    return unpack_kv(named) if is_packed(kv) else _f64(named)
+    return unpack_kv(named) if is_packed(kv) else f64(named)
 
 
 def _scale(q: Tensor, sm_scale: float | None) -> float:
@@ -127,7 +124,7 @@ def sparse_mla_fwd(
     `absolute`: P @ |V| in place of O, the size of what is summed into it, whatever cancels.
     """
     scale = _scale(q, sm_scale)
-    q64 = _f64(q)
+    q64 = f64(q)
     out = torch.zeros(q.shape[0], q.shape[1], d_v, dtype=torch.float64)
     lse = torch.full((q.shape[0], q.shape[1]), torch.inf, dtype=torch.float64)
     for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
@@ -140,7 +137,7 @@ def sparse_mla_fwd(
         out[s] = torch.softmax(logits, dim=-1) @ values
         if attn_sink is not None:
             # exp(lse) / (exp(lse) + exp(sink)), with neither exponential overflowing
-            out[s] *= torch.sigmoid(lse[s] - _f64(attn_sink))[:, None]
+            out[s] *= torch.sigmoid(lse[s] - f64(attn_sink))[:, None]
     return out, lse
 
 
@@ -157,7 +154,7 @@ def sparse_mla_max_logits(
     largest = torch.full((q.shape[0], q.shape[1]), -torch.inf, dtype=torch.float64)
     for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
         if rows:
-            largest[s] = (scale * (_f64(q[s]) @ _named_rows(kv, rows).T)).amax(dim=-1)
+            largest[s] = (scale * (f64(q[s]) @ _named_rows(kv, rows).T)).amax(dim=-1)
     return largest
 
 
@@ -192,14 +189,14 @@ class MlaBackward(NamedTuple):
     def queries(self) -> Iterator[_Query]:
         """The queries that have a valid slot; the others contribute nothing to any gradient."""
         kv, dO, scale = self.kv, self.dO, _scale(self.q, self.sm_scale)
-        q64, dO64, lse64, O64 = (_f64(x) for x in (self.q, dO, self.lse, self.O))
+        q64, dO64, lse64, O64 = (f64(x) for x in (self.q, dO, self.lse, self.O))
         for s, rows in enumerate(valid_slots(self.indices, num_rows(kv), self.topk_length)):
             if not rows:
                 continue
             keys = _named_rows(kv, rows)
             log_total, sink_share = lse64[s], torch.zeros(q64.shape[1], dtype=torch.float64)
             if self.attn_sink is not None:
-                sink = _f64(self.attn_sink)
+                sink = f64(self.attn_sink)
                 log_total = torch.logaddexp(lse64[s], sink)
                 # An infinite sink has no gradient: it takes nothing (-inf) or everything (+inf,
                 # O = 0).
@@ -238,7 +235,7 @@ class MlaBackward(NamedTuple):
     def sink_magnitude(self) -> Tensor:
         """`[H]` float64: `sum_s share * sum_d |O * dO|`, the size of what is summed into d_sink."""
         size = torch.zeros(self.q.shape[1], dtype=torch.float64)
-        O64 = _f64(self.O)
+        O64 = f64(self.O)
         for one in self.queries():
             size += one.sink_share * (O64[one.s] * one.do).abs().sum(dim=-1)
         return size
