@@ -151,44 +151,22 @@ def fold_batch(queries: str, keys: str, ids: str) -> str:
     )
 
 
-def _positive(name: str, value: Any) -> Any:
-    require_positive(name, value)
-    return value
-
-
-def _bool(name: str, value: Any) -> Any:
-    require_bool(name, value)
-    return value
-
-
-def _dtype_or_none(name: str, value: Any) -> Any:
-    require_dtype_or_none(name, value)
-    return value
-
-
-def _row_format(name: str, value: Any) -> Any:
+def _row_format(_: str, value: object) -> None:
     if value is not None:
         row_format(value)
-    return value
 
 
-def _backend(name: str, value: Any) -> Any:
-    require_backend(name, value)
-    return value
-
-
-_ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
-    "int": _positive,
-    "float": lambda _, value: value,
-    "bool": _bool,
-    "ScalarType?": _dtype_or_none,
-    "str": _backend,
+_REQUIRE: Mapping[str, Callable[[str, Any], None]] = {
+    "int": require_positive,
+    "float": lambda name, value: None,
+    "bool": require_bool,
+    "ScalarType?": require_dtype_or_none,
+    "str": require_backend,
     "str?": _row_format,
 }
-"""Functions by a parameter's kind: return the value that the schema takes, or raise."""
-
-
+"""Functions by a parameter's kind: raise for a value that the schema does not take."""
 _DEFAULTS = {"bool": False, "str": "auto"}
+"""Values that nothing stands for, by kind; other kinds' are a parameter's own."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +194,8 @@ class Parameter:
 
     def accept(self, value: Any) -> Any:
         """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""
-        return _ACCEPT[self.kind](self.name, value)
+        _REQUIRE[self.kind](self.name, value)
+        return value
 
     def filled(self, value: Any, first: Tensor) -> Any:
         """`value`, or if it is None what that stands for; accepted.
