@@ -34,8 +34,6 @@ MXFP4_TOKEN_BYTES = INDEX_MXFP4.row_bytes
 KV_SCALES = V32.num_scales
 KV_SCALES_AT = V32.scales_at
 KV_ROPE_AT = V32.rope_at
-KV_ROW_BYTES = V32.row_bytes
-"""Bytes of a packed row of DeepSeek-V3.2, which Hopper's decode reads."""
 PACKED_DTYPES = ("uint8", "int8")
 """Names of the dtypes in which packed rows come."""
 PAGE_BYTES = PAGE_SIZE * INDEX_TOKEN_BYTES

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from flashdsa.toolchain import nvdisasm, ptxas
+from flashdsa.errors import UnsupportedError
+from flashdsa.toolchain.nvdisasm import Disassembler
+from flashdsa.toolchain.ptxas import Assembler
 
 
 @pytest.fixture
-def assembler() -> ptxas.Assembler:
+def assembler() -> Assembler:
     """ptxas, or skip."""
-    found = ptxas.find_assembler()
-    if found is None:
-        pytest.skip(ptxas.MISSING)
-    return found
+    try:
+        return Assembler.required()
+    except UnsupportedError as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture
-def disassembler() -> nvdisasm.Disassembler:
+def disassembler() -> Disassembler:
     """nvdisasm, or skip."""
-    found = nvdisasm.find_disassembler()
-    if found is None:
-        pytest.skip(nvdisasm.MISSING)
-    return found
+    try:
+        return Disassembler.required()
+    except UnsupportedError as missing:
+        pytest.skip(str(missing))

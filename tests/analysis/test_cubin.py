@@ -12,9 +12,17 @@ import pytest
 from flashdsa.analysis.cubin import read_cubin
 from flashdsa.analysis.limits import registers_by_threads
 from flashdsa.errors import ArgumentValueError
-from flashdsa.toolchain.find import find_tool
+from flashdsa.toolchain.find import Tool
 from flashdsa.toolchain.ptxas import Assembler
 from tests.analysis.ptx_texts import sums_of
+
+
+class Cuobjdump(Tool):
+    """Of the toolkit, too."""
+
+    name = "cuobjdump"
+    package = "nvidia-cuda-cuobjdump"
+    modules = ("nvidia.cu13",)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
@@ -22,7 +30,7 @@ from tests.analysis.ptx_texts import sums_of
 def test_agrees_with_cuobjdump(
     assembler: Assembler, tmp_path: Path, arch: str, directive: str
 ) -> None:
-    tool = find_tool("cuobjdump", ("nvidia.cu13",))
+    tool = Cuobjdump.find()
     if tool is None:
         pytest.skip("cuobjdump was not found: pip install nvidia-cuda-cuobjdump")
     ptx = sums_of(60, arch, directive).replace(
@@ -32,7 +40,7 @@ def test_agrees_with_cuobjdump(
     path = tmp_path / "k.cubin"
     path.write_bytes(image)
     said = subprocess.run(
-        [str(tool[0]), "-res-usage", str(path)], capture_output=True, text=True, check=True
+        [str(tool.path), "-res-usage", str(path)], capture_output=True, text=True, check=True
     ).stdout
     (wanted,) = re.findall(
         r"Function (\w+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", said

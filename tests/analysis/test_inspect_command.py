@@ -165,7 +165,7 @@ def test_errors_are_one_line(
 
 
 def test_without_nvdisasm_says_what_to_install(monkeypatch: pytest.MonkeyPatch, ptx: Path) -> None:
-    monkeypatch.setattr(nvdisasm, "find_disassembler", lambda: None)
+    monkeypatch.setattr(nvdisasm.Disassembler, "find", lambda: None)
     result = run(ptx)
     assert result.exit_code == 2
     assert "pip install nvidia-cuda-nvdisasm" in result.stderr

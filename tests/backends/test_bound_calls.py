@@ -99,7 +99,7 @@ def misaligned(x: Tensor) -> Tensor:
 
 def test_a_bound_prefill_asks_for_its_kernel_once_and_takes_other_tensors() -> None:
     runner = Pretended()
-    serve = prefill.bind(runner, keys_and_queries(), sorted=False, block=1)
+    serve = prefill.bind(runner, keys_and_queries(), sorted=False)
     for _ in range(2):
         x = keys_and_queries()
         serve(tuple(x))
@@ -114,7 +114,7 @@ def test_what_lies_at_another_address_is_copied_when_it_does() -> None:
     """Guards do not see addresses: the call that was bound had all tensors aligned."""
     runner = Pretended()
     x = keys_and_queries()
-    serve = prefill.bind(runner, x, sorted=False, block=1)
+    serve = prefill.bind(runner, x, sorted=False)
     moved = x._replace(k_scale=misaligned(x.k_scale), weights=misaligned(x.weights))
     for given in (x, moved):
         serve(given)
@@ -129,7 +129,7 @@ def test_gaps_are_closed_and_ranges_passed_on() -> None:
     starts = torch.zeros(5, 2, dtype=torch.int32)[:, 0]
     weights = torch.randn(5, 32)[:, ::2]
     x = x._replace(starts=starts, weights=weights)
-    prefill.bind(runner, x, sorted=False, block=1)(x)
+    prefill.bind(runner, x, sorted=False)(x)
     _, (_, _, no_scale, dense, given_starts, *_) = runner.launched[-1]
     assert dense.is_contiguous() and torch.equal(dense, weights)
     assert given_starts.is_contiguous() and given_starts.shape == (5,)
@@ -139,7 +139,7 @@ def test_gaps_are_closed_and_ranges_passed_on() -> None:
 def test_by_score_the_lists_are_sorted_with_the_scores_that_came_with_them() -> None:
     runner = Pretended()
     x = keys_and_queries()
-    prefill.bind(runner, x, sorted=True, block=1)(x)
+    prefill.bind(runner, x, sorted=True)(x)
     (plan, arguments), (_, (ids, scores)) = runner.launched
     assert plan.with_scores and arguments[6] is ids is x.topk_indices
     assert arguments[7] is scores and scores.shape == ids.shape
@@ -153,7 +153,7 @@ def test_without_keys_or_queries_nothing_is_launched(empty: str) -> None:
         x = x._replace(topk_indices=x.topk_indices[:0])
     else:
         x = x._replace(k_index=x.k_index[:0], k_scale=x.k_scale[:0])
-    prefill.bind(runner, x, sorted=False, block=1)(x)
+    prefill.bind(runner, x, sorted=False)(x)
     scores = prefill.bind_logits(runner, x.inputs)(x.inputs)
     assert (x.topk_indices == -1).all() and scores.numel() == 0
     assert runner.launched == []
@@ -162,7 +162,7 @@ def test_without_keys_or_queries_nothing_is_launched(empty: str) -> None:
 def test_ids_with_gaps_are_refused() -> None:
     x = keys_and_queries()._replace(topk_indices=torch.empty(5, 9, dtype=torch.int32)[:, :7])
     with pytest.raises(UnsupportedError, match="topk_indices: the kernel writes contiguous"):
-        prefill.bind(Pretended(), x, sorted=False, block=1)
+        prefill.bind(Pretended(), x, sorted=False)
 
 
 def test_a_call_that_is_bound_while_values_are_checked_checks_each_time(
@@ -171,7 +171,7 @@ def test_a_call_that_is_bound_while_values_are_checked_checks_each_time(
     monkeypatch.setenv("FLASHDSA_CHECK", "1")
     runner, x = Pretended(), keys_and_queries()
     calls = [
-        (prefill.bind(runner, x, sorted=False, block=1), tuple(x)),
+        (prefill.bind(runner, x, sorted=False), tuple(x)),
         (prefill.bind_logits(runner, x.inputs), tuple(x.inputs)),
     ]
     for number, (serve, given) in enumerate(calls, 1):
@@ -338,7 +338,7 @@ def pages_and_rows(rows: int = 2, dtype: torch.dtype = torch.uint8) -> TopkIndex
 
 
 INDEXER_OPTIONS: dict[str, Any] = {
-    "sorted": True, "positions": False, "table_page_size": 64, "block": 1, "check": True,
+    "sorted": True, "positions": False, "table_page_size": 64, "check": True,
 }  # fmt: skip
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.backends import registry as registry_module
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
 from flashdsa.dispatch.spec import OpSpec
@@ -104,7 +103,7 @@ def sizes_of(spec: OpSpec) -> Iterator[dict[str, int]]:
 )
 def test_a_bound_call_launches_what_an_unbound_one_does(implementation: Implementation) -> None:
     spec = OPERATIONS[implementation.operation]
-    bind = registry_module._load(implementation.bind)
+    bind = implementation.binder()
     for parameters in parameters_of(spec, implementation):
         every = [operands_of(spec, implementation, sizes) for sizes in sizes_of(spec)]
         once = every[0]

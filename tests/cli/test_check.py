@@ -10,8 +10,9 @@ import pytest
 from click.testing import Result
 
 import flashdsa.verify.check
-from flashdsa.cli.check import OPERATIONS
+from flashdsa.ops import OPERATIONS
 from flashdsa.verify.check import CheckRow
+from flashdsa.verify.operations import COMPOSED
 
 Run = Callable[..., Result]
 
@@ -39,13 +40,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-def test_operations_are_those_that_the_checks_know() -> None:
-    assert set(OPERATIONS) == set(flashdsa.verify.check.OPERATIONS)
-
-
 def test_help_lists_the_operations(run: Run) -> None:
     words = run("check", "--help").output.split()
-    assert set(OPERATIONS) <= set(words)
+    assert {*OPERATIONS, *COMPOSED, "sparse_mla", "indexer_kl_loss"} <= set(words)
+
+
+def test_another_name_is_refused_with_a_list_of_the_operations(run: Run) -> None:
+    result = run("check", "--operation", "mla_forward")
+    assert result.exit_code == 2
+    assert "'mla_forward' is not one of 'sparse_mla_fwd'," in result.stderr
 
 
 def test_a_real_check_passes(run: Run) -> None:

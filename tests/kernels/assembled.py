@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.toolchain.ptxas import find_assembler
+from flashdsa.toolchain.ptxas import Assembler
 
 
 def assert_it_assembles_without_spills(
@@ -22,7 +22,7 @@ def assert_it_assembles_without_spills(
         ptx: the module's text. folder: for its files.
         functions: how many the module has; None: one or more.
     """
-    found = find_assembler()
+    found = Assembler.find()
     if found is None:
         pytest.skip("needs ptxas: pip install nvidia-cuda-nvcc")
     source = folder / "kernel.ptx"

@@ -20,10 +20,10 @@ from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD_HEADS
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.toolchain.ptxas import find_assembler
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.toolchain.ptxas import Assembler
 from flashdsa.verify.compare import Comparison, failures
 from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
 SPECS = [
@@ -59,7 +59,7 @@ ret;
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_both_gpus_take_the_code_of_each_kernel(spec: KernelSpec) -> None:
-    text, assembler = text_of(spec), find_assembler()
+    text, assembler = text_of(spec), Assembler.find()
     assert re.findall(r"^\.target (\w+)", text, re.MULTILINE) == [SM100.target]
     if assembler is None:
         pytest.skip("needs ptxas: pip install 'flashdsa[assemble]'")
@@ -79,7 +79,7 @@ def test_what_is_not_of_the_family_does_not_assemble_for_its_target(
     instruction: str, gpu: str
 ) -> None:
     """The target keeps kernels from instructions of one GPU, and of each GPU's own target."""
-    assembler = find_assembler()
+    assembler = Assembler.find()
     if assembler is None:
         pytest.skip("needs ptxas: pip install 'flashdsa[assemble]'")
     assert assembler.assemble(module_of(instruction, gpu), gpu).image

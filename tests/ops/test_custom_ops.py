@@ -102,7 +102,9 @@ def test_opcheck_mla_bwd(optional: bool, dkv_dtype: torch.dtype | None) -> None:
 
 def _indexer_out() -> tuple[Any, ...]:
     ids, blocks = torch.zeros(2, 16, dtype=torch.int32), torch.tensor([[1, 0], [3, -1]]).int()
-    return (*inputs.indexer(), ids, blocks, False, False, 64, 8, True, "cpu")
+    operands = (*inputs.indexer(), ids, blocks)
+    values = OPERATIONS["dsa_topk_indexer"].filled(operands, {"block": 8, "check": True})
+    return (*operands, *values.values(), "cpu")
 
 
 def _prefill_args(dtype: torch.dtype) -> tuple[Any, ...]:

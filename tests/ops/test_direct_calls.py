@@ -60,7 +60,6 @@ class Kernel:
         sorted: bool,
         positions: bool,
         table_page_size: int,
-        block: int,
         check: bool,
     ) -> Callable[[Sequence[Tensor]], None]:
         """A call that was checked."""
@@ -135,7 +134,7 @@ def test_a_call_that_was_served_is_launched_at_once(kernel: Kernel) -> None:
         assert kernel.calls[-1] == way and len(kernel.calls) == turn
         assert out._version == before + 2  # the pretended kernel's fill_, and the operation
         assert (out == 7).all()
-    OP(*HELD, out, None, False, False, 64, 1, True, "auto")
+    OP(*HELD, out, None, *DSA_TOPK_INDEXER.filled(HELD, {"check": True}).values(), "auto")
     assert kernel.calls[-1] == "direct"
     call(sorted=True)
     call(backend="sm90")

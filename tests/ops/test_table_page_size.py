@@ -52,7 +52,7 @@ def test_a_bad_slot_is_an_error_that_names_it() -> None:
 def test_hopper_refuses_by_name() -> None:
     inputs = make_inputs([5])
     operands = TopkIndexerOperands(*inputs, inputs.output(TOPK))
-    values = {"sorted": False, "positions": False, "table_page_size": 1, "block": 1, "check": True}
+    values = DSA_TOPK_INDEXER.filled(operands, {"table_page_size": 1, "check": True})
     problem = DSA_TOPK_INDEXER.problem(operands, values, DSA_TOPK_INDEXER.check(operands, values))
     for implementation in registry.implementations("dsa_topk_indexer"):
         if implementation.backend == "sm90":

@@ -111,7 +111,7 @@ def test_tokens_of_bad_pages_are_in_no_block() -> None:
     q, cache, weights, lengths, table = paged()
     table[0, 1], table[0, 3] = -1, 12
     ids = torch.empty(3, 16, dtype=torch.int32)
-    numbers = (False, False, 64, 16, False, "cpu")
+    numbers = (*DSA_TOPK_INDEXER.filled((q,), {"block": 16}).values(), "cpu")
     custom_op(DSA_TOPK_INDEXER)(q, cache, weights, lengths, table, ids, None, *numbers)
     assert ids[0].tolist() == [*range(4), *range(8, 12), *[-1] * 8]
     some = torch.tensor([[5, 1, 13]] * 3, dtype=torch.int32)

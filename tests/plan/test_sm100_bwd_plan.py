@@ -124,8 +124,8 @@ def watched() -> Watcher:
     from flashdsa.backends.sm100.mla_bwd import run
     from flashdsa.kernels.catalog import MLA_BWD
     from flashdsa.ops.attention_backward import MlaBwdOperands
-    from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
     from flashdsa.verify.judge_sparse_mla import forward_results
+    from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
     from ptxemu.cutedsl import emulate
 
     inputs = make_sparse_mla_inputs(SparseMlaCase("two blocks", 1, 70, 128, 64), 0, "cpu")

@@ -44,7 +44,8 @@ def test_a_score_is_the_scaled_weighted_sum_of_positive_products(pages, query):
     assert scores[0, :64].tolist() == [-3.0 * 32 * (t + 1) for t in range(64)]
     assert scores[0, 64:67].tolist() == [-3.0 * 128 * (t + 1) for t in range(3)]
     assert scores[0, 67:].tolist() == [-INF] * 3
-    size = reference.indexer_score_magnitude(query, pages, weights, lens(67), table([2, 0]), 70)
+    operands = (query, pages, weights, lens(67), table([2, 0]), 70)
+    size = reference.indexer_logits(*operands, absolute="weights")
     assert torch.equal(size[0, :67], -scores[0, :67])
 
 

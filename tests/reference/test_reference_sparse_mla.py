@@ -177,18 +177,17 @@ def test_magnitudes_bound_what_they_measure(generator):
     sink = normal(generator, H)
     indices = torch.randint(S_KV, (S, 9), generator=generator)
     O, lse = reference.sparse_mla_fwd(q, kv, indices, d_v=D_V, attn_sink=sink)
-    size = reference.sparse_mla_fwd_magnitude(q, kv, indices, d_v=D_V, attn_sink=sink)
+    options = {"d_v": D_V, "attn_sink": sink}
+    size, _ = reference.sparse_mla_fwd(q, kv, indices, absolute=True, **options)
     assert (O.abs() <= size * (1 + 1e-12)).all()
-    positive = reference.sparse_mla_fwd_magnitude(q, kv.abs(), indices, d_v=D_V, attn_sink=sink)
+    positive, _ = reference.sparse_mla_fwd(q, kv.abs(), indices, absolute=True, **options)
     torch.testing.assert_close(
         positive, reference.sparse_mla_fwd(q, kv.abs(), indices, d_v=D_V, attn_sink=sink)[0]
     )
     given = (q, kv, dO, lse, O, indices)
     gradients = reference.mla_bwd(*given, attn_sink=sink)
-    sizes = (
-        *reference.mla_bwd_magnitude(*given, attn_sink=sink),
-        reference.mla_bwd_sink_magnitude(*given, attn_sink=sink),
-    )
+    call = reference.MlaBackward(*given, attn_sink=sink)
+    sizes = (*call.magnitude(), call.sink_magnitude())
     for gradient, gradient_size in zip(gradients, sizes, strict=True):
         assert (gradient.abs() <= gradient_size * (1 + 1e-12)).all()
         assert (gradient_size <= 1e3 * gradient.abs().max()).all()

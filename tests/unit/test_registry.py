@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from flashdsa.backends.catalog import registry as catalog
-from flashdsa.backends.features import AtLeast, Features, MultipleOf, OneOf
+from flashdsa.backends.features import AtLeast, Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.problem import Problem
 from flashdsa.settings import BACKENDS
@@ -20,7 +20,7 @@ SM90 = Features(
     num_heads=OneOf((64, 128)),
     d_qk=OneOf((576,)),
     d_v=OneOf((512,)),
-    topk=MultipleOf(32),
+    topk=UpTo(2048),
 )
 CPU = Features(devices=("cpu",), dtypes=("bfloat16", "float32"), attn_sink=True)
 
@@ -81,7 +81,7 @@ def test_environment_replaces_auto_only(
         ({"num_heads": 16}, "num_heads: takes 64, 128; got 16"),
         ({"d_qk": 512}, "d_qk: takes 576; got 512"),
         ({"d_v": 256}, "d_v: takes 512; got 256"),
-        ({"topk": 33}, "topk: takes multiples of 32; got 33"),
+        ({"topk": 4096}, "topk: takes 1 to 2048; got 4096"),
         ({"attn_sink": True}, "attn_sink: needed, not there"),
         ({"topk_length": True}, "topk_length: needed, not there"),
         ({"deterministic": True}, "deterministic: needed, not there"),
@@ -142,8 +142,8 @@ def test_int_sets_contain_and_print() -> None:
     assert 1 in AtLeast(1)
     assert 0 not in AtLeast(1)
     assert str(AtLeast(1)) == ">= 1"
-    assert 64 in MultipleOf(32)
-    assert 0 not in MultipleOf(32)
+    assert 32 in UpTo(32)
+    assert 0 not in UpTo(32)
     assert 128 in OneOf((64, 128))
     assert 96 not in OneOf((64, 128))
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from flashdsa import reference
-from flashdsa.verify.cases import (
+from flashdsa.verify.compare import Comparison
+from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from flashdsa.verify.sparse_mla_cases import (
     SPARSE_MLA_CASES,
     SparseMlaCase,
     SparseMlaInputs,
     make_sparse_mla_inputs,
 )
-from flashdsa.verify.compare import Comparison
-from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
 from flashdsa.verify.tolerances import BF16_ROUNDING
 
 CANCELS = SparseMlaCase("logits near -1e4", 2, 60, 128, 48, logit_shift=-1e4)
@@ -92,9 +92,8 @@ def test_the_spread_is_the_root_of_the_sum_of_squares() -> None:
         SparseMlaCase("small", 2, 6, 3, 6, d_qk=5, d_v=4, duplicates=True), 0
     )
     O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=4)
-    spread = reference.mla_bwd_dkv_spread(
-        inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices, sm_scale=0.4
-    )
+    operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
+    spread = reference.MlaBackward(*operands, sm_scale=0.4).dkv_spread()
     wanted = torch.zeros(6, dtype=torch.float64)
     for s in range(2):
         for row in inputs.indices[s].tolist():
@@ -113,7 +112,7 @@ def test_dkv_in_bf16_has_its_own_rounding_on_top() -> None:
     O, lse = forward_results(inputs)
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     _, dkv, _ = reference.mla_bwd(*operands)
-    spread = reference.mla_bwd_dkv_spread(*operands)
+    spread = reference.MlaBackward(*operands).dkv_spread()
     row = int((spread / dkv.norm(dim=1) - 2).abs().nan_to_num(9.0).argmin())
     allowed = BF16_ROUNDING * float(spread[row] / dkv[row].norm())
     passed = set()
@@ -166,7 +165,7 @@ def test_what_rounding_does_to_dq_on_average_and_by_chance() -> None:
     inputs = make_sparse_mla_inputs(case, 1)
     O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=4)
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
-    mean, deviation = reference.mla_bwd_dq_rounding(*operands, sm_scale=0.4)
+    mean, deviation = reference.MlaBackward(*operands, sm_scale=0.4).dq_rounding()
     named, q, do = inputs.indices[0].long(), inputs.q[0].double(), inputs.do[0].double()
     keys = inputs.kv.double()
     p = torch.exp(0.4 * (q @ keys.T) - lse[0][:, None])

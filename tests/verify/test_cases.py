@@ -6,17 +6,19 @@ import pytest
 import torch
 
 from flashdsa import reference
-from flashdsa.verify.cases import (
-    INDEXER_CASES,
-    SPARSE_MLA_CASES,
-    make_indexer_inputs,
-    make_sparse_mla_inputs,
-)
 from flashdsa.verify.draw_rows import INT32_MAX, INT32_MIN
+from flashdsa.verify.indexer_cases import INDEXER_CASES, make_indexer_inputs
+from flashdsa.verify.indexer_training_cases import INDEXER_TRAINING_CASES
 from flashdsa.verify.layouts import strided_copy
+from flashdsa.verify.prefill_cases import PREFILL_CASES
+from flashdsa.verify.sparse_mla_cases import PACKED_CASES, SPARSE_MLA_CASES, make_sparse_mla_inputs
 
 
-@pytest.mark.parametrize("cases", [SPARSE_MLA_CASES, INDEXER_CASES], ids=["mla", "indexer"])
+@pytest.mark.parametrize(
+    "cases",
+    [[*SPARSE_MLA_CASES, *PACKED_CASES], INDEXER_CASES, PREFILL_CASES, INDEXER_TRAINING_CASES],
+    ids=["mla", "indexer", "prefill", "training"],
+)
 def test_names_are_unique(cases):
     names = [case.name for case in cases]
     assert len(set(names)) == len(names)

@@ -7,7 +7,6 @@ import torch
 
 from flashdsa import reference
 from flashdsa.verify import judge_sparse_mla
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import (
     compare,
     compare_exact,
@@ -15,6 +14,7 @@ from flashdsa.verify.compare import (
     compare_scores,
     failures,
 )
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 
 NAN, INF = math.nan, math.inf
 CASE = SparseMlaCase("many queries", 200, 400, 4, 64, d_qk=40, d_v=32)

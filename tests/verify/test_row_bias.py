@@ -10,13 +10,8 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.cases import (
-    IndexerTrainingCase,
-    SparseMlaCase,
-    make_indexer_training_inputs,
-    make_sparse_mla_inputs,
-)
 from flashdsa.verify.compare import Comparison, compare, failures
+from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
 from flashdsa.verify.judge_indexer_training import check_index_backward, judge_index_backward
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
@@ -26,6 +21,7 @@ from flashdsa.verify.judge_sparse_mla import (
     judge_forward,
 )
 from flashdsa.verify.row_bias import judge_bias
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.support.subtests import CaseLoop
 
 CASE = SparseMlaCase("few rows", 3, 60, 8, 32)
@@ -185,7 +181,7 @@ def test_the_parts_along_a_row_of_dkv_are_those_of_its_terms() -> None:
     O, lse = reference.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, d_v=4)
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     _, dKV, _ = reference.mla_bwd(*operands, sm_scale=0.4)
-    total, spread = reference.mla_bwd_dkv_along(*operands, dKV=dKV, sm_scale=0.4)
+    total, spread = reference.MlaBackward(*operands, sm_scale=0.4).dkv_along(dKV)
     sums, squares = torch.zeros(6, dtype=torch.float64), torch.zeros(6, dtype=torch.float64)
     unit = dKV / dKV.norm(dim=1).clamp_min(1e-30)[:, None]
     for s in range(2):

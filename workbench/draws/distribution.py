@@ -13,7 +13,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM, INDEX_TOKEN_BYTES, KV_ROW_BYTES
+from flashdsa.problem import D_QK, D_V, INDEX_HEAD_DIM, INDEX_TOKEN_BYTES
+from flashdsa.row_formats import V32
 from workbench.draws.terms import Term, choice, combine, fixed, kind, logu, pick, randint, uniform
 
 MOST = (40e9, 20_000.0)
@@ -228,7 +229,7 @@ class Draw:
         if self.operation == "indexer":
             size = keys * INDEX_TOKEN_BYTES
             return float(size), size / BYTES_A_US
-        row = 2 * D_QK if v["rows"] == "bf16" else KV_ROW_BYTES
+        row = 2 * D_QK if v["rows"] == "bf16" else V32.row_bytes
         return float(keys * row / v.get("ratio", 1)), rows * topk * row / BYTES_A_US
 
     def half(self) -> Draw:

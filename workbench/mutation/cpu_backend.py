@@ -66,8 +66,8 @@ MUTATIONS = [
     Mutation(
         "gather: an index of S_kv is valid",
         "gather.py",
-        "(indices < kv.shape[0])",
-        "(indices <= kv.shape[0])",
+        "(indices < num_rows(kv))",
+        "(indices <= num_rows(kv))",
     ),
     Mutation(
         "backward: delta is forgotten",

@@ -30,7 +30,6 @@ from flashdsa.hw import SM100
 from flashdsa.kernels.catalog import INDEXER_SM100, MLA_BWD_HEADS
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.problem import PAGE_BYTES
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
@@ -38,6 +37,7 @@ from flashdsa.verify.judge_sparse_mla import (
     forward_results,
     judge_backward,
 )
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 from tests.kernels.indexer.normal_inputs import assert_scores_are_right, normal_inputs
 from workbench.model.indexer_sm100 import predict_all

@@ -13,8 +13,8 @@ from flashdsa.analysis.sass import read_code
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import Variant, find_kernel
-from flashdsa.toolchain.nvdisasm import OldCubinError, disassembler
-from flashdsa.toolchain.ptxas import assembler
+from flashdsa.toolchain.nvdisasm import Disassembler, OldCubinError
+from flashdsa.toolchain.ptxas import Assembler
 
 logger = logging.getLogger("flashdsa.inspect")
 
@@ -40,7 +40,7 @@ def inspect_target(
         ArgumentValueError: no such kernel or file, not a cubin, another architecture.
         UnsupportedError: a tool is missing; says what to install.
     """
-    disassembler()
+    Disassembler.required()
     path = Path(target)
     if path.suffix in (".cubin", ".ptx") or path.is_file():
         reports = _inspect_file(path, arch)
@@ -88,7 +88,7 @@ def inspect_ptx(
     target = _TARGET.search(ptx)
     if target is None:
         raise ArgumentValueError("not PTX: it has no .target")
-    assembled = assembler().assemble(ptx, arch or target.group(1))
+    assembled = Assembler.required().assemble(ptx, arch or target.group(1))
     spills = {m[1]: (int(m[2]), int(m[3])) for m in _PROPERTIES.finditer(assembled.log)}
     return inspect_cubin(assembled.image, ours, spills)
 
@@ -105,7 +105,7 @@ def inspect_cubin(
         spills: kernel -> bytes of (stores, loads), as ptxas says.
     """
     records = read_cubin(image)
-    tool = disassembler()
+    tool = Disassembler.required()
     arch, codes = read_code(image, tool)
     return [
         report_kernel(

@@ -1,10 +1,13 @@
-"""The implementations that this version has, declared as data and put into the registry."""
+"""The registry, and the implementations on GPUs as data in it.
+
+The CPU's are in the operations' declarations: `dispatch/registration.py` registers them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from flashdsa.backends.features import ANY, Features, OneOf, UpTo
+from flashdsa.backends.features import Features, OneOf, UpTo
 from flashdsa.backends.registry import Implementation, Registry
 from flashdsa.hw import SM90, SM100
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS as HOPPER_FORMATS
@@ -22,81 +25,9 @@ from flashdsa.problem import (
     PARTS_OF_A_PAGE,
     SHORT_TABLE_PAGES,
 )
-from flashdsa.row_formats import ROW_FORMATS
 
-_CPU_ATTENTION = Features(
-    devices=("cpu",),
-    dtypes=("bfloat16", "float16", "float32", "float64"),
-    attn_sink=True,
-    topk_length=True,
-    deterministic=True,
-)
-_CPU_BACKWARD = replace(_CPU_ATTENTION, extra_kv=True, ranges=True, index_block=ANY)
-_CPU_FORWARD = replace(
-    _CPU_BACKWARD,
-    max_logits=True,
-    row_formats=tuple(ROW_FORMATS),
-    mixed_formats=tuple(ROW_FORMATS),
-    batch_invariant=True,
-)
-_CPU_INDEXER = Features(
-    devices=("cpu",),
-    dtypes=("float8_e4m3fn",),
-    d_qk=OneOf((INDEX_HEAD_DIM,)),
-    next_n=OneOf(tuple(range(1, MAX_NEXT_N + 1))),
-    table_page_size=OneOf(PARTS_OF_A_PAGE),
-    token_bytes=OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES)),
-    block=OneOf(PARTS_OF_A_PAGE),
-    candidates=True,
-    sorted=True,
-    positions=True,
-    deterministic=True,
-)
-_CPU_PREFILL = replace(
-    _CPU_INDEXER, dtypes=("float8_e4m3fn", "bfloat16", "float16", "float32"), positions=False
-)
-_CPU_SCORES = Features(devices=("cpu",), dtypes=("float32",), sorted=True, deterministic=True)
-_CPU_QUANTIZE = Features(
-    devices=("cpu",),
-    dtypes=("bfloat16", "float32"),
-    d_qk=OneOf((INDEX_HEAD_DIM,)),
-    deterministic=True,
-)
-_CPU_WRITE = replace(_CPU_QUANTIZE, token_bytes=_CPU_INDEXER.token_bytes)
-_CPU_TRAINING = replace(_CPU_ATTENTION, d_qk=OneOf((INDEX_HEAD_DIM,)), attn_sink=False)
-_CPU_ROWS = Features(devices=("cpu",), dtypes=("float32", "float64"), deterministic=True)
-_CPU_ENTRIES = replace(_CPU_ATTENTION, attn_sink=False, topk_length=False)
-_CPU_CACHE = Features(
-    devices=("cpu",),
-    dtypes=("uint8", "int8"),
-    token_bytes=_CPU_INDEXER.token_bytes,
-    deterministic=True,
-)
-
-_CPU = {
-    "sparse_mla_fwd": ("sparse_mla:forward", _CPU_FORWARD),
-    "sparse_mla_fwd_out": ("sparse_mla:forward_out", _CPU_FORWARD),
-    "mla_bwd": ("sparse_mla:backward", _CPU_BACKWARD),
-    "dsa_topk_indexer": ("indexer:topk_indexer", _CPU_INDEXER),
-    "indexer_logits": ("indexer:logits", _CPU_INDEXER),
-    "topk_indices": ("topk:topk_positions", _CPU_SCORES),
-    "dsa_topk_prefill": ("prefill:topk_prefill", _CPU_PREFILL),
-    "prefill_logits": ("prefill:logits", _CPU_PREFILL),
-    "quantize_index_k": ("quantize:quantize_index_k", _CPU_QUANTIZE),
-    "quantize_index_q": ("quantize:quantize_index_q", _CPU_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:write", _CPU_WRITE),
-    "read_index_k_cache": ("index_k_cache:read", _CPU_CACHE),
-    "attention_target": ("indexer_training:attention_target", _CPU_ATTENTION),
-    "indexer_scores": ("indexer_training:scores", _CPU_TRAINING),
-    "indexer_bwd": ("indexer_training:backward", _CPU_TRAINING),
-    "indexer_kl": ("indexer_training:kl", _CPU_ROWS),
-    "indexer_kl_bwd": ("indexer_training:kl_backward", _CPU_ROWS),
-    "compress_kv": ("entries:forward", _CPU_ENTRIES),
-    "compress_kv_bwd": ("entries:backward", _CPU_ENTRIES),
-}
-
+_TOKEN_BYTES = OneOf((INDEX_TOKEN_BYTES, MXFP4_TOKEN_BYTES))
 _INDEXER = Features(
-    devices=("cuda",),
     dtypes=("float8_e4m3fn",),
     num_heads=OneOf((16, 32, 64)),
     d_qk=OneOf((INDEX_HEAD_DIM,)),
@@ -112,14 +43,14 @@ _INDEXER_OF_SLOTS = replace(
     _INDEXER, num_heads=OneOf((NUM_INDEX_HEADS,)), table_page_size=OneOf(SHORT_TABLE_PAGES)
 )
 """Features of the variants that gather tokens."""
-_SM90_LOGITS = replace(_INDEXER, token_bytes=_CPU_INDEXER.token_bytes)
+_SM90_LOGITS = replace(_INDEXER, token_bytes=_TOKEN_BYTES)
 _SM90_TWO_LEVELS = replace(
     _SM90_LOGITS, positions=True, block=OneOf(PARTS_OF_A_PAGE), candidates=True
 )
 """Features of what scores all positions and ranks them in a launch of its own."""
 _SM90_PREFILL = replace(_INDEXER, dtypes=("float8_e4m3fn", "bfloat16"))
+_SM90_TWO_LEVELS_PREFILL = replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False)
 _SM90_FORWARD = Features(
-    devices=("cuda",),
     dtypes=("bfloat16",),
     d_qk=OneOf((512, 576)),
     d_v=OneOf((512,)),
@@ -142,9 +73,13 @@ _SM90_JOINED = replace(
 )
 _SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=(), batch_invariant=True)
 _SM90_BACKWARD = replace(_SM90_JOINED, row_formats=())
-_SM90_SCORES = replace(_CPU_SCORES, topk=UpTo(2048))
+_SM90_SCORES = Features(dtypes=("float32",), topk=UpTo(2048), sorted=True, deterministic=True)
+_SM90_QUANTIZE = Features(
+    dtypes=("bfloat16", "float32"), d_qk=OneOf((INDEX_HEAD_DIM,)), deterministic=True
+)
+_SM90_WRITE = replace(_SM90_QUANTIZE, token_bytes=_TOKEN_BYTES)
+_SM90_READ = Features(dtypes=("uint8", "int8"), token_bytes=_TOKEN_BYTES, deterministic=True)
 _SM90_TARGET = Features(
-    devices=("cuda",),
     dtypes=("bfloat16",),
     num_heads=UpTo(max(TARGET_HEADS)),
     d_qk=OneOf(TARGET_WIDTHS),
@@ -159,38 +94,44 @@ _SM90_INDEX_SCORES = replace(
     attn_sink=False,
 )
 _SM90_INDEX_BACKWARD = Features(
-    devices=("cuda",),
     dtypes=("bfloat16",),
     num_heads=_INDEXER.num_heads,
     d_qk=OneOf((INDEX_HEAD_DIM,)),
     topk_length=True,
     deterministic=True,
 )
-_SM90_ROWS = replace(_CPU_ROWS, dtypes=("float32",))
-_SM90 = {
-    "sparse_mla_fwd": ("sparse_mla:bind", _SM90_FORWARD),
-    "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM90_FORWARD),
-    "mla_bwd": ("mla_bwd:bind", _SM90_BACKWARD),
-    "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", _SM90_LOGITS),
-    "topk_indices": ("topk:bind", _SM90_SCORES),
-    "dsa_topk_prefill": ("prefill:bind", _SM90_PREFILL),
-    "prefill_logits": ("prefill:bind_logits", _SM90_PREFILL),
-    "quantize_index_k": ("quantize:bind_keys", _CPU_QUANTIZE),
-    "quantize_index_q": ("quantize:bind_queries", _CPU_QUANTIZE),
-    "write_index_k_cache": ("index_k_cache:bind_write", _CPU_WRITE),
-    "read_index_k_cache": ("index_k_cache:bind_read", _CPU_CACHE),
-    "attention_target": ("attention_target:bind", _SM90_TARGET),
-    "indexer_scores": ("indexer_scores:bind", _SM90_INDEX_SCORES),
-    "indexer_bwd": ("indexer_bwd:bind", _SM90_INDEX_BACKWARD),
-    "indexer_kl": ("indexer_kl:bind", _SM90_ROWS),
-    "indexer_kl_bwd": ("indexer_kl:bind_backward", _SM90_ROWS),
-    "compress_kv": ("entries:bind", _CPU_ENTRIES),
-    "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
-}
-_FORWARDS = ("sparse_mla_fwd", "sparse_mla_fwd_out")
+_SM90_ROWS = Features(dtypes=("float32",), deterministic=True)
+_ENTRIES = Features(dtypes=("bfloat16", "float16", "float32", "float64"), deterministic=True)
+_SM90 = (
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM90_FORWARD),
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM90_BF16),
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM90_JOINED),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_FORWARD),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_BF16),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM90_JOINED),
+    ("mla_bwd", "mla_bwd:bind", _SM90_BACKWARD),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_POSITIONS),
+    ("dsa_topk_indexer", "two_levels:bind", _SM90_TWO_LEVELS),
+    ("indexer_logits", "indexer:bind_logits", _SM90_LOGITS),
+    ("topk_indices", "topk:bind", _SM90_SCORES),
+    ("dsa_topk_prefill", "prefill:bind", _SM90_PREFILL),
+    ("dsa_topk_prefill", "two_levels:bind_prefill", _SM90_TWO_LEVELS_PREFILL),
+    ("prefill_logits", "prefill:bind_logits", _SM90_PREFILL),
+    ("quantize_index_k", "quantize:bind_keys", _SM90_QUANTIZE),
+    ("quantize_index_q", "quantize:bind_queries", _SM90_QUANTIZE),
+    ("write_index_k_cache", "index_k_cache:bind_write", _SM90_WRITE),
+    ("read_index_k_cache", "index_k_cache:bind_read", _SM90_READ),
+    ("attention_target", "attention_target:bind", _SM90_TARGET),
+    ("indexer_scores", "indexer_scores:bind", _SM90_INDEX_SCORES),
+    ("indexer_bwd", "indexer_bwd:bind", _SM90_INDEX_BACKWARD),
+    ("indexer_kl", "indexer_kl:bind", _SM90_ROWS),
+    ("indexer_kl_bwd", "indexer_kl:bind_backward", _SM90_ROWS),
+    ("compress_kv", "entries:bind", _ENTRIES),
+    ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
+)
+"""An operation's further rows have features that its first one does not have together."""
 _SM100_BACKWARD = Features(
-    devices=("cuda",),
     dtypes=("bfloat16",),
     num_heads=OneOf((128,)),
     d_qk=OneOf((576,)),
@@ -201,56 +142,31 @@ _SM100_BACKWARD = Features(
 )
 _SM100_FEWER_HEADS = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS[1:]), deterministic=False)
 _SM100_FORWARD = replace(_SM100_BACKWARD, num_heads=OneOf(SM100_HEADS), max_logits=True)
-_SM100 = {
-    "sparse_mla_fwd": ("sparse_mla:bind", _SM100_FORWARD),
-    "sparse_mla_fwd_out": ("sparse_mla:bind_out", _SM100_FORWARD),
-    "mla_bwd": ("mla_bwd:bind", _SM100_BACKWARD),
-    "dsa_topk_indexer": ("indexer:bind", _INDEXER),
-    "indexer_logits": ("indexer:bind_logits", _INDEXER),
-    "compress_kv": ("entries:bind", _CPU_ENTRIES),
-    "compress_kv_bwd": ("entries:bind_backward", _CPU_ENTRIES),
-}
-_INDEXER_OF_POSITIONS = (("dsa_topk_indexer", ("indexer:bind", _INDEXER_POSITIONS)),)
-_FURTHER = {
-    "sm90": (
-        *_INDEXER_OF_POSITIONS,
-        ("dsa_topk_indexer", ("two_levels:bind", _SM90_TWO_LEVELS)),
-        (
-            "dsa_topk_prefill",
-            (
-                "two_levels:bind_prefill",
-                replace(_SM90_TWO_LEVELS, dtypes=_SM90_PREFILL.dtypes, positions=False),
-            ),
-        ),
-        *((one, (_SM90[one][0], more)) for more in (_SM90_BF16, _SM90_JOINED) for one in _FORWARDS),
-    ),
-    "sm100": (
-        *_INDEXER_OF_POSITIONS,
-        ("dsa_topk_indexer", ("indexer:bind", _INDEXER_OF_SLOTS)),
-        ("indexer_logits", ("indexer:bind_logits", _INDEXER_OF_SLOTS)),
-        ("mla_bwd", (_SM100["mla_bwd"][0], _SM100_FEWER_HEADS)),
-    ),
-}
-"""Second rows of an operation: features that its first row does not have together."""
+_SM100 = (
+    ("sparse_mla_fwd", "sparse_mla:bind", _SM100_FORWARD),
+    ("sparse_mla_fwd_out", "sparse_mla:bind_out", _SM100_FORWARD),
+    ("mla_bwd", "mla_bwd:bind", _SM100_BACKWARD),
+    ("mla_bwd", "mla_bwd:bind", _SM100_FEWER_HEADS),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_POSITIONS),
+    ("dsa_topk_indexer", "indexer:bind", _INDEXER_OF_SLOTS),
+    ("indexer_logits", "indexer:bind_logits", _INDEXER),
+    ("indexer_logits", "indexer:bind_logits", _INDEXER_OF_SLOTS),
+    ("compress_kv", "entries:bind", _ENTRIES),
+    ("compress_kv_bwd", "entries:bind_backward", _ENTRIES),
+)
 
 registry = Registry()
 """The process's table, read by the dispatcher and by `flashdsa info`."""
 
-for _operation, (_function, _features) in _CPU.items():
-    registry.register(
-        Implementation(_operation, "cpu", f"flashdsa.backends.cpu.{_function}", _features)
-    )
 for _arch, _rows in ((SM90, _SM90), (SM100, _SM100)):
     _backend = _arch.backend
-    for _operation, (_function, _features) in (
-        *_rows.items(),
-        *_FURTHER[_backend],
-    ):
+    for _operation, _function, _features in _rows:
         _on_gpu = Implementation(
             _operation,
             _backend,
             f"flashdsa.backends.{_backend}.{_function}",
-            replace(_features, devices=("cuda",), capabilities=_arch.capabilities),
+            replace(_features, capabilities=_arch.capabilities),
             runner="flashdsa.backends.gpu.runner:gpu",
         )
         _emulated = replace(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE, Problem
@@ -55,45 +55,7 @@ class OneOf:
         return ", ".join(str(value) for value in self.values)
 
 
-@dataclass(frozen=True)
-class MultipleOf:
-    """The positive multiples of `step`."""
-
-    step: int
-
-    def __contains__(self, value: object) -> bool:
-        return isinstance(value, int) and value > 0 and value % self.step == 0
-
-    def __str__(self) -> str:
-        return f"multiples of {self.step}"
-
-
 ANY = AtLeast(1)
-_FLAGS = (
-    "attn_sink",
-    "topk_length",
-    "max_logits",
-    "deterministic",
-    "sorted",
-    "positions",
-    "extra_kv",
-    "ranges",
-    "batch_invariant",
-    "candidates",
-)
-"""Flags of a `Problem` and of `Features`: what a call may need."""
-_SIZES = (
-    "num_heads",
-    "d_qk",
-    "d_v",
-    "topk",
-    "next_n",
-    "table_page_size",
-    "index_block",
-    "block",
-    "token_bytes",
-)
-"""Sizes of a `Problem`, each with its set in `Features`."""
 
 
 @dataclass(frozen=True)
@@ -110,11 +72,15 @@ class Reason:
         return f"{self.feature}: takes {self.supported}; got {self.wanted}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Features:
-    """Everything that an implementation can do. `missing` lists what a call needs beyond it."""
+    """Everything that an implementation can do. `missing` lists what a call needs beyond it.
 
-    devices: tuple[str, ...]
+    A set of integers holds the sizes that it takes; a bool says that it takes what a call may need.
+    Both have the name of the `Problem`'s field.
+    """
+
+    devices: tuple[str, ...] = ("cuda",)
     dtypes: tuple[str, ...]
     num_heads: IntSet = field(default=ANY)
     d_qk: IntSet = field(default=ANY)
@@ -123,32 +89,37 @@ class Features:
     next_n: IntSet = field(default=OneOf((1,)))
     table_page_size: IntSet = field(default=OneOf((PAGE_SIZE,)))
     """Tokens that an entry of the indexer's block table names."""
+    index_block: IntSet = field(default=OneOf((1,)))
+    """Rows of kv that an id may name."""
+    block: IntSet = field(default=OneOf((1,)))
+    """Positions of the indexer's blocks, which are chosen, or from which tokens are."""
+    token_bytes: IntSet = field(default=OneOf((INDEX_TOKEN_BYTES,)))
+    """Bytes of a key in the indexer's cache."""
+    row_formats: tuple[str, ...] = ()
+    """Formats of packed rows that kv may have."""
+    mixed_formats: tuple[str, ...] = ()
+    """Formats of packed rows of which each source may have its own."""
     attn_sink: bool = False
     topk_length: bool = False
     max_logits: bool = False
     deterministic: bool = False
     sorted: bool = False
     positions: bool = False
-    row_formats: tuple[str, ...] = ()
-    """Formats of packed rows that kv may have."""
     extra_kv: bool = False
     """A second source, with ids of its own."""
     ranges: bool = False
     """Lists of neighbouring rows, of each source that it takes."""
-    mixed_formats: tuple[str, ...] = ()
-    """Formats of packed rows of which each source may have its own."""
-    index_block: IntSet = field(default=OneOf((1,)))
-    """Rows of kv that an id may name."""
-    token_bytes: IntSet = field(default=OneOf((INDEX_TOKEN_BYTES,)))
-    """Bytes of a key in the indexer's cache."""
-    block: IntSet = field(default=OneOf((1,)))
-    """Positions of the indexer's blocks, which are chosen, or from which tokens are."""
-    candidates: bool = False
-    """The indexer chooses tokens from listed blocks only."""
     batch_invariant: bool = False
     """A query's bits do not depend on the others."""
+    candidates: bool = False
+    """The indexer chooses tokens from listed blocks only."""
     capabilities: tuple[tuple[int, int], ...] = ()
     """CUDA compute capabilities of the GPUs that run the kernels; none: no matter."""
+
+    def leaves_open(self, name: str) -> bool:
+        """Whether calls that these features take may have several values of a parameter."""
+        feature = getattr(self, "row_formats" if name == "kv_format" else name, ANY)
+        return len(feature.values) > 1 if isinstance(feature, OneOf) else feature not in (False, ())
 
     def missing(self, problem: Problem) -> Iterator[Reason]:
         """Each feature that `problem` needs and this set lacks."""
@@ -161,7 +132,7 @@ class Features:
         here = problem.capability
         if here is not None and self.capabilities and here not in self.capabilities:
             yield Reason("compute capability", dotted(self.capabilities), dotted([here]))
-        for name in _SIZES:
+        for name in SIZES:
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
@@ -172,9 +143,15 @@ class Features:
         if problem.mixed_formats and not set(problem.row_formats) <= set(self.mixed_formats):
             yield Reason("mixed_formats", ", ".join(self.mixed_formats) or "none",
                          ", ".join(problem.row_formats))  # fmt: skip
-        for name in _FLAGS:
+        for name in FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)
+
+
+SIZES = tuple(one.name for one in fields(Features) if one.type == "IntSet")
+"""Sizes of a `Problem`, each with its set in `Features`."""
+FLAGS = tuple(one.name for one in fields(Features) if one.type == "bool")
+"""Flags of a `Problem` and of `Features`: what a call may need."""
 
 
 def dotted(capabilities: Iterable[tuple[int, int]]) -> str:

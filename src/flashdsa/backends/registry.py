@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
+from inspect import signature
 from typing import Any
 
 from flashdsa.backends.features import Features, Reason
@@ -24,7 +25,8 @@ class Implementation:
     `bind` is "module:function"; the module is imported at the first call, so that listing the table
     never imports a compiler. The function is `bind(runner, operands, **parameters)`: for operands
     that are checked it chooses kernels and makes them ready, and returns a function that serves
-    them and such operands as differ from them only in their values and free sizes.
+    them and such operands as differ from them only in their values and free sizes. It need not take
+    a parameter that its features leave one value.
 
     `runner` is "module:function": for a device it gives the `Runner`. Without one `bind` names a
     function `f(operands, **parameters)` that serves a call by itself.
@@ -51,11 +53,25 @@ class Implementation:
     def load(self) -> Bind:
         """The function that binds calls, of an operation's tuple of operands (`flashdsa.ops`),
         which are checked, and its parameters by keyword."""
-        function = _load(self.bind)
         if not self.runner:
-            return partial(_bind_nothing, function)
-        on_runner = partial(_bind_on_runner, function, _load(self.runner))
+            return partial(_bind_nothing, _load(self.bind))
+        on_runner = partial(_bind_on_runner, self.binder(), _load(self.runner))
         return partial(_bind_each_call, on_runner) if self.binds_each_call else on_runner
+
+    def binder(self) -> Bind:
+        """The function that `bind` names, of a runner, operands and all parameters."""
+        function = _load(self.bind)
+        taken = signature(function).parameters
+
+        def bind(runner: Any, operands: Any, **parameters: Any) -> Serve:
+            needed = {
+                name: value
+                for name, value in parameters.items()
+                if name in taken or self.features.leaves_open(name)
+            }
+            return function(runner, operands, **needed)  # type: ignore[no-any-return]
+
+        return bind
 
 
 Serve = Callable[[Sequence[Any]], Any]
@@ -91,7 +107,7 @@ def _load(entry: str) -> Callable[..., Any]:
 
 
 class Registry:
-    """Implementations in the order of their registration.
+    """Implementations in the order of the backends, and of their registration.
 
     Attributes:
         on_change: called after each registration.
@@ -111,6 +127,7 @@ class Registry:
                 f"got {implementation.backend!r}"
             )
         self._implementations.append(implementation)
+        self._implementations.sort(key=lambda one: BACKENDS.index(one.backend))
         self._selected.clear()
         self.on_change()
 

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
 Allocate = Callable[["Runner"], "tuple[Tensor, ...]"]
 
 
+def by_torch(
+    function: Callable[..., Any], runner: Runner, operands: Any, **parameters: Any
+) -> Callable[[Any], Any]:
+    """Bind a function of the CPU backend, which takes tensors of any device."""
+    kind = type(operands)
+    return runner.on_device(lambda given: function(kind(*given), **parameters))
+
+
 class Runner(Protocol):
     """A device."""
 

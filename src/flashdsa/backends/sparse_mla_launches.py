@@ -39,7 +39,7 @@ Write = Callable[["SparseMlaOutOperands"], None]
 results have no gaps."""
 Choose = Callable[..., Write]
 """Choose the kernel by (runner, operands with queries and keys, sm_scale, whether max_logits are
-asked for, and what `_with` adds)."""
+asked for, and by keyword what a backend has besides)."""
 
 
 def bind(
@@ -50,13 +50,10 @@ def bind(
     d_v: int,
     sm_scale: float,
     max_logits: bool,
-    index_block: int = 1,
-    batch_invariant: bool = False,
-    kv_format: str | None = None,
+    **choices: Any,
 ) -> Callable[[Sequence[Any]], Results]:
     """Results in new buffers."""
-    choose = _with(choose, index_block, batch_invariant, kv_format)
-    write = _choose(choose, runner, operands, sm_scale, max_logits)
+    write = _choose(choose, runner, operands, sm_scale, max_logits, **choices)
     rows = operands.q.shape[:2]
     empty_out = runner.allocator(*rows, d_v, dtype=operands.q.dtype)
     empty_lse = runner.allocator(*rows, dtype=torch.float32)
@@ -79,9 +76,7 @@ def bind_out(
     operands: SparseMlaOutOperands,
     *,
     sm_scale: float,
-    index_block: int = 1,
-    batch_invariant: bool = False,
-    kv_format: str | None = None,
+    **choices: Any,
 ) -> Callable[[Sequence[Any]], None]:
     """out (S, H, d_v), lse and, if asked for, max_logits (S, H), written.
 
@@ -89,8 +84,7 @@ def bind_out(
     the address of `out`.
     """
     asked = operands.max_logits is not None
-    choose = _with(choose, index_block, batch_invariant, kv_format)
-    write = _choose(choose, runner, operands.inputs, sm_scale, asked)
+    write = _choose(choose, runner, operands.inputs, sm_scale, asked, **choices)
     kind = type(operands)
 
     def serve(given: Sequence[Any]) -> None:
@@ -101,22 +95,18 @@ def bind_out(
     return runner.on_device(serve)
 
 
-def _with(choose: Choose, index_block: int, batch_invariant: bool, kv_format: str | None) -> Choose:
-    """Return `choose` with the choices that the call makes: not every backend has them."""
-    if index_block != 1:
-        choose = partial(choose, index_block=index_block)
-    if kv_format is not None:
-        choose = partial(choose, kv_format=kv_format)
-    return partial(choose, batch_invariant=True) if batch_invariant else choose
-
-
 def _choose(
-    choose: Choose, runner: Runner, operands: SparseMlaOperands, sm_scale: float, max_logits: bool
+    choose: Choose,
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    **choices: Any,
 ) -> Write:
     sources = operands.kv, operands.extra_kv
     if not operands.q.shape[0] or not any(kv is not None and kv.shape[0] for kv in sources):
         return write_without_keys
-    return choose(runner, operands, sm_scale, max_logits)
+    return choose(runner, operands, sm_scale, max_logits, **choices)
 
 
 def is_joined(operands: Lists, index_block: int) -> bool:

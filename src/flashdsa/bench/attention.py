@@ -154,7 +154,7 @@ def judge_forward(
     expected, expected_lse = reference.sparse_mla_fwd(*operands, **options)
     magnitude = None
     if lse is not None:
-        magnitude = reference.sparse_mla_fwd_magnitude(*operands, **options)
+        magnitude, _ = reference.sparse_mla_fwd(*operands, absolute=True, **options)
     judged = [
         compare(
             "O",
@@ -276,12 +276,12 @@ def _dq_error(x: BackwardInputs, query: int, dq: Tensor, limit: float) -> float:
     q, d_out, lse, out = (whole[one].cpu() for whole in (x.forward.q, x.d_out, x.lse, x.out))
     operands, sink = (q, rows, d_out, lse, out, slots), x.forward.attn_sink
     expected, _, _ = reference.mla_bwd(*operands, attn_sink=sink)
-    summed, _ = reference.mla_bwd_magnitude(*operands, attn_sink=sink)
+    call = reference.MlaBackward(*operands, attn_sink=sink)
+    summed, _ = call.magnitude()
     norm = float(expected.norm())
     allowed = limit
     if q.dtype == torch.bfloat16:
-        rounding = reference.mla_bwd_dq_rounding(*operands, attn_sink=sink)
-        allowed = dq_limit(limit, norm, rounding)
+        allowed = dq_limit(limit, norm, call.dq_rounding())
     size = max(norm, NORM_CANCELLATION * float(summed.norm()))
     return float((dq.double().cpu() - expected[0]).norm()) / size * limit / allowed
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from flashdsa.backends.emulated.packages import missing_packages
@@ -42,8 +43,8 @@ def require_runnable(backend: str) -> None:
     Raises:
         UnsupportedError: it has no implementation, or the machine lacks its device.
     """
-    from flashdsa.backends.catalog import registry
     from flashdsa.bench.machine import describe_machine
+    from flashdsa.ops import registry
 
     if all(known.backend != backend for known in registry.implementations()):
         available = sorted({known.backend for known in registry.implementations()})
@@ -57,7 +58,7 @@ def require_runnable(backend: str) -> None:
 
 def implementation_rows(machine: HostMachine) -> list[dict[str, object]]:
     """One row per operation and backend: its features, or that there is none; whether it runs."""
-    from flashdsa.backends.catalog import registry
+    from flashdsa.ops import registry
 
     rows: list[dict[str, object]] = []
     for operation in registry.operations:
@@ -76,27 +77,10 @@ def _row(
     if implementation is None:
         reasons.insert(0, NOT_IMPLEMENTED)
     else:
-        has = implementation.features
         features = {
-            "dtypes": list(has.dtypes),
-            "num_heads": str(has.num_heads),
-            "d_qk": str(has.d_qk),
-            "d_v": str(has.d_v),
-            "topk": str(has.topk),
-            "attn_sink": has.attn_sink,
-            "topk_length": has.topk_length,
-            "extra_kv": has.extra_kv,
-            "ranges": has.ranges,
-            "batch_invariant": has.batch_invariant,
-            "index_block": str(has.index_block),
-            "table_page_size": str(has.table_page_size),
-            "block": str(has.block),
-            "candidates": has.candidates,
-            "token_bytes": str(has.token_bytes),
-            "deterministic": has.deterministic,
-            "sorted": has.sorted,
-            "positions": has.positions,
-            "row_formats": list(has.row_formats),
+            one.name: _written(getattr(implementation.features, one.name))
+            for one in fields(implementation.features)
+            if one.name not in ("devices", "capabilities")
         }
     why_not = [reason for reason in reasons if reason]
     return {
@@ -107,3 +91,10 @@ def _row(
         "why_not": why_not,
         "features": features,
     }
+
+
+def _written(feature: object) -> object:
+    """A flag, a list of names, or a set of integers in words."""
+    if isinstance(feature, tuple):
+        return list(feature)
+    return feature if isinstance(feature, bool) else str(feature)

@@ -19,7 +19,6 @@ from flashdsa.cli.console import (
     progress_bar,
 )
 from flashdsa.settings import BACKENDS
-from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,11 +31,27 @@ def _listed(heading: str, names: Iterable[str]) -> str:
     return f"\b\n{heading}\n" + indent(fill(" ".join(names), 76), "  ")
 
 
-@click.command(
-    epilog=_listed("Operations", (name for name in OPERATIONS if name not in COMPOSED))
-    + "\n\n"
-    + _listed("Of torch's products, where the backend's tensors are", COMPOSED)
-)
+class _Check(click.Command):
+    """The command. Its help ends with the names of operations, which come with torch."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the names."""
+        from flashdsa.verify.operations import COMPOSED, OPERATIONS
+
+        own = _listed("Operations", (name for name in OPERATIONS if name not in COMPOSED))
+        products = _listed("Of torch's products, where the backend's tensors are", COMPOSED)
+        self.epilog = f"{own}\n\n{products}"
+        super().format_epilog(ctx, formatter)
+
+
+def _known(ctx: click.Context, option: click.Parameter, names: tuple[str, ...]) -> tuple[str, ...]:
+    """`names`, which are those of operations."""
+    from flashdsa.verify.operations import OPERATIONS
+
+    return tuple(click.Choice(OPERATIONS).convert(name, option, ctx) for name in names)
+
+
+@click.command(cls=_Check)
 @click.option(
     "--backend",
     type=click.Choice(BACKENDS[1:]),
@@ -48,7 +63,7 @@ def _listed(heading: str, names: Iterable[str]) -> str:
     "--operation",
     "operations",
     multiple=True,
-    type=click.Choice(OPERATIONS),
+    callback=_known,
     metavar="NAME",
     help="Check only this operation; may be repeated.  [default: all]",
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flashdsa.backends.features import FLAGS
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 from flashdsa.problem import PAGE_SIZE
 
@@ -21,17 +22,6 @@ _SHORT = {
     "float64": "fp64",
     "float8_e4m3fn": "e4m3",
 }
-_FLAGS = (
-    "attn_sink",
-    "topk_length",
-    "extra_kv",
-    "ranges",
-    "batch_invariant",
-    "deterministic",
-    "sorted",
-    "positions",
-    "candidates",
-)
 
 
 @click.command()
@@ -159,7 +149,7 @@ def _operations_table(rows: list[dict[str, Any]]) -> Table:
     operations: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         has = row["features"]
-        options = [name for name in _FLAGS if has[name]]
+        options = [name for name in FLAGS if has[name]]
         if has["row_formats"]:
             options.append("packed_kv")  # --json names the formats
         if has["table_page_size"] != str(PAGE_SIZE):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import gcd
 from typing import Any
 
@@ -63,31 +63,6 @@ def share_memory(tensor: Tensor | None, other: Tensor | None) -> bool:
 def num_bytes(tensor: Tensor) -> int:
     """Return the bytes from the first element to the end of the last one."""
     return _reach(_steps(tensor), tensor.itemsize) if tensor.numel() else 0
-
-
-def apart_again(tensors: Sequence[Tensor | None], written: Sequence[int]) -> Callable[..., bool]:
-    """Says of tensors with the sizes and strides of these whether `require_apart` takes them.
-
-    It runs in every call: what sizes and strides say is said beforehand.
-    """
-    sizes = {n: num_bytes(x) for n, x in enumerate(tensors) if x is not None and x.numel()}
-    pairs = [
-        (one, sizes[one], [(n, -sizes[n]) for n in sizes if n > one or n not in written])
-        for one in written
-        if one in sizes
-    ]
-
-    def are_apart(tensors: Sequence[Any]) -> bool:
-        for one, size, others in pairs:
-            begin = tensors[one].data_ptr()
-            for number, other_size in others:
-                if other_size < tensors[number].data_ptr() - begin < size and share_memory(
-                    tensors[one], tensors[number]
-                ):
-                    return False
-        return True
-
-    return are_apart
 
 
 def _address(tensor: Tensor | None) -> int:

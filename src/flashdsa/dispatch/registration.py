@@ -136,11 +136,14 @@ def _normalising(serve: Serve, spec: OpSpec, given: Sequence[Any], brought: Sequ
 def is_served(spec: OpSpec, operands: Any, backend: str, **parameters: Any) -> bool:
     """Whether `call` with these arguments, which are right, finds an implementation.
 
+    Args:
+        parameters: others are what nothing stands for.
+
     Raises:
         ArgumentTypeError, ArgumentValueError: they are not right.
     """
     try:
-        choose(spec, operands, parameters, backend)
+        choose(spec, operands, spec.filled(operands, parameters), backend)
     except UnsupportedError:
         return False
     return True
@@ -189,6 +192,9 @@ def register(spec: OpSpec) -> OpSpec:
         for key, device in AUTOCAST_DEVICES.items():
             _library.impl(name, autocast(spec, op, device), key)
     OPERATIONS[name] = spec
+    if spec.cpu:
+        function = f"flashdsa.backends.cpu.{spec.cpu}"
+        registry.register(Implementation(name, "cpu", function, spec.features))
     return spec
 
 

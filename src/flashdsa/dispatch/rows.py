@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
+from flashdsa.backends.features import ANY, IntSet, OneOf
 from flashdsa.dispatch.checks import (
     require_backend,
     require_bool,
@@ -25,6 +26,7 @@ from flashdsa.dispatch.checks import (
     require_positive,
     require_rank,
     require_shape,
+    scale_or_default,
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own
 from flashdsa.errors import ArgumentValueError
@@ -55,6 +57,7 @@ class Operand:
         rule: raises for what the fields above cannot say; takes the name, the tensor and the sizes.
         batched: the advice where it has a dimension more than that; its rank is looked at first.
         begins_at: its rule wants it to begin in its storage at a multiple of so many elements.
+        among: the values that its rule takes of a size that it knows by name.
         free: names of sizes that no bound function depends on, each with the most that it takes.
         name: the field's, as in the public function, in the schema and in messages.
         optional: may be None, as the field's default.
@@ -71,6 +74,7 @@ class Operand:
     rule: Rule | None = None
     batched: str = ""
     begins_at: int = 1
+    among: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     free: Mapping[str, int] = field(default_factory=dict)
     name: str = ""
     optional: bool = False
@@ -147,41 +151,22 @@ def fold_batch(queries: str, keys: str, ids: str) -> str:
     )
 
 
-def _positive(name: str, value: Any) -> Any:
-    require_positive(name, value)
-    return value
-
-
-def _bool(name: str, value: Any) -> Any:
-    require_bool(name, value)
-    return value
-
-
-def _dtype_or_none(name: str, value: Any) -> Any:
-    require_dtype_or_none(name, value)
-    return value
-
-
-def _row_format(name: str, value: Any) -> Any:
+def _row_format(_: str, value: object) -> None:
     if value is not None:
         row_format(value)
-    return value
 
 
-def _backend(name: str, value: Any) -> Any:
-    require_backend(name, value)
-    return value
-
-
-_ACCEPT: Mapping[str, Callable[[str, Any], Any]] = {
-    "int": _positive,
-    "float": lambda _, value: value,
-    "bool": _bool,
-    "ScalarType?": _dtype_or_none,
-    "str": _backend,
+_REQUIRE: Mapping[str, Callable[[str, Any], None]] = {
+    "int": require_positive,
+    "float": lambda name, value: None,
+    "bool": require_bool,
+    "ScalarType?": require_dtype_or_none,
+    "str": require_backend,
     "str?": _row_format,
 }
-"""Functions by a parameter's kind: return the value that the schema takes, or raise."""
+"""Functions by a parameter's kind: raise for a value that the schema does not take."""
+_DEFAULTS = {"bool": False, "str": "auto"}
+"""Values that nothing stands for, by kind; other kinds' are a parameter's own."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +179,7 @@ class Parameter:
             a "str?" that of a format of packed rows.
         default: gives the value that None, or nothing, stands for from the first operand.
         rule: raises for a wrong value; takes the name, the value and the operands.
+        divides: an "int" divides this number; 0: any may be.
         passed: whether the backend's function gets it; otherwise it only tells backends apart.
         given: whether a caller gives it; otherwise the public function does.
     """
@@ -202,12 +188,43 @@ class Parameter:
     kind: str
     default: Callable[[Tensor], Any] | None = None
     rule: Callable[[str, Any, Any], None] | None = None
+    divides: int = 0
     passed: bool = True
     given: bool = True
 
     def accept(self, value: Any) -> Any:
         """`value` as the schema takes it, or an ArgumentTypeError or ArgumentValueError."""
-        return _ACCEPT[self.kind](self.name, value)
+        _REQUIRE[self.kind](self.name, value)
+        return value
+
+    def filled(self, value: Any, first: Tensor) -> Any:
+        """`value`, or if it is None what that stands for; accepted.
+
+        Args:
+            first: the operation's first operand.
+        """
+        if self.kind == "float" and self.default is None:
+            value = scale_or_default(value, first)
+        elif value is None and self.kind in _DEFAULTS:
+            value = _DEFAULTS[self.kind]
+        elif value is None and self.kind in ("int", "float") and self.default is not None:
+            value = self.default(first)
+        return self.accept(value)
+
+    @property
+    def taken(self) -> IntSet:
+        """Numbers that it may be."""
+        whole = self.divides
+        return OneOf(tuple(n for n in range(whole, 0, -1) if not whole % n)) if whole else ANY
+
+    def check(self, value: Any, operands: Any) -> None:
+        """Hold a value that was accepted against what else it must be."""
+        if self.divides and self.divides % value:
+            raise ArgumentValueError(
+                f"{self.name}: expected a divisor of {self.divides}; got {value}"
+            )
+        if self.rule is not None:
+            self.rule(self.name, value, operands)
 
 
 def rows_of(kind: type[Any]) -> tuple[Operand, ...]:

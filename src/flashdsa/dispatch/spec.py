@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
+from flashdsa.backends.features import FLAGS, SIZES, Features, OneOf
 from flashdsa.dispatch.call_cache import CallCache
 from flashdsa.dispatch.checks import capability, dtype_name, require_tensor
 from flashdsa.dispatch.overlap import require_apart
@@ -23,6 +24,7 @@ from flashdsa.dispatch.rows import (
     rows_of,
 )
 from flashdsa.problem import Problem
+from flashdsa.row_formats import ROW_FORMATS
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class OpSpec:
             field with a default is optional; the first one says device and dtype.
         parameters: in the order of the schema, which ends with the backend's name.
         outputs: the tensors that it returns.
-        facts: of the `Problem`, the same for every call.
+        cpu: "module:function" in backends/cpu/: a function of the operands and the parameters by
+            keyword, which serves every call that the checks take.
         autocast: names of the operands that torch.autocast casts.
         rule: raises for what no operand says alone; takes the operands.
         normalise: gives the operands in the table's form from tensors in any form that a caller may
@@ -51,7 +54,7 @@ class OpSpec:
     kind: type[Any]
     parameters: tuple[Parameter, ...] = ()
     outputs: tuple[Output, ...] = ()
-    facts: Mapping[str, int] = field(default_factory=dict)
+    cpu: str = ""
     autocast: tuple[str, ...] = ()
     rule: Callable[[Any], None] | None = None
     normalise: Callable[[Any], Any] | None = None
@@ -69,12 +72,13 @@ class OpSpec:
         if fields != [(row.name, row.optional) for row in rows]:
             raise TypeError(f"{self.operation}: {self.kind.__name__} has other fields than {rows}")
 
-    def with_buffers(self, operation: str, kind: type[Any], rule: Rule) -> OpSpec:
+    def with_buffers(self, operation: str, kind: type[Any], rule: Rule, cpu: str) -> OpSpec:
         """The operation that writes its results to the caller's tensors: each output is a written
         operand behind the required ones, and a size or a choice that it tells is no parameter.
 
         Args:
             rule: of each output.
+            cpu: the function that serves this form.
         """
         told = {name for output in self.outputs for name in (*output.shape.split(), output.when)}
         return OpSpec(
@@ -86,6 +90,7 @@ class OpSpec:
                 *(operand for operand in self.operands if operand.optional),
             ),
             parameters=tuple(p for p in self.parameters if p.passed and p.name not in told),
+            cpu=cpu,
             rule=self.rule,
         )
 
@@ -94,6 +99,28 @@ class OpSpec:
         """Bound functions of its calls. The checks read only the operands' types, sizes and
         strides, whether they begin where they must, and whether the written ones lie apart."""
         return CallCache(self)
+
+    @cached_property
+    def d_qk(self) -> int | None:
+        """Columns of the first operand, where they have no name."""
+        last = self.operands[0].dims[-1]
+        return int(last) if last.isdecimal() else None
+
+    @property
+    def features(self) -> Features:
+        """Everything that calls may need and the checks take, which the CPU serves."""
+        rows, dtypes = self.operands, self.operands[0].dtypes
+        assert isinstance(dtypes, tuple)
+        names = {row.name for row in rows if row.optional} | {x.name for x in self.parameters}
+        has: dict[str, Any] = {name: True for name in FLAGS if name in names}
+        has |= {x.name: x.taken for x in self.parameters if x.name in SIZES}
+        has |= {name: OneOf(values) for row in rows for name, values in row.among.items()}
+        if self.d_qk:
+            has["d_qk"] = OneOf((self.d_qk,))
+        if "kv_format" in names:
+            has["row_formats"] = has["mixed_formats"] = tuple(ROW_FORMATS)
+        has |= {"deterministic": True, "ranges": "ends" in names}
+        return Features(devices=("cpu",), dtypes=tuple(map(dtype_name, dtypes)), **has)
 
     @cached_property
     def written(self) -> tuple[int, ...]:
@@ -122,6 +149,10 @@ class OpSpec:
     def named(self, values: Sequence[Any]) -> Parameters:
         """The values of all parameters by name."""
         return {x.name: value for x, value in zip(self.parameters, values, strict=True)}
+
+    def filled(self, operands: Sequence[Any], given: Parameters) -> Parameters:
+        """All parameters by name: as they are given, or what nothing stands for."""
+        return {x.name: x.filled(given.get(x.name), operands[0]) for x in self.parameters}
 
     def require_tensors(self, operands: Sequence[Any]) -> None:
         """Every operand is a torch.Tensor, or None where that is allowed; none has a batch."""
@@ -164,9 +195,7 @@ class OpSpec:
             if tensor is not None:
                 operand.check(tensor, first, first_name, sizes)
         for parameter in self.parameters:
-            value = parameter.accept(parameters[parameter.name])
-            if parameter.rule is not None:
-                parameter.rule(parameter.name, value, operands)
+            parameter.check(parameter.accept(parameters[parameter.name]), operands)
         if self.rule is not None:
             self.rule(operands)
         return sizes
@@ -174,7 +203,7 @@ class OpSpec:
     def problem(self, operands: Sequence[Any], parameters: Parameters, sizes: Sizes) -> Problem:
         """Return what a backend must support for this call, the GPU's capability included."""
         first = operands[0]
-        known = {**sizes, "num_heads": sizes.get("H"), **parameters, **self.facts}
+        known = {"d_qk": self.d_qk, **sizes, "num_heads": sizes.get("H"), **parameters}
         for operand, tensor in zip(self.operands, operands, strict=True):
             if operand.optional:
                 known[operand.name] = tensor is not None

@@ -295,15 +295,7 @@ def _checked(
     """The operands in the table's form; a backend serves them with the heads of all ranks."""
     x = SPARSE_MLA_FWD.normalised(x)
     x = x._replace(kv=as_autocast_casts(x.kv))
-    parameters = {
-        **scalars,
-        "deterministic": False,
-        "backward_backend": backend,
-        "max_logits": False,
-        "index_block": 1,
-        "batch_invariant": False,
-        "kv_format": None,
-    }
+    parameters = SPARSE_MLA_FWD.filled(x, {**scalars, "backward_backend": backend})
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     sizes["H"] *= group.size
     without_sink = x._replace(attn_sink=None)

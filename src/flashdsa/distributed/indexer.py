@@ -109,7 +109,7 @@ def context_parallel_topk_indexer(
         q, none[0], folded, starts + seq_lens, indices, starts, k_scale=none[1]
     )
     if not torch.compiler.is_compiling() and is_served(
-        DSA_TOPK_PREFILL, shared, backend, sorted=sorted, block=1
+        DSA_TOPK_PREFILL, shared, backend, sorted=sorted
     ):
         keys, k_scale = read_index_k_cache(pages, layout.rows.to(q.device))
         dsa_topk_prefill(

@@ -239,16 +239,8 @@ def _check(
 ) -> None:
     """Everything that can be wrong with this rank's arguments."""
     SPARSE_MLA_FWD.require_tensors(x)
-    parameters = {
-        "d_v": options.d_v,
-        "sm_scale": scale_or_default(options.sm_scale, x.q),
-        "deterministic": options.deterministic,
-        "backward_backend": options.backend,
-        "max_logits": False,
-        "index_block": 1,
-        "batch_invariant": False,
-        "kv_format": None,
-    }
+    given = {name: getattr(options, name) for name in ("d_v", "sm_scale", "deterministic")}
+    parameters = SPARSE_MLA_FWD.filled(x, {**given, "backward_backend": options.backend})
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     require_device_of_group("kv_local", x.kv.device, group)
     registry.select(SPARSE_MLA_FWD.problem(x, parameters, sizes), options.backend)

@@ -4,6 +4,7 @@
 
 from inspect import isfunction
 
+from flashdsa.backends.catalog import registry as registry
 from flashdsa.dispatch.registration import OPERATIONS as OPERATIONS
 from flashdsa.ops.attention import *
 from flashdsa.ops.attention_backward import *

@@ -305,6 +305,7 @@ SPARSE_MLA_FWD = register(
     OpSpec(
         "sparse_mla_fwd",
         SparseMlaOperands,
+        cpu="sparse_mla:forward",
         parameters=(
             Parameter("d_v", "int", rule=_require_d_v_at_most_d_qk),
             SCALE,
@@ -331,7 +332,9 @@ SPARSE_MLA_FWD = register(
     )
 )
 SPARSE_MLA_FWD_OUT = register(
-    SPARSE_MLA_FWD.with_buffers("sparse_mla_fwd_out", SparseMlaOutOperands, _require_writable)
+    SPARSE_MLA_FWD.with_buffers(
+        "sparse_mla_fwd_out", SparseMlaOutOperands, _require_writable, "sparse_mla:forward_out"
+    )
 )
 _INTO = IntoBuffers(SPARSE_MLA_FWD, SPARSE_MLA_FWD_OUT)
 

@@ -89,6 +89,7 @@ MLA_BWD = register(
     OpSpec(
         "mla_bwd",
         MlaBwdOperands,
+        cpu="sparse_mla:backward",
         parameters=(
             SCALE,
             DETERMINISTIC,

@@ -19,7 +19,6 @@ from flashdsa.dispatch.checks import (
     require_backend,
     require_dtype_or_none,
     require_positive,
-    scale_or_default,
     wants_gradient,
 )
 from flashdsa.dispatch.registration import OPERATIONS, choose
@@ -158,28 +157,14 @@ def _spec(operation: str) -> OpSpec:
     return found
 
 
-def _values(
-    spec: OpSpec, operands: Sequence[Any], parameters: Mapping[str, Any]
-) -> tuple[Any, ...]:
+def _values(spec: OpSpec, operands: Sequence[Any], parameters: dict[str, Any]) -> tuple[Any, ...]:
     """All parameters in their order."""
     names = [x.name for x in spec.parameters if x.passed]
     unknown = [name for name in parameters if name not in names]
     if unknown:
         have = ", ".join(names) or "no parameters"
         raise ArgumentTypeError(f"{spec.operation}: expected {have}; got {', '.join(unknown)}")
-    values: list[Any] = []
-    for parameter in spec.parameters:
-        value = parameters.get(parameter.name)
-        if parameter.kind == "float" and parameter.default is None:
-            value = scale_or_default(value, operands[0])
-        elif value is None and parameter.kind == "bool":
-            value = False
-        elif value is None and parameter.kind in ("int", "float") and parameter.default is not None:
-            value = parameter.default(operands[0])
-        elif parameter.kind == "str":
-            value = "auto"
-        values.append(parameter.accept(value))
-    return tuple(values)
+    return tuple(spec.filled(operands, parameters).values())
 
 
 def _sizes(spec: OpSpec) -> list[str]:

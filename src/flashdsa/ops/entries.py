@@ -142,6 +142,7 @@ COMPRESS_KV = register(
     OpSpec(
         "compress_kv",
         CompressKvOperands,
+        cpu="entries:forward",
         parameters=(*_PARAMETERS, Parameter("backward_backend", "str", passed=False)),
         outputs=(Output("entries", "num_entries d", ("kv",)),),
         gradient=Gradient(
@@ -156,6 +157,7 @@ COMPRESS_KV_BWD = register(
     OpSpec(
         "compress_kv_bwd",
         CompressKvBwdOperands,
+        cpu="entries:backward",
         parameters=_PARAMETERS,
         outputs=(
             Output("d_kv", "T columns", ("kv",)),

@@ -69,6 +69,7 @@ CACHE = Operand(
     f"num_pages {PAGE_SIZE} 1 token_bytes",
     (torch.uint8, torch.int8),
     rule=_require_packed_pages,
+    among={"token_bytes": TOKEN_BYTES},
     begins_at=SCALE_BYTES,
 )
 _KEYS_AND_SCALES = (Output("fp8", f"T {INDEX_HEAD_DIM}", E4M3), Output("scale", "T", FP32))
@@ -107,28 +108,33 @@ QUANTIZE_INDEX_K = register(
     OpSpec(
         "quantize_index_k",
         IndexKOperands,
+        cpu="quantize:quantize_index_k",
         parameters=(_MXFP4,),
         outputs=_KEYS_AND_SCALES,
-        facts={"d_qk": INDEX_HEAD_DIM},
     )
 )
 QUANTIZE_INDEX_Q = register(
     OpSpec(
         "quantize_index_q",
         IndexQOperands,
+        cpu="quantize:quantize_index_q",
         parameters=(_MXFP4,),
         outputs=(
             Output("fp8", f"B H {INDEX_HEAD_DIM}", E4M3),
             Output("folded_weights", "B H", FP32),
         ),
-        facts={"d_qk": INDEX_HEAD_DIM},
     )
 )
 WRITE_INDEX_K_CACHE = register(
-    OpSpec("write_index_k_cache", CacheWriteOperands, facts={"d_qk": INDEX_HEAD_DIM})
+    OpSpec("write_index_k_cache", CacheWriteOperands, cpu="index_k_cache:write")
 )
 READ_INDEX_K_CACHE = register(
-    OpSpec("read_index_k_cache", CacheReadOperands, outputs=_KEYS_AND_SCALES)
+    OpSpec(
+        "read_index_k_cache",
+        CacheReadOperands,
+        cpu="index_k_cache:read",
+        outputs=_KEYS_AND_SCALES,
+    )
 )
 
 

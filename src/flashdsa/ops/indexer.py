@@ -20,7 +20,6 @@ from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, MAX_PAGES
-from flashdsa.ops.two_levels import BLOCK, require_part_of_a_page
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
     MAX_NEXT_N,
@@ -46,24 +45,14 @@ def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
     sizes["next_n"] = next_n
 
 
-_WITH_QUERIES = {
-    "q_index_fp8": "[B, next_n, H, 128]",
-    "weights": "[B, next_n, H]",
-    "seq_lens": "[B, next_n]",
-    "topk_indices": "[B, next_n, topk]",
-    "candidates": "[B, next_n, n]",
-}
-
-
 def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
     """The operands of B * next_n rows, as views; `block_table` keeps a row for each request.
 
     The same tuple where queries have no dimension of their own.
 
     Args:
-        operands: with the queries of a request as the second dimension: q (B, next_n, H, 128),
-            weights (B, next_n, H), seq_lens (B, next_n), topk_indices (B, next_n, topk),
-            candidates (B, next_n, n).
+        operands: those with a row for each query have the queries of a request as the second
+            dimension: q (B, next_n, H, 128), seq_lens (B, next_n) and so on.
 
     Raises:
         ArgumentTypeError, ArgumentValueError: names the argument.
@@ -78,29 +67,25 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
             f"q_index_fp8: expected next_n of 1 to {MAX_NEXT_N} in [B, next_n, H, 128]; "
             f"got {list(queries.shape)}"
         )
-    topk, n = (x.shape[-1] if x is not None and x.dim() else 0 for x in operands[-2:])
-    shapes = {
-        "q_index_fp8": (requests, next_n, heads, INDEX_HEAD_DIM),
-        "weights": (requests, next_n, heads),
-        "seq_lens": (requests, next_n),
-        "topk_indices": (requests, next_n, topk),
-        "candidates": (requests, next_n, n),
-    }
     require_rank("block_table", operands.block_table, (2,), "[B, max_pages]")
     table_shape = (requests, operands.block_table.shape[1])
     require_shape("block_table", operands.block_table, table_shape, "[B, max_pages]")
     flat: dict[str, Tensor] = {}
-    for name, shape in shapes.items():
-        tensor: Tensor | None = getattr(operands, name)
-        if tensor is None:
+    for row, tensor in zip(DSA_TOPK_INDEXER.operands, operands, strict=True):
+        name, (rows, *dims) = row.name, row.shape.split()
+        if tensor is None or rows != "B":
             continue
-        require_shape(name, tensor, shape, _WITH_QUERIES[name])
+        own = tensor.shape[-1] if tensor.dim() else 0
+        sizes = {"H": heads, str(INDEX_HEAD_DIM): INDEX_HEAD_DIM}
+        shape = [sizes.get(dim, own) for dim in dims]
+        layout = f"[{', '.join(['B', 'next_n', *dims])}]"
+        require_shape(name, tensor, (requests, next_n, *shape), layout)
         if next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1):
             raise ArgumentValueError(
                 f"{name}: expected the queries of all requests at one distance; "
                 f"got strides {list(tensor.stride())}"
             )
-        flat[name] = tensor.view(requests * next_n, *shape[2:])
+        flat[name] = tensor.view(requests * next_n, *shape)
     return operands._replace(**flat)
 
 
@@ -130,6 +115,7 @@ _TABLE_OF_REQUESTS = Operand(
     "requests max_pages",
     INT32,
     rule=_require_pages_of_requests,
+    among={"next_n": tuple(range(1, MAX_NEXT_N + 1))},
     free={"max_pages": INT32_MAX},
 )
 _CACHE_OF_ANY_SIZE = replace(CACHE, free={"num_pages": MAX_PAGES})
@@ -177,12 +163,15 @@ class TopkOperands(NamedTuple):
 
 _SORTED = Parameter("sorted", "bool")
 _TABLE_PAGE_SIZE = Parameter(
-    "table_page_size", "int", default=lambda _: PAGE_SIZE, rule=require_part_of_a_page
+    "table_page_size", "int", default=lambda _: PAGE_SIZE, divides=PAGE_SIZE
 )
+BLOCK = Parameter("block", "int", default=lambda _: 1, divides=PAGE_SIZE)
+"""Positions of a block, whose ids are chosen, or of a candidate."""
 DSA_TOPK_INDEXER = register(
     OpSpec(
         "dsa_topk_indexer",
         TopkIndexerOperands,
+        cpu="indexer:topk_indexer",
         parameters=(
             _SORTED,
             Parameter("positions", "bool", given=False),
@@ -190,7 +179,6 @@ DSA_TOPK_INDEXER = register(
             BLOCK,
             Parameter("check", "bool", given=False),
         ),
-        facts={"d_qk": INDEX_HEAD_DIM},
         normalise=_rows_of_requests,
     )
 )
@@ -198,15 +186,16 @@ INDEXER_LOGITS = register(
     OpSpec(
         "indexer_logits",
         IndexerOperands,
+        cpu="indexer:logits",
         parameters=(Parameter("max_len", "int"), _TABLE_PAGE_SIZE),
         outputs=(Output("scores", "B max_len", FP32),),
-        facts={"d_qk": INDEX_HEAD_DIM},
     )
 )
 TOPK_INDICES = register(
     OpSpec(
         "topk_indices",
         TopkOperands,
+        cpu="topk:topk_positions",
         parameters=(Parameter("topk", "int"), _SORTED),
         outputs=(Output("positions", "B topk", INT32),),
     )

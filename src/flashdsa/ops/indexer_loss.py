@@ -48,6 +48,7 @@ INDEXER_KL = register(
     OpSpec(
         "indexer_kl",
         IndexerKlOperands,
+        cpu="indexer_training:kl",
         parameters=(Parameter("backward_backend", "str", passed=False),),
         outputs=(Output("kl", "S", ("scores",)),),
         gradient=Gradient(by="indexer_kl_bwd", of=("scores",), arguments=_arguments_of_backward),
@@ -57,6 +58,7 @@ INDEXER_KL_BWD = register(
     OpSpec(
         "indexer_kl_bwd",
         IndexerKlBwdOperands,
+        cpu="indexer_training:kl_backward",
         outputs=(Output("d_scores", "S topk", ("scores",)),),
         backward_of="indexer_kl",
     )

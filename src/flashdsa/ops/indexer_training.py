@@ -108,6 +108,7 @@ ATTENTION_TARGET = register(
     OpSpec(
         "attention_target",
         AttentionTargetOperands,
+        cpu="indexer_training:attention_target",
         parameters=(SCALE,),
         outputs=(Output("target", "S topk", (sum_dtype,)),),
         autocast=("q", "kv"),
@@ -119,9 +120,9 @@ INDEXER_SCORES = register(
     OpSpec(
         "indexer_scores",
         IndexerScoresOperands,
+        cpu="indexer_training:scores",
         parameters=OF_BACKWARD,
         outputs=(Output("scores", "S topk", (sum_dtype,)),),
-        facts={"d_qk": INDEX_HEAD_DIM},
         autocast=("q_index", "k_index"),
         normalise=int32_slots,
         gradient=Gradient(
@@ -135,6 +136,7 @@ INDEXER_BWD = register(
     OpSpec(
         "indexer_bwd",
         IndexerBwdOperands,
+        cpu="indexer_training:backward",
         parameters=(
             DETERMINISTIC,
             Parameter(
@@ -149,7 +151,6 @@ INDEXER_BWD = register(
             Output("dk_index", f"S_kv {INDEX_HEAD_DIM}", ("dk_dtype", sum_dtype)),
             Output("d_weights", "S H", ("weights",)),
         ),
-        facts={"d_qk": INDEX_HEAD_DIM},
         normalise=int32_slots,
         backward_of="indexer_scores",
     )

@@ -22,8 +22,8 @@ from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes, fold_batch
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.ops.indexer import BLOCK
 from flashdsa.ops.offsets import require_offsets
-from flashdsa.ops.two_levels import BLOCK
 from flashdsa.problem import INDEX_HEAD_DIM
 
 __all__ = ["causal_ranges", "dsa_topk_prefill", "prefill_logits"]
@@ -107,8 +107,8 @@ DSA_TOPK_PREFILL = register(
     OpSpec(
         "dsa_topk_prefill",
         TopkPrefillOperands,
+        cpu="prefill:topk_prefill",
         parameters=(Parameter("sorted", "bool"), BLOCK),
-        facts={"d_qk": INDEX_HEAD_DIM},
         rule=_require_scales_of_e4m3_keys,
     )
 )
@@ -116,8 +116,8 @@ PREFILL_LOGITS = register(
     OpSpec(
         "prefill_logits",
         PrefillOperands,
+        cpu="prefill:logits",
         outputs=(Output("scores", "S S_kv", FP32),),
-        facts={"d_qk": INDEX_HEAD_DIM},
         rule=_require_scales_of_e4m3_keys,
     )
 )

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
+from flashdsa.reference.quant import f64
 
-def _f64(x: Tensor) -> Tensor:
-    return x.detach().to(device="cpu", dtype=torch.float64)
+__all__ = ["indexer_kl_loss_dense"]
 
 
 def indexer_kl_loss_dense(
@@ -23,7 +23,7 @@ def indexer_kl_loss_dense(
     index: q_index `[S, H_I, 128]`, k_index `[S_kv, 128]`, weights `[S, H_I]`; q `[S, H, d]`,
     k `[S_kv, d]`, lse `[S, H]`; ranges: first key and the one behind the last, of each query.
     """
-    q_index, k_index, weights = (_f64(x).requires_grad_() for x in index)
+    q_index, k_index, weights = (f64(x).requires_grad_() for x in index)
     scale = q.shape[-1] ** -0.5
     loss = torch.zeros((), dtype=torch.float64)
     for s, (first, last) in enumerate(ranges):
@@ -33,13 +33,13 @@ def indexer_kl_loss_dense(
         p = torch.zeros(last - first, dtype=torch.float64)
         for h in range(q.shape[1]):
             if lse[s, h] != math.inf:
-                p += (scale * (_f64(k[first:last]) @ _f64(q[s, h])) - _f64(lse[s, h])).exp()
+                p += (scale * (f64(k[first:last]) @ f64(q[s, h])) - f64(lse[s, h])).exp()
         if p.sum() == 0:
             continue
         p = p / p.sum()
         scores = weights[s] @ torch.relu(q_index[s] @ k_index[first:last].T)
         log_pi = torch.log_softmax(scores, dim=0)
         kl = (torch.special.xlogy(p, p) - p * log_pi).sum()
-        loss = loss + _f64(row_weight[s]) * kl
+        loss = loss + f64(row_weight[s]) * kl
     dq, dk, dw = torch.autograd.grad(loss, (q_index, k_index, weights))
     return loss.detach(), (dq, dk, dw)

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.reference.quant import f64
+
+__all__ = ["CompressGradients", "compress_kv", "compress_kv_bwd", "rotate_tail"]
+
 LOGIT_SHARE = 1 / 16
 """Share of a logit's size by which sizes grow: a large one's rounding moves its weight."""
-
-
-def _f64(x: Tensor) -> Tensor:
-    return x.detach().to(device="cpu", dtype=torch.float64)
 
 
 def rotate_tail(
@@ -21,8 +21,8 @@ def rotate_tail(
     `(a cos - b sin, a sin + b cos)` in their places, with row `positions[s]` of the tables
     `[P, n]`. `inverse` negates the angles.
     """
-    y = _f64(x).clone()
-    cos, sin = (_f64(table) for table in rotation)
+    y = f64(x).clone()
+    cos, sin = (f64(table) for table in rotation)
     n = cos.shape[1]
     first = y.shape[-1] - 2 * n
     for s, position in enumerate(positions.tolist()):
@@ -108,13 +108,13 @@ def compress_kv(
     kv, gate `[T, width]`, ape `[ratio, width]`, norm_weight `[d]`; width is 2d with `overlap`.
     """
     d = kv.shape[1] // (2 if overlap else 1)
-    kv, gate, ape = _f64(kv), _f64(gate), None if ape is None else _f64(ape)
+    kv, gate, ape = f64(kv), f64(gate), None if ape is None else f64(ape)
     entries, sizes = [torch.empty(0, d, dtype=torch.float64)], [torch.empty(0, d).double()]
     for window in windows(cu_seqlens, ratio, d, overlap):
         pooled = _pool(kv, gate, ape, window)
         e, size = pooled.e, pooled.size
         if norm_weight is not None:
-            factor = _f64(norm_weight) / (e.square().mean() + eps).sqrt()
+            factor = f64(norm_weight) / (e.square().mean() + eps).sqrt()
             e, size = e * factor, size * factor.abs()
         size = size * (1 + LOGIT_SHARE * pooled.logit)
         entries.append(_turned(e, window.position, rotation, back=False)[None])
@@ -151,8 +151,8 @@ def compress_kv_bwd(
     `d_kv = p de`, `d_gate = p (kv - e) de`, `d_ape` its sum over the entries.
     """
     d = kv.shape[1] // (2 if overlap else 1)
-    kv, gate, ape = _f64(kv), _f64(gate), None if ape is None else _f64(ape)
-    weight = None if norm_weight is None else _f64(norm_weight)
+    kv, gate, ape = f64(kv), f64(gate), None if ape is None else f64(ape)
+    weight = None if norm_weight is None else f64(norm_weight)
     shapes = kv.shape, kv.shape, (ratio, kv.shape[1]), (d,)
     found, sizes = (
         CompressGradients(*(torch.zeros(x, dtype=torch.float64) for x in shapes)) for _ in range(2)
@@ -160,7 +160,7 @@ def compress_kv_bwd(
     for number, window in enumerate(windows(cu_seqlens, ratio, d, overlap)):
         pooled = _pool(kv, gate, ape, window)
         e, size = pooled.e, pooled.size
-        given = _f64(grad_entries[number])
+        given = f64(grad_entries[number])
         dn = de = _turned(given, window.position, rotation, back=True)
         dn_size = de_size = _sizes_turned(given.abs(), window.position, rotation)
         if weight is not None:

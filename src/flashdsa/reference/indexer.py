@@ -5,11 +5,18 @@ Shapes: B queries, H indexer heads, pages of 64 tokens; position t of row b is t
 """
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, page_tokens
+from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, f64, page_tokens
+
+__all__ = [
+    "dsa_topk_indexer",
+    "indexer_logits",
+    "topk_indices",
+]
 
 
 def _candidates(
@@ -29,21 +36,29 @@ def _candidates(
     return rows
 
 
-def _scores(
+def indexer_logits(
     q_index_fp8: Tensor,
     k_index_cache_fp8: Tensor,
     weights: Tensor,
     seq_lens: Tensor,
     block_table: Tensor,
     max_len: int,
-    table_page_size: int,
+    table_page_size: int = PAGE_TOKENS,
     *,
-    of_products: bool = False,
+    absolute: Literal["weights", "products"] | None = None,
 ) -> Tensor:
-    """`of_products`: of |q| and |k|, so that no product within a dot product cancels."""
+    """`score[t] = scale[t] * sum_h weights[b, h] * relu(q[b, h] . k[t])`, float64 `[B, max_len]`.
+
+    q `[B, H, 128]` e4m3, cache `[num_pages, 64, 1, 132]` bytes, weights `[B, H]`, seq_lens `[B]`,
+    block_table `[B, max_pages]`.  Positions at or beyond seq_len are -inf.
+
+    `absolute` "weights": of |weights|, what is summed into each score, whatever cancels;
+    "products": of |q| and |k| too, the unit of a tensor core's fp8 accumulation.
+    """
     q = decode_e4m3(q_index_fp8)
-    q = q.abs() if of_products else q
-    w = weights.detach().to(device="cpu", dtype=torch.float64)
+    q = q.abs() if absolute == "products" else q
+    w = f64(weights)
+    w = w.abs() if absolute else w
     scores = torch.full((q.shape[0], max_len), -torch.inf, dtype=torch.float64)
     rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0], table_page_size)
     for b, candidates in enumerate(rows):
@@ -53,64 +68,10 @@ def _scores(
             if page not in page_scores:
                 codes, scale = page_tokens(k_index_cache_fp8, page)
                 keys = decode_e4m3(codes)
-                dots = q[b] @ (keys.abs() if of_products else keys).T  # [H, 64]
+                dots = q[b] @ (keys.abs() if absolute == "products" else keys).T  # [H, 64]
                 page_scores[page] = scale * (w[b][:, None] * torch.relu(dots)).sum(dim=0)
             scores[b, t] = page_scores[page][offset]
     return scores
-
-
-def indexer_logits(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    max_len: int,
-    table_page_size: int = PAGE_TOKENS,
-) -> Tensor:
-    """`score[t] = scale[t] * sum_h weights[b, h] * relu(q[b, h] . k[t])`, float64 `[B, max_len]`.
-
-    q `[B, H, 128]` e4m3, cache `[num_pages, 64, 1, 132]` bytes, weights `[B, H]`, seq_lens `[B]`,
-    block_table `[B, max_pages]`.  Positions at or beyond seq_len are -inf.
-    """
-    table = block_table, max_len, table_page_size
-    return _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
-
-
-def indexer_score_magnitude(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    max_len: int,
-    table_page_size: int = PAGE_TOKENS,
-) -> Tensor:
-    """The scores with |weights|: what is summed into each score, whatever cancels."""
-    table = block_table, max_len, table_page_size
-    return _scores(q_index_fp8, k_index_cache_fp8, weights.abs(), seq_lens, *table)
-
-
-def indexer_product_magnitude(
-    q_index_fp8: Tensor,
-    k_index_cache_fp8: Tensor,
-    weights: Tensor,
-    seq_lens: Tensor,
-    block_table: Tensor,
-    max_len: int,
-    table_page_size: int = PAGE_TOKENS,
-) -> Tensor:
-    """`scale[t] * sum_h |w_h| sum_d |q_hd k_td|`: the unit of a tensor core's fp8 accumulation."""
-    return _scores(
-        q_index_fp8,
-        k_index_cache_fp8,
-        weights.abs(),
-        seq_lens,
-        block_table,
-        max_len,
-        table_page_size,
-        of_products=True,
-    )
 
 
 def _best(scores: list[float], positions: list[int], topk: int, *, by_score: bool) -> list[int]:
@@ -196,7 +157,7 @@ def dsa_topk_indexer(  # noqa: PLR0913 - operands, and what is chosen
     rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0], table_page_size)
     if scores is None:
         table = block_table, block_table.shape[1] * table_page_size, table_page_size
-        scores = _scores(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
+        scores = indexer_logits(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
     picked = torch.full((len(rows), topk), -1, dtype=torch.int32)
     ranked = scores.detach().cpu().double().tolist()
     lengths = seq_lens.clamp(0, block_table.shape[1] * table_page_size).tolist()

@@ -7,9 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.reference.quant import f64
 
-def _f64(x: Tensor) -> Tensor:
-    return x.detach().to(device="cpu", dtype=torch.float64)
+__all__ = [
+    "attention_target",
+    "indexer_bwd",
+    "indexer_kl",
+    "indexer_kl_bwd",
+    "indexer_scores",
+]
 
 
 def _slots(indices: Tensor, num_keys: int, topk_length: Tensor | None) -> list[Tensor]:
@@ -32,51 +38,27 @@ def attention_target(
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
+    slope: bool = False,
 ) -> Tensor:
-    """P `[S, topk]` = sum_h exp(sm_scale q . kv - logaddexp(lse, sink)), 0 where invalid."""
-    return _target_and_slope(q, kv, lse, indices, sm_scale, topk_length, attn_sink)[0]
+    """P `[S, topk]` = sum_h exp(sm_scale q . kv - logaddexp(lse, sink)), 0 where invalid.
 
-
-def attention_target_slope(
-    q: Tensor,
-    kv: Tensor,
-    lse: Tensor,
-    indices: Tensor,
-    *,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-) -> Tensor:
-    """`[S, topk]`: by how much P moves at most where every logit moves by its own size: sum_h
-    exp(logit - lse') |logit|."""
-    return _target_and_slope(q, kv, lse, indices, sm_scale, topk_length, attn_sink)[1]
-
-
-def _target_and_slope(
-    q: Tensor,
-    kv: Tensor,
-    lse: Tensor,
-    indices: Tensor,
-    sm_scale: float | None,
-    topk_length: Tensor | None,
-    attn_sink: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+    `slope`: by how much P moves at most where every logit moves by its own size, sum_h
+    exp(logit - lse') |logit|.
+    """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     rows = kv.reshape(-1, kv.shape[-1])
     target = torch.zeros(indices.shape[0], indices.shape[-1], dtype=torch.float64)
-    slope = torch.zeros_like(target)
     table = indices.reshape(target.shape).cpu().long()
     for s, slots in enumerate(_slots(indices, len(rows), topk_length)):
-        logits = scale * (_f64(q[s]) @ _f64(rows[table[s, slots].to(rows.device)]).T)
-        total = _f64(lse[s])
+        logits = scale * (f64(q[s]) @ f64(rows[table[s, slots].to(rows.device)]).T)
+        total = f64(lse[s])
         if attn_sink is not None:
-            total = torch.logaddexp(total, _f64(attn_sink))
+            total = torch.logaddexp(total, f64(attn_sink))
         for head in range(q.shape[1]):
             if total[head] != torch.inf:
                 p = (logits[head] - total[head]).exp()
-                target[s, slots] += p
-                slope[s, slots] += p * logits[head].abs()
-    return target, slope
+                target[s, slots] += p * logits[head].abs() if slope else p
+    return target
 
 
 def indexer_scores(
@@ -90,8 +72,8 @@ def indexer_scores(
     """I `[S, topk]` = sum_h weights relu(q_index . k_index), -inf where invalid."""
     result = torch.full(indices.shape, -torch.inf, dtype=torch.float64)
     for s, slots in enumerate(_slots(indices, len(k_index), topk_length)):
-        keys = _f64(k_index[indices[s, slots].long()])
-        result[s, slots] = _f64(weights[s]) @ torch.relu(_f64(q_index[s]) @ keys.T)
+        keys = f64(k_index[indices[s, slots].long()])
+        result[s, slots] = f64(weights[s]) @ torch.relu(f64(q_index[s]) @ keys.T)
     return result
 
 
@@ -133,7 +115,7 @@ def indexer_bwd(
 ) -> IndexerGradients:
     """Gradients of `indexer_scores`, by autograd of the plain formula."""
     rows, keys = len(q_index), len(k_index)
-    q_all, k_all, w_all = (_f64(x).requires_grad_() for x in (q_index, k_index, weights))
+    q_all, k_all, w_all = (f64(x).requires_grad_() for x in (q_index, k_index, weights))
     sizes = [torch.zeros(x.shape, dtype=torch.float64) for x in (q_index, k_index, weights)]
     gates_q = torch.zeros(rows, dtype=torch.float64)
     gates_k = torch.zeros(keys, dtype=torch.float64)
@@ -147,7 +129,7 @@ def indexer_bwd(
         if not len(slots):
             continue
         named = indices[s, slots].cpu().long()
-        g = _f64(grad_scores[s])[slots]
+        g = f64(grad_scores[s])[slots]
         z = q_rows[s] @ k_all[named].T
         total = total + (g * (w_rows[s] @ torch.relu(z))).sum()
         with torch.no_grad():
@@ -203,11 +185,11 @@ def indexer_kl(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     size = torch.zeros_like(kl)
     for s in range(len(scores)):
         valid = scores[s] != -torch.inf
-        p = _f64(target[s][valid])
+        p = f64(target[s][valid])
         if not len(p) or p.sum() == 0:
             continue
         p = p / p.sum()
-        log_pi = torch.log_softmax(_f64(scores[s][valid]), dim=0)
+        log_pi = torch.log_softmax(f64(scores[s][valid]), dim=0)
         terms = torch.special.xlogy(p, p) - p * log_pi
         kl[s], size[s] = terms.sum(), terms.abs().sum()
     return kl, size
@@ -218,14 +200,14 @@ def indexer_kl_bwd(scores: Tensor, target: Tensor, grad_kl: Tensor) -> Tensor:
     result = torch.zeros(scores.shape, dtype=torch.float64)
     for s in range(len(scores)):
         valid = scores[s] != -torch.inf
-        p = _f64(target[s][valid])
+        p = f64(target[s][valid])
         if not len(p) or p.sum() == 0:
             continue
-        found = _f64(scores[s][valid]).requires_grad_()
+        found = f64(scores[s][valid]).requires_grad_()
         p = p / p.sum()
         loss = torch.nn.functional.kl_div(
             torch.log_softmax(found, dim=0), p, reduction="sum", log_target=False
         )
         (gradient,) = torch.autograd.grad(loss, found)
-        result[s, valid] = _f64(grad_kl)[s] * gradient
+        result[s, valid] = f64(grad_kl)[s] * gradient
     return result

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from flashdsa.reference.packed_kv import fields, is_packed, quantize_kv, unpack_kv
 
+__all__ = ["read_kv_cache", "write_kv_cache"]
+
 
 def write_kv_cache(
     kv: Tensor, slots: Tensor, cache: Tensor, scale: str, form: str = "v32"

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = ["merge_attention"]
+
 
 def merge_attention(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Tensor]:
     """O `[S, H, d_v]` and lse `[S, H]` of P parts of such shapes, both float64.

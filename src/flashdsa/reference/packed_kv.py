@@ -15,6 +15,8 @@ from flashdsa.reference.quant import (
     encode_e4m3,
 )
 
+__all__ = ["fields", "quantize_kv", "unpack_kv"]
+
 
 class _Row(NamedTuple):
     """Sizes of a row's fields."""

@@ -1,39 +1,25 @@
 """The indexer over shared keys in float64: every query's scores, and a plain sort of its range."""
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from flashdsa.reference.indexer import two_levels
-from flashdsa.reference.quant import decode_e4m3
+from flashdsa.reference.quant import decode_e4m3, f64
+
+__all__ = [
+    "causal_ranges",
+    "dsa_topk_prefill",
+    "expand_blocks",
+    "prefill_logits",
+]
 
 
 def _values(x: Tensor) -> Tensor:
     if x.dtype == torch.float8_e4m3fn:
         return decode_e4m3(x)
-    return x.detach().to(device="cpu", dtype=torch.float64)
-
-
-def _scores(
-    q_index: Tensor,
-    k_index: Tensor,
-    weights: Tensor,
-    starts: Tensor | None,
-    ends: Tensor,
-    k_scale: Tensor | None,
-    *,
-    of_products: bool = False,
-) -> Tensor:
-    q, k = _values(q_index), _values(k_index)
-    w = weights.detach().to(device="cpu", dtype=torch.float64)
-    if of_products:
-        q, k = q.abs(), k.abs()
-    scale = torch.ones(k.shape[0], dtype=torch.float64) if k_scale is None else _values(k_scale)
-    scores = torch.full((q.shape[0], k.shape[0]), -torch.inf, dtype=torch.float64)
-    for s in range(q.shape[0]):
-        low, high = 0 if starts is None else int(starts[s]), int(ends[s])
-        dots = q[s] @ k[low:high].T  # [H, keys]
-        scores[s, low:high] = scale[low:high] * (w[s][:, None] * torch.relu(dots)).sum(dim=0)
-    return scores
+    return f64(x)
 
 
 def prefill_logits(
@@ -44,39 +30,25 @@ def prefill_logits(
     ends: Tensor,
     *,
     k_scale: Tensor | None = None,
+    absolute: Literal["weights", "products"] | None = None,
 ) -> Tensor:
     """`score[s, t] = k_scale[t] * sum_h weights[s, h] * relu(q[s, h] . k[t])`, float64 `[S, S_kv]`.
 
     q `[S, H, 128]`, k `[S_kv, 128]`, weights `[S, H]`, k_scale `[S_kv]` or None: 1. Outside
-    `[starts, ends)` of a query it is -inf.
+    `[starts, ends)` of a query it is -inf. `absolute`: see `indexer_logits`.
     """
-    return _scores(q_index, k_index, weights, starts, ends, k_scale)
-
-
-def prefill_score_magnitude(
-    q_index: Tensor,
-    k_index: Tensor,
-    weights: Tensor,
-    starts: Tensor | None,
-    ends: Tensor,
-    *,
-    k_scale: Tensor | None = None,
-) -> Tensor:
-    """The scores with |weights|: what is summed into each score, whatever cancels."""
-    return _scores(q_index, k_index, weights.abs(), starts, ends, k_scale)
-
-
-def prefill_product_magnitude(
-    q_index: Tensor,
-    k_index: Tensor,
-    weights: Tensor,
-    starts: Tensor | None,
-    ends: Tensor,
-    *,
-    k_scale: Tensor | None = None,
-) -> Tensor:
-    """`k_scale[t] * sum_h |w_h| sum_d |q_hd k_td|`: the unit of an accumulator's own errors."""
-    return _scores(q_index, k_index, weights.abs(), starts, ends, k_scale, of_products=True)
+    q, k = _values(q_index), _values(k_index)
+    w = f64(weights)
+    w = w.abs() if absolute else w
+    if absolute == "products":
+        q, k = q.abs(), k.abs()
+    scale = torch.ones(k.shape[0], dtype=torch.float64) if k_scale is None else _values(k_scale)
+    scores = torch.full((q.shape[0], k.shape[0]), -torch.inf, dtype=torch.float64)
+    for s in range(q.shape[0]):
+        low, high = 0 if starts is None else int(starts[s]), int(ends[s])
+        dots = q[s] @ k[low:high].T  # [H, keys]
+        scores[s, low:high] = scale[low:high] * (w[s][:, None] * torch.relu(dots)).sum(dim=0)
+    return scores
 
 
 def dsa_topk_prefill(

@@ -9,6 +9,16 @@ import math
 import torch
 from torch import Tensor
 
+__all__ = [
+    "decode_e4m3",
+    "encode_e4m3",
+    "fake_quantize_index",
+    "quantize_index_k",
+    "quantize_index_q",
+    "read_index_k_cache",
+    "write_index_k_cache",
+]
+
 PAGE_TOKENS = 64
 HEAD_DIM = 128
 SCALES_AT = PAGE_TOKENS * HEAD_DIM  # byte offset of the first scale in a page
@@ -16,6 +26,11 @@ GROUP = 32  # columns of an MXFP4 scale
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]  # of codes 0 to 7; bit 3 is the sign
 E4M3_MAX = 448.0
 AMAX_FLOOR = 1e-4
+
+
+def f64(x: Tensor) -> Tensor:
+    """The values of any tensor, in float64 on the CPU."""
+    return x.detach().to(device="cpu", dtype=torch.float64)
 
 
 def _e4m3_value(code: int) -> float:
@@ -43,7 +58,7 @@ def encode_e4m3(values: Tensor) -> Tensor:
     # Codes 0x00..0x7e are the non-negative numbers in ascending order, so an even code has an
     # even mantissa, which is what "ties to even" asks for.
     grid = torch.tensor([_e4m3_value(code) for code in range(0x7F)], dtype=torch.float64)
-    x = values.detach().to(device="cpu", dtype=torch.float64)
+    x = f64(values)
     size = x.abs().clamp(max=E4M3_MAX)
     upper = torch.searchsorted(grid, size).clamp(max=0x7E)  # first code whose value is >= size
     lower = (upper - 1).clamp(min=0)

@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from flashdsa.reference.packed_kv import is_packed, unpack_kv
+from flashdsa.reference.quant import f64
 
-
-def _f64(x: Tensor) -> Tensor:
-    return x.detach().to(device="cpu", dtype=torch.float64)
+__all__ = [
+    "MlaBackward",
+    "join_sources",
+    "mla_bwd",
+    "num_rows",
+    "sparse_mla_fwd",
+    "sparse_mla_max_logits",
+    "valid_slots",
+]
 
 
 Rows = Tensor | tuple[Tensor, Tensor]
@@ -91,7 +98,7 @@ def _named_rows(kv: Tensor, rows: list[int]) -> Tensor:
     # Selects before converting, so that a kv of many gigabytes costs only the rows named.
     flat = kv.detach().reshape(num_rows(kv), kv.shape[-1])
     named = flat[torch.tensor(rows, dtype=torch.int64, device=kv.device)]
-    return unpack_kv(named) if is_packed(kv) else _f64(named)
+    return unpack_kv(named) if is_packed(kv) else f64(named)
 
 
 def _scale(q: Tensor, sm_scale: float | None) -> float:
@@ -107,28 +114,31 @@ def sparse_mla_fwd(
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
+    absolute: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Attention of each query over the kv rows that its slots name.
 
     q `[S, H, d]`, kv `[S_kv, d]` or `[S_kv, 1, d]`, pages `[num_pages, page_size, d]`, or packed
     rows with 656 bytes in place of d; indices `[S, topk]` or `[S, 1, topk]`
     -> O `[S, H, d_v]`, lse `[S, H]` (natural logarithm, without the sink), both float64.
+    `absolute`: P @ |V| in place of O, the size of what is summed into it, whatever cancels.
     """
-    return _forward(q, kv, indices, d_v, sm_scale, topk_length, attn_sink, absolute=False)
-
-
-def sparse_mla_fwd_magnitude(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    *,
-    d_v: int = 512,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-) -> Tensor:
-    """`[S, H, d_v]`: P @ |V|, the size of what is summed into O, whatever cancels."""
-    return _forward(q, kv, indices, d_v, sm_scale, topk_length, attn_sink, absolute=True)[0]
+    scale = _scale(q, sm_scale)
+    q64 = f64(q)
+    out = torch.zeros(q.shape[0], q.shape[1], d_v, dtype=torch.float64)
+    lse = torch.full((q.shape[0], q.shape[1]), torch.inf, dtype=torch.float64)
+    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
+        if not rows:
+            continue  # no valid slot: O = 0, lse = +inf
+        keys = _named_rows(kv, rows)
+        values = keys[:, :d_v].abs() if absolute else keys[:, :d_v]
+        logits = scale * (q64[s] @ keys.T)
+        lse[s] = torch.logsumexp(logits, dim=-1)
+        out[s] = torch.softmax(logits, dim=-1) @ values
+        if attn_sink is not None:
+            # exp(lse) / (exp(lse) + exp(sink)), with neither exponential overflowing
+            out[s] *= torch.sigmoid(lse[s] - f64(attn_sink))[:, None]
+    return out, lse
 
 
 def sparse_mla_max_logits(
@@ -144,37 +154,8 @@ def sparse_mla_max_logits(
     largest = torch.full((q.shape[0], q.shape[1]), -torch.inf, dtype=torch.float64)
     for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
         if rows:
-            largest[s] = (scale * (_f64(q[s]) @ _named_rows(kv, rows).T)).amax(dim=-1)
+            largest[s] = (scale * (f64(q[s]) @ _named_rows(kv, rows).T)).amax(dim=-1)
     return largest
-
-
-def _forward(
-    q: Tensor,
-    kv: Tensor,
-    indices: Tensor,
-    d_v: int,
-    sm_scale: float | None,
-    topk_length: Tensor | None,
-    attn_sink: Tensor | None,
-    *,
-    absolute: bool,
-) -> tuple[Tensor, Tensor]:
-    scale = _scale(q, sm_scale)
-    q64 = _f64(q)
-    out = torch.zeros(q.shape[0], q.shape[1], d_v, dtype=torch.float64)
-    lse = torch.full((q.shape[0], q.shape[1]), torch.inf, dtype=torch.float64)
-    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
-        if not rows:
-            continue  # no valid slot: O = 0, lse = +inf
-        keys = _named_rows(kv, rows)
-        values = keys[:, :d_v].abs() if absolute else keys[:, :d_v]
-        logits = scale * (q64[s] @ keys.T)
-        lse[s] = torch.logsumexp(logits, dim=-1)
-        out[s] = torch.softmax(logits, dim=-1) @ values
-        if attn_sink is not None:
-            # exp(lse) / (exp(lse) + exp(sink)), with neither exponential overflowing
-            out[s] *= torch.sigmoid(lse[s] - _f64(attn_sink))[:, None]
-    return out, lse
 
 
 class _Query(NamedTuple):
@@ -188,45 +169,128 @@ class _Query(NamedTuple):
     p: Tensor  # [H, n], with the sink in the denominator
     dp: Tensor  # [H, n] = dO @ V^T
     delta: Tensor  # [H] = sum_d O * dO
+    ds: Tensor  # [H, n] = P * (dP - delta) * sm_scale
     sink_share: Tensor  # [H] = exp(sink - logaddexp(lse, sink)), 0 without a finite sink
 
 
-def _backward_queries(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    sm_scale: float | None,
-    topk_length: Tensor | None,
-    attn_sink: Tensor | None,
-) -> Iterator[_Query]:
-    """The queries that have a valid slot; the others contribute nothing to any gradient."""
-    scale = _scale(q, sm_scale)
-    q64, dO64, lse64, O64 = _f64(q), _f64(dO), _f64(lse), _f64(O)
-    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
-        if not rows:
-            continue
-        keys = _named_rows(kv, rows)
-        log_total, sink_share = lse64[s], torch.zeros(q.shape[1], dtype=torch.float64)
-        if attn_sink is not None:
-            sink = _f64(attn_sink)
-            log_total = torch.logaddexp(lse64[s], sink)
-            # An infinite sink has no gradient: it takes nothing (-inf) or everything (+inf, O = 0).
-            share = torch.exp(sink - log_total)
-            sink_share = torch.where(torch.isfinite(sink), share, sink_share)
-        yield _Query(
-            s=s,
-            rows=torch.tensor(rows),
-            keys=keys,
-            q=q64[s],
-            do=dO64[s],
-            p=torch.exp(scale * (q64[s] @ keys.T) - log_total[:, None]),
-            dp=dO64[s] @ keys[:, : dO.shape[-1]].T,
-            delta=(O64[s] * dO64[s]).sum(dim=-1),
-            sink_share=sink_share,
-        )
+class MlaBackward(NamedTuple):
+    """Operands of `mla_bwd`, and the sizes of what it sums."""
+
+    q: Tensor
+    kv: Tensor
+    dO: Tensor
+    lse: Tensor
+    O: Tensor
+    indices: Tensor
+    sm_scale: float | None = None
+    topk_length: Tensor | None = None
+    attn_sink: Tensor | None = None
+
+    def queries(self) -> Iterator[_Query]:
+        """The queries that have a valid slot; the others contribute nothing to any gradient."""
+        kv, dO, scale = self.kv, self.dO, _scale(self.q, self.sm_scale)
+        q64, dO64, lse64, O64 = (f64(x) for x in (self.q, dO, self.lse, self.O))
+        for s, rows in enumerate(valid_slots(self.indices, num_rows(kv), self.topk_length)):
+            if not rows:
+                continue
+            keys = _named_rows(kv, rows)
+            log_total, sink_share = lse64[s], torch.zeros(q64.shape[1], dtype=torch.float64)
+            if self.attn_sink is not None:
+                sink = f64(self.attn_sink)
+                log_total = torch.logaddexp(lse64[s], sink)
+                # An infinite sink has no gradient: it takes nothing (-inf) or everything (+inf,
+                # O = 0).
+                share = torch.exp(sink - log_total)
+                sink_share = torch.where(torch.isfinite(sink), share, sink_share)
+            p = torch.exp(scale * (q64[s] @ keys.T) - log_total[:, None])
+            dp, delta = dO64[s] @ keys[:, : dO.shape[-1]].T, (O64[s] * dO64[s]).sum(dim=-1)
+            yield _Query(
+                s=s,
+                rows=torch.tensor(rows),
+                keys=keys,
+                q=q64[s],
+                do=dO64[s],
+                p=p,
+                dp=dp,
+                delta=delta,
+                ds=p * (dp - delta[:, None]) * scale,
+                sink_share=sink_share,
+            )
+
+    def magnitude(self) -> tuple[Tensor, Tensor]:
+        """The size of what is summed into dQ and dKV: dS is `P * (|dP| + |delta|) * |sm_scale|`.
+
+        All operands are absolute.  -> dQ_mag `[S, H, d]`, dKV_mag in kv's shape, float64.
+        """
+        scale, kv, d_v = abs(_scale(self.q, self.sm_scale)), self.kv, self.dO.shape[-1]
+        dQ = torch.zeros(self.q.shape, dtype=torch.float64)
+        dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
+        for one in self.queries():
+            ds = one.p * (one.dp.abs() + one.delta.abs()[:, None]) * scale
+            dQ[one.s] = ds @ one.keys.abs()
+            dKV.index_add_(0, one.rows, ds.T @ one.q.abs())
+            dKV[:, :d_v].index_add_(0, one.rows, one.p.T @ one.do.abs())
+        return dQ, dKV.reshape(kv.shape)
+
+    def sink_magnitude(self) -> Tensor:
+        """`[H]` float64: `sum_s share * sum_d |O * dO|`, the size of what is summed into d_sink."""
+        size = torch.zeros(self.q.shape[1], dtype=torch.float64)
+        O64 = f64(self.O)
+        for one in self.queries():
+            size += one.sink_share * (O64[one.s] * one.do).abs().sum(dim=-1)
+        return size
+
+    def dkv_spread(self) -> Tensor:
+        """`[S_kv]` float64: of each dKV row the root of the sum of squares of what is summed into
+        it.
+
+        Independent relative errors of rms r in every P and dS move the row by r times this.
+        """
+        squares = torch.zeros(self.kv.shape[0], dtype=torch.float64)
+        for one in self.queries():
+            squares.index_add_(0, one.rows, (one.ds**2).T @ (one.q**2).sum(dim=-1))
+            squares.index_add_(0, one.rows, (one.p**2).T @ (one.do**2).sum(dim=-1))
+        return squares.sqrt()
+
+    def dkv_along(self, dKV: Tensor) -> tuple[Tensor, Tensor]:
+        """`[S_kv]` float64 each, of the parts along a dKV row of the terms `dS q` and `P dO` summed
+        into it: the sum of their sizes, and the root of the sum of their squares.
+
+        Slots of a query that name the same key have the same P and dS: one term each.
+        """
+        rows, d_v = dKV.reshape(num_rows(self.kv), self.kv.shape[-1]), self.dO.shape[-1]
+        norms = rows.norm(dim=-1)
+        unit = rows / norms.masked_fill(norms == 0, 1)[:, None]
+        total, squares = torch.zeros_like(norms), torch.zeros_like(norms)
+        for one in self.queries():
+            named, first, times = one.rows.unique(return_inverse=True, return_counts=True)
+            slot = torch.zeros(len(named), dtype=torch.int64).index_copy_(
+                0, first, torch.arange(len(first))
+            )
+            for weight, operand, width in ((one.ds, one.q, unit.shape[1]), (one.p, one.do, d_v)):
+                parts = weight[:, slot] * times * (operand @ unit[named, :width].T)
+                total[named] += parts.abs().sum(dim=0)
+                squares[named] += parts.square().sum(dim=0)
+        return total, squares.sqrt()
+
+    def dq_rounding(self) -> tuple[float, float]:
+        """The effect of independent relative errors of rms 1 in every dS on `||dQ error||^2`.
+
+        Slots of a query that name the same key have the same dS, hence the same error.
+
+        -> its mean `sum |dS k|^2`, and no less than its standard deviation,
+        `sqrt(2 sum_ij (dS_i k_i . dS_j k_j)^2)` over the keys of each query and head.
+        """
+        mean = variance = 0.0
+        for one in self.queries():
+            _, first, times = one.rows.unique(return_inverse=True, return_counts=True)
+            keys = one.keys.new_zeros(len(times), one.keys.shape[1]).index_copy_(0, first, one.keys)
+            ds = one.ds
+            squares = ds.new_zeros(len(ds), len(times)).index_add_(1, first, ds).square()
+            gram = keys @ keys.T
+            mean += float((squares @ gram.diagonal()).sum())
+            variance += 2 * float((squares @ gram.square() * squares).sum())
+        return mean, variance**0.5
 
 
 def mla_bwd(
@@ -245,158 +309,15 @@ def mla_bwd(
 
     -> dQ `[S, H, d]`, dKV in kv's shape, d_sink `[H]` (None without a sink), all float64.
     """
-    scale = _scale(q, sm_scale)
     d_v = dO.shape[-1]
     dQ = torch.zeros(q.shape, dtype=torch.float64)
     dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
     d_sink = torch.zeros(q.shape[1], dtype=torch.float64)
-    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
-        ds = one.p * (one.dp - one.delta[:, None]) * scale
-        dQ[one.s] = ds @ one.keys
+    call = MlaBackward(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink)
+    for one in call.queries():
+        dQ[one.s] = one.ds @ one.keys
         # index_add_ adds a row once for every slot that names it
-        dKV.index_add_(0, one.rows, ds.T @ one.q)
+        dKV.index_add_(0, one.rows, one.ds.T @ one.q)
         dKV[:, :d_v].index_add_(0, one.rows, one.p.T @ one.do)
         d_sink -= one.sink_share * one.delta
     return dQ, dKV.reshape(kv.shape), None if attn_sink is None else d_sink
-
-
-def mla_bwd_magnitude(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The size of what is summed into dQ and dKV: dS is `P * (|dP| + |delta|) * |sm_scale|`.
-
-    All operands are absolute.  -> dQ_mag `[S, H, d]`, dKV_mag in kv's shape, float64.
-    """
-    scale = abs(_scale(q, sm_scale))
-    d_v = dO.shape[-1]
-    dQ = torch.zeros(q.shape, dtype=torch.float64)
-    dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
-    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
-        ds = one.p * (one.dp.abs() + one.delta.abs()[:, None]) * scale
-        dQ[one.s] = ds @ one.keys.abs()
-        dKV.index_add_(0, one.rows, ds.T @ one.q.abs())
-        dKV[:, :d_v].index_add_(0, one.rows, one.p.T @ one.do.abs())
-    return dQ, dKV.reshape(kv.shape)
-
-
-def mla_bwd_dkv_spread(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-) -> Tensor:
-    """`[S_kv]` float64: of each dKV row the root of the sum of squares of what is summed into it.
-
-    Independent relative errors of rms r in every P and dS move the row by r times this.
-    """
-    scale = _scale(q, sm_scale)
-    squares = torch.zeros(kv.shape[0], dtype=torch.float64)
-    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
-        ds = one.p * (one.dp - one.delta[:, None]) * scale
-        squares.index_add_(0, one.rows, (ds**2).T @ (one.q**2).sum(dim=-1))
-        squares.index_add_(0, one.rows, (one.p**2).T @ (one.do**2).sum(dim=-1))
-    return squares.sqrt()
-
-
-def mla_bwd_dkv_along(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    dKV: Tensor,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`[S_kv]` float64 each, of the parts along a dKV row of the terms `dS q` and `P dO` summed
-    into it: the sum of their sizes, and the root of the sum of their squares.
-
-    Slots of a query that name the same key have the same P and dS: one term each.
-    """
-    scale = _scale(q, sm_scale)
-    d_v = dO.shape[-1]
-    rows = dKV.reshape(num_rows(kv), kv.shape[-1])
-    norms = rows.norm(dim=-1)
-    unit = rows / norms.masked_fill(norms == 0, 1)[:, None]
-    total, squares = torch.zeros_like(norms), torch.zeros_like(norms)
-    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
-        named, first, times = one.rows.unique(return_inverse=True, return_counts=True)
-        slot = torch.zeros(len(named), dtype=torch.int64).index_copy_(
-            0, first, torch.arange(len(first))
-        )
-        ds = one.p * (one.dp - one.delta[:, None]) * scale
-        for weight, operand, width in ((ds, one.q, unit.shape[1]), (one.p, one.do, d_v)):
-            parts = weight[:, slot] * times * (operand @ unit[named, :width].T)
-            total[named] += parts.abs().sum(dim=0)
-            squares[named] += parts.square().sum(dim=0)
-    return total, squares.sqrt()
-
-
-def mla_bwd_dq_rounding(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor | None = None,
-) -> tuple[float, float]:
-    """Return the effect of independent relative errors of rms 1 in every dS on `||dQ error||^2`.
-
-    Slots of a query that name the same key have the same dS, hence the same error.
-
-    -> its mean `sum |dS k|^2`, and no less than its standard deviation,
-    `sqrt(2 sum_ij (dS_i k_i . dS_j k_j)^2)` over the keys of each query and head.
-    """
-    scale = _scale(q, sm_scale)
-    mean = variance = 0.0
-    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
-        _, first, times = one.rows.unique(return_inverse=True, return_counts=True)
-        keys = one.keys.new_zeros(len(times), one.keys.shape[1]).index_copy_(0, first, one.keys)
-        ds = one.p * (one.dp - one.delta[:, None]) * scale
-        squares = ds.new_zeros(len(ds), len(times)).index_add_(1, first, ds).square()
-        gram = keys @ keys.T
-        mean += float((squares @ gram.diagonal()).sum())
-        variance += 2 * float((squares @ gram.square() * squares).sum())
-    return mean, variance**0.5
-
-
-def mla_bwd_sink_magnitude(
-    q: Tensor,
-    kv: Tensor,
-    dO: Tensor,
-    lse: Tensor,
-    O: Tensor,
-    indices: Tensor,
-    *,
-    sm_scale: float | None = None,
-    topk_length: Tensor | None = None,
-    attn_sink: Tensor,
-) -> Tensor:
-    """`[H]` float64: `sum_s share * sum_d |O * dO|`, the size of what is summed into d_sink."""
-    size = torch.zeros(q.shape[1], dtype=torch.float64)
-    O64 = _f64(O)
-    for one in _backward_queries(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink):
-        size += one.sink_share * (O64[one.s] * one.do).abs().sum(dim=-1)
-    return size

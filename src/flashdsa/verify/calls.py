@@ -149,12 +149,10 @@ def dsa_topk_indexer(inputs: IndexerInputs, backend: str) -> Tensor:
         inputs.of_requests(seq_lens),
         block_table,
         inputs.of_requests(ids),
-        sorted=case.sorted,
         ids="position" if case.positions else "slot",
-        table_page_size=case.table_page_size,
-        block=case.block,
         candidates=None if inputs.candidates is None else inputs.of_requests(inputs.candidates),
         backend=backend,
+        **case.choices,
     )
     return ids
 
@@ -167,15 +165,8 @@ def prefill_logits(inputs: PrefillInputs, backend: str) -> Tensor:
 def dsa_topk_prefill(inputs: PrefillInputs, backend: str) -> Tensor:
     """Ids in a buffer that held poison."""
     ids = inputs.output_buffer()
-    flashdsa.dsa_topk_prefill(
-        *inputs.operands,
-        ids,
-        sorted=inputs.case.sorted,
-        block=inputs.case.block,
-        candidates=inputs.candidates,
-        backend=backend,
-        **inputs.options,
-    )
+    options = {**inputs.options, **inputs.choices}
+    flashdsa.dsa_topk_prefill(*inputs.operands, ids, backend=backend, **options)
     return ids
 
 

@@ -6,10 +6,11 @@ device)`, which gives those of some operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from flashdsa import verify
 from flashdsa.verify.compare import Comparison
@@ -38,6 +39,32 @@ class Check:
     call: Callable[[], object]
     judge: Callable[[], list[Comparison]]
     work: int = 1
+
+
+def each(
+    runs: Iterable[tuple[str, Any, Any]],
+    cases: Iterable[Any],
+    make: Callable[[Any], Any],
+    backend: str,
+    work: Callable[[Any], int],
+) -> list[Check]:
+    """Operations on cases.
+
+    Args:
+        runs: the operation, its call and its judge, both of inputs and the backend.
+        make: gives a case's inputs. work: a case's.
+    """
+
+    def build(operation: str, call: Any, judge: Any, case: Any) -> Check:
+        return Check(
+            operation,
+            case.name,
+            lambda: call(make(case), backend),
+            lambda: judge(make(case), backend),
+            work(case),
+        )
+
+    return [build(*run, case) for run in runs for case in cases]
 
 
 def checks_of(seed: int, backend: str, device: str) -> list[Check]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
 import flashdsa
 from flashdsa.verify import judge_entries
-from flashdsa.verify.check_list import Check
+from flashdsa.verify.check_list import Check, each
 from flashdsa.verify.entries_cases import (
     ENTRIES_CASES,
-    EntriesCase,
     EntriesInputs,
     make_entries_inputs,
 )
@@ -20,21 +18,12 @@ from flashdsa.verify.entries_cases import (
 
 def checks(seed: int, backend: str, device: str) -> list[Check]:
     """Forward and backward of every case; the rotation in two dtypes."""
-    runs: tuple[tuple[str, Any, Any], ...] = (
+    runs = (
         ("compress_kv", _call, judge_entries.check_forward),
         ("compress_kv_bwd", _call_bwd, judge_entries.check_backward),
     )
-
-    def build(operation: str, case: EntriesCase, call: Any, check: Any) -> Check:
-        return Check(
-            operation,
-            case.name,
-            lambda: call(make_entries_inputs(case, seed, device), backend),
-            lambda: check(make_entries_inputs(case, seed, device), backend),
-            max(1, case.tokens) * case.d,
-        )
-
-    found = [build(name, case, call, check) for name, call, check in runs for case in ENTRIES_CASES]
+    make = partial(make_entries_inputs, seed=seed, device=device)
+    found = each(runs, ENTRIES_CASES, make, backend, lambda case: max(1, case.tokens) * case.d)
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
         rotate = partial(judge_entries.check_rotation, dtype, seed, device)
         found.append(Check("rotate_tail", f"7 rows of 3 heads, {name}", rotate, rotate))

@@ -9,28 +9,41 @@ from torch import Tensor
 
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 from flashdsa.reference import quantize_index_k, quantize_index_q
-from flashdsa.verify.layouts import poison_value, strided_copy
+from flashdsa.verify.layouts import poisoned_rows, strided_copy
 
 INT32_MAX = 2**31 - 1
 SPARE_PAGES = 3
 SPARE_COLUMNS = 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Choices of a call of either indexer, and what is planted in its keys."""
+
+    sorted: bool = False
+    block: int = 1
+    """Positions of a block, which are chosen, or from which positions are."""
+    num_candidates: int = 0
+    """Blocks to choose from; 0: no candidates."""
+    negative_weights: bool = False
+    plateaus: bool = False
+    """Keys are drawn from five, so most of them are equal."""
+    zero_scores: bool = False
+    """Every score is a zero, of either sign."""
+    nan_keys: bool = False
+    """Some keys have a NaN, some scales are NaN."""
+    strided: bool = False
+
+
 @dataclass(frozen=True)
-class IndexerCase:
+class IndexerCase(Selection):
     """Lengths and features of one call; keys and queries are quantized normals unless told else."""
 
     name: str
     seq_lens: tuple[int, ...]
     topk: int
     num_heads: int = 64
-    sorted: bool = False
     positions: bool = False
-    negative_weights: bool = False
-    plateaus: bool = False
-    """Tokens are drawn from five, so most of them share all their 132 bytes."""
-    zero_scores: bool = False
-    """Every score is a zero, of either sign."""
     repeated_pages: bool = False
     """One page comes twice in each row, and in every row."""
     one_sequence: bool = False
@@ -39,16 +52,15 @@ class IndexerCase:
     """Neighbouring rows of one request, which share its pages; `seq_lens` has all rows."""
     table_page_size: int = PAGE_SIZE
     """Tokens that an entry of the table names; those of a row's entries lie apart."""
-    block: int = 1
-    """Positions of a block, which are chosen, or from which tokens are."""
-    num_candidates: int = 0
-    """Blocks to choose tokens from; 0: no candidates."""
-    nan_keys: bool = False
-    """Some keys have a NaN byte, some tokens a NaN scale."""
     mxfp4: bool = False
     """Keys of 68 bytes; in some of them the scales span more than e4m3 does."""
     int8_cache: bool = False
-    strided: bool = False
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Arguments that the operation and its reference have under one name."""
+        names = "sorted", "table_page_size", "block"
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,8 @@ class IndexerInputs:
 
     def output_buffer(self) -> Tensor:
         """`[B, topk]` int32 full of poison, strided where the case says so."""
-        shape = len(self.case.seq_lens), self.case.topk
-        poison = poison_value(torch.int32)
-        buffer = torch.full(shape, poison, dtype=torch.int32, device=self.q.device)
-        return strided_copy(buffer) if self.case.strided else buffer
+        rows, case = len(self.case.seq_lens), self.case
+        return poisoned_rows(rows, case.topk, device=self.q.device, strided=case.strided)
 
 
 def pack_pages(codes: Tensor, scale: Tensor) -> Tensor:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import torch
 
 from flashdsa.verify import calls, judge_indexer, judge_prefill
 from flashdsa.verify import check_cases as cases
-from flashdsa.verify.check_list import Check
+from flashdsa.verify.check_list import Check, each
 from flashdsa.verify.compare import Comparison
-from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
-from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
+from flashdsa.verify.indexer_cases import IndexerCase, IndexerInputs, make_indexer_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, PrefillInputs, make_prefill_inputs
 
 
 def checks(seed: int, backend: str, device: str) -> list[Check]:
@@ -27,65 +26,51 @@ def checks(seed: int, backend: str, device: str) -> list[Check]:
 
 def _paged(seed: int, backend: str, device: str) -> list[Check]:
     make = cache(partial(make_indexer_inputs, seed=seed, device=device))
-
-    def scores_of(case: IndexerCase) -> list[Comparison]:
-        return judge_indexer.check_scores(make(case), backend)[1]
-
-    def selection_of(case: IndexerCase) -> list[Comparison]:
-        inputs = make(case)
-        scores = calls.indexer_logits(inputs, backend)
-        return judge_indexer.check_selection(inputs, scores, backend)
-
-    def call_of(operation: Any, case: IndexerCase) -> object:
-        return operation(make(case), backend)
-
-    def bound_of(case: IndexerCase) -> list[Comparison]:
-        return judge_indexer.check_bound(make(case), backend)
-
-    bound = IndexerCase("3 rows, bound", (600, 100, 0), 512, num_heads=16)
-    runs: tuple[tuple[str, Any, Any, list[IndexerCase]], ...] = (
-        ("indexer_logits", calls.indexer_logits, scores_of, cases.INDEXER),
-        ("dsa_topk_indexer", calls.dsa_topk_indexer, selection_of, cases.INDEXER),
-        ("dsa_topk_indexer", calls.dsa_topk_indexer, bound_of, [bound]),
+    runs = (
+        ("indexer_logits", calls.indexer_logits, _judge_scores),
+        ("dsa_topk_indexer", calls.dsa_topk_indexer, _judge_selection),
     )
+    bound = IndexerCase("3 rows, bound", (600, 100, 0), 512, num_heads=16)
+    run_bound = ("dsa_topk_indexer", calls.dsa_topk_indexer, judge_indexer.check_bound)
     return [
-        Check(
-            name, case.name, partial(call_of, call, case), partial(check, case), sum(case.seq_lens)
-        )
-        for name, call, check, of_run in runs
-        for case in of_run
+        *each(runs, cases.INDEXER, make, backend, _tokens),
+        *each([run_bound], [bound], make, backend, _tokens),
     ]
+
+
+def _tokens(case: IndexerCase) -> int:
+    return sum(case.seq_lens)
+
+
+def _judge_scores(inputs: IndexerInputs, backend: str) -> list[Comparison]:
+    return judge_indexer.check_scores(inputs, backend)[1]
+
+
+def _judge_selection(inputs: IndexerInputs, backend: str) -> list[Comparison]:
+    scores = calls.indexer_logits(inputs, backend)
+    return judge_indexer.check_selection(inputs, scores, backend)
 
 
 def _over_shared_keys(seed: int, backend: str, device: str) -> list[Check]:
     make = cache(partial(make_prefill_inputs, seed=seed, device=device))
-
-    def scores_of(case: PrefillCase) -> list[Comparison]:
-        return judge_prefill.check_prefill_scores(make(case), backend)[1]
-
-    def selection_of(case: PrefillCase) -> list[Comparison]:
-        inputs = make(case)
-        scores = calls.prefill_logits(inputs, backend)
-        return judge_prefill.check_prefill_selection(inputs, scores, backend)
-
-    def call_of(operation: Any, case: PrefillCase) -> object:
-        return operation(make(case), backend)
-
     runs = (
-        ("prefill_logits", calls.prefill_logits, scores_of),
-        ("dsa_topk_prefill", calls.dsa_topk_prefill, selection_of),
+        ("prefill_logits", calls.prefill_logits, _judge_prefill_scores),
+        ("dsa_topk_prefill", calls.dsa_topk_prefill, _judge_prefill_selection),
     )
-    return [
-        Check(
-            name,
-            case.name,
-            partial(call_of, call, case),
-            partial(check, case),
-            sum(end - start for start, end in case.ranges),
-        )
-        for name, call, check in runs
-        for case in cases.PREFILL
-    ]
+    return each(runs, cases.PREFILL, make, backend, _keys_seen)
+
+
+def _keys_seen(case: PrefillCase) -> int:
+    return sum(end - start for start, end in case.ranges)
+
+
+def _judge_prefill_scores(inputs: PrefillInputs, backend: str) -> list[Comparison]:
+    return judge_prefill.check_prefill_scores(inputs, backend)[1]
+
+
+def _judge_prefill_selection(inputs: PrefillInputs, backend: str) -> list[Comparison]:
+    scores = calls.prefill_logits(inputs, backend)
+    return judge_prefill.check_prefill_selection(inputs, scores, backend)
 
 
 def _single_steps(seed: int, backend: str, device: str) -> list[Check]:

@@ -57,12 +57,12 @@ def judge_scores(
     besides = None
     given = (*operands, max_len, table_page_size)
     if backend != "cpu":  # tensor cores add the fp8 products
-        besides = PRODUCT_TOLERANCE * reference.indexer_product_magnitude(*given)
+        besides = PRODUCT_TOLERANCE * reference.indexer_logits(*given, absolute="products")
     return compare_scores(
         "scores",
         scores,
         reference.indexer_logits(*given),
-        reference.indexer_score_magnitude(*given),
+        reference.indexer_logits(*given, absolute="weights"),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )
@@ -75,12 +75,10 @@ def check_selection(inputs: IndexerInputs, scores: Tensor, backend: str) -> list
     expected = reference.dsa_topk_indexer(
         *inputs.operands,
         case.topk,
-        sorted=case.sorted,
         positions=case.positions,
         scores=scores,
-        table_page_size=case.table_page_size,
-        block=case.block,
         candidates=inputs.candidates,
+        **case.choices,
     )
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]

@@ -64,7 +64,7 @@ def judge_target(
     besides = torch.full_like(ref, limits.absolute)
     if backend in WGMMA_SUMS:
         roundings = math.ceil(inputs.case.attention.d_qk / WGMMA_K) + TARGET_EXPONENT_CUTS
-        slope = reference.attention_target_slope(*operands, **attention.options)
+        slope = reference.attention_target(*operands, slope=True, **attention.options)
         besides += WGMMA_CUT * roundings * slope
     return compare_scores(
         "target", target, ref, ref, c=limits.relative, besides=besides, dtype=_sums(inputs)

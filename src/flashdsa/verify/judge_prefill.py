@@ -21,12 +21,13 @@ def check_prefill_scores(inputs: PrefillInputs, backend: str) -> tuple[Tensor, l
     if backend != "cpu":
         fp8 = inputs.case.dtype == torch.float8_e4m3fn
         share = PRODUCT_TOLERANCE if fp8 else TRAINED_SCORE_CUT
-        besides = share * _inside(reference.prefill_product_magnitude(*operands, **options))
+        products = reference.prefill_logits(*operands, absolute="products", **options)
+        besides = share * _inside(products)
     verdict = compare_scores(
         "scores",
         scores,
         reference.prefill_logits(*operands, **options),
-        _inside(reference.prefill_score_magnitude(*operands, **options)),
+        _inside(reference.prefill_logits(*operands, absolute="weights", **options)),
         c=SCORE_TOLERANCES[backend],
         besides=besides,
     )
@@ -39,15 +40,8 @@ def check_prefill_selection(
     """Run `dsa_topk_prefill` into a poisoned buffer; judge it by the backend's own scores."""
     case = inputs.case
     ids = calls.dsa_topk_prefill(inputs, backend)
-    expected = reference.dsa_topk_prefill(
-        scores,
-        inputs.starts,
-        inputs.ends,
-        case.topk,
-        sorted=case.sorted,
-        block=case.block,
-        candidates=inputs.candidates,
-    )
+    rows = inputs.starts, inputs.ends
+    expected = reference.dsa_topk_prefill(scores, *rows, case.topk, **inputs.choices)
     exact_order = case.sorted or backend in ASCENDING_POSITION
     return [judge_selection("topk_indices", ids, expected, exact_order=exact_order)]
 

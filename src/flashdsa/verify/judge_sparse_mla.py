@@ -67,7 +67,8 @@ def judge_forward(
     inputs = inputs.joined
     case = inputs.case
     operands = (inputs.q, inputs.kv, inputs.indices)
-    ref_O, ref_lse = reference.sparse_mla_fwd(*operands, d_v=case.d_v, **inputs.options)
+    options = {"d_v": case.d_v, **inputs.options}
+    ref_O, ref_lse = reference.sparse_mla_fwd(*operands, **options)
     limits = tolerance(operation, "O", case.dtype)
     lse_limits = tolerance("sparse_mla_fwd", "lse", case.dtype)
     assert lse_limits.absolute is not None and lse_limits.relative is not None
@@ -75,7 +76,7 @@ def judge_forward(
     rounded = F16_KEYS if backend in WGMMA_SUMS and case.packed == "fp32" else 0.0
     absolute = lse_limits.absolute + rounded
     relative = lse_limits.relative + cut + rounded
-    magnitude = reference.sparse_mla_fwd_magnitude(*operands, d_v=case.d_v, **inputs.options)
+    magnitude, _ = reference.sparse_mla_fwd(*operands, absolute=True, **options)
     verdict = compare(
         "O",
         O,
@@ -148,11 +149,11 @@ def forward_results(inputs: SparseMlaInputs) -> tuple[Tensor, Tensor]:
 
 
 def _dkv_roundings(
-    inputs: SparseMlaInputs, operands: tuple[Tensor, ...], dKV: Tensor
+    call: reference.MlaBackward, dKV: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return how far P and dS in bf16 may move each row, and change its length, by dKV's name."""
-    spread = BF16_ROUNDING * reference.mla_bwd_dkv_spread(*operands, **inputs.options)
-    along = along_limit(*reference.mla_bwd_dkv_along(*operands, dKV=dKV, **inputs.options))
+    spread = BF16_ROUNDING * call.dkv_spread()
+    along = along_limit(*call.dkv_along(dKV))
     rows = dKV.flatten(1)
     norms = rows.norm(dim=1)
     own_along = along_limit(norms, (rows**2).norm(dim=1) / norms.masked_fill(norms == 0, 1))
@@ -195,10 +196,11 @@ def judge_backward(
     case = inputs.case
     operands = (inputs.q, inputs.kv, inputs.do, lse, O, inputs.indices)
     ref_dQ, ref_dKV, ref_d_sink = reference.mla_bwd(*operands, **inputs.options)
-    dQ_size, dKV_size = reference.mla_bwd_magnitude(*operands, **inputs.options)
+    call = reference.MlaBackward(*operands, **inputs.options)
+    dQ_size, dKV_size = call.magnitude()
     d_kv_dtype = accumulator_dtype(inputs)
     rounds = bf16_operands and case.dtype == torch.bfloat16
-    rounded, along = _dkv_roundings(inputs, operands, ref_dKV) if rounds else ({}, {})
+    rounded, along = _dkv_roundings(call, ref_dKV) if rounds else ({}, {})
     lse_relative = tolerance("sparse_mla_fwd", "lse", case.dtype).relative
     assert lse_relative is not None
     longest = bias_limit(lse, lse_relative + (_cut(case.d_qk) if bf16_operands else 0.0))
@@ -208,8 +210,7 @@ def judge_backward(
         norm = limits.norm if case.judges_norms else None
         if name in ("dQ", "q.grad"):
             if rounds and norm is not None:
-                of_dq = reference.mla_bwd_dq_rounding(*operands, **inputs.options)
-                norm = dq_limit(norm, float(ref_dQ.norm()), of_dq)
+                norm = dq_limit(norm, float(ref_dQ.norm()), call.dq_rounding())
             verdict = compare(
                 name,
                 gradient,
@@ -244,7 +245,7 @@ def judge_backward(
                 gradient,
                 ref_d_sink,
                 norm_tolerance=norm,
-                magnitude=reference.mla_bwd_sink_magnitude(*operands, **inputs.options),
+                magnitude=call.sink_magnitude(),
                 dtype=torch.float32,
             )
         verdicts.append(verdict)

@@ -12,6 +12,13 @@ def poison_value(dtype: torch.dtype) -> float | int:
     return float("nan") if dtype.is_floating_point else 0x7B if dtype.itemsize == 1 else 0x7B7B7B7B
 
 
+def poisoned_rows(*shape: int, device: torch.device, strided: bool) -> Tensor:
+    """Full of poison: a buffer of int32 ids (rows, topk)."""
+    poison = poison_value(torch.int32)
+    buffer = torch.full(shape, poison, dtype=torch.int32, device=device)
+    return strided_copy(buffer) if strided else buffer
+
+
 def pages_apart(x: Tensor) -> Tensor:
     """Packed pages (num_pages, page_size, bytes) with x's values, amid NaN in every format."""
     num_pages, *page = x.shape

@@ -1,8 +1,8 @@
-"""Names of checked operations, in their order. No import of torch here, so --help is fast."""
+"""Names of checked operations, in their order."""
 
 from __future__ import annotations
 
-from flashdsa.backends.catalog import registry
+from flashdsa import ops
 
 COMPOSED = (
     "merge_attention",
@@ -20,7 +20,7 @@ COMPOSED = (
 )
 """Operations without a backend: products of torch where their tensors are."""
 OPERATIONS = (
-    *registry.operations,
+    *ops.OPERATIONS,
     "sparse_mla",
     "indexer_kl_loss",
     *COMPOSED,

@@ -10,15 +10,15 @@ from torch import Tensor
 
 from flashdsa.problem import INDEX_HEAD_DIM
 from flashdsa.reference import quantize_index_k, quantize_index_q
-from flashdsa.verify.indexer_cases import draw_candidates
-from flashdsa.verify.layouts import poison_value, strided_copy
+from flashdsa.verify.indexer_cases import Selection, draw_candidates
+from flashdsa.verify.layouts import poisoned_rows, strided_copy
 
 SPARE_KEYS = 9
 """Rows behind all ranges, which nobody may read to effect."""
 
 
 @dataclass(frozen=True)
-class PrefillCase:
+class PrefillCase(Selection):
     """One call; keys and queries are normal numbers, quantised where the dtype is e4m3."""
 
     name: str
@@ -27,21 +27,8 @@ class PrefillCase:
     topk: int
     num_heads: int = 64
     dtype: torch.dtype = torch.float8_e4m3fn
-    sorted: bool = False
     no_starts: bool = False
     """Called without starts: all of them are 0."""
-    block: int = 1
-    """Rows of a block, which are chosen, or from which rows are."""
-    num_candidates: int = 0
-    """Blocks of each query to choose rows from; 0: no candidates."""
-    negative_weights: bool = False
-    plateaus: bool = False
-    """Keys are drawn from five, so most of them are equal."""
-    zero_scores: bool = False
-    """Every score is a zero, of either sign."""
-    nan_keys: bool = False
-    """Some keys have a NaN, some scales are NaN."""
-    strided: bool = False
 
     @property
     def num_keys(self) -> int:
@@ -73,12 +60,16 @@ class PrefillInputs:
         """Keyword arguments."""
         return {"k_scale": self.k_scale}
 
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Arguments that the selection and its reference have under one name."""
+        case = self.case
+        return {"sorted": case.sorted, "block": case.block, "candidates": self.candidates}
+
     def output_buffer(self) -> Tensor:
         """`[S, topk]` int32 full of poison, strided where the case says so."""
-        shape = len(self.case.ranges), self.case.topk
-        poison = poison_value(torch.int32)
-        buffer = torch.full(shape, poison, dtype=torch.int32, device=self.ends.device)
-        return strided_copy(buffer) if self.case.strided else buffer
+        queries, case = len(self.case.ranges), self.case
+        return poisoned_rows(queries, case.topk, device=self.ends.device, strided=case.strided)
 
 
 def make_prefill_inputs(

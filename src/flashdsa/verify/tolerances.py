@@ -78,7 +78,7 @@ with logits 10 to 100 times as large."""
 BF16_OPERANDS = ("sm100", "emulate-sm100", "sm90", "emulate-sm90")
 """Backends whose backward hands P and dS to the tensor cores in bf16."""
 BF16_ROUNDING = 2 * 2.0**-8
-"""Share of a dKV row's spread (`reference.mla_bwd_dkv_spread`) that they may be off by."""
+"""Share of a dKV row's spread (`reference.MlaBackward`) that they may be off by."""
 BF16_HALF_ULP = 2.0**-8
 """Largest relative error of a number by its rounding to bf16."""
 BF16_RMS = 2.0**-8 * math.sqrt((1 - 1 / 4) / (6 * math.log(2)))
@@ -232,7 +232,7 @@ def dq_limit(norm: float, dq: float, rounding: tuple[float, float]) -> float:
     make up dQ.
 
     Args:
-        dq: `||dQ||`. rounding: `reference.mla_bwd_dq_rounding`.
+        dq: `||dQ||`. rounding: `reference.MlaBackward.dq_rounding`.
     """
     if dq == 0.0:
         return norm

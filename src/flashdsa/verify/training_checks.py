@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
 
 import flashdsa
 from flashdsa.verify import calls, judge_composed
 from flashdsa.verify import check_cases as cases
 from flashdsa.verify import judge_indexer_training as judge
-from flashdsa.verify.check_list import Check
+from flashdsa.verify.check_list import Check, each
 from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingCase,
     IndexerTrainingInputs,
@@ -45,31 +44,24 @@ def _call_kl_loss(inputs: IndexerTrainingInputs, backend: str) -> object:
 
 def checks(seed: int, backend: str, device: str) -> list[Check]:
     """Each operation on the cases of training; `indexer_bwd` on its own, too."""
-    runs: dict[str, tuple[Any, Any]] = {
-        "attention_target": (_call_target, judge.check_target),
-        "indexer_scores": (calls.indexer_scores, judge.check_index_scores),
-        "indexer_bwd": (calls.indexer_bwd, judge.check_index_backward),
-        "indexer_kl": (_call_kl, judge.check_kl),
-        "indexer_kl_bwd": (_call_kl_backward, judge.check_kl_backward),
-        "indexer_kl_loss": (_call_kl_loss, judge_composed.check_kl_loss),
-    }
-    rows: list[tuple[str, IndexerTrainingCase, Any, Any]] = [
-        (name, case, call, check) for name, (call, check) in runs.items() for case in cases.TRAINING
-    ]
-    call, check = runs["indexer_bwd"]
-    for case in cases.INDEX_BACKWARD:
-        order = {"deterministic": case.deterministic}
-        rows.append(("indexer_bwd", case.training, partial(call, **order), partial(check, **order)))
-
     make = cache(partial(make_indexer_training_inputs, seed=seed, device=device))
-
-    def build(operation: str, case: IndexerTrainingCase, call: Any, check: Any) -> Check:
-        return Check(
-            operation,
-            case.name,
-            lambda: call(make(case), backend),
-            lambda: check(make(case), backend),
-            case.attention.num_queries * case.attention.topk,
+    runs = (
+        ("attention_target", _call_target, judge.check_target),
+        ("indexer_scores", calls.indexer_scores, judge.check_index_scores),
+        ("indexer_bwd", calls.indexer_bwd, judge.check_index_backward),
+        ("indexer_kl", _call_kl, judge.check_kl),
+        ("indexer_kl_bwd", _call_kl_backward, judge.check_kl_backward),
+        ("indexer_kl_loss", _call_kl_loss, judge_composed.check_kl_loss),
+    )
+    checks = each(runs, cases.TRAINING, make, backend, _work)
+    for case in cases.INDEX_BACKWARD:
+        call, check = (
+            partial(one, deterministic=case.deterministic)
+            for one in (calls.indexer_bwd, judge.check_index_backward)
         )
+        checks += each([("indexer_bwd", call, check)], [case.training], make, backend, _work)
+    return checks
 
-    return [build(*row) for row in rows]
+
+def _work(case: IndexerTrainingCase) -> int:
+    return case.attention.num_queries * case.attention.topk

@@ -14,9 +14,9 @@ from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.findings import unexpected
 

@@ -8,7 +8,6 @@ import torch
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.cases import SPARSE_MLA_CASES, SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_autograd,
@@ -16,6 +15,7 @@ from flashdsa.verify.judge_sparse_mla import (
     forward_results,
     judge_backward,
 )
+from flashdsa.verify.sparse_mla_cases import SPARSE_MLA_CASES, SparseMlaCase, make_sparse_mla_inputs
 
 FEATURES = next(case for case in SPARSE_MLA_CASES if case.name == "every feature")
 BF16_CASES = [case for case in SPARSE_MLA_CASES if case.dtype == torch.bfloat16]

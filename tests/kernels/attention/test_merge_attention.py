@@ -12,7 +12,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.errors import UnsupportedError
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 
 
 def parts(inputs: Any, count: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -16,7 +16,6 @@ from flashdsa.backends.sm100 import slot_rows
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.ops.attention_backward import MlaBwdOperands
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
@@ -24,6 +23,7 @@ from flashdsa.verify.judge_sparse_mla import (
     forward_results,
     judge_backward,
 )
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.findings import unexpected

@@ -22,13 +22,13 @@ from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.catalog import KERNELS, MLA_BWD
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain.nvdisasm import find_disassembler
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.toolchain.nvdisasm import Disassembler
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import (
     check_backward,
     empty_queries,
 )
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.blackwell_backward import assert_launched_as_planned
@@ -257,7 +257,7 @@ def test_the_order_of_warps_does_not_matter() -> None:
 def test_the_softmax_chain_waits_for_no_memory_of_the_gpu() -> None:
     """MEMBAR.ALL.GPU, some 1,500 clocks, stands at the two cluster barriers and nowhere else: what
     the exchange releases lies in shared memory."""
-    disassembler = find_disassembler()
+    disassembler = Disassembler.find()
     if disassembler is None:
         pytest.skip("needs nvdisasm: pip install nvidia-cuda-nvdisasm")
     (kept,) = compile_and_keep(find_kernel(KERNELS, "mla_bwd", "sm_100a"))

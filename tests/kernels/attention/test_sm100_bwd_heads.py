@@ -17,9 +17,9 @@ from flashdsa.kernels.attention.sm100.bwd.heads.products import products_of
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER, PairTile
 from flashdsa.kernels.catalog import MLA_BWD_HEADS
 from flashdsa.plan import BudgetError
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention import blackwell_backward

@@ -12,9 +12,9 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm100.sparse_mla import bind_plan, write_apart
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.ops.attention import SparseMlaOutOperands
-from flashdsa.verify.cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 
 CASE = SparseMlaCase("3 queries of 16 heads, two tiles", 3, 90, 16, 50, invalid=True,
                      duplicates=True, empty_rows=True, topk_length=True)  # fmt: skip

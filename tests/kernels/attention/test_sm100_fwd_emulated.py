@@ -21,11 +21,11 @@ from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
 from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
-from flashdsa.toolchain.nvdisasm import find_disassembler
-from flashdsa.toolchain.ptxas import find_assembler
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.toolchain.nvdisasm import Disassembler
+from flashdsa.toolchain.ptxas import Assembler
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.features import EVERY_FEATURE
 
@@ -214,7 +214,7 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 @pytest.mark.slow
 def test_nothing_is_spilled_and_no_arrival_waits_for_memory_of_the_gpu() -> None:
     """MEMBAR.ALL.GPU stands at the first cluster barrier and nowhere else."""
-    disassembler, assembler = find_disassembler(), find_assembler()
+    disassembler, assembler = Disassembler.find(), Assembler.find()
     if disassembler is None or assembler is None:
         pytest.skip("needs nvdisasm and ptxas: pip install 'flashdsa[assemble]'")
     (kept,) = compile_and_keep(find_kernel(KERNELS, "mla_fwd", "sm_100a"))

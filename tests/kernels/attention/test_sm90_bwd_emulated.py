@@ -17,9 +17,9 @@ from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall, bind_per_
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 

@@ -13,8 +13,8 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import compiled, emulation
 from flashdsa.kernels.attention import union
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.findings import unexpected
 
 

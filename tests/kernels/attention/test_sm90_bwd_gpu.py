@@ -12,10 +12,9 @@ import torch
 
 import flashdsa
 from flashdsa.backends.sm90.mla_bwd_per_item import Call
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
-from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU

@@ -13,9 +13,9 @@ from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.findings import unexpected
 

@@ -22,9 +22,8 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, WITHOUT_ROPE, Tile
 from flashdsa.kernels.catalog import MLA_BWD_SCORES
 from flashdsa.reference import valid_slots
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.judge_sparse_mla import forward_results
-from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 

@@ -14,9 +14,9 @@ from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call
 from flashdsa.verify import draw_rows
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.findings import unexpected
 

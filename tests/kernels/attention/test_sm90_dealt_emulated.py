@@ -22,9 +22,9 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFew
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 

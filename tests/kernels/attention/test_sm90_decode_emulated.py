@@ -27,9 +27,9 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.row_formats import ROW_FORMATS
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE

@@ -9,9 +9,9 @@ import torch
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU

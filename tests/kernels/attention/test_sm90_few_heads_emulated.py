@@ -21,9 +21,9 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
 from flashdsa.row_formats import RowFormat
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.test_row_formats import rows_of_every_code

@@ -22,9 +22,9 @@ from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
-from flashdsa.verify.cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE

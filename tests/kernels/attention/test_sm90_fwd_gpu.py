@@ -15,9 +15,9 @@ from flashdsa.backends.sm90 import sparse_mla
 from flashdsa.backends.sm90.sparse_mla import bind_plan, group_for, plan_for
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS
 from flashdsa.ops.attention import SparseMlaOutOperands
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU

@@ -19,9 +19,9 @@ from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE, SPARSE_MLA_DECODE_DEALT, SPARSE_MLA_FWD
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.verify.cases import SparseMlaCase, make_sparse_mla_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from ptxemu.launch_setup import LaunchSetup
 from tests.kernels.assembled import assert_it_assembles_without_spills

@@ -18,7 +18,7 @@ from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.full.plan import MIXED_FORMATS, DecodePlan
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE
 from flashdsa.row_formats import ROW_FORMATS
-from flashdsa.verify.cases import SparseMlaCase
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.test_row_formats import rows_of_every_code
 from tests.kernels.attention.test_sm90_joined_emulated import run

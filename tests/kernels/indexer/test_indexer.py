@@ -7,9 +7,14 @@ from hypothesis import strategies as st
 
 import flashdsa
 from flashdsa import reference
-from flashdsa.verify.cases import INDEXER_CASES, IndexerCase, make_indexer_inputs
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_cases import INT32_MAX, pack_pages
+from flashdsa.verify.indexer_cases import (
+    INDEXER_CASES,
+    INT32_MAX,
+    IndexerCase,
+    make_indexer_inputs,
+    pack_pages,
+)
 from flashdsa.verify.judge_indexer import (
     check_scores,
     check_selection,

@@ -6,10 +6,9 @@ import torch
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.cpu import prefill
-from flashdsa.verify.cases import PREFILL_CASES, PrefillCase, make_prefill_inputs
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
-from flashdsa.verify.prefill_cases import causal
+from flashdsa.verify.prefill_cases import PREFILL_CASES, PrefillCase, causal, make_prefill_inputs
 
 
 def test_scores_and_selection_are_within_the_contract(subtests, backend, device, seed):

@@ -180,7 +180,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
 def launch(inputs: Inputs, by_score: bool = False) -> torch.Tensor:
     ids = inputs.output(512)
     operands = TopkIndexerOperands(*inputs, ids)
-    options = {"sorted": by_score, "positions": False, "table_page_size": 64, "block": 1}
+    options = {"sorted": by_score, "positions": False, "table_page_size": 64}
     indexer.bind(gpu_runner(GPU), operands, check=False, **options)(operands)
     return ids
 
@@ -323,7 +323,7 @@ def test_checked_calls_check_addresses_and_where_asked_values(
 ) -> None:
     def checked(inputs: Inputs, check: bool) -> None:
         operands = TopkIndexerOperands(*inputs, inputs.output(512))
-        options = {"sorted": False, "positions": False, "table_page_size": 64, "block": 1}
+        options = {"sorted": False, "positions": False, "table_page_size": 64}
         indexer.bind(gpu_runner(GPU), operands, check=check, **options)(operands)
 
     inputs = rows(2)

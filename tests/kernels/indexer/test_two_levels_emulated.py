@@ -65,7 +65,7 @@ def test_one_bound_function_serves_tables_of_any_width() -> None:
         make_indexer_inputs(IndexerCase("", (length,), 20, num_heads=16, block=8), seed=7)
         for length in (100, 700)
     )
-    options = {"sorted": False, "positions": False, "table_page_size": 64, "block": 8}
+    options = {"sorted": False, "positions": False, "block": 8}
     operands = TopkIndexerOperands(*narrow.operands, narrow.output_buffer())
     serve = two_levels.bind(runner, operands, check=False, **options)
     ids, expected = wide.output_buffer(), wide.output_buffer()

@@ -9,11 +9,11 @@ import torch
 
 import flashdsa
 from flashdsa.verify import judge_indexer_training as judge
-from flashdsa.verify.cases import (
+from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_training_cases import (
     INDEXER_TRAINING_CASES,
     make_indexer_training_inputs,
 )
-from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results
 from tests.support.subtests import CaseLoop
 

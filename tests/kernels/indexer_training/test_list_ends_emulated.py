@@ -12,14 +12,14 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import EmulatedProgress, emulation
 from flashdsa.verify import judge_indexer_training as judge
-from flashdsa.verify.cases import (
-    IndexerTrainingCase,
-    IndexerTrainingInputs,
-    SparseMlaCase,
-    make_indexer_training_inputs,
-)
 from flashdsa.verify.compare import failures
 from flashdsa.verify.draw_rows import invalid_values
+from flashdsa.verify.indexer_training_cases import (
+    IndexerTrainingCase,
+    IndexerTrainingInputs,
+    make_indexer_training_inputs,
+)
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 
 ONE_SM = Device(1, {1: 1})
 CHECKS = {"target": judge.check_target, "scores": judge.check_index_scores}

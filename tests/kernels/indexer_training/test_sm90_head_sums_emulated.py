@@ -18,12 +18,9 @@ from flashdsa.kernels.catalog import ATTENTION_TARGET, INDEXER_SCORES
 from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 from flashdsa.kernels.indexer_training.sm90.scores.plan import ScoresPlan
 from flashdsa.verify import judge_indexer_training as judge
-from flashdsa.verify.cases import (
-    IndexerTrainingCase,
-    SparseMlaCase,
-    make_indexer_training_inputs,
-)
 from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_training_cases import IndexerTrainingCase, make_indexer_training_inputs
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE

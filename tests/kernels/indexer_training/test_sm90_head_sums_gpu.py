@@ -13,14 +13,14 @@ import flashdsa
 from flashdsa.backends.sm90 import attention_target, indexer_scores
 from flashdsa.ops.indexer_training import AttentionTargetOperands, IndexerScoresOperands
 from flashdsa.verify import judge_indexer_training as judge
-from flashdsa.verify.cases import (
+from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingCase,
     IndexerTrainingInputs,
-    SparseMlaCase,
     make_indexer_training_inputs,
 )
-from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU

@@ -13,14 +13,14 @@ from flashdsa.backends.emulated.runner import Emulator, emulation
 from flashdsa.backends.sm90 import indexer_bwd
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import BLOCKS, RANGE_KEYS, BwdPlan
-from flashdsa.verify.cases import (
+from flashdsa.verify.compare import failures
+from flashdsa.verify.indexer_training_cases import (
     IndexerTrainingCase,
-    SparseMlaCase,
+    IndexerTrainingInputs,
     make_indexer_training_inputs,
 )
-from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_indexer_training import check_index_backward, judge_index_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from ptxemu import Policy
 from tests.kernels.features import EVERY_FEATURE
 from tests.kernels.findings import unexpected

@@ -10,10 +10,14 @@ import torch
 
 import flashdsa
 from flashdsa.backends.sm90 import indexer_bwd
-from flashdsa.verify.cases import IndexerTrainingCase, SparseMlaCase, make_indexer_training_inputs
 from flashdsa.verify.compare import failures
-from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
+from flashdsa.verify.indexer_training_cases import (
+    IndexerTrainingCase,
+    IndexerTrainingInputs,
+    make_indexer_training_inputs,
+)
 from flashdsa.verify.judge_indexer_training import check_index_backward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU

@@ -69,9 +69,9 @@ def topk_indexer(
     if candidates is not None:
         listed = zip(rows, candidates, strict=True)
         rows = [row._replace(selectable=_among(row, ids, block)) for row, ids in listed]
-    of_blocks = block > 1 and candidates is None
+    of_blocks = block if candidates is None else 1
     topk_indices.fill_(-1)
-    unscored = [not sorted and not of_blocks and row.length <= topk for row in rows]
+    unscored = [not sorted and of_blocks == 1 and row.length <= topk for row in rows]
     for index, row in enumerate(rows):
         if unscored[index]:
             everything = torch.arange(row.length)
@@ -80,21 +80,20 @@ def topk_indexer(
     scored = [index for index, skip in enumerate(unscored) if not skip]
     for index, scores in _scores(q_index_fp8, k_index_cache_fp8, weights, rows, scored):
         row = rows[index]
-        if of_blocks:
-            best, there = best_of_blocks(scores, row.selectable, block)
-            _emit(topk_indices[index], row, select(best, there, topk, sorted=sorted), True)
-        else:
-            chosen = select(scores, row.selectable, topk, sorted=sorted)
-            _emit(topk_indices[index], row, chosen, positions)
+        chosen = select_blocks(scores, row.selectable, topk, of_blocks, sorted=sorted)
+        _emit(topk_indices[index], row, chosen, positions or of_blocks > 1)
 
 
-def best_of_blocks(scores: Tensor, selectable: Tensor | None, block: int) -> tuple[Tensor, Tensor]:
-    """Scores (ceil(n / block),) of blocks of `scores` (n,), and which have a position to select."""
-    length = len(scores)
-    there = torch.ones(length, dtype=torch.bool) if selectable is None else selectable
-    newest = torch.tensor([length], dtype=torch.int64)
-    best, some = block_scores(scores[None], there[None], newest, block)
-    return best[0], some[0]
+def select_blocks(
+    scores: Tensor, selectable: Tensor | None, topk: int, block: int, *, sorted: bool
+) -> Tensor:
+    """The best `topk` blocks of so many of `scores` (n,), as `select` gives positions."""
+    if block > 1:
+        length = len(scores)
+        there = torch.ones(length, dtype=torch.bool) if selectable is None else selectable
+        newest = torch.tensor([length], dtype=torch.int64)
+        (scores,), (selectable,) = block_scores(scores[None], there[None], newest, block)
+    return select(scores, selectable, topk, sorted=sorted)
 
 
 def among(candidates: Tensor, length: int, block: int) -> Tensor:

@@ -13,11 +13,10 @@ from flashdsa.backends.cpu.indexer import (
     ROW_BLOCK_ELEMENTS,
     TOKEN_BLOCK,
     among,
-    best_of_blocks,
     score,
+    select_blocks,
 )
 from flashdsa.backends.cpu.tiling import spans
-from flashdsa.backends.cpu.topk import select
 from flashdsa.errors import ArgumentValueError
 
 if TYPE_CHECKING:
@@ -41,20 +40,19 @@ def topk_prefill(operands: TopkPrefillOperands, *, sorted: bool, block: int) -> 
     """
     topk_indices, topk = operands.topk_indices, operands.topk_indices.shape[1]
     candidates, ranges = operands.candidates, ranges_of(operands.inputs)
-    of_blocks = block > 1 and candidates is None
+    of_blocks = block if candidates is None else 1
     topk_indices.fill_(-1)
     scored = []
     for query, (start, end) in enumerate(ranges):
-        if sorted or of_blocks or candidates is not None or end - start > topk:
+        if sorted or of_blocks > 1 or candidates is not None or end - start > topk:
             scored.append(query)
         else:
             topk_indices[query, : end - start] = torch.arange(start, end, dtype=torch.int32)
     for query, first_key, scores in _scores(operands.inputs, ranges, scored):
-        if of_blocks:
-            chosen = select(*best_of_blocks(scores, None, block), topk, sorted=sorted)
-        else:
-            listed = None if candidates is None else among(candidates[query], len(scores), block)
-            chosen = select(scores, listed, topk, sorted=sorted) + first_key
+        listed = None if candidates is None else among(candidates[query], len(scores), block)
+        chosen = select_blocks(scores, listed, topk, of_blocks, sorted=sorted)
+        if of_blocks == 1:
+            chosen = chosen + first_key
         topk_indices[query, : len(chosen)] = chosen.to(torch.int32)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,31 +25,22 @@ def forward(
     operands: SparseMlaOperands,
     *,
     d_v: int,
-    sm_scale: float,
     max_logits: bool,
-    index_block: int,
-    batch_invariant: bool,
-    kv_format: str | None,
+    **choices: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) in fp32 (fp64 for fp64 inputs).
 
     Args:
         d_v: columns of kv that are V.
-        sm_scale: factor of the logits.
         max_logits: whether they are asked for; else they have no element.
+        choices: of `forward_out`.
     """
     q, kv, indices, *lists = operands
     rows, dtype = q.shape[:2], compute_dtype(q)
     out, lse = torch.empty(*rows, d_v, dtype=q.dtype), torch.empty(rows, dtype=dtype)
     largest = torch.empty(rows if max_logits else 0, dtype=dtype)
     asked = largest if max_logits else None
-    forward_out(
-        operands.into(q, kv, indices, out, lse, asked, *lists),
-        sm_scale=sm_scale,
-        index_block=index_block,
-        batch_invariant=batch_invariant,
-        kv_format=kv_format,
-    )
+    forward_out(operands.into(q, kv, indices, out, lse, asked, *lists), **choices)
     return out, lse, largest
 
 

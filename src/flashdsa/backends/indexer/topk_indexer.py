@@ -48,7 +48,6 @@ def bind(
     sorted: bool,
     positions: bool,
     table_page_size: int,
-    block: int,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
     """Write each row's best token ids into `topk_indices`, on the current stream.
@@ -61,7 +60,6 @@ def bind(
         positions: an id is the token's position in its row, not its slot.
         table_page_size: tokens that an entry of the block table names; the table of 2 to 32 is
             spelt out as slots, 4 bytes a token beside the 132 that are read of each.
-        block: 1; others are two_levels.py's.
         check: with FLASHDSA_CHECK=1 bad lengths and page ids are errors, which waits for the
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.

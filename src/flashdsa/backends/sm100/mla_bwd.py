@@ -41,11 +41,9 @@ def bind(
     sm_scale: float,
     deterministic: bool,
     dkv_dtype: torch.dtype,
-    index_block: int = 1,
 ) -> Callable[[Sequence[Any]], tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """dQ (S, H, d_qk), dKV (S_kv, d_qk), no dextra_kv, d_sink (H,), which is empty without a sink;
-    no kernel has blocks of rows."""
-    del index_block
+    """dQ (S, H, d_qk), dKV (S_kv, d_qk), no dextra_kv, d_sink (H,), which is empty without a
+    sink."""
     plan = PLANS[operands.q.shape[1], deterministic]
     function = runner.function(MLA_BWD, plan)
     pairs = runner.cluster_capacity(plan.threads, plan.smem_bytes)[CLUSTER]

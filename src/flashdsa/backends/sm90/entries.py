@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu import entries as by_torch
+from flashdsa.backends.cpu import entries as cpu
 from flashdsa.backends.memory import aligned, readable
-from flashdsa.backends.runner import Runner
+from flashdsa.backends.runner import Runner, by_torch
 from flashdsa.kernels.catalog import COMPRESS_KV
 from flashdsa.kernels.entries.sm90.plan import (
     MODELS,
@@ -31,11 +31,10 @@ def bind(
 ) -> Callable[[Sequence[Any]], Tensor]:
     """Entries (num_entries, d)."""
     kind, tokens = type(operands), len(operands.kv)
-    parameters: dict[str, Any] = {"ratio": ratio, "overlap": overlap, "eps": eps}
     plan = _plan(operands, ratio, overlap)
     has_state = operands.state is not None
     if plan is None or tokens < (1 if has_state else ratio):
-        return runner.on_device(lambda given: by_torch.forward(kind(*given), **parameters))
+        return by_torch(cpu.forward, runner, operands, ratio=ratio, overlap=overlap, eps=eps)
     function = runner.function(COMPRESS_KV, replace(plan, state=has_state))
     spare = (len(operands.cu_seqlens) - 1) * (ratio - 1) if has_state else 0
     empty = runner.allocator((tokens + spare) // ratio, plan.d, dtype=torch.bfloat16)
@@ -54,10 +53,9 @@ def bind_backward(
 ) -> Callable[[Sequence[Any]], tuple[Tensor, ...]]:
     """d_kv, d_gate, d_ape and d_norm_weight."""
     kind, (tokens, width) = type(operands), operands.kv.shape
-    parameters: dict[str, Any] = {"ratio": ratio, "overlap": overlap, "eps": eps}
     forward = _plan(operands, ratio, overlap)
     if forward is None or tokens < ratio:
-        return runner.on_device(lambda given: by_torch.backward(kind(*given), **parameters))
+        return by_torch(cpu.backward, runner, operands, ratio=ratio, overlap=overlap, eps=eps)
     plan = replace(forward, gradient=True)
     run = _bind_whole if plan.whole else _bind_sliced
     compute = run(runner, plan, tokens // ratio, eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,44 +16,36 @@ from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 if TYPE_CHECKING:
     from flashdsa.ops.indexer_loss import IndexerKlBwdOperands, IndexerKlOperands
 
+Serve = Callable[[Sequence[Tensor]], Tensor]
+"""Function of the operands."""
 
-def bind(runner: Runner, operands: IndexerKlOperands) -> Callable[[IndexerKlOperands], Tensor]:
+
+def bind(runner: Runner, operands: IndexerKlOperands) -> Serve:
     """KL (S,) fp32; 0 for rows without a valid slot or a target."""
-    rows = operands.scores.shape[0]
-    if not operands.scores.numel():
-        return lambda _: runner.empty(rows, dtype=torch.float32).zero_()
-    function = runner.function(INDEXER_KL, KlPlan())
-    empty_kl = runner.allocator(rows, dtype=torch.float32)
-    dense = lie_densely(operands)
-
-    def serve(operands: IndexerKlOperands) -> Tensor:
-        scores, target = operands
-        if not dense:
-            scores, target = scores.contiguous(), target.contiguous()
-        out = empty_kl()
-        function(scores, target, out)
-        return out
-
-    return runner.on_device(serve)
+    return _bind(runner, KlPlan(), operands, operands.scores.shape[:1])
 
 
-def bind_backward(
-    runner: Runner, operands: IndexerKlBwdOperands
-) -> Callable[[IndexerKlBwdOperands], Tensor]:
+def bind_backward(runner: Runner, operands: IndexerKlBwdOperands) -> Serve:
     """d_scores (S, topk) fp32 = grad_kl (softmax of the scores - normalised target)."""
-    shape = tuple(operands.scores.shape)
+    return _bind(runner, KlPlan(gradient=True), operands, operands.scores.shape)
+
+
+def _bind(
+    runner: Runner,
+    plan: KlPlan,
+    operands: IndexerKlOperands | IndexerKlBwdOperands,
+    shape: Sequence[int],
+) -> Serve:
+    """Bind the launch that writes a result of this shape."""
     if not operands.scores.numel():
-        return lambda _: runner.empty(*shape, dtype=torch.float32)
-    function = runner.function(INDEXER_KL, KlPlan(gradient=True))
-    empty_gradient = runner.allocator(*shape, dtype=torch.float32)
+        return lambda _: runner.empty(*shape, dtype=torch.float32).zero_()
+    function = runner.function(INDEXER_KL, plan)
+    empty = runner.allocator(*shape, dtype=torch.float32)
     dense = lie_densely(operands)
 
-    def serve(operands: IndexerKlBwdOperands) -> Tensor:
-        scores, target, grad_kl = operands
-        if not dense:
-            scores, target, grad_kl = (x.contiguous() for x in operands)
-        out = empty_gradient()
-        function(scores, target, grad_kl, out)
+    def serve(operands: Sequence[Tensor]) -> Tensor:
+        out = empty()
+        function(*(operands if dense else [x.contiguous() for x in operands]), out)
         return out
 
     return runner.on_device(serve)

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 def bind(
-    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool, block: int
+    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
 ) -> Callable[[Sequence[Any]], None]:
     """Write each query's best key rows into `topk_indices` (S, topk) int32, in ascending row, or
     with `sorted` in descending score, by a second launch that sorts the lists.
 
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
-    device. `block` is 1; others are two_levels.py's.
+    device.
     """
     topk_indices, kind = operands.topk_indices, type(operands)
     if not topk_indices.is_contiguous():

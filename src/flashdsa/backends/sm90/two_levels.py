@@ -41,18 +41,17 @@ def bind(
     *,
     sorted: bool,
     positions: bool,
-    table_page_size: int,
     block: int,
     check: bool,
 ) -> Callable[[Sequence[Any]], None]:
     """Write the ids of blocks, or of tokens of candidates, into `topk_indices`, in the CPU's order.
 
-    Args: as for `topk_indexer.bind`; `table_page_size` is 64, `block` at most that.
+    Args: as for `topk_indexer.bind`; `block` is at most 64.
     """
     kind = type(operands)
     of_blocks = block > 1 and operands.candidates is None
     each = BLOCK if of_blocks and block == BLOCK else 1  # tokens of a written score
-    plan = plan_of(INDEXER_LOGITS, operands, table_page_size)
+    plan = plan_of(INDEXER_LOGITS, operands, PAGE_SIZE)
     score = runner.function(INDEXER_LOGITS, replace(plan, of_blocks=each > 1))
     positions = positions or of_blocks
     rank = bind_level(runner, operands, block, each, sorted=sorted, positions=positions)
@@ -64,7 +63,7 @@ def bind(
         width = table.shape[1] * PAGE_SIZE
         require_layout(*given[:6])
         if check and values_are_checked():
-            check_values(x.seq_lens.cpu(), table.cpu(), num_pages, table_page_size)
+            check_values(x.seq_lens.cpu(), table.cpu(), num_pages, PAGE_SIZE)
         rows = len(x.seq_lens)
         if not num_pages or not width or is_empty(x.candidates):
             x.topk_indices.fill_(-1)

@@ -26,7 +26,7 @@ from flashdsa.ops.indexer import (
     topk_indices,
 )
 from flashdsa.ops.prefill import DSA_TOPK_PREFILL, TopkPrefillOperands, dsa_topk_prefill
-from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
+from flashdsa.problem import INDEX_HEAD_DIM
 
 ROTARY: Mapping[str, str] = {
     "DeepseekV32Indexer": "apply_rotary_pos_emb",
@@ -227,15 +227,14 @@ def _shared_operands(
     chosen = lengths.new_empty(batch * num_queries, topk)
     flat = q.flatten(0, 1), k.flatten(0, 1), weights.flatten(0, 1)
     operands = TopkPrefillOperands(*flat, ends, chosen, starts)
-    if not is_served(DSA_TOPK_PREFILL, operands, "auto", sorted=False, block=1):
+    if not is_served(DSA_TOPK_PREFILL, operands, "auto"):
         return None
     return operands if are_ranges else None
 
 
 def _serves_positions(operands: TopkIndexerOperands) -> bool:
     """Whether a backend picks positions for these rows."""
-    choices: dict[str, Any] = {"positions": True, "table_page_size": PAGE_SIZE, "check": True}
-    return is_served(DSA_TOPK_INDEXER, operands, "auto", sorted=False, block=1, **choices)
+    return is_served(DSA_TOPK_INDEXER, operands, "auto", positions=True, check=True)
 
 
 def _ranges(mask: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor]:
