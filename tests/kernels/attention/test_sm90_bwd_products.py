@@ -161,7 +161,8 @@ def check_dq(heads: int, policy: Policy | None = None, tile: Tile = Tile()) -> N
     # Of queries whose own results are not finite nothing is mended.
     lse = torch.full((len(inputs.q),), NAN)
     indices, lengths = torch.zeros(len(lse) // heads, 1).int(), torch.zeros(0).int()
-    of_queries = inputs.q, kv, inputs.do, lse, indices, lengths, lse, dq, heads, 1.0
+    q, do, lse, written = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do, lse, dq))
+    of_queries = q, kv, do, lse, indices, lengths, lse, written, heads, 1.0
     launch(MLA_BWD_DQ, inputs, policy, *of_queries)
     expected = torch.zeros(len(inputs.ds), ROWS, tile.d_qk, dtype=torch.float64)
     terms = torch.zeros_like(expected)
@@ -182,7 +183,8 @@ def check_dkv(heads: int, policy: Policy | None = None, tile: Tile = Tile()) -> 
     inputs.ids.clamp_(min=1)
     before = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(2))
     dkv = before.clone()
-    launch(MLA_BWD_DKV, inputs, policy, inputs.present, inputs.q, inputs.do, dkv, heads)
+    of_rows = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do))
+    launch(MLA_BWD_DKV, inputs, policy, inputs.present, *of_rows, dkv, heads)
     judge_dkv(inputs, before, dkv)
 
 
@@ -245,7 +247,8 @@ def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
     rest = torch.zeros(buffers - 1, NUM_KEYS, tile.d_qk)
     ordered, free, shows = [], [], buffers == 1 and counts != FEW_COUNTS
     for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
-        common = inputs.present, inputs.q, inputs.do
+        of_rows = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do))
+        common = inputs.present, *of_rows
         dkv = torch.cat([before[None], rest])
         words = torch.zeros(len(COUNTS), DkvPlan().slices * WORDS, dtype=torch.int32)
         order = words, FIRST_GROUP

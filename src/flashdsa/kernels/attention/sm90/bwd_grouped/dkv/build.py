@@ -21,7 +21,8 @@ def compile_dkv(plan: DkvPlan) -> Any:
     num_ctas); in order (..., num_ctas, words, first). See `launch_dkv`.
     """
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
+    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
+    rows = cute.sym_int32(), cute.sym_int32()
     dkv = (cute.sym_int32(), keys, d_qk) if plan.ordered else (keys, d_qk)
     order = []
     if plan.ordered:
@@ -34,8 +35,8 @@ def compile_dkv(plan: DkvPlan) -> Any:
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (groups,), 4),
-        fake_tensor(BFloat16, (rows, d_qk)),
-        fake_tensor(BFloat16, (rows, d_v)),
+        fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_v)),
         fake_tensor(Float32, dkv),
         Int32(128),
         Int32(0),

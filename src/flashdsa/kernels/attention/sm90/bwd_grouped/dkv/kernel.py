@@ -18,6 +18,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
     GROUP_WARPS,
     Order,
@@ -93,8 +94,8 @@ class Operands(NamedTuple):
     ids: cute.Tensor  # (groups, capacity) int32
     counts: cute.Tensor  # (groups,) int32
     present: cute.Tensor  # (groups,) int32
-    q: cute.Tensor  # (S * H, 576) bf16
-    do: cute.Tensor  # (S * H, 512) bf16
+    q: cute.Tensor  # (S, H, 576) bf16
+    do: cute.Tensor  # (S, H, 512) bf16
     dkv: cute.Tensor  # (S_kv, 576) fp32, added to; in order (buffers, S_kv, 576)
     heads: Int32  # H, one of HEADS
 
@@ -113,7 +114,9 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     last = len(Operands._fields)
     behind = last + len(Groups._fields)
-    x, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    given, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    # The kernel sees the heads' rows one after another.
+    x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
     num_ctas, *in_order = arguments[behind:]
     order = None
     if cutlass.const_expr(plan.ordered):
