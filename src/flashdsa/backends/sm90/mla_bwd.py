@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, buffers_for, grouping_for
+from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, grouping_for
 from flashdsa.backends.sm90.mla_bwd_joined import (
     bind_join,
     num_rows,
@@ -68,17 +68,14 @@ def bind(
     of_lists = topk, sm_scale, has_lengths, Tile(d_qk), ranges
     sizes = Sizes(runner, num_queries, num_keys, *of_lists)
     parts: list[tuple[slice | None, Launch]] = []
-    buffers = 0
     for first in range(0, num_queries, at_a_time):
         some = slice(first, min(first + at_a_time, num_queries))
         of_part = sizes._replace(num_queries=some.stop - first)
         bound = bind_part(of_part, num_heads, deterministic=deterministic)
-        parts.append((some if num_queries > at_a_time else None, bound.launch))
-        buffers = max(buffers, bound.buffers)
+        parts.append((some if num_queries > at_a_time else None, bound))
     launch = parts[0][1]
     every, kind = runner.empty(0, dtype=torch.int32), type(operands)
-    shape = (*([buffers] * bool(buffers)), num_keys, d_qk)
-    allocate_dkv = runner.allocator(*shape, dtype=torch.float32)
+    allocate_dkv = runner.allocator(num_keys, d_qk, dtype=torch.float32)
     allocate_dq = runner.allocator(*operands.q.shape, dtype=operands.q.dtype)
     allocate_delta = runner.allocator(*operands.lse.shape, dtype=torch.float32)
     allocate_d_sink = runner.allocator(num_heads, dtype=torch.float32)
@@ -114,8 +111,6 @@ def bind(
         else:
             d_sink = allocate_d_sink()
             sink_gradient(lse, attn_sink, delta, d_sink)
-        if buffers:
-            dkv = dkv[0] if buffers == 1 else dkv.sum(0)
         if operands[EXTRA_KV] is None:
             if dkv_dtype is not torch.float32:
                 dkv = dkv.to(dkv_dtype)
@@ -125,27 +120,27 @@ def bind(
     return runner.on_device(serve)
 
 
-def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
+def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of some queries and all heads, those that kernels take at a time."""
     parts = [
         (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
         for heads, padded in head_parts(num_heads)
     ]
-    runner, buffers = sizes.runner, max(bound.buffers for _, _, bound in parts)
+    runner = sizes.runner
     if num_heads in HEADS:
-        launch_all = parts[0][2].launch
+        launch_all = parts[0][2]
 
         def launch(inputs: Inputs, outputs: Outputs) -> None:
             q, keys, dO, lse, O, slots, lengths = inputs
             of_rows = readable(dO), lse, readable(O)
             launch_all((readable(q), keys, *of_rows, slots, lengths), outputs)
 
-        return Bound(launch, buffers)
+        return launch
 
     def launch_padded(inputs: Inputs, outputs: Outputs) -> None:
         q, keys, dO, lse, O, slots, lengths = inputs
         delta, dq, dkv = outputs
-        for heads, padded, (launch_heads, _) in parts:
+        for heads, padded, launch_heads in parts:
             q_part, dO_part, lse_part, O_part = (
                 padded_heads(x, heads, padded, empty)
                 for x, empty in ((q, 0.0), (dO, 0.0), (lse, math.inf), (O, 0.0))
@@ -158,7 +153,7 @@ def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
             own = heads.stop - heads.start
             dq[:, heads], delta[:, heads] = dq_part[:, :own], delta_part[:, :own]
 
-    return Bound(launch_padded, buffers)
+    return launch_padded
 
 
 def head_parts(num_heads: int) -> list[tuple[slice, int]]:
@@ -190,15 +185,7 @@ class Sizes(NamedTuple):
     ranges: bool
 
 
-class Bound(NamedTuple):
-    """Launches of some heads or queries; buffers: dKVs that they add to, 0: one without the
-    dimension."""
-
-    launch: Launch
-    buffers: int
-
-
-def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
+def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of `num_heads` heads, one of HEADS."""
     runner, num_queries, num_keys, topk, sm_scale, has_lengths, tile, ranges = sizes
     grouping = grouping_for(
@@ -214,11 +201,10 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, *by_queries)
     bind_small = bind_slots if deterministic or is_far(call) else bind_per_item
     if grouping is None:
-        return Bound(bind_small(call), 0)
+        return bind_small(call)
     of_rows = num_heads, sm_scale
-    large = partial(bind_large, runner, grouping, of_rows, deterministic=deterministic)
-    buffers = buffers_for(num_keys, tile.d_qk) if deterministic else 0
-    return Bound(bind_either(call, large, bind_small), buffers)
+    large = partial(bind_large, runner, grouping, of_rows, num_keys, deterministic=deterministic)
+    return bind_either(call, large, bind_small)
 
 
 def without_keys(operands: Sequence[Any], dkv_dtype: torch.dtype) -> Gradients:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ in parts."""
 MOST_BUFFERS = 3
 MOST_BUFFER_BYTES = 1 << 30
 """Most bytes of the deterministic backward's dKVs, each of S_kv rows in fp32; one exists in any
-case."""
+case, the others are touched only where the large groups are taken."""
 
 RATIO = {128: 1.16, 64: 1.16}
 """Longest list of a group of 256 rows, as a multiple of a query's list, on average, by heads. The
@@ -132,12 +132,13 @@ def bind_large(
     runner: Runner,
     grouping: Grouping,
     of_rows: tuple[int, float],
+    num_keys: int,
     num_groups: int,
     *,
     deterministic: bool,
 ) -> LaunchLarge:
     """Bind a launch of dQ and dKV from existing delta and lists, if `choice` takes the large
-    groups. dKV of the deterministic backward is (buffers, S_kv, d_qk).
+    groups.
 
     Args:
         of_rows: heads of a query, and sm_scale. num_groups: of all lists.
@@ -156,11 +157,13 @@ def bind_large(
     group_bytes = block_bytes(grouping.tile, grouping.most_keys)
     allocate = runner.allocator(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
     words_of = runner.allocator(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
+    more = buffers_for(num_keys, grouping.tile.d_qk) - 1
+    more_of = runner.allocator(more, num_keys, grouping.tile.d_qk, dtype=torch.float32)
     firsts = range(0, num_groups, at_a_time)
 
     def launch(inputs: Inputs, outputs: Outputs, lists: Lists, choice: Tensor) -> None:
         workspace = allocate()
-        words = words_of() if deterministic else None
+        words, further = (words_of(), more_of()) if deterministic else (None, None)
         for first in firsts:
             groups = min(at_a_time, num_groups - first)
             part, to, of_part = inputs, outputs, lists
@@ -176,7 +179,10 @@ def bind_large(
             of_queries = q, kv, dO, lse, indices, lengths, delta, dq_part, *of_rows
             num_ctas = min(groups * dq.slices, num_sms)
             compute_dq(workspace, rows, counts, *of_queries, *taken, num_ctas)
-            in_order = () if words is None else (words[:groups].zero_(), first)
+            in_order: tuple[Any, ...] = ()
+            if words is not None:
+                is_last = int(first + groups == num_groups)
+                in_order = words[:groups].zero_(), first, further, is_last
             of_sums = counts, present, q, dO, dkv_sum, of_rows[0]
             num_ctas = min(groups * dkv.slices, num_sms)
             compute_dkv(workspace, rows, *of_sums, *taken, num_ctas, *in_order)

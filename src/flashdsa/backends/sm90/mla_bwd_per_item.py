@@ -31,7 +31,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q (S, H, d_qk), rows of keys, dO (S, H, d_v), lse (S, H) with the sinks, O, indices (S, topk) and
 topk_length, (0,): every slot counts; without gaps."""
 Outputs = tuple[Tensor, Tensor, Tensor]
-"""delta (S, H) fp32 and dq, written, and dkv fp32, added to; of several dKVs the first one."""
+"""delta (S, H) fp32 and dq, written, and dkv (S_kv, d_qk) fp32, added to."""
 Launch = Callable[[Inputs, Outputs], None]
 LaunchLarge = Callable[[Inputs, Outputs, Lists, Tensor], None]
 """(inputs, outputs, lists of all groups, choice (1,) int32)"""
@@ -174,8 +174,6 @@ def bind_arguments(call: Call) -> Callable[[Inputs, Outputs], tuple[Any, ...]]:
     def arguments_of(inputs: Inputs, outputs: Outputs) -> tuple[Any, ...]:
         q, kv, *rest = inputs
         delta, dq, dkv = outputs
-        if dkv.ndim > 2:
-            dkv = dkv[0]
         of_launch = delta, *allocate_lists(), dq, dkv, num_heads, sm_scale
         return (q, kv, allocate_copy(), *rest, *of_launch)
 
