@@ -27,7 +27,14 @@ MOST_WORKSPACE_BYTES = 1 << 30
 """Most bytes of the workspace and the lists of one launch; queries that need more are launched
 in parts."""
 
-MOST_BUFFERS = 3
+USUAL_BUFFERS, MOST_BUFFERS = 3, 16
+"""dKVs of the deterministic backward's chains where lists are long, and most of them."""
+HAND_OVER_US, TILE_US, GROUP_US, BYTES_A_US = 4.6, 3.1, 5.0, 3.3e6
+"""Measured on an H200: from a group of a chain to the next one; a slice of a group, for each of its
+tiles and besides; memory's rate. They reproduce `deterministic=True` over the default's time of 128
+heads: topk 256 1.93, 512 1.43, 1,024 1.07."""
+WAVE = 132
+"""An H100's and an H200's SMs. It does not depend on the device, and so the bits do not."""
 MOST_BUFFER_BYTES = 1 << 30
 """Most bytes of the deterministic backward's dKVs, each of S_kv rows in fp32; one exists in any
 case, the others are touched only where the large groups are taken."""
@@ -114,10 +121,22 @@ def grouping_for(
     return Grouping(queries, topk, ratio, most_length, tile)
 
 
-def buffers_for(num_keys: int, d_qk: int) -> int:
-    """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
-    time. The bits depend on it, so it depends on the size of kv alone."""
-    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * d_qk * max(1, num_keys))))
+def buffers_for(num_keys: int, d_qk: int, num_groups: int, topk: int) -> int:
+    """dKVs that the deterministic backward adds to, a chain of groups each.
+
+    Groups of a chain follow each other, so short lists need more chains; a pass zeroes each dKV and
+    one adds it up. The bits depend on the number, so it depends on the call's sizes alone.
+    """
+    row_bytes = 4 * d_qk * max(1, num_keys)
+    most = max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // row_bytes))
+    tiles = -(-topk // Tile(d_qk).keys)
+    work = num_groups * DkvPlan.slices / WAVE * (TILE_US * tiles + GROUP_US)
+
+    def time_of(buffers: int) -> float:
+        chain = num_groups / buffers * HAND_OVER_US
+        return max(work, chain) + buffers * 2 * row_bytes / BYTES_A_US
+
+    return min(range(min(USUAL_BUFFERS, most), most + 1), key=time_of)
 
 
 @lru_cache
@@ -157,7 +176,7 @@ def bind_large(
     group_bytes = block_bytes(grouping.tile, grouping.most_keys)
     allocate = runner.allocator(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
     words_of = runner.allocator(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
-    more = buffers_for(num_keys, grouping.tile.d_qk) - 1
+    more = buffers_for(num_keys, grouping.tile.d_qk, num_groups, grouping.topk) - 1
     more_of = runner.allocator(more, num_keys, grouping.tile.d_qk, dtype=torch.float32)
     firsts = range(0, num_groups, at_a_time)
 
