@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
@@ -218,16 +220,80 @@ def test_missing_operands_are_told_from_given_ones(checks: list[str]) -> None:
     assert len(checks) == 2
 
 
-def test_a_call_is_remembered_without_gradients_only(checks: list[str]) -> None:
+def test_gradients_are_recorded_where_they_are_asked_for(checks: list[str]) -> None:
     scores, target = torch.rand(2, 3), torch.rand(2, 3)
-    flashdsa.indexer_kl(scores, target)
     leaf = scores.clone().requires_grad_()
     for _ in range(2):
-        flashdsa.indexer_kl(leaf, target).sum().backward()
-    with torch.no_grad():
-        flashdsa.indexer_kl(leaf, target)
-    assert flashdsa.indexer_kl(leaf, target).requires_grad
+        assert not flashdsa.indexer_kl(scores, target).requires_grad
+        with torch.no_grad():
+            assert not flashdsa.indexer_kl(leaf, target).requires_grad
+        kl = flashdsa.indexer_kl(leaf, target)
+        assert kl.grad_fn is not None and kl.grad_fn.name().startswith("indexer_kl")
+        kl.sum().backward()
+        with torch.inference_mode():
+            assert not flashdsa.indexer_kl(leaf, target).requires_grad
     assert leaf.grad is not None
+
+
+@pytest.mark.parametrize("form", ["rows", "one kv head", "int64"])
+def test_a_recorded_call_that_comes_back_has_the_dispatchers_gradients(
+    form: str, checks: list[str]
+) -> None:
+    x = inputs.attention(torch.float64)
+    kv = x.kv if form != "one kv head" else x.kv[:, None]
+    indices = x.indices.long() if form == "int64" else x.indices
+    sink = torch.nn.Parameter(x.attn_sink)
+
+    def gradients(scale: float, *, mode: object) -> tuple[torch.Tensor, ...]:
+        leaves = (x.q * scale).requires_grad_(), kv.clone().requires_grad_(), sink
+        with mode:  # type: ignore[attr-defined]
+            out = flashdsa.sparse_mla(*leaves[:2], indices, d_v=x.d_v, attn_sink=sink)
+            return torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+    for scale in (1.0, 2.0, 3.0):
+        got = gradients(scale, mode=nullcontext())
+        expected = gradients(scale, mode=_Watch())  # by torch's dispatcher
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        assert [one.shape for one in got] == [x.q.shape, kv.shape, sink.shape]
+    once = ["sparse_mla_fwd", "mla_bwd"]
+    assert sorted(set(checks)) == sorted(once)
+    before = len(checks)
+    gradients(4.0, mode=nullcontext())
+    assert len(checks) == before
+
+
+def test_a_recorded_call_that_comes_back_has_no_gradient_of_a_gradient() -> None:
+    x = inputs.attention(torch.float64)
+    for _ in range(2):
+        q = x.q.clone().requires_grad_()
+        out = flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v)
+        (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        with pytest.raises(FlashDsaError, match="no gradient of a gradient"):
+            dq.sum().backward()
+
+
+def test_a_recorded_call_that_comes_back_may_be_checkpointed() -> None:
+    x = inputs.attention(torch.float64)
+    packed: list[torch.Size] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor.shape)
+        return tensor
+
+    for _ in range(2):
+        q = x.q.clone().requires_grad_()
+
+        def run(q: torch.Tensor) -> torch.Tensor:
+            return flashdsa.sparse_mla(q, x.kv, x.indices, d_v=x.d_v)
+
+        (plain,) = torch.autograd.grad(run(q).sum(), q)
+        out = torch.utils.checkpoint.checkpoint(run, q, use_reentrant=False)
+        assert torch.equal(torch.autograd.grad(out.sum(), q)[0], plain)
+        packed.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            out = run(q)
+        assert out.shape in packed and q.shape in packed
+        assert torch.equal(torch.autograd.grad(out.sum(), q)[0], plain)
 
 
 def test_a_call_that_names_a_tensor_twice_is_remembered_as_one(checks: list[str]) -> None:
@@ -292,8 +358,8 @@ def _under(context: object) -> Callable[[inputs.Attention], None]:
     [
         (_plain, False),
         (_under(torch.inference_mode()), False),
-        (lambda x: _plain(x, q=x.q.clone().requires_grad_()), True),
-        (lambda x: _plain(x, q=torch.nn.Parameter(x.q)), True),
+        (lambda x: _plain(x, q=x.q.clone().requires_grad_()), False),
+        (lambda x: _plain(x, q=torch.nn.Parameter(x.q)), False),
         (_vmapped, True),
         (_under(torch.autocast("cpu", torch.bfloat16)), True),
         (_under(_Watch()), True),

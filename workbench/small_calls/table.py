@@ -280,6 +280,9 @@ TABLE: dict[str, Row] = {
         _slots("pools of 4 and a tail", 64, 4, 20, keys=203, d_qk=512, index_block=4,
                extra_keys=203, extra_topk=3, ranges="extra_kv"),
     ), mutated=0),
+    "mla-bwd-sink-sm_90a": Row("mla_bwd_sink", (
+        backward("sinks", 16, 5, 70, sms=2, attn_sink="finite"),
+    ), mutated=0),
     "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
         _decode("a CTA", 1, heads=20, topk=330),

@@ -13,6 +13,8 @@ from flashdsa.hw import BULK_ALIGNMENT
 def readable(x: Tensor) -> Tensor:
     """Return `x`, or a copy if it has gaps or an address that a kernel cannot read 16 bytes
     from."""
+    if x.is_contiguous() and not x.data_ptr() % BULK_ALIGNMENT:
+        return x
     return aligned(x.contiguous())
 
 

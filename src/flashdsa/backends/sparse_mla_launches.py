@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import call
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from flashdsa.backends.cpu.sparse_mla import write_without_keys
 from flashdsa.backends.memory import aligned, lie_densely, require_writable
 from flashdsa.backends.packed_rows import aligned_pages, num_rows
 from flashdsa.backends.runner import Runner
+from flashdsa.hw import BULK_ALIGNMENT
 from flashdsa.kernels.attention.operands import MoreOperands, Operands
 from flashdsa.row_formats import RowFormat
 
@@ -149,12 +151,16 @@ class Inputs:
         self._pages = pages
         self._dense = lie_densely(operands) and (sink is None or sink.dtype is torch.float32)
         self._sm_scale = sm_scale
+        kv = operands.kv
+        self._as_it_is = (
+            self._dense and pages is None and kv.dim() == 2 and kv.dtype is not torch.int8
+        )
+        """Whether kernels read kv in place, where it is aligned."""
         self._every = runner.empty(0, dtype=torch.int32)
         self._no_sink = runner.empty(0, dtype=torch.float32)
         self._block_log2 = index_block.bit_length() - 1
-        q, kv = operands.q, operands.kv
         self._no_rows = runner.empty(0, kv.shape[-1], dtype=kv.dtype)
-        self._no_slots = runner.empty(q.shape[0], 0, dtype=torch.int32)
+        self._no_slots = runner.empty(operands.q.shape[0], 0, dtype=torch.int32)
 
     def more(self, operands: SparseMlaOutOperands) -> MoreOperands:
         """The arguments of a second source, of ranges and of blocks."""
@@ -180,17 +186,19 @@ class Inputs:
         rows = kv.flatten(0, 1) if kv.dim() == 3 else kv
         return aligned(rows if self._dense else rows.contiguous())
 
-    def __call__(self, operands: SparseMlaOutOperands) -> Operands:
-        """The arguments."""
+    def __call__(self, operands: SparseMlaOutOperands) -> tuple[Any, ...]:
+        """The arguments, those of `Operands`."""
         q, kv, indices, out, lse, _, topk_length, attn_sink = operands[:8]
         lengths = self._every if topk_length is None else topk_length
         sink = self._no_sink if attn_sink is None else attn_sink
         if not self._dense:
             q, indices, lengths = (x.contiguous() for x in (q, indices, lengths))
             sink = sink.to(torch.float32).contiguous()
-        return Operands(
-            aligned(q), self._source(kv), indices, lengths, sink, out, lse, self._sm_scale
-        )
+        if q.data_ptr() % BULK_ALIGNMENT:
+            q = q.clone()
+        if not self._as_it_is or kv.data_ptr() % BULK_ALIGNMENT:
+            kv = self._source(kv)
+        return q, kv, indices, lengths, sink, out, lse, self._sm_scale
 
 
 class Form(NamedTuple):
@@ -260,9 +268,9 @@ class Launches:
     ) -> None:
         """Choose the number of launches."""
         self._inputs = Inputs(runner, operands, sm_scale, index_block)
-        no_logits = runner.empty(0, dtype=torch.float32)
-        self._unasked: Callable[[], Tensor] = lambda: no_logits
+        self._no_logits: Tensor | None = runner.empty(0, dtype=torch.float32)
         if any(form.max_logits for form in forms):
+            self._no_logits = None
             self._unasked = runner.allocator(*operands.q.shape[:2], dtype=torch.float32)
         num_queries, topk = operands.indices.shape
         group, main_slots = max(form.group for form in forms), 0
@@ -275,30 +283,31 @@ class Launches:
             (form, form.last(num_queries), form.lists(runner, self._at_a_time, topk, main_slots))
             for form in forms
         ]
-        self._draws: Callable[[], tuple[Any, ...]] = tuple
+        self._counters: Callable[[], tuple[Any, ...]] | None = None
         if any(form.drawn for form in forms):
-            counters = partial(runner.workspace, COUNTERS_KEY, lambda _: (), COUNTERS)
-            choice = runner.allocator(int(len(forms) > 1), dtype=torch.int32)
-            self._draws = lambda: (*counters(), choice())
+            self._counters = partial(runner.workspace, COUNTERS_KEY, lambda _: (), COUNTERS)
+            self._choice = runner.allocator(int(len(forms) > 1), dtype=torch.int32)
 
     def __call__(self, operands: SparseMlaOutOperands) -> None:
         """Write the results."""
-        x, max_logits = self._inputs(operands), operands.max_logits
-        largest = self._unasked() if max_logits is None else max_logits
-        draws = self._draws()
-        num_queries = x.q.shape[0]
+        x, largest = self._inputs(operands), operands.max_logits
+        if largest is None:
+            largest = self._unasked() if self._no_logits is None else self._no_logits
+        draws = () if self._counters is None else (*self._counters(), self._choice())
+        num_queries = x[0].shape[0]
         if num_queries <= self._at_a_time:
+            logits = largest.view(-1) if largest.dim() == 2 else largest
             for form, last, lists in self._forms:
                 more = self._inputs.more(operands) if form.joined else ()
-                of_form = (*last, *more, *(allocate() for allocate in lists), *(draws * form.drawn))
-                form.function(*x, largest.view(-1), *of_form)
+                of_draws = draws if form.drawn else ()
+                form.function(*x, logits, *last, *more, *map(call, lists), *of_draws)
             return
         memory = [[allocate() for allocate in lists] for _, _, lists in self._forms]
         for first in range(0, num_queries, self._at_a_time):
             part = slice(first, first + self._at_a_time)
-            of_part = {name: getattr(x, name)[part] for name in OF_QUERIES}
+            of_part = {name: getattr(Operands(*x), name)[part] for name in OF_QUERIES}
             queries = of_part["q"].shape[0]
-            inputs, parts = x._replace(**of_part), largest[part].view(-1)
+            inputs, parts = Operands(*x)._replace(**of_part), largest[part].view(-1)
             for (form, _, _), every in zip(self._forms, memory, strict=True):
                 groups = -(-queries // form.group)
                 of_form = (*form.last(queries), *(each[:groups] for each in every))

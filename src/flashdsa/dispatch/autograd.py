@@ -18,12 +18,16 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.nn import Parameter
 
 from flashdsa.backends.catalog import registry
-from flashdsa.dispatch.call_cache import BACKWARD
+from flashdsa.dispatch.call_cache import BACKWARD, Serve
+from flashdsa.dispatch.rows import Parameters
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import DoubleBackwardError, UnsupportedError
 
+Run = Callable[[str, Sequence[Any], str], Any]
+"""Calls an operation by its name with operands and parameters in a row, and a backend."""
 
-def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
+
+def _function(spec: OpSpec, op: torch._ops.OpOverload, run: Run) -> Any:
     """The operation with its backward, or an error in its place.
 
     It is a function of one level of torch.func's transforms: the dispatcher has taken the outer
@@ -39,32 +43,14 @@ def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
         ):
             return op(*arguments)
 
-    gradient = spec.gradient
-
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if gradient is not None:
-            operands, ctx.parameters, _backend = spec.unpack(inputs)
-            outputs = (output,) if isinstance(output, Tensor) else output
-            named = {row.name: x for row, x in zip(spec.outputs, outputs, strict=True)}
-            ctx.save_for_backward(*operands, *(named[name] for name in gradient.keeps))
-            ctx.mark_non_differentiable(*outputs[1:])
+        if spec.gradient is not None:
+            operands, parameters, _backend = spec.unpack(inputs)
+            _save(ctx, spec, operands, parameters, output)
 
     def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        if gradient is None:
-            _no_gradient(spec)
-        count = len(spec.operands)
-        saved = ctx.saved_tensors  # a look unpacks: checkpointing allows one
-        operands, kept = spec.kind(*saved[:count]), saved[count:]
-        arguments = gradient.arguments(operands, kept, d_first.contiguous(), ctx.parameters)
-        op = getattr(torch.ops.flashdsa, gradient.by).default
-        results = op(*arguments, ctx.parameters["backward_backend"])
-        results = (results,) if isinstance(results, Tensor) else results
-        found = dict(zip(gradient.of, results, strict=True))
-        of_operands = [
-            None if x is None else found.get(row.name)
-            for row, x in zip(spec.operands, operands, strict=True)
-        ]
-        return (*of_operands, *[None for _ in (*spec.parameters, "backend")])
+        gradients = _gradients(ctx, spec, d_first, run)
+        return (*gradients, *[None for _ in (*spec.parameters, "backend")])
 
     members = {
         "forward": staticmethod(forward),
@@ -72,6 +58,56 @@ def _function(spec: OpSpec, op: torch._ops.OpOverload) -> Any:
         "backward": staticmethod(backward),
     }
     return type(f"{spec.operation}_function", (_SingleLevelFunction,), members)
+
+
+def recorded_function(spec: OpSpec, run: Run) -> Callable[..., Any]:
+    """A function of `serve`, the parameters by name and the operands: the operation by `serve`,
+    with its backward, where no transform and no mode is active."""
+
+    def forward(ctx: Any, serve: Serve, parameters: Parameters, *operands: Any) -> Any:
+        output = serve(operands)
+        _save(ctx, spec, operands, parameters, output)
+        return output
+
+    def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *_gradients(ctx, spec, d_first, run))
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(f"{spec.operation}_recorded", (_SingleLevelFunction,), members)
+    apply: Callable[..., Any] = function.apply
+    return apply
+
+
+def _save(
+    ctx: Any, spec: OpSpec, operands: Sequence[Any], parameters: Parameters, output: Any
+) -> None:
+    """Keep what the backward needs."""
+    gradient = spec.gradient
+    assert gradient is not None
+    outputs = (output,) if isinstance(output, Tensor) else output
+    ctx.parameters = parameters
+    ctx.save_for_backward(*operands, *[outputs[number] for number in spec.kept])
+    if len(outputs) > 1:
+        ctx.mark_non_differentiable(*outputs[1:])
+
+
+def _gradients(ctx: Any, spec: OpSpec, d_first: Tensor, run: Run) -> Sequence[Tensor | None]:
+    """The operands' gradients; None where there is none."""
+    gradient = spec.gradient
+    if gradient is None:
+        _no_gradient(spec)
+    count = len(spec.operands)
+    saved = ctx.saved_tensors  # a look unpacks: checkpointing allows one
+    operands = spec.kind._make(saved[:count])
+    parameters = ctx.parameters
+    arguments = gradient.arguments(operands, saved[count:], d_first.contiguous(), parameters)
+    results = run(gradient.by, arguments, parameters["backward_backend"])
+    results = (results,) if isinstance(results, Tensor) else results
+    found: list[Tensor | None] = [None] * count
+    for number, result in zip(spec.differentiated, results, strict=True):
+        if operands[number] is not None:
+            found[number] = result
+    return found
 
 
 def _no_gradient(spec: OpSpec) -> NoReturn:
@@ -83,7 +119,7 @@ def _no_gradient(spec: OpSpec) -> NoReturn:
     )
 
 
-def _require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
+def require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     """Raise UnsupportedError where no implementation would serve the call's backward: the forward
     says so, before anything is computed."""
     count = len(spec.operands)
@@ -128,16 +164,18 @@ def refuse_tangents(name: str, values: Iterable[object]) -> None:
         )
 
 
-def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
+def autograd_kernel(
+    spec: OpSpec, op: torch._ops.OpOverload, run_backward: Run
+) -> Callable[..., Any]:
     """Return the function that the dispatcher calls if gradients are recorded and there are
     outputs."""
-    function = _function(spec, op)
+    function = _function(spec, op, run_backward)
 
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
         refuse_tangents(spec.operation, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
             if spec.gradient is not None:
-                _require_backward(spec, spec.gradient.by, arguments)
+                require_backward(spec, spec.gradient.by, arguments)
             with enable_single_level_autograd_function():
                 return function.apply(*arguments)
         with torch._C._AutoDispatchBelowAutograd():

@@ -2,7 +2,7 @@
 
 A guard, by which `torch.compile` knows its inputs again, compares types, dispatch keys (with those
 that a thread includes and excludes: autocast, transforms, modes), dtypes, devices, sizes, strides
-and whether gradients are asked for. After a pause of the process everything that a call does in
+and whether operands have gradients. After a pause of the process everything that a call does in
 Python takes ten times as long, and the checks are most of it.
 """
 
@@ -93,10 +93,10 @@ class CallCache:
         way: int = OUTSIDE,
     ) -> None:
         """`serve` serves calls with operands like these and such values."""
-        tensors = [x for x in operands if x is not None]
-        if _Guards is None or (way == OUTSIDE and any(x.requires_grad for x in tensors)):
+        if _Guards is None:
             return
-        matches = self._matcher(operands)
+        recorded = torch.is_grad_enabled() if way == OUTSIDE else None
+        matches = self._matcher(operands, recorded)
         keyed = operands[self._keyed]
         assert keyed is not None
         key = (keyed.numel(), values, backend, way, raw_settings())
@@ -111,8 +111,10 @@ class CallCache:
         """Every call is new again."""
         self._calls.clear()
 
-    def _matcher(self, operands: Sequence[Tensor | None]) -> Matches:
+    def _matcher(self, operands: Sequence[Tensor | None], recorded: bool | None) -> Matches:
         """Return a function of operands that compares them with these.
+
+        recorded: whether gradients are recorded, where it matters; guards do not see it.
 
         Besides what guards see it looks at where operands begin, how far free sizes go, and whether
         what is written lies apart. It runs in every call: an expression without loops.
@@ -140,6 +142,8 @@ class CallCache:
             for n in given
             if rows[n].begins_at > 1
         ]
+        if recorded is not None and any(x.requires_grad for x in given.values()):
+            tests.append("grads()" if recorded else "not grads()")
         tests += [test for x in fixed.values() for test in x.tests]
         tests += _apart(fixed, self._spec.written)
         guards = _Guards(
@@ -148,7 +152,7 @@ class CallCache:
             dynamic_dims_strides=[x.strides for x in fixed.values()],
         )
         arguments = ", ".join(f"x{n}" for n in range(len(rows)))
-        names = {"alike": guards.check, "share": share_memory}
+        names = {"alike": guards.check, "share": share_memory, "grads": torch.is_grad_enabled}
         matches: Matches = eval(f"lambda {arguments}: {' and '.join(tests)}", names)
         return matches
 

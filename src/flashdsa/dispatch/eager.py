@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 
 _INFERENCE = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
 _EAGER = _INFERENCE.add(torch._C.DispatchKey.ADInplaceOrView)
@@ -29,21 +30,20 @@ def is_plain_eager() -> bool:
 
 
 def is_plain_call(operands: Iterable[Tensor | None]) -> bool:
-    """Whether this holds of a call: also nothing is cast, and no operand has a gradient or a
-    tangent, is of a subclass, without data, or a view that its dispatch keys say how to read."""
+    """Whether this holds of a call, but for gradients: also nothing is cast, and no operand has a
+    tangent, is of a subclass other than `Parameter`, without data, or a view that its dispatch keys
+    say how to read."""
     # Autocast is no key that torch includes: it ceases to exclude one.
     if forward_ad._current_level >= 0 or torch._C._is_any_autocast_enabled():
         return False
     if not is_plain_eager():
         return False
-    gradients = torch.is_grad_enabled()
     return all(
         x is None
         or (
-            type(x) is Tensor
+            type(x) in (Tensor, Parameter)
             and x.layout is torch.strided
             and (x.is_cuda or x.is_cpu)
-            and not (gradients and x.requires_grad)
             and not x.is_neg()
         )
         for x in operands

@@ -11,9 +11,9 @@ from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
-from flashdsa.dispatch.autograd import autograd_kernel
+from flashdsa.dispatch.autograd import autograd_kernel, recorded_function, require_backward
 from flashdsa.dispatch.call_cache import INSIDE, Serve
-from flashdsa.dispatch.checks import require_backend
+from flashdsa.dispatch.checks import require_backend, wants_gradient
 from flashdsa.dispatch.eager import is_plain_call
 from flashdsa.dispatch.rows import Parameters
 from flashdsa.dispatch.spec import OpSpec
@@ -53,14 +53,39 @@ def _call(spec: OpSpec, given: Sequence[Any], values: tuple[Any, ...], backend: 
     accepted = tuple(x.accept(value) for x, value in zip(spec.parameters, values, strict=True))
     with torch.no_grad() if spec.detached else nullcontext():
         # NOTE: torch's dispatcher takes a third of the host's time of a call.
-        if is_dynamo_compiling() or not is_plain_call(operands):
+        recorded = wants_gradient(operands)
+        if (
+            is_dynamo_compiling()
+            or (recorded and spec.gradient is None)
+            or not is_plain_call(operands)
+        ):
             return custom_op(spec)(*operands, *accepted, backend)
-        serve = spec.cache.find(operands, accepted, backend, INSIDE)
-        serve = alike = serve or _bind_and_keep(spec, operands, accepted, backend)
+        if recorded:
+            serve = alike = _recording(spec, operands, accepted, backend)
+        else:
+            found = spec.cache.find(operands, accepted, backend, INSIDE)
+            serve = alike = found or _bind_and_keep(spec, operands, accepted, backend)
         if operands is not in_a_row:
-            alike = _normalising(serve, spec, in_a_row, operands)
+            alike = _normalising(serve, spec, in_a_row, operands, recorded=recorded)
         spec.cache.keep(in_a_row, values, backend, alike)
         return serve(operands)
+
+
+def _recording(spec: OpSpec, operands: Any, values: Sequence[Any], backend: str) -> Serve:
+    """A function of operands like these, of which gradients are asked for."""
+    assert spec.gradient is not None
+    require_backward(spec, spec.gradient.by, (*operands, *values, backend))
+    with torch.no_grad():
+        serve = bind(spec, operands, values, backend)
+    apply, parameters = recorded_function(spec, _run), spec.named(values)
+    return lambda given: apply(serve, parameters, *given)
+
+
+def _run(name: str, arguments: Sequence[Any], backend: str) -> Any:
+    """The operation of that name, whose operands are in the table's form."""
+    spec = OPERATIONS[name]
+    count = len(spec.operands)
+    return call(spec, arguments[:count], tuple(arguments[count:]), backend)
 
 
 def _bind_and_keep(
@@ -108,19 +133,22 @@ def _telling(serve: Serve, written: Sequence[int]) -> Serve:
     return run_all if others else run
 
 
-def _normalising(serve: Serve, spec: OpSpec, given: Sequence[Any], brought: Sequence[Any]) -> Serve:
+def _normalising(
+    serve: Serve, spec: OpSpec, given: Sequence[Any], brought: Sequence[Any], *, recorded: bool
+) -> Serve:
     """`serve` of operands in the form that a caller gave them in.
 
     Args:
         given: in that form. brought: by `spec.normalise` into the table's; where it only took
             views, the same views are taken of calls alike, without a look at what they are of.
+        recorded: gradients are asked for; they pass through the views that `spec.normalise` takes.
     """
     normalise = spec.normalise
     assert normalise is not None
     views = []
     for number, (one, other) in enumerate(zip(given, brought, strict=True)):
         if other is not one:
-            if other.dtype != one.dtype or other.data_ptr() != one.data_ptr():
+            if recorded or other.dtype != one.dtype or other.data_ptr() != one.data_ptr():
                 return lambda operands: serve(normalise(spec.kind(*operands)))
             views.append((number, other.shape, other.stride()))
 
@@ -187,7 +215,7 @@ def register(spec: OpSpec) -> OpSpec:
     torch.library.register_fake(qualified, _fake(spec), lib=_library)
     torch.library.register_vmap(qualified, one_by_one(spec, op), lib=_library)
     if spec.outputs:
-        _library.impl(name, autograd_kernel(spec, op), "Autograd", with_keyset=True)
+        _library.impl(name, autograd_kernel(spec, op, _run), "Autograd", with_keyset=True)
     if spec.autocast:
         for key, device in AUTOCAST_DEVICES.items():
             _library.impl(name, autocast(spec, op, device), key)

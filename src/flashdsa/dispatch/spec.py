@@ -127,6 +127,20 @@ class OpSpec:
         """Numbers of the operands that are written."""
         return tuple(n for n, operand in enumerate(self.operands) if operand.written)
 
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Numbers of the outputs that its backward needs."""
+        keeps = () if self.gradient is None else self.gradient.keeps
+        names = [output.name for output in self.outputs]
+        return tuple(names.index(name) for name in keeps)
+
+    @cached_property
+    def differentiated(self) -> tuple[int, ...]:
+        """Numbers of the operands that have gradients, as its backward returns them."""
+        of = () if self.gradient is None else self.gradient.of
+        names = [operand.name for operand in self.operands]
+        return tuple(names.index(name) for name in of)
+
     @property
     def schema(self) -> str:
         """Schema in torch's dispatcher: "name(Tensor q, ..., str backend) -> (Tensor, Tensor)"."""

@@ -19,6 +19,7 @@ from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
+from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.bwd.heads.plan import HeadsPlan
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
@@ -323,6 +324,14 @@ MLA_BWD_JOIN = KernelSpec(
     build="flashdsa.kernels.attention.sm90.join.build:compile_join",
     entry="join_kernel",
 )
+MLA_BWD_SINK = KernelSpec(
+    name="mla_bwd_sink",
+    arch=SM90.name,
+    operations=("mla_bwd",),
+    plans=(SinkPlan(),),
+    build="flashdsa.kernels.attention.sm90.sink.build:compile_sink",
+    entry="sink_kernel",
+)
 MLA_BWD_FUSED = KernelSpec(
     name="mla_bwd_fused",
     arch=SM90.name,
@@ -476,7 +485,7 @@ COMPRESS_KV = KernelSpec(
     entry="compress_kernel",
 )
 
-KERNELS = tuple(row for row in list(globals().values()) if isinstance(row, KernelSpec))
+KERNELS = tuple(row for row in tuple(vars().values()) if isinstance(row, KernelSpec))
 """All rows."""
 BACKENDS = tuple(dict.fromkeys(spec.backend for spec in KERNELS))
 """Backends that run compiled kernels, each from a shared object of its name."""

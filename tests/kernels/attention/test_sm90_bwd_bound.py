@@ -96,7 +96,7 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
     monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
     runner, _ = noted_calls(64, 19, False)
     fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
-    assert [x[0].shape[0] // 64 for x in fused] == [8, 8, 3] * 2
+    assert [x[0].shape[0] for x in fused] == [8, 8, 3] * 2
     assert [x[-8].shape for x in fused[:3]] == [(2, capacity), (2, capacity), (1, capacity)]
 
 
@@ -131,7 +131,7 @@ def test_two_sources_are_one_whose_lists_are_joined_in_parts(
         assert [len(joins[0]), len(joins[4])] == [KEYS, 20]
         assert torch.equal(joins[5], starts[queries]) and torch.equal(joins[7], ends[queries])
         assert joins[8] == 1 and joins[9].shape == (count, most_slots)
-        assert fused[0].shape[0] == count * 16
+        assert fused[0].shape == (count, 16, 576)
         assert torch.equal(fused[1], torch.cat([given.kv, extra_kv]))
         assert fused[6] is joins[9] and fused[7] is joins[10]
 

@@ -14,7 +14,7 @@ from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
 from flashdsa.verify.compare import failures
-from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
+from flashdsa.verify.judge_sparse_mla import check_backward, forward_results, judge_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.findings import unexpected
@@ -138,8 +138,47 @@ def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) 
         assert most <= 32 * words
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("part_bytes", [1, 1 << 30])
+def test_chains_go_on_in_the_next_part_of_the_groups(
+    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five groups of two queries with the same keys, one a launch or all, in three dKVs."""
+    monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", part_bytes)
+    inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 10, 90, 128, 70), 0, "cpu")
+    inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
+    with emulation(SMALL) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm90", deterministic=True)) == []
+    assert unexpected(emulator.findings, in_order=True) == []
+
+
+@pytest.mark.slow
+def test_keys_of_few_and_of_many_rows_in_order() -> None:
+    """Key k is named by k % 6 of five groups of two queries: by none, by few or by more."""
+    inputs = make_sparse_mla_inputs(SparseMlaCase("few and many", 10, 12, 32, 12), 0, "cpu")
+    query, key = torch.arange(10, dtype=torch.int32)[:, None], torch.arange(12, dtype=torch.int32)
+    named = torch.where(query // 2 < key % 6, key, -1)
+    inputs.indices.copy_(named.view_as(inputs.indices))
+    with emulation(SMALL) as emulator:
+        assert failures(check_backward(inputs, "emulate-sm90", deterministic=True)) == []
+    assert unexpected(emulator.findings, in_order=True) == []
+
+
 @pytest.mark.parametrize(
-    ("num_keys", "buffers"), [(0, 3), (8192, 3), (155_344, 3), (155_345, 2), (1 << 20, 1)]
+    ("num_keys", "topk", "buffers"),
+    [
+        (0, 2048, 3),
+        (8192, 2048, 3),
+        (32_768, 1024, 4),
+        (32_768, 512, 7),
+        (32_768, 256, 12),
+        (155_344, 2048, 3),
+        (155_345, 256, 2),
+        (1 << 20, 256, 1),
+    ],
 )
-def test_buffers_are_bounded_and_follow_the_keys_alone(num_keys: int, buffers: int) -> None:
-    assert mla_bwd_grouped.buffers_for(num_keys, 576) == buffers
+def test_chains_are_as_many_as_short_lists_need_and_memory_has_room_for(
+    num_keys: int, topk: int, buffers: int
+) -> None:
+    """Of 4,096 queries of 128 heads."""
+    assert mla_bwd_grouped.buffers_for(num_keys, 576, 2048, topk) == buffers

@@ -141,9 +141,14 @@ def launch(
             inputs.workspace(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order
         )
     assert unexpected(emulator.findings, in_order=bool(order)) == []
-    setup, *behind = emulator.setups
-    assert len(behind) == (spec is MLA_BWD_DQ)  # what mends dQ
-    assert (setup.smem, setup.block[0]) == (plan.smem.total, plan.threads)
+    others = [x for x in emulator.setups if x.block[0] != plan.threads]
+    (setup,) = (x for x in emulator.setups if x.block[0] == plan.threads)
+    # What mends dQ; what zeroes further dKVs before a call's first groups, and adds them to dKV.
+    behind = spec is MLA_BWD_DQ
+    if order:
+        _, first, more, _ = order
+        behind = len(more) and 1 + (first == 0)
+    assert len(others) == behind and setup.smem == plan.smem.total
 
 
 def assert_near(got: Tensor, expected: Tensor, terms: Tensor, relative: float) -> None:
@@ -161,7 +166,8 @@ def check_dq(heads: int, policy: Policy | None = None, tile: Tile = Tile()) -> N
     # Of queries whose own results are not finite nothing is mended.
     lse = torch.full((len(inputs.q),), NAN)
     indices, lengths = torch.zeros(len(lse) // heads, 1).int(), torch.zeros(0).int()
-    of_queries = inputs.q, kv, inputs.do, lse, indices, lengths, lse, dq, heads, 1.0
+    q, do, lse, written = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do, lse, dq))
+    of_queries = q, kv, do, lse, indices, lengths, lse, written, heads, 1.0
     launch(MLA_BWD_DQ, inputs, policy, *of_queries)
     expected = torch.zeros(len(inputs.ds), ROWS, tile.d_qk, dtype=torch.float64)
     terms = torch.zeros_like(expected)
@@ -182,7 +188,8 @@ def check_dkv(heads: int, policy: Policy | None = None, tile: Tile = Tile()) -> 
     inputs.ids.clamp_(min=1)
     before = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(2))
     dkv = before.clone()
-    launch(MLA_BWD_DKV, inputs, policy, inputs.present, inputs.q, inputs.do, dkv, heads)
+    of_rows = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do))
+    launch(MLA_BWD_DKV, inputs, policy, inputs.present, *of_rows, dkv, heads)
     judge_dkv(inputs, before, dkv)
 
 
@@ -226,7 +233,7 @@ FEW_COUNTS = (70, 0, 64, 1, 30)
 @pytest.mark.parametrize(
     ("buffers", "counts", "tile"),
     [
-        (1, FEW_COUNTS, Tile()),
+        (3, FEW_COUNTS, Tile()),
         pytest.param(2, FEW_COUNTS, WITHOUT_ROPE, marks=LATER),
         pytest.param(1, COUNTS, Tile(), marks=LATER),
         pytest.param(2, FEW_COUNTS, Tile(), marks=LATER),
@@ -242,15 +249,18 @@ def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
     inputs.ids.clamp_(min=1)
     put_in_order(inputs)
     before = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(2))
-    rest = torch.zeros(buffers - 1, NUM_KEYS, tile.d_qk)
     ordered, free, shows = [], [], buffers == 1 and counts != FEW_COUNTS
     for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
-        common = inputs.present, inputs.q, inputs.do
-        dkv = torch.cat([before[None], rest])
+        of_rows = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do))
+        common = inputs.present, *of_rows
+        # A launch that is not the call's first one finds what those before it have added.
+        first = FIRST_GROUP if buffers == 2 else 0
+        rest = torch.full((buffers - 1, NUM_KEYS, tile.d_qk), 0.0 if first else NAN)
+        dkv = before.clone()
         words = torch.zeros(len(COUNTS), DkvPlan().slices * WORDS, dtype=torch.int32)
-        order = words, FIRST_GROUP
+        order = words, first, rest, 1
         launch(MLA_BWD_DKV, inputs, policy, *common, dkv, heads, order=order, num_ctas=num_ctas)
-        ordered.append(dkv.sum(0))
+        ordered.append(dkv)
         if shows:
             free.append(before.clone())
             launch(MLA_BWD_DKV, inputs, policy, *common, free[-1], heads, num_ctas=num_ctas)

@@ -55,18 +55,18 @@ class Written:
         self.named = emulator.empty(self.groups, dtype=torch.int32)
         blocks = self.groups * self.row_blocks
         self.workspace = emulator.empty(blocks, block_bytes(TILE, self.capacity), dtype=torch.uint8)
-        delta = emulator.empty(case.num_queries * heads, dtype=torch.float32)
+        delta = emulator.empty(case.num_queries, heads, dtype=torch.float32)
         function = emulator.function(MLA_BWD_SCORES, plan)
         lengths = self.inputs.topk_length
         if lengths is None:
             lengths = emulator.empty(0, dtype=torch.int32)
         with emulator.launching():
             function(
-                self.inputs.q.flatten(0, 1),
+                self.inputs.q,
                 self.inputs.kv,
-                self.inputs.do.flatten(0, 1),
-                self.lse.flatten(),
-                O.flatten(0, 1),
+                self.inputs.do,
+                self.lse,
+                O,
                 self.inputs.indices,
                 lengths,
                 delta,

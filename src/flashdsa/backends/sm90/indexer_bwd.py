@@ -144,17 +144,24 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     capacity = plan.capacity(topk)
     groups_at_a_time = max(1, MOST_ROW_BYTES // (capacity * INDEX_HEAD_DIM * FP32))
     groups_at_a_time = min(groups_at_a_time, -(-num_queries // plan.queries))
-    at_a_time = groups_at_a_time * plan.queries
+    at_a_time, num_sms = groups_at_a_time * plan.queries, runner.num_sms
+    num_places = groups_at_a_time * capacity
+    empty_places = runner.allocator(num_places, INDEX_HEAD_DIM, dtype=torch.float32)
+    empty_scratch = runner.allocator(plan.scratch_words(at_a_time, topk), dtype=torch.int32)
 
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:
-        places = runner.empty(groups_at_a_time * capacity, INDEX_HEAD_DIM, dtype=torch.float32)
-        scratch = runner.empty(plan.scratch_words(at_a_time, topk), dtype=torch.int32)
+        places, scratch = empty_places(), empty_scratch()
+        if num_queries <= at_a_time:
+            function(*operands, scratch, outputs.dq, places, outputs.dw, 0, num_sms)
+            order = place_order(plan, scratch, groups_at_a_time, topk, num_keys)
+            add(places, *order, outputs.dk)
+            return
         for some in parts(num_queries, at_a_time):
             part = part_of(operands, some)
             groups = -(-part[0].shape[0] // plan.queries)
             rows = places[: groups * capacity]
             to = outputs.dq[some], rows, outputs.dw[some]
-            function(*part, scratch, *to, 0, runner.num_sms)
+            function(*part, scratch, *to, 0, num_sms)
             add(rows, *place_order(plan, scratch, groups, topk, num_keys), outputs.dk)
 
     return launch

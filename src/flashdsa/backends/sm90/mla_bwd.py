@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cpu.sparse_mla import sink_backward
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, buffers_for, grouping_for
+from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, grouping_for
 from flashdsa.backends.sm90.mla_bwd_joined import (
     bind_join,
     num_rows,
@@ -24,6 +23,7 @@ from flashdsa.backends.sm90.mla_bwd_joined import (
 )
 from flashdsa.backends.sm90.mla_bwd_per_item import (
     Call,
+    Inputs,
     Launch,
     Outputs,
     bind_either,
@@ -33,10 +33,14 @@ from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
 from flashdsa.backends.sparse_mla_launches import is_joined, slots_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
 from flashdsa.kernels.attention.sm90.core.tile import Tile
+from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
+from flashdsa.kernels.catalog import MLA_BWD_SINK
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
+EXTRA_KV = 9
+"""Place of the second source among the operands."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), dextra_kv (S_extra, d_qk), d_sink (H,); what has no operand is
 empty."""
@@ -63,76 +67,93 @@ def bind(
     ranges = operands.ends is not None or operands.extra_ends is not None
     of_lists = topk, sm_scale, has_lengths, Tile(d_qk), ranges
     sizes = Sizes(runner, num_queries, num_keys, *of_lists)
-    parts: list[tuple[slice | None, Bound]] = []
+    parts: list[tuple[slice | None, Launch]] = []
     for first in range(0, num_queries, at_a_time):
         some = slice(first, min(first + at_a_time, num_queries))
         of_part = sizes._replace(num_queries=some.stop - first)
         bound = bind_part(of_part, num_heads, deterministic=deterministic)
         parts.append((some if num_queries > at_a_time else None, bound))
-    buffers = max(bound.buffers for _, bound in parts)
+    launch = parts[0][1]
     every, kind = runner.empty(0, dtype=torch.int32), type(operands)
-    q, lse = operands.q, operands.lse
-    shape = (*([buffers] * bool(buffers)), num_keys, d_qk)
-    allocate_dkv = runner.allocator(*shape, dtype=torch.float32)
-    allocate_dq = runner.allocator(*q.shape, dtype=q.dtype)
-    allocate_delta = runner.allocator(*lse.shape, dtype=torch.float32)
+    allocate_dkv = runner.allocator(num_keys, d_qk, dtype=torch.float32)
+    allocate_dq = runner.allocator(*operands.q.shape, dtype=operands.q.dtype)
+    allocate_delta = runner.allocator(*operands.lse.shape, dtype=torch.float32)
+    allocate_d_sink = runner.allocator(num_heads, dtype=torch.float32)
+    allocate_nothing = runner.allocator(0, dtype=torch.float32)
+    allocate_no_extra = runner.allocator(0, dtype=dkv_dtype)
+    sink_gradient = None
+    if operands.attn_sink is not None:
+        sink_gradient = runner.function(MLA_BWD_SINK, SinkPlan())
 
-    def serve(operands: MlaBwdOperands) -> Gradients:
-        given = kind(*operands)
-        lse, indices, topk_length, attn_sink = given.lse, *given[5:8]
+    def serve(operands: Sequence[Any]) -> Gradients:
+        q, kv, dO, lse, O, indices, topk_length, attn_sink = operands[:8]
         dkv, dq, delta = allocate_dkv().zero_(), allocate_dq(), allocate_delta()
         lengths = every if topk_length is None else topk_length.contiguous()
-        with_sink = lse
+        with_sink = lse = lse.contiguous()
         if attn_sink is not None:
-            with_sink = torch.logaddexp(lse, attn_sink.to(lse.dtype).expand_as(lse))
-        rows = rows_of(given)
+            attn_sink = attn_sink.contiguous()
+            with_sink = torch.logaddexp(lse, attn_sink)
         slots = indices.contiguous()
-        for some, (launch, _) in parts:
-            of_part = (some_of(x, some) for x in (given.q, given.dO, with_sink, given.O))
-            q, dO, lse_part, O = of_part
-            if join is not None:
-                slots, lengths = join(given, rows, some)
-            written = some_of(delta, some), some_of(dq, some), dkv
-            launch(kind(q, rows, dO, lse_part, O, slots, lengths), written)
-        if attn_sink is None:
-            d_sink = runner.empty(0, dtype=torch.float32)
+        if join is None:
+            rows = readable(kv)
+            launch((q, rows, dO, with_sink, O, slots, lengths), (delta, dq, dkv))
         else:
-            d_sink = sink_backward(lse, attn_sink, delta)[1]
-        if buffers:
-            dkv = dkv[0] if buffers == 1 else dkv.sum(0)
-        return dq, *of_sources(dkv, given, dkv_dtype), d_sink
+            given = kind(*operands)
+            rows = rows_of(given)
+            for some, launch_part in parts:
+                of_part = (some_of(x, some) for x in (q, dO, with_sink, O))
+                q_part, dO_part, lse_part, O_part = of_part
+                of_queries = dO_part, lse_part, O_part, *join(given, rows, some)
+                written = some_of(delta, some), some_of(dq, some), dkv
+                launch_part((q_part, rows, *of_queries), written)
+        if sink_gradient is None:
+            d_sink = allocate_nothing()
+        else:
+            d_sink = allocate_d_sink()
+            sink_gradient(lse, attn_sink, delta, d_sink)
+        if operands[EXTRA_KV] is None:
+            if dkv_dtype is not torch.float32:
+                dkv = dkv.to(dkv_dtype)
+            return dq, dkv, allocate_no_extra(), d_sink
+        return dq, *of_sources(dkv, len(kv), dkv_dtype), d_sink
 
     return runner.on_device(serve)
 
 
-def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
+def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of some queries and all heads, those that kernels take at a time."""
     parts = [
         (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
         for heads, padded in head_parts(num_heads)
     ]
     runner = sizes.runner
+    if num_heads in HEADS:
+        launch_all = parts[0][2]
 
-    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
-        q, keys, dO, lse, O, slots, lengths = operands[:7]
+        def launch(inputs: Inputs, outputs: Outputs) -> None:
+            q, keys, dO, lse, O, slots, lengths = inputs
+            of_rows = readable(dO), lse, readable(O)
+            launch_all((readable(q), keys, *of_rows, slots, lengths), outputs)
+
+        return launch
+
+    def launch_padded(inputs: Inputs, outputs: Outputs) -> None:
+        q, keys, dO, lse, O, slots, lengths = inputs
         delta, dq, dkv = outputs
-        for heads, padded, (launch_heads, _) in parts:
-            of_part = tuple(
-                readable(padded_heads(x, heads, padded, empty))
+        for heads, padded, launch_heads in parts:
+            q_part, dO_part, lse_part, O_part = (
+                padded_heads(x, heads, padded, empty)
                 for x, empty in ((q, 0.0), (dO, 0.0), (lse, math.inf), (O, 0.0))
             )
-            q_part, dO_part, lse_part, O_part = of_part
-            part = type(operands)(q_part, keys, dO_part, lse_part, O_part, slots, lengths)
-            if len(parts) == 1 and padded == q.shape[1]:
-                launch_heads(part, outputs)
-                continue
+            of_rows = dO_part, lse_part, O_part
             dq_part = runner.empty(*q_part.shape, dtype=q.dtype)
             delta_part = runner.empty(*lse_part.shape, dtype=torch.float32)
-            launch_heads(part, (delta_part, dq_part, dkv))
+            written = delta_part, dq_part, dkv
+            launch_heads((q_part, keys, *of_rows, slots, lengths), written)
             own = heads.stop - heads.start
             dq[:, heads], delta[:, heads] = dq_part[:, :own], delta_part[:, :own]
 
-    return Bound(launch, max(bound.buffers for _, _, bound in parts))
+    return launch_padded
 
 
 def head_parts(num_heads: int) -> list[tuple[slice, int]]:
@@ -145,9 +166,7 @@ def head_parts(num_heads: int) -> list[tuple[slice, int]]:
 
 
 def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
-    """Some heads of (S, H, ...), then others that hold `empty`."""
-    if heads == slice(0, x.shape[1]) and padded == x.shape[1]:
-        return x
+    """Some heads of (S, H, ...), then others that hold `empty`, in memory of their own."""
     made = x.new_full((x.shape[0], padded, *x.shape[2:]), empty)
     made[:, : heads.stop - heads.start] = x[:, heads]
     return made
@@ -166,15 +185,7 @@ class Sizes(NamedTuple):
     ranges: bool
 
 
-class Bound(NamedTuple):
-    """Launches of some heads or queries; buffers: dKVs that they add to, 0: one without the
-    dimension."""
-
-    launch: Launch
-    buffers: int
-
-
-def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
+def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of `num_heads` heads, one of HEADS."""
     runner, num_queries, num_keys, topk, sm_scale, has_lengths, tile, ranges = sizes
     grouping = grouping_for(
@@ -190,10 +201,10 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Bound:
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, *by_queries)
     bind_small = bind_slots if deterministic or is_far(call) else bind_per_item
     if grouping is None:
-        return Bound(bind_small(call), 0)
-    large = bind_large(runner, grouping, deterministic=deterministic)
-    buffers = buffers_for(num_keys, tile.d_qk) if deterministic else 0
-    return Bound(bind_either(call, large, bind_small), buffers)
+        return bind_small(call)
+    of_rows = num_heads, sm_scale
+    large = partial(bind_large, runner, grouping, of_rows, num_keys, deterministic=deterministic)
+    return bind_either(call, large, bind_small)
 
 
 def without_keys(operands: Sequence[Any], dkv_dtype: torch.dtype) -> Gradients:

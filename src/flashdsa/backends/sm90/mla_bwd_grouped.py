@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of
+from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_bytes
+from flashdsa.backends.sm90.mla_bwd_per_item import Inputs, LaunchLarge, Outputs
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ITEM_BLOCKS, ScoresPlan
@@ -23,17 +23,21 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.catalog import MLA_BWD_DKV, MLA_BWD_DQ, MLA_BWD_SCORES
 
-if TYPE_CHECKING:
-    from flashdsa.ops.attention_backward import MlaBwdOperands
-
 MOST_WORKSPACE_BYTES = 1 << 30
 """Most bytes of the workspace and the lists of one launch; queries that need more are launched
 in parts."""
 
-MOST_BUFFERS = 3
+USUAL_BUFFERS, MOST_BUFFERS = 3, 16
+"""dKVs of the deterministic backward's chains where lists are long, and most of them."""
+HAND_OVER_US, TILE_US, GROUP_US, BYTES_A_US = 4.6, 3.1, 5.0, 3.3e6
+"""Measured on an H200: from a group of a chain to the next one; a slice of a group, for each of its
+tiles and besides; memory's rate. They reproduce `deterministic=True` over the default's time of 128
+heads: topk 256 1.93, 512 1.43, 1,024 1.07."""
+WAVE = 132
+"""An H100's and an H200's SMs. It does not depend on the device, and so the bits do not."""
 MOST_BUFFER_BYTES = 1 << 30
 """Most bytes of the deterministic backward's dKVs, each of S_kv rows in fp32; one exists in any
-case."""
+case, the others are touched only where the large groups are taken."""
 
 RATIO = {128: 1.16, 64: 1.16}
 """Longest list of a group of 256 rows, as a multiple of a query's list, on average, by heads. The
@@ -88,24 +92,6 @@ class Grouping(NamedTuple):
         return ROW_BLOCKS * block_bytes(self.tile, self.most_keys)
 
 
-class Part(NamedTuple):
-    """Some of the groups, their heads' rows one after another.
-
-    Attributes:
-        operands: q (S * H, d_qk), dO (S * H, d_v), lse (S * H,).
-        delta: (S * H,). dq: (S * H, d_qk), written. dkv: all of it, added to.
-        lists: of the groups. first: number of the first one. heads: of a query.
-    """
-
-    operands: MlaBwdOperands
-    delta: Tensor
-    dq: Tensor
-    dkv: Tensor
-    lists: Lists
-    first: int
-    heads: int
-
-
 def grouping_for(
     num_queries: int,
     num_heads: int,
@@ -135,10 +121,22 @@ def grouping_for(
     return Grouping(queries, topk, ratio, most_length, tile)
 
 
-def buffers_for(num_keys: int, d_qk: int) -> int:
-    """dKVs that the deterministic backward adds to: that many groups may go over the same keys at a
-    time. The bits depend on it, so it depends on the size of kv alone."""
-    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * d_qk * max(1, num_keys))))
+def buffers_for(num_keys: int, d_qk: int, num_groups: int, topk: int) -> int:
+    """dKVs that the deterministic backward adds to, a chain of groups each.
+
+    Groups of a chain follow each other, so short lists need more chains; a pass zeroes each dKV and
+    one adds it up. The bits depend on the number, so it depends on the call's sizes alone.
+    """
+    row_bytes = 4 * d_qk * max(1, num_keys)
+    most = max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // row_bytes))
+    tiles = -(-topk // Tile(d_qk).keys)
+    work = num_groups * DkvPlan.slices / WAVE * (TILE_US * tiles + GROUP_US)
+
+    def time_of(buffers: int) -> float:
+        chain = num_groups / buffers * HAND_OVER_US
+        return max(work, chain) + buffers * 2 * row_bytes / BYTES_A_US
+
+    return min(range(min(USUAL_BUFFERS, most), most + 1), key=time_of)
 
 
 @lru_cache
@@ -150,102 +148,80 @@ def plans_of(queries: int, deterministic: bool, tile: Tile) -> tuple[ScoresPlan,
 
 
 def bind_large(
-    runner: Runner, grouping: Grouping, *, deterministic: bool
-) -> Callable[[MlaBwdOperands, tuple[Tensor, Tensor, Tensor], float, Lists, Tensor], None]:
+    runner: Runner,
+    grouping: Grouping,
+    of_rows: tuple[int, float],
+    num_keys: int,
+    num_groups: int,
+    *,
+    deterministic: bool,
+) -> LaunchLarge:
     """Bind a launch of dQ and dKV from existing delta and lists, if `choice` takes the large
     groups.
 
-    Its arguments:
-        operands: without gaps; lse has the sinks.
-        outputs: delta (S, H), dq, written, and dkv fp32, added to: (S_kv, d_qk); deterministic:
-            (buffers, S_kv, d_qk).
-        sm_scale. lists: of all groups of the operands' queries. choice: (1,) int32.
+    Args:
+        of_rows: heads of a query, and sm_scale. num_groups: of all lists.
     """
     scores, dq, dkv = plans_of(grouping.queries, deterministic, grouping.tile)
-    functions = (
-        runner.function(MLA_BWD_SCORES, scores),
-        runner.function(MLA_BWD_DQ, dq),
-        runner.function(MLA_BWD_DKV, dkv),
-    )
-    slices = dq.slices, dkv.slices
-    num_sms, bytes_of_group = runner.num_sms, grouping.bytes_of_group
+    compute_scores = runner.function(MLA_BWD_SCORES, scores)
+    compute_dq = runner.function(MLA_BWD_DQ, dq)
+    compute_dkv = runner.function(MLA_BWD_DKV, dkv)
+    num_sms, queries = runner.num_sms, grouping.queries
+    room = MOST_WORKSPACE_BYTES - lists_bytes(num_groups, queries, grouping.capacity)
+    at_a_time = max(1, room // grouping.bytes_of_group)
+    if at_a_time > num_sms:
+        # A multiple of num_sms groups is whole waves of all three kernels.
+        at_a_time -= at_a_time % num_sms
+    at_a_time = min(num_groups, at_a_time)
     group_bytes = block_bytes(grouping.tile, grouping.most_keys)
+    allocate = runner.allocator(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
+    words_of = runner.allocator(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
+    more = buffers_for(num_keys, grouping.tile.d_qk, num_groups, grouping.topk) - 1
+    more_of = runner.allocator(more, num_keys, grouping.tile.d_qk, dtype=torch.float32)
+    firsts = range(0, num_groups, at_a_time)
 
-    def launch(
-        operands: MlaBwdOperands,
-        outputs: tuple[Tensor, Tensor, Tensor],
-        sm_scale: float,
-        lists: Lists,
-        choice: Tensor,
-    ) -> None:
-        groups = lists.counts.shape[0]
-        room = MOST_WORKSPACE_BYTES - sum(x.nbytes for x in lists)
-        at_a_time = max(1, room // bytes_of_group)
-        if at_a_time > num_sms:
-            # A multiple of num_sms groups is whole waves of all three kernels.
-            at_a_time -= at_a_time % num_sms
-        at_a_time = min(groups, at_a_time)
-        workspace = runner.empty(at_a_time * ROW_BLOCKS, group_bytes, dtype=torch.uint8)
-        words = None
-        if deterministic:
-            words = runner.empty(at_a_time, dkv.slices * WORDS, dtype=torch.int32)
-        for first in range(0, groups, at_a_time):
-            part = part_of(operands, outputs, grouping, lists, slice(first, first + at_a_time))
-            scratch = workspace, choice, words
-            launch_part(functions, slices, part, scratch, sm_scale, num_sms)
+    def launch(inputs: Inputs, outputs: Outputs, lists: Lists, choice: Tensor) -> None:
+        workspace = allocate()
+        words, further = (words_of(), more_of()) if deterministic else (None, None)
+        for first in firsts:
+            groups = min(at_a_time, num_groups - first)
+            part, to, of_part = inputs, outputs, lists
+            if groups < num_groups:
+                part, to, of_part = part_of(inputs, outputs, lists, (first, groups), queries)
+            q, kv, dO, lse, _, indices, lengths = part
+            delta, dq_part, dkv_sum = to
+            rows, _, counts, present, _ = of_part
+            num_ctas = min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms)
+            scalars = *of_rows, num_ctas, choice
+            compute_scores(q, kv, dO, lse, delta, *of_part, workspace, *scalars)
+            taken = 0, groups, choice, FIRST
+            of_queries = q, kv, dO, lse, indices, lengths, delta, dq_part, *of_rows
+            num_ctas = min(groups * dq.slices, num_sms)
+            compute_dq(workspace, rows, counts, *of_queries, *taken, num_ctas)
+            in_order: tuple[Any, ...] = ()
+            if words is not None:
+                is_last = int(first + groups == num_groups)
+                in_order = words[:groups].zero_(), first, further, is_last
+            of_sums = counts, present, q, dO, dkv_sum, of_rows[0]
+            num_ctas = min(groups * dkv.slices, num_sms)
+            compute_dkv(workspace, rows, *of_sums, *taken, num_ctas, *in_order)
 
     return launch
 
 
 def part_of(
-    operands: MlaBwdOperands,
-    outputs: tuple[Tensor, Tensor, Tensor],
-    grouping: Grouping,
-    lists: Lists,
-    groups: slice,
-) -> Part:
-    """The groups of that number; arguments as for `bind_large`'s."""
-    q, kv, dO, lse, O, indices, lengths = operands[:7]
-    delta, dq, dkv = outputs
-    if groups.start or groups.stop < lists.counts.shape[0]:
-        queries = slice(groups.start * grouping.queries, groups.stop * grouping.queries)
-        q, dO, lse, delta, dq = (x[queries] for x in (q, dO, lse, delta, dq))
-        assert lengths is not None
-        indices, lengths = indices[queries], lengths[queries]
-        lists = Lists(*(x[groups] for x in lists))
-    flat_q, flat_dO, flat_dq = (x.flatten(0, 1) for x in (q, dO, dq))
-    rows = type(operands)(flat_q, kv, flat_dO, lse.flatten(), O, indices, lengths)
-    return Part(rows, delta.flatten(), flat_dq, dkv, lists, groups.start, q.shape[1])
-
-
-def launch_part(
-    functions: tuple[Any, Any, Any],
-    slices: tuple[int, int],
-    part: Part,
-    scratch: tuple[Tensor, Tensor, Tensor | None],
-    sm_scale: float,
-    num_sms: int,
-) -> None:
-    """Launch P and dS, dQ and dKV of a part.
+    inputs: Inputs, outputs: Outputs, lists: Lists, groups: tuple[int, int], queries: int
+) -> tuple[Inputs, Outputs, Lists]:
+    """Those of some groups, of `queries` queries each.
 
     Args:
-        functions: of these three. slices: of a group's dQ and dKV. scratch: the workspace, the
-            choice, and of the deterministic backward (groups, words) int32: see
-            `kernels.attention.sm90.bwd_grouped.dkv.add`.
+        groups: number of the first one, and how many.
     """
-    compute_scores, compute_dq, compute_dkv = functions
-    workspace, choice, words = scratch
-    q, kv, dO, lse, _, indices, lengths = part.operands[:7]
-    rows, _, counts, present, _ = part.lists
-    groups = counts.shape[0]
-    scalars = part.heads, sm_scale, min(groups * ROW_BLOCKS // ITEM_BLOCKS, num_sms), choice
-    compute_scores(q, kv, dO, lse, part.delta, *part.lists, workspace, *scalars)
-    taken = 0, groups, choice, FIRST
-    dq_slices, dkv_slices = slices
-    num_ctas = min(groups * dq_slices, num_sms)
-    of_queries = q, kv, dO, lse, indices, lengths, part.delta, part.dq, part.heads, sm_scale
-    compute_dq(workspace, rows, counts, *of_queries, *taken, num_ctas)
-    num_ctas = min(groups * dkv_slices, num_sms)
-    in_order = () if words is None else (words[:groups].zero_(), part.first)
-    of_rows = counts, present, q, dO, part.dkv, part.heads
-    compute_dkv(workspace, rows, *of_rows, *taken, num_ctas, *in_order)
+    q, kv, dO, lse, O, indices, lengths = inputs
+    delta, dq, dkv = outputs
+    first, count = groups
+    some = slice(first * queries, (first + count) * queries)
+    of_lists = indices[some], lengths[some]
+    part = q[some], kv, dO[some], lse[some], O, *of_lists
+    of_groups = Lists(*(x[first : first + count] for x in lists))
+    return part, (delta[some], dq[some], dkv), of_groups

@@ -50,11 +50,8 @@ def rows_of(operands: MlaBwdOperands) -> Tensor:
     return torch.cat([operands.kv, operands.extra_kv])
 
 
-def of_sources(rows: Tensor, operands: MlaBwdOperands, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Gradients of kv and of extra_kv, in memory of its own; without one (0,)."""
-    count = operands.kv.shape[0]
-    if operands.extra_kv is None:
-        return rows.to(dtype), rows.new_empty(0, dtype=dtype)
+def of_sources(rows: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Gradients of both sources, of which the first one has `count` rows, in memory of its own."""
     return rows[:count].to(dtype), rows[count:].to(dtype, copy=True)
 
 

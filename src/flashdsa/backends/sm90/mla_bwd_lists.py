@@ -23,10 +23,6 @@ class Lists(NamedTuple):
     present: Tensor
     named: Tensor
 
-    def of(self, groups: int) -> Lists:
-        """Lists of the first `groups` groups."""
-        return Lists(*(x[:groups] for x in self))
-
 
 def capacity_of(queries: int, topk: int) -> int:
     """Capacity of a group's list: room for all its slots, in whole tiles."""
@@ -37,8 +33,18 @@ def lists_allocator(
     runner: Runner, groups: int, queries: int, capacity: int
 ) -> Callable[[], Lists]:
     """A function that allocates the lists of `groups` groups, of `queries` queries each."""
-    member = torch.uint8 if members_bits(queries) == 8 else torch.uint16
     rows = runner.allocator(groups, capacity, dtype=torch.int32)
-    members = runner.allocator(groups, capacity, dtype=member)
+    members = runner.allocator(groups, capacity, dtype=_member(queries))
     number = runner.allocator(groups, dtype=torch.int32)
     return lambda: Lists(rows(), members(), number(), number(), number())
+
+
+def lists_bytes(groups: int, queries: int, capacity: int) -> int:
+    """Bytes of these lists."""
+    word = torch.int32.itemsize
+    return groups * (capacity * (word + _member(queries).itemsize) + 3 * word)
+
+
+def _member(queries: int) -> torch.dtype:
+    """The dtype of a row's members."""
+    return torch.uint8 if members_bits(queries) == 8 else torch.uint16

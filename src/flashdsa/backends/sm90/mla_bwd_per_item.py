@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from flashdsa.kernels.attention.lists import SHORT_SLOTS
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-
-if TYPE_CHECKING:
-    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_LIST_BYTES = 1 << 28
 """Most bytes of the lists of both kinds of groups; queries that need more are launched in parts."""
@@ -30,24 +27,22 @@ rows."""
 NEAR_ROWS = 12_288
 """Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
 
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q (S, H, d_qk), rows of keys, dO (S, H, d_v), lse (S, H) with the sinks, O, indices (S, topk) and
+topk_length, (0,): every slot counts; without gaps."""
 Outputs = tuple[Tensor, Tensor, Tensor]
-"""delta (S, H) fp32 and dq, written, and dkv fp32, added to; of several dKVs the first one."""
-Launch = Callable[["MlaBwdOperands", Outputs], None]
-LaunchLarge = Callable[["MlaBwdOperands", Outputs, float, Lists, Tensor], None]
-"""(operands, outputs, sm_scale, lists, choice)"""
+"""delta (S, H) fp32 and dq, written, and dkv (S_kv, d_qk) fp32, added to."""
+Launch = Callable[[Inputs, Outputs], None]
+LaunchLarge = Callable[[Inputs, Outputs, Lists, Tensor], None]
+"""(inputs, outputs, lists of all groups, choice (1,) int32)"""
 
 
 class LaunchSmall(Protocol):
-    """Launch on operands without gaps; topk_length (0,) says that every slot counts, lse has the
-    sinks.
-
-    It writes delta of all queries, and their lists, dQ and dKV. It makes the lists and the choice
-    of `large` in any case, and the rest only if these groups are not taken.
+    """Launch what writes delta of all queries, and their lists, dQ and dKV. It makes the lists and
+    the choice of `large` in any case, and the rest only if these groups are not taken.
     """
 
-    def __call__(
-        self, operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None
-    ) -> None: ...
+    def __call__(self, inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None: ...
 
 
 class Groups(Protocol):
@@ -76,11 +71,6 @@ class Large(NamedTuple):
     lists: Lists
     choice: Tensor
     limits: tuple[float, int]
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """The last ones of `launch_backward`."""
-        return (*self.lists, self.choice, *self.limits)
 
 
 class Call(NamedTuple):
@@ -167,47 +157,40 @@ def bind_per_item(call: Call) -> LaunchSmall:
     first_arguments = bind_arguments(call)
     scalars, allocate_tickets = (spread, call.num_ctas), call.tickets_allocator()
 
-    def launch(operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None) -> None:
-        first = first_arguments(operands, outputs)
-        choice = () if large is None else large.arguments
+    def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
+        first = first_arguments(inputs, outputs)
+        choice = () if large is None else (*large.lists, large.choice, *large.limits)
         function(*first, *scalars, *choice, *allocate_tickets())
 
     return launch
 
 
-def bind_arguments(call: Call) -> Callable[[MlaBwdOperands, Outputs], tuple[Any, ...]]:
+def bind_arguments(call: Call) -> Callable[[Inputs, Outputs], tuple[Any, ...]]:
     """The arguments of every launch, see `Operands` in its kernel.py."""
     runner, num_heads, sm_scale = call.runner, call.num_heads, call.sm_scale
     allocate_copy = runner.allocator(call.num_keys, call.tile.d_qk, dtype=torch.bfloat16)
     allocate_lists = lists_allocator(runner, call.num_groups, call.group_queries, call.capacity)
 
-    def arguments_of(operands: MlaBwdOperands, outputs: Outputs) -> tuple[Any, ...]:
-        q, kv, dO, lse, O, indices, lengths = operands[:7]
+    def arguments_of(inputs: Inputs, outputs: Outputs) -> tuple[Any, ...]:
+        q, kv, *rest = inputs
         delta, dq, dkv = outputs
-        lists = allocate_lists()
-        read = (
-            q.flatten(0, 1),
-            kv,
-            allocate_copy(),
-            dO.flatten(0, 1),
-            lse.flatten(),
-            O.flatten(0, 1),
-        )
-        written = delta.flatten(), *lists, dq.flatten(0, 1), dkv[0] if dkv.ndim > kv.ndim else dkv
-        return (*read, indices, lengths, *written, num_heads, sm_scale)
+        of_launch = delta, *allocate_lists(), dq, dkv, num_heads, sm_scale
+        return (q, kv, allocate_copy(), *rest, *of_launch)
 
     return arguments_of
 
 
 def bind_either(
-    call: Call, launch_large: LaunchLarge, bind_small: Callable[[Call], LaunchSmall]
+    call: Call,
+    bind_large: Callable[[int], LaunchLarge],
+    bind_small: Callable[[Call], LaunchSmall],
 ) -> Launch:
     """Bind large groups where they have much in common, else 64 rows at a time.
 
     The device chooses for each part of the queries whose lists have room.
 
     Args:
-        launch_large: of kernels that have work where a choice takes the large groups.
+        bind_large: of a number of large groups, whose kernels have work where a choice takes them.
         bind_small: of what makes delta, the large groups' lists and the choice, and has work where
             it takes the others.
     """
@@ -216,36 +199,39 @@ def bind_either(
     groups_at_a_time = max(1, MOST_LIST_BYTES // (LISTS * SLOT_BYTES * groups.capacity))
     at_a_time = groups_at_a_time * groups.queries
     if num_queries <= at_a_time:
-        return bind_choice(call, groups, launch_large, bind_small(call))
+        return bind_choice(call, groups, bind_large, bind_small(call))
     launches: list[tuple[slice, Launch]] = []
     for first in range(0, num_queries, at_a_time):
         some = slice(first, min(first + at_a_time, num_queries))
         part = call._replace(num_queries=some.stop - some.start)
-        launches.append((some, bind_choice(part, groups, launch_large, bind_small(part))))
+        launches.append((some, bind_choice(part, groups, bind_large, bind_small(part))))
 
-    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
-        q, kv, *of_queries = operands[:7]
+    def launch(inputs: Inputs, outputs: Outputs) -> None:
+        q, kv, dO, lse, O, indices, lengths = inputs
         delta, dq, dkv = outputs
         for some, launch_part in launches:
-            dO, lse, O, indices, lengths = (x[some] for x in of_queries if x is not None)
-            part = type(operands)(q[some], kv, dO, lse, O, indices, lengths)
-            launch_part(part, (delta[some], dq[some], dkv))
+            of_lists = dO[some], lse[some], O[some], indices[some], lengths[some]
+            launch_part((q[some], kv, *of_lists), (delta[some], dq[some], dkv))
 
     return launch
 
 
 def bind_choice(
-    call: Call, groups: Groups, launch_large: LaunchLarge, launch_small: LaunchSmall
+    call: Call,
+    groups: Groups,
+    bind_large: Callable[[int], LaunchLarge],
+    launch_small: LaunchSmall,
 ) -> Launch:
     """Bind a launch on queries whose lists have room together; arguments as for `bind_either`."""
-    runner, sm_scale, limits = call.runner, call.sm_scale, groups.limits
+    runner, limits = call.runner, groups.limits
     num_groups = -(-call.num_queries // groups.queries)
+    launch_large = bind_large(num_groups)
     allocate_lists = lists_allocator(runner, num_groups, groups.queries, groups.capacity)
     allocate_choice = runner.allocator(1, dtype=torch.int32)
 
-    def launch(operands: MlaBwdOperands, outputs: Outputs) -> None:
+    def launch(inputs: Inputs, outputs: Outputs) -> None:
         lists, choice = allocate_lists(), allocate_choice()
-        launch_small(operands, outputs, Large(lists, choice, limits))
-        launch_large(operands, outputs, sm_scale, lists, choice)
+        launch_small(inputs, outputs, Large(lists, choice, limits))
+        launch_large(inputs, outputs, lists, choice)
 
     return launch

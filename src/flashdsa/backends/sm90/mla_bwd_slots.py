@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.sm90.mla_bwd_per_item import (
     Call,
+    Inputs,
     Large,
     LaunchSmall,
     Outputs,
@@ -24,9 +26,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
-
-if TYPE_CHECKING:
-    from flashdsa.ops.attention_backward import MlaBwdOperands
 
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""
@@ -98,31 +97,38 @@ def bind_slots(call: Call) -> LaunchSmall:
     function = runner.function(MLA_BWD_FUSED, plan)
     blocks = max(1, call.num_heads // ROWS)
     sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)
-    first_arguments = bind_arguments(call)
+    first_arguments, allocate_slots = bind_arguments(call), slots_allocator(call, sizes)
     scalars = call.num_ctas, runner.num_sms
 
-    def launch(operands: MlaBwdOperands, outputs: Outputs, large: Large | None = None) -> None:
-        first = first_arguments(operands, outputs)
-        slots = allocate_slots(call, sizes, operands.kv.device)
-        choice = () if large is None else large.arguments
-        function(*first, *scalars, *slots, sizes.unit_groups, *choice)
+    def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
+        first = first_arguments(inputs, outputs)
+        choice = () if large is None else (*large.lists, large.choice, *large.limits)
+        function(*first, *scalars, *allocate_slots(), sizes.unit_groups, *choice)
 
     return launch
 
 
-def allocate_slots(call: Call, sizes: Sizes, device: torch.device) -> tuple[Tensor, ...]:
-    """Allocate the slots and the tensors of `Offsets`."""
-    runner, num_keys, num_groups = call.runner, call.num_keys, call.num_groups
+def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
+    """A function that allocates the slots and the tensors of `Offsets`, of which the second and the
+    third one are 0."""
+    num_keys, num_groups = call.num_keys, call.num_groups
     blocks = max(1, call.num_heads // ROWS)
-    count = num_keys * sizes.words * PAIR
-    zeros = torch.zeros(count + CURSORS * sizes.parts, dtype=torch.int32, device=device)
-    return (
-        runner.empty(sizes.room * blocks, call.plan(slots=True).slot_words, dtype=torch.int32),
-        zeros[:count].view(num_keys, sizes.words, PAIR),
-        zeros[count:].view(sizes.parts, CURSORS),
-        runner.empty(sizes.parts + 1, dtype=torch.int32),
-        runner.empty(num_keys, KEY_WORDS, dtype=torch.int32),
-        runner.empty(num_groups, dtype=torch.int32),
-        runner.empty(sizes.room, dtype=torch.int32),
-        runner.empty(num_groups, call.capacity, dtype=torch.int32),
+    shapes = (
+        (sizes.room * blocks, call.plan(slots=True).slot_words),
+        (num_keys, sizes.words, PAIR),
+        (sizes.parts, CURSORS),
+        (sizes.parts + 1,),
+        (num_keys, KEY_WORDS),
+        (num_groups,),
+        (sizes.room,),
+        (num_groups, call.capacity),
+    )
+    slots, words, cursors, *others = (
+        call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes
+    )
+    return lambda: (
+        slots(),
+        words().zero_(),
+        cursors().zero_(),
+        *[allocate() for allocate in others],
     )

@@ -26,7 +26,8 @@ def compile_per_item(plan: PerItemPlan) -> Any:
     `launch_backward`.
     """
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
+    heads, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
+    rows = queries, heads
     slots = fake_slots(plan, keys) if plan.slots else []
     more = []
     if plan.more:
@@ -36,17 +37,17 @@ def compile_per_item(plan: PerItemPlan) -> Any:
         launch_backward,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_qk)),
         fake_tensor(BFloat16, (keys, d_qk)),
         fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensor(BFloat16, (rows, d_v)),
-        fake_tensor(Float32, (rows,), 4),
-        fake_tensor(BFloat16, (rows, d_v)),
+        fake_tensor(BFloat16, (*rows, d_v)),
+        fake_tensor(Float32, rows, 4),
+        fake_tensor(BFloat16, (*rows, d_v)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
-        fake_tensor(Float32, (rows,), 4),
+        fake_tensor(Float32, rows, 4),
         *fake_lists(plan.queries),
-        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_qk)),
         fake_tensor(Float32, (keys, d_qk)),
         Int32(64),
         Float32(1.0),

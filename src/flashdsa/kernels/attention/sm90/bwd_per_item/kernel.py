@@ -19,7 +19,7 @@ from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
+from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, gather_all
@@ -127,17 +127,17 @@ def locate(
 class Operands(NamedTuple):
     """Arguments of every launch, in order."""
 
-    q: cute.Tensor  # (S * H, 576) bf16
+    q: cute.Tensor  # (S, H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
     copy: cute.Tensor  # (S_kv, 576) bf16, written: kv in the order of `prepare.py`
-    do: cute.Tensor  # (S * H, 512) bf16
-    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
-    out: cute.Tensor  # (S * H, 512) bf16
+    do: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32, natural, sinks in it
+    out: cute.Tensor  # (S, H, 512) bf16
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
-    delta: cute.Tensor  # (S * H,) fp32, written
+    delta: cute.Tensor  # (S, H) fp32, written
     lists: Lists  # five tensors, of groups of plan.queries queries, written
-    dq: cute.Tensor  # (S * H, 576) bf16, written
+    dq: cute.Tensor  # (S, H, 576) bf16, written
     dkv: cute.Tensor  # (S_kv, 576) fp32, added to
     heads: Int32  # H, one of HEADS; plan.queries * H is 64, or 128
     sm_scale: Float32
@@ -173,7 +173,17 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     end = len(Operands._fields) + LIST_TENSORS - 1
     lists = Lists(*arguments[front:behind])
     fields: tuple[Any, ...] = (*arguments[:front], lists, *arguments[behind:end])
-    x = Operands(*fields)
+    given = Operands(*fields)
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    # Kernels see the heads' rows one after another.
+    x = given._replace(
+        q=flat(given.q, d_qk),
+        do=flat(given.do, d_v),
+        lse=flat(given.lse),
+        out=flat(given.out, d_v),
+        delta=flat(given.delta),
+        dq=flat(given.dq, d_qk),
+    )
     rest = arguments[end:]
     more, choice, tickets = None, None, None
     if cutlass.const_expr(plan.tickets):

@@ -36,7 +36,7 @@ LINE_PACKS = 4
 """Packs of a line: pack j has dims 4 j to 4 j + 3 of the first and of the second half of a line."""
 PACK_WORDS = 3
 """See `packed8.py`."""
-CURSORS = 4
+CURSORS = 5
 """Counters of a part, see `offsets.py`."""
 KEY_WORDS = 4
 """Words of a key that has rows."""

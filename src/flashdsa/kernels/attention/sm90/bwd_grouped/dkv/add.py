@@ -5,8 +5,8 @@ after the previous group: a word in device memory says for each item up to which
 previous ones have added. So groups follow each other through the keys, a few tiles apart.
 
 One chain of all groups would be too slow: some forty run at the same time, and then a group may be
-no more than 0.8 tiles later than the previous one. So dKV has a few buffers, added up after the
-kernel, and group g is in the chain of buffer g % buffers.
+no more than 0.8 tiles later than the previous one. So there are a few dKVs, added up after the
+kernel (`buffers.py`), and group g is in the chain of dKV g % buffers.
 
 Who has added cannot say so at once: a release waits until additions have landed, some microseconds.
 So a warp of its own does (role publish). The others count for it, in shared memory.
@@ -20,7 +20,7 @@ CTAs wait for others with lower items: all must be resident, so the launch is co
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.gmem import add4_if, add_release, load_acquire, store_release
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -101,7 +101,7 @@ class Order(NamedTuple):
     words: cute.Tensor  # (groups, plan.slices * WORDS) int32, 0
     present: cute.Tensor  # (groups,) int32
     first: Int32  # number in the call of the launch's first group
-    buffers: Int32  # dKVs
+    more: cute.Tensor  # (buffers - 1, S_kv, 576) fp32: the dKVs of all chains but the first one
 
 
 class Position(NamedTuple):
@@ -117,13 +117,17 @@ class Position(NamedTuple):
 
 @cute.jit
 def position_of(order: Order, dkv: cute.Tensor, item: Item, plan: cutlass.Constexpr) -> Position:
-    """The item's position in its chain; dkv: (buffers, S_kv, 576) fp32."""
+    """The item's position in its chain; dkv: (S_kv, 576) fp32, of the first chain."""
+    more = order.more
+    buffers = Int32(more.shape[0]) + 1
     words = order.words.iterator + (Int64(item.local) * plan.slices + item.slice) * WORDS
-    is_first = item.local < order.buffers
-    distance = Int32(0) if is_first else order.buffers
+    is_first = item.local < buffers
+    distance = Int32(0) if is_first else buffers
     before = words - Int64(distance) * (plan.slices * WORDS)
-    buffer = Int64((order.first + item.local) % order.buffers)
-    rows = dkv.iterator + (buffer * dkv.shape[1] * plan.tile.d_qk + item.slice * plan.slice_dims)
+    buffer = (order.first + item.local) % buffers
+    behind = (more.iterator.toint() - dkv.iterator.toint()) // (Float32.width // 8)
+    behind += Int64(buffer - 1) * more.shape[1] * plan.tile.d_qk
+    rows = dkv.iterator + ((Int64(0) if buffer == 0 else behind) + item.slice * plan.slice_dims)
     unordered = (order.present.iterator + item.group).load() >> UNORDERED_SHIFT
     ordered = item.count - unordered
     if unordered == MOST_UNORDERED:
@@ -192,7 +196,7 @@ class Publish(NamedTuple):
 
     ctx: Context
     order: Order
-    dkv: cute.Tensor  # (buffers, S_kv, 576) fp32
+    dkv: cute.Tensor  # (S_kv, 576) fp32
 
 
 @cute.jit

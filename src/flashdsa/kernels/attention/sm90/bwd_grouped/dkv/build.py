@@ -18,14 +18,16 @@ def compile_dkv(plan: DkvPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
     (workspace, ids, counts, present, q, do, dkv, heads, group_begin, group_end, choice, number,
-    num_ctas); in order (..., num_ctas, words, first). See `launch_dkv`.
+    num_ctas); in order (..., num_ctas, words, first, more, is_last). See `launch_dkv`.
     """
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
-    dkv = (cute.sym_int32(), keys, d_qk) if plan.ordered else (keys, d_qk)
+    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
+    rows = cute.sym_int32(), cute.sym_int32()
     order = []
     if plan.ordered:
-        order = [fake_tensor(Int32, (cute.sym_int32(), plan.slices * WORDS)), Int32(0)]
+        words = fake_tensor(Int32, (cute.sym_int32(), plan.slices * WORDS))
+        more = fake_tensor(Float32, (cute.sym_int32(), keys, d_qk))
+        order = [words, Int32(0), more, Int32(1)]
     return cute.compile(
         launch_dkv,
         plan,
@@ -34,9 +36,9 @@ def compile_dkv(plan: DkvPlan) -> Any:
         fake_tensor(Int32, (groups, capacity), 4),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (groups,), 4),
-        fake_tensor(BFloat16, (rows, d_qk)),
-        fake_tensor(BFloat16, (rows, d_v)),
-        fake_tensor(Float32, dkv),
+        fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_v)),
+        fake_tensor(Float32, (keys, d_qk)),
         Int32(128),
         Int32(0),
         Int32(1),

@@ -18,12 +18,14 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
     GROUP_WARPS,
     Order,
     Publish,
     publish_all,
 )
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.buffers import launch_merge, launch_zero
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
     Context,
     DkvMemory,
@@ -93,9 +95,9 @@ class Operands(NamedTuple):
     ids: cute.Tensor  # (groups, capacity) int32
     counts: cute.Tensor  # (groups,) int32
     present: cute.Tensor  # (groups,) int32
-    q: cute.Tensor  # (S * H, 576) bf16
-    do: cute.Tensor  # (S * H, 512) bf16
-    dkv: cute.Tensor  # (S_kv, 576) fp32, added to; in order (buffers, S_kv, 576)
+    q: cute.Tensor  # (S, H, 576) bf16
+    do: cute.Tensor  # (S, H, 512) bf16
+    dkv: cute.Tensor  # (S_kv, 576) fp32, added to
     heads: Int32  # H, one of HEADS
 
 
@@ -107,18 +109,24 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         arguments: those of `Operands`, those of `Groups`, and
             num_ctas: at most the work items, plan.slices a group; best as many as run at once; in
                 order no more.
-        in order, where group g of the call is added to buffer g % buffers, then
+        in order, where group g of the call is added to dKV g % buffers, then
             words: (groups, plan.slices * WORDS) int32, 0.
             first: number in the call of the launch's first group.
+            more: (buffers - 1, S_kv, 576) fp32, scratch: the dKVs from the second one on.
+            is_last: 1 if no launch of the call follows, else 0.
     """
     last = len(Operands._fields)
     behind = last + len(Groups._fields)
-    x, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    given, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    # The kernel sees the heads' rows one after another.
+    x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
     num_ctas, *in_order = arguments[behind:]
     order = None
     if cutlass.const_expr(plan.ordered):
-        words, first = in_order
-        order = Order(words, x.present, first, Int32(x.dkv.shape[0]))
+        words, first, more, is_last = in_order
+        order = Order(words, x.present, first, more)
+        if first == 0 and more.shape[0] > 0:
+            launch_zero(more, groups.choice, stream)
     dkv_kernel(*x, groups, order, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
@@ -126,3 +134,6 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         min_blocks_per_mp=1,
         cooperative=plan.ordered,
     )
+    if cutlass.const_expr(plan.ordered):
+        if is_last == 1 and more.shape[0] > 0:
+            launch_merge(x.dkv, more, groups.choice, stream)

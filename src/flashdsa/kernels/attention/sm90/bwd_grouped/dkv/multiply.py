@@ -40,7 +40,7 @@ class Multiply(NamedTuple):
     """Reads rows and the ring. Signals rows_free, matrix_free; adds to dKV."""
 
     ctx: Context
-    dkv: cute.Tensor  # (S_kv, 576) fp32; ordered: (buffers, S_kv, 576)
+    dkv: cute.Tensor  # (S_kv, 576) fp32; ordered: of the first chain
     warpgroup: Int32  # 0 or 1
     order: Any  # Order; None: additions are in any order
 

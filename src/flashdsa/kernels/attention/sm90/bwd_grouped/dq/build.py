@@ -19,18 +19,19 @@ def compile_dq(plan: DqPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments: those of
     `Operands`, those of `Groups`, num_ctas; see `launch_dq`.
     """
-    blocks, block_bytes, groups, capacity, keys, rows = (cute.sym_int32() for _ in range(6))
-    queries, topk, lengths = (cute.sym_int32() for _ in range(3))
+    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
+    queries, heads, topk, lengths = (cute.sym_int32() for _ in range(4))
+    rows = queries, heads
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    of_rows = fake_tensor(BFloat16, (rows, d_qk))
-    number = fake_tensor(Float32, (rows,), 4)
+    of_rows = fake_tensor(BFloat16, (*rows, d_qk))
+    number = fake_tensor(Float32, rows, 4)
     operands = Operands(
         workspace=fake_tensor(Uint8, (blocks, block_bytes)),
         ids=fake_tensor(Int32, (groups, capacity), 4),
         counts=fake_tensor(Int32, (groups,), 4),
         q=of_rows,
         kv=fake_tensor(BFloat16, (keys, d_qk)),
-        do=fake_tensor(BFloat16, (rows, d_v)),
+        do=fake_tensor(BFloat16, (*rows, d_v)),
         lse=number,
         indices=fake_tensor(Int32, (queries, topk), 4),
         topk_length=fake_tensor(Int32, (lengths,), 4),

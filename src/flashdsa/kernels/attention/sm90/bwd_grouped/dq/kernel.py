@@ -26,7 +26,7 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.wgmma import along_n
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.mend import Queries, launch_mend_dq
+from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import WARPGROUPS, DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
     Groups,
@@ -308,14 +308,14 @@ class Operands(NamedTuple):
     workspace: cute.Tensor  # (row blocks, bytes) uint8: of the groups of the launch
     ids: cute.Tensor  # (groups, capacity) int32
     counts: cute.Tensor  # (groups,) int32
-    q: cute.Tensor  # (S * H, 576) bf16; it and what follows as far as delta: of the launch's groups
+    q: cute.Tensor  # (S, H, 576) bf16; it and what follows as far as delta: of the launch's groups
     kv: cute.Tensor  # (S_kv, 576) bf16
-    do: cute.Tensor  # (S * H, 512) bf16
-    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
+    do: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32, natural, sinks in it
     indices: cute.Tensor  # (S, topk) int32
     topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
-    delta: cute.Tensor  # (S * H,) fp32
-    dq: cute.Tensor  # (S * H, 576) bf16; all rows of the launch's groups are written
+    delta: cute.Tensor  # (S, H) fp32
+    dq: cute.Tensor  # (S, H, 576) bf16; all rows of the launch's groups are written
     heads: Int32  # H
     sm_scale: Float32
 
@@ -330,10 +330,13 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     count = len(Operands._fields)
     x, groups = Operands(*arguments[:count]), Groups(*arguments[count:-1])
-    dq_kernel(x.workspace, x.ids, x.counts, x.kv, x.dq, groups, plan).launch(
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    # Kernels see the heads' rows one after another.
+    dq = flat(x.dq, d_qk)
+    dq_kernel(x.workspace, x.ids, x.counts, x.kv, dq, groups, plan).launch(
         grid=[arguments[-1], 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
     )
-    read = x.q, x.kv, x.indices, x.topk_length, x.lse
+    read = flat(x.q, d_qk), x.kv, x.indices, x.topk_length, flat(x.lse)
     together = group_queries(x.heads)
     queries = Queries(*read, x.heads, x.sm_scale, together)
-    launch_mend_dq(queries, x.do, x.delta, x.dq, groups.choice, stream)
+    launch_mend_dq(queries, flat(x.do, d_v), flat(x.delta), dq, groups.choice, stream)

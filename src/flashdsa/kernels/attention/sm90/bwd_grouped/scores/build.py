@@ -24,12 +24,13 @@ def compile_scores(plan: ScoresPlan) -> Any:
     present, named, workspace, heads, sm_scale, num_ctas, choice). See `launch_scores`.
     """
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
-    rows, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
+    heads, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
+    rows = queries, heads
     blocks, block_bytes = cute.sym_int32(), cute.sym_int32()
     choice = []
-    of_rows = [fake_tensor(Float32, (rows,), 4)]
+    of_rows = [fake_tensor(Float32, rows, 4)]
     before = [
-        fake_tensor(BFloat16, (rows, d_v)),
+        fake_tensor(BFloat16, (*rows, d_v)),
         fake_tensor(Int32, (queries, topk), 4),
         fake_tensor(Int32, (lengths,), 4),
     ]
@@ -39,9 +40,9 @@ def compile_scores(plan: ScoresPlan) -> Any:
         launch_scores,
         plan,
         make_fake_stream(use_tvm_ffi_env_stream=True),
-        fake_tensor(BFloat16, (rows, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_qk)),
         fake_tensor(BFloat16, (keys, d_qk)),
-        fake_tensor(BFloat16, (rows, d_v)),
+        fake_tensor(BFloat16, (*rows, d_v)),
         *of_rows,
         *before,
         *of_rows,

@@ -34,6 +34,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
     ITEM_BLOCKS,
     WARP_ROWS,
@@ -434,11 +435,11 @@ def locate(memory: ScoresMemory, lists: Lists, heads: Int32, choice: Any) -> Con
 class Operands(NamedTuple):
     """Arguments of every launch, in order."""
 
-    q: cute.Tensor  # (S * H, 576) bf16
+    q: cute.Tensor  # (S, H, 576) bf16
     kv: cute.Tensor  # (S_kv, 576) bf16
-    do: cute.Tensor  # (S * H, 512) bf16
-    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
-    delta: cute.Tensor  # (S * H,) fp32
+    do: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32, natural, sinks in it
+    delta: cute.Tensor  # (S, H) fp32
     lists: Lists  # five tensors: of `workspace.py`; named: what the queries of a group name
     workspace: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
@@ -455,7 +456,7 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 
     Args:
         arguments: those of `Operands`; if the plan is optional, then choice: (1,) int32; the
-            kernel has work if it is FIRST. Else, after lse, out (S * H, 512) bf16, indices (S,
+            kernel has work if it is FIRST. Else, after lse, out (S, H, 512) bf16, indices (S,
             topk) int32 and topk_length (S,) int32, or (0,): every slot counts; and delta and the
             lists are written.
     """
@@ -464,11 +465,18 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     lists = Lists(*rest[1 : 1 + LIST_TENSORS])
     own = rest[1 + LIST_TENSORS :]
     fields: tuple[Any, ...] = (*arguments[:LSE_END], rest[0], lists, *own[:4])
-    x = Operands(*fields)
+    given, d_v = Operands(*fields), plan.tile.d_v
+    # Kernels see the heads' rows one after another.
+    x = given._replace(
+        q=flat(given.q, plan.tile.d_qk),
+        do=flat(given.do, d_v),
+        lse=flat(given.lse),
+        delta=flat(given.delta),
+    )
     choice = own[4] if plan.optional else None
     if cutlass.const_expr(not plan.optional):
         out, indices, lengths = before
-        launch_delta(x.do, out, x.delta, stream)
+        launch_delta(x.do, flat(out, d_v), x.delta, stream)
         keys = Int32(x.kv.shape[0])
         launch_union(indices, lengths, lists, keys, plan.queries, stream, plan.tile.keys)
     operands = x.q, x.kv, x.do, x.lse, x.delta, lists, x.workspace, x.heads, x.sm_scale

@@ -33,9 +33,11 @@ SM_CTAS = 4
 another."""
 WORDS_AHEAD, KEYS_AHEAD = 16, 8
 """Loads that a thread has in flight, of a key and of a list."""
-HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN = range(CURSORS)
-"""Cursors of a part: rows that have an owner; rows of keys out of order; keys that have rows in
-order; and those of them that a CTA has taken to sum."""
+HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN, FEW = range(CURSORS)
+"""Cursors of a part: rows that have an owner; rows of keys out of order; keys that have many rows
+in order; those of them that a CTA has taken to sum; and keys that have few."""
+MOST_FEW = 4
+"""Groups that name a key of few rows, at most."""
 
 
 class Offsets(NamedTuple):
@@ -46,7 +48,9 @@ class Offsets(NamedTuple):
     words: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32, 0 at first
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
-    keys: cute.Tensor  # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have any
+    # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have many rows from the front on,
+    # of those that have few from the back on.
+    keys: cute.Tensor
     unordered: cute.Tensor  # (groups,) int32: row of the list's first key out of order
     again: cute.Tensor  # (room,) int32: the keys out of order, each at its row's index
     rows: cute.Tensor  # (groups, capacity) int32: of each key of a list
@@ -227,18 +231,31 @@ def first_row(offsets: Offsets, number: Int32, count: Int32, shared: Any, thread
 
 @cute.jit
 def list_key(offsets: Offsets, number: Int32, key: Int32, first: Int32, count: Int32) -> None:
-    """Put the key, if it has rows, into the list of keys, whose order is free. All lanes call."""
-    wanted = cute.arch.vote_ballot_sync(count > 0)
-    at = Int32(0)
-    if cute.arch.lane_idx() == 0:
-        cursor = offsets.cursors.iterator + (CURSORS * number + LISTED)
-        at = cute.arch.atomic_add(cursor, Int32(cute.arch.popc(wanted)), sem="relaxed", scope="gpu")
-    at = cute.arch.shuffle_sync(at, 0)
-    at += Int32(cute.arch.popc(wanted & Int32(cute.arch.lanemask_lt())))
+    """Put the key, if it has rows, into one of the lists of keys, whose order is free. All lanes
+    call."""
+    few = (count > 0) & (count <= MOST_FEW)
+    own = place_in_list(offsets, number, LISTED, count > MOST_FEW)
+    back = place_in_list(offsets, number, FEW, few)
+    if few:
+        own = Int32(offsets.keys.shape[0]) - 1 - back
     if count > 0:
-        offsets.keys[at, 0] = key
-        offsets.keys[at, 1] = first
-        offsets.keys[at, 2] = count
+        offsets.keys[own, 0] = key
+        offsets.keys[own, 1] = first
+        offsets.keys[own, 2] = count
+
+
+@cute.jit
+def place_in_list(
+    offsets: Offsets, number: Int32, cursor: cutlass.Constexpr, wanted: Boolean
+) -> Int32:
+    """A place behind a part's cursor for each lane that wants one. All lanes call."""
+    lanes = cute.arch.vote_ballot_sync(wanted)
+    at = Int32(0)
+    if cute.arch.lane_idx() == 0 and lanes != 0:
+        pointer = offsets.cursors.iterator + (CURSORS * number + cursor)
+        at = cute.arch.atomic_add(pointer, Int32(cute.arch.popc(lanes)), sem="relaxed", scope="gpu")
+    at = cute.arch.shuffle_sync(at, 0)
+    return at + Int32(cute.arch.popc(lanes & Int32(cute.arch.lanemask_lt())))
 
 
 @cute.kernel

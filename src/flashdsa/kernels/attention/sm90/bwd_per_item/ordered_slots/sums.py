@@ -11,6 +11,7 @@ from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+    FEW,
     LISTED,
     OUT_OF_ORDER,
     TAKEN,
@@ -22,12 +23,21 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import (
     WORDS,
     add_packed,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, LINE_DIMS, LINE_PACKS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    CURSORS,
+    KEY_WORDS,
+    LINE_DIMS,
+    LINE_PACKS,
+)
 
 SM_CTAS = 6
 """CTAs on each streaming multiprocessor."""
 AHEAD = 16
 """Rows that a thread has in flight."""
+FEW_CTAS, FEW_KEYS, FEW_AHEAD = 5, 4, 4
+"""CTAs on each streaming multiprocessor that sum keys of few rows, keys that each of them sums at a
+time, and rows that a thread has in flight: a key's time is that of memory to answer twice, so many
+are summed at once, with few registers."""
 QUAD = 4
 HALVES = 2
 PAIR_LINES = 2
@@ -116,7 +126,8 @@ def sum_kernel(
     blocks: Int32,
     plan: cutlass.Constexpr,
 ):
-    """Sum the keys, one at a time in each CTA, as they come; arguments as in `launch_sums`."""
+    """Sum the keys of many rows, one at a time in each CTA, as they come; arguments as in
+    `launch_sums`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -141,6 +152,70 @@ def sum_kernel(
         cute.arch.sync_threads()
         ticket = (tickets + turn).load()
         turn = 1 - turn
+
+
+@cute.kernel
+def sum_few_kernel(
+    dkv: cute.Tensor,
+    slots: cute.Tensor,
+    offsets: Offsets,
+    number: Int32,
+    blocks: Int32,
+    plan: cutlass.Constexpr,
+):
+    """Sum the keys of few rows, some at a time in each CTA, by turns; arguments as in
+    `launch_sums`."""
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    pack = thread % plan.packs
+    listed, last = offsets.cursors[number, FEW], Int32(offsets.keys.shape[0]) - 1
+    first_place = cta * FEW_KEYS + thread // plan.packs
+    for place in cutlass.range(first_place, listed, num_ctas * FEW_KEYS, unroll=1):
+        line = offsets.keys.iterator + Int64(last - place) * KEY_WORDS
+        found = prims.load_ext(line.to_llvm_ptr(), dtype=Int32, count=KEY_WORDS)
+        if pack < offsets.words.shape[1]:
+            offsets.words[found[0], pack, 0] = Int32(0)
+        add_few_rows(dkv, slots, found[0], (found[1] * blocks, found[2] * blocks), pack, plan)
+
+
+@cute.jit
+def add_few_rows(
+    dkv: cute.Tensor,
+    slots: cute.Tensor,
+    key: Int32,
+    rows: tuple[Int32, Int32],
+    pack: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Same as `add_rows`, for few rows.
+
+    Args:
+        rows: the first one, and how many. pack: the thread's, of a row.
+    """
+    first, count = rows
+    left = dkv.iterator + (Int64(key) * plan.tile.d_qk + dim_of(pack))
+    halves = [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
+    acc = cute.make_rmem_tensor(NUMBERS, Float32)
+    words = cute.make_rmem_tensor(FEW_AHEAD * WORDS, Int32)
+    for half in cutlass.range_constexpr(HALVES):
+        four = prims.load_ext(halves[half], dtype=Float32, count=QUAD)
+        for i in cutlass.range_constexpr(QUAD):
+            acc[half * QUAD + i] = four[i]
+    for base in cutlass.range(0, count, FEW_AHEAD, unroll=1):
+        for i in cutlass.range_constexpr(FEW_AHEAD):
+            # Rows past the last one are the last one, and not added.
+            row = Int64(first + cutlass.min(base + i, count - 1)) * plan.slot_words
+            line = slots.iterator + row
+            load_row(words, line + pack * (WORDS - 1), line + (plan.slot_lasts + pack), i)
+        for i in cutlass.range_constexpr(FEW_AHEAD):
+            there = base + i < count
+            add_row(
+                acc, [words[WORDS * i + w] if there else Int32(NOTHING[w]) for w in range(WORDS)]
+            )
+    for half in cutlass.range_constexpr(HALVES):
+        of_half = [acc[half * QUAD + i] for i in range(QUAD)]
+        prims.store_ext(cutlass.Vector.from_elements(of_half, Float32), halves[half])
 
 
 @cute.kernel
@@ -193,6 +268,9 @@ def launch_sums(
     num_ctas = num_sms * SM_CTAS
     sum_kernel(dkv, slots, offsets, number, blocks, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.packs, 1, 1], stream=stream
+    )
+    sum_few_kernel(dkv, slots, offsets, number, blocks, plan).launch(
+        grid=[num_sms * FEW_CTAS, 1, 1], block=[plan.packs * FEW_KEYS, 1, 1], stream=stream
     )
     sum_unordered_kernel(dkv, slots, offsets, number, blocks, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.packs, 1, 1], stream=stream
