@@ -71,7 +71,7 @@ class NotedLoads(NamedTuple):
     first: int
     forms: list[Form]
     starts: bytes
-    """Of all loads, those before `begin` included."""
+    """Addresses of all loads, those before `begin` included."""
     begin: int
     end: int
 
