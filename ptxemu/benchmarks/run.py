@@ -62,6 +62,7 @@ def main() -> int:
         "attention": lambda: kernels.attention(4 * scale),
         "fma": lambda: small.arithmetic("fma", 500 * scale),
         "add": lambda: small.arithmetic("add", 500 * scale),
+        "shared_gemm": lambda: small.shared_gemm(32 if options.quick else 128),
         "state_waits": lambda: small.state_waits(50 * scale),
         "many_ctas": lambda: small.many_ctas(100 * scale),
     }

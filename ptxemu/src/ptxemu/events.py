@@ -7,7 +7,7 @@ events: a warp, or one asynchronous operation (a TMA copy, an MMA, a group of cp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -150,6 +150,63 @@ class Access:
         )
 
 
+class Stretch(NamedTuple):
+    """Loads [begin, end) of `Loads` in one space; `granule`: log2 of the bytes that they are
+    multiples of, at most 2."""
+
+    begin: int
+    end: int
+    space: Space
+    granule: int
+
+
+class Loads:
+    """Weak loads that stand in a row in a kernel, with nothing between them that others could see.
+
+    Attributes:
+        first, end: pcs of the instructions, those between the loads included.
+        instructions: the loads; sizes: bytes of a lane; spaces: GLOBAL, or SHARED of the own CTA.
+        stretches: the loads by space.
+        starts: what the lanes of the last warp loaded, (loads, 32), as in `Access.starts`.
+    """
+
+    def __init__(
+        self, first: int, end: int, loads: Sequence[tuple[Instruction, int, Space]]
+    ) -> None:
+        self.first, self.end = first, end
+        self.instructions, self.sizes, self.spaces = zip(*loads, strict=True)
+        self.stretches: list[Stretch] = []
+        for number, (_, size, space) in enumerate(loads):
+            granule = 0 if size & 1 else 1 if size & 2 else 2
+            begin = number
+            if self.stretches and self.stretches[-1].space is space:
+                begin, _, _, before = self.stretches.pop()
+                granule = min(granule, before)
+            self.stretches.append(Stretch(begin, number + 1, space, granule))
+        self.starts: NDArray[np.int64] = np.zeros((len(loads), 32), np.int64)
+        self._sizes = np.array(self.sizes, np.int64)
+        self.addresses = int(self.starts.ctypes.data), int(self._sizes.ctypes.data)
+        """Addresses in this process of `starts` and of the sizes, as words of 64 bits."""
+
+    def end_of(self, count: int) -> int:
+        """The pc after the first `count` loads and the blocks between them and the next one."""
+        return self.end if count == len(self.instructions) else self.instructions[count].pc
+
+    def access(self, agent: Agent, owner: int, number: int) -> Access:
+        """One of the loads, of a warp of the CTA `owner`."""
+        space = self.spaces[number]
+        return Access(
+            agent,
+            space,
+            owner if space is Space.SHARED else None,
+            self.starts[number].copy(),
+            self.sizes[number],
+            AccessKind.READ,
+            Proxy.GENERIC,
+            self.instructions[number],
+        )
+
+
 class LaunchProgress(NamedTuple):
     """Progress of a launch: finished clusters, all clusters, and warp instructions."""
 
@@ -165,6 +222,9 @@ OnProgress = Callable[[LaunchProgress], None]
 class Observer:
     """Listens to a run. Every method does nothing here; override what is needed."""
 
+    takes_loads = False
+    """Loads in a row are told by `loaded` where that is quicker; else each by itself."""
+
     def cta_started(self, cta: Any) -> None:
         """A CTA became resident."""
 
@@ -179,6 +239,12 @@ class Observer:
 
     def accessed(self, access: Access) -> None:
         """Memory was read or written."""
+
+    def loaded(self, agent: Agent, owner: int, loads: Loads, count: int) -> None:
+        """A whole warp of the CTA `owner` has done the first `count` of `loads`, and the blocks
+        between them.
+
+        That stands for `instruction_executed`, `accessed` and `block_executed` of each."""
 
     def released(self, agent: Agent, token: Hashable, scope: str) -> None:
         """`agent`'s past is now known to whoever acquires `token` (an arrival on a barrier).

@@ -23,6 +23,6 @@ def _tell_all(event: str) -> Callable[..., None]:
     return tell
 
 
-for _event in vars(Observer):
-    if not _event.startswith("_"):
+for _event, _method in vars(Observer).items():
+    if callable(_method) and not _event.startswith("_"):
         setattr(FanOut, _event, _tell_all(_event))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -106,6 +107,12 @@ def judge(more: int) -> ModuleType | None:
         return None
     _Executed.scans += more
     return None if _Executed.scans <= NUMPY_SCANS else _compiled_judge()
+
+
+def judge_loads() -> Callable[..., int]:
+    """`ptxemu.compiled.judge_loads`, where there is a judge."""
+    made: Callable[..., int] = import_module("ptxemu.compiled.judge_loads").judge_loads()
+    return made
 
 
 @cache

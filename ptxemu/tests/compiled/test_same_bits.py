@@ -154,7 +154,7 @@ def result(text, memory, threads, accelerate, make_threaded=None):
 
 def is_threaded(program):
     """Whether all blocks ran as threaded code, by themselves or with accesses in a chain."""
-    chains = [chain for chain in program._chains.values() if chain is not None]
+    chains = [chain for chain in program._chains[False].values() if chain is not None]
     return all(
         node._threaded is not None or any(c.first <= node.first < c.end for c in chains)
         for node in program.nodes

@@ -25,7 +25,7 @@ from ptxemu.check.tokens import Neighbours, Tokens, is_mbarrier_token, new_token
 from ptxemu.check.vector_clock import ARRIVED, GENERIC, NOTHING, OUT_OF_SCOPE
 from ptxemu.check.weak_orders import WeakOrders
 from ptxemu.check.wgmma_fences import WgmmaFences
-from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Observer, Space
+from ptxemu.events import Access, AccessKind, Agent, Fence, FenceKind, Loads, Observer, Space
 
 if TYPE_CHECKING:
     from ptxemu.syntax.ast import Instruction
@@ -36,6 +36,8 @@ CHECKED_SPACES = (Space.GLOBAL, Space.SHARED, Space.TMEM)
 
 class Checker(Observer):
     """Happens-before with proxies over global memory, shared memory and TMEM of one launch."""
+
+    takes_loads = True
 
     def __init__(self, kernel: str, blank: Blank = (), *, warp_lanes: bool = True) -> None:
         """Args:
@@ -182,6 +184,24 @@ class Checker(Observer):
                 self._lane_races.accessed(actor, access)
         for part in (access,) if access.silent_pieces is None else access.by_silence():
             self._judge(part)
+
+    def loaded(self, agent: Agent, owner: int, loads: Loads, count: int) -> None:
+        """Judge weak loads of a whole warp."""
+        actor = self._actors[agent.agent_id]
+        assert isinstance(actor, WarpActor)
+        assert actor.cta == owner
+        if count:
+            actor.instruction = loads.instructions[count - 1]
+        if self._wgmma is not None:
+            self._wgmma.executed(agent.agent_id, loads.first, loads.end_of(count) - loads.first)
+        if self._lane_races is not None:
+            self._lane_races.loaded(actor, loads, count)
+        if actor.lagging is not None:
+            for number in range(count):
+                self._judge(loads.access(agent, owner, number))
+            return
+        self._memory.loaded(actor, agent, loads, count, self._time)
+        self._time += count
 
     def _judge(self, access: Access) -> None:
         actor = self._actors[access.agent.agent_id]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ptxemu.check.findings import Findings
-from ptxemu.events import Access, AccessKind, Agent, Proxy, Space
+from ptxemu.events import Access, AccessKind, Agent, Loads, Proxy, Space
 from ptxemu.machine.lanes import lane_names, mask_of
 
 if TYPE_CHECKING:
@@ -65,8 +65,43 @@ class Noted(NamedTuple):
     """Which pieces are writes of what was there already."""
 
 
-_noted = Noted._make
-"""Quicker than the class."""
+class NotedLoads(NamedTuple):
+    """Loads [begin, end) of some that stand in a row, the first of which has position `first`."""
+
+    first: int
+    forms: list[Form]
+    starts: bytes
+    """Addresses of all loads, those before `begin` included."""
+    begin: int
+    end: int
+
+    def each(self) -> Iterator[Noted]:
+        """The loads one by one."""
+        for load in range(self.begin, self.end):
+            starts = self.starts[_ALL_BYTES * load : _ALL_BYTES * (load + 1)]
+            yield Noted(self.first + load, self.forms[load], starts, _ALL_LANES, False)
+
+
+_noted, _noted_loads = Noted._make, NotedLoads._make
+"""Quicker than the classes."""
+
+
+class Notes:
+    """A warp's accesses to one memory."""
+
+    __slots__ = ("count", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[Noted | NotedLoads] = []
+        self.count = 0
+
+    def noted(self) -> list[Noted]:
+        """The accesses one by one."""
+        return [
+            noted
+            for entry in self.entries
+            for noted in (entry.each() if isinstance(entry, NotedLoads) else (entry,))
+        ]
 
 
 class Meeting(NamedTuple):
@@ -80,10 +115,10 @@ class Meeting(NamedTuple):
 class Stretch:
     """A warp's accesses since its lanes last met."""
 
-    __slots__ = ("has_released", "meetings", "noted", "position", "written")
+    __slots__ = ("_notes", "has_released", "meetings", "position", "written")
 
     def __init__(self) -> None:
-        self.noted: dict[_Ids, list[Noted]] = {}
+        self._notes: dict[_Ids, Notes] = {}
         self.meetings: list[Meeting] = []
         self.written: set[_Ids] = set()
         """Memories with a write among the accesses."""
@@ -91,9 +126,16 @@ class Stretch:
         self.has_released = False
         """Some lane has done what another one can acquire."""
 
+    def notes(self, ids: _Ids) -> Notes:
+        """The accesses to a memory."""
+        notes = self._notes.get(ids)
+        if notes is None:
+            notes = self._notes[ids] = Notes()
+        return notes
+
     def clear(self) -> None:
         """All lanes have met."""
-        self.noted.clear()
+        self._notes.clear()
         self.written.clear()
         self.meetings.clear()
         self.position, self.has_released = 0, False
@@ -109,6 +151,7 @@ class LaneRaces:
         self._stretches: dict[WarpActor, Stretch] = {}
         self._forms: dict[int, Form] = {}
         """Forms by pc and kind of access."""
+        self._loads_forms: dict[Loads, list[Form]] = {}
 
     def met(self, warp: WarpActor, agent: Agent, lanes: int) -> None:
         """The warp executes an instruction at which so many of its lanes meet."""
@@ -146,21 +189,49 @@ class LaneRaces:
         if stretch is None:
             stretch = self._stretches[warp] = Stretch()
         ids = access.space, access.owner
-        noted = stretch.noted.get(ids)
-        if noted is None:
-            noted = stretch.noted[ids] = []
+        notes = stretch.notes(ids)
         silent = access.is_silent if access.silent_pieces is None else access.silent_pieces
         if form.is_write:
             stretch.written.add(ids)
             if form.is_strong:
                 stretch.has_released = True
         stretch.position += 1
-        noted.append(_noted((stretch.position, form, starts, lanes, silent)))
-        if len(noted) >= MOST_NOTED:
+        notes.entries.append(_noted((stretch.position, form, starts, lanes, silent)))
+        notes.count += 1
+        self._shorten(warp, stretch, ids)
+
+    def loaded(self, warp: WarpActor, loads: Loads, count: int) -> None:
+        """Note loads of a whole warp."""
+        forms = self._loads_forms.get(loads)
+        if forms is None:
+            forms = self._loads_forms[loads] = [
+                Form(i, size, is_write=False, is_strong=False, is_noted=True)
+                for i, size in zip(loads.instructions, loads.sizes, strict=True)
+            ]
+        stretch = self._stretches.get(warp)
+        if stretch is None:
+            stretch = self._stretches[warp] = Stretch()
+        first = stretch.position + 1
+        stretch.position += count
+        data = loads.starts[:count].tobytes()
+        for begin, end, space, _ in loads.stretches:
+            if begin < count:
+                ids = space, warp.cta if space is Space.SHARED else None
+                row = _noted_loads((first, forms, data, begin, min(end, count)))
+                notes = stretch.notes(ids)
+                notes.entries.append(row)
+                notes.count += row.end - begin
+                self._shorten(warp, stretch, ids)
+
+    def _shorten(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
+        """Judge what is noted of a memory, and forget its older half, if it is much."""
+        notes = stretch.notes(ids)
+        if notes.count >= MOST_NOTED:
             if ids in stretch.written:
                 self._judge(warp, stretch, ids)
-            del noted[: MOST_NOTED // 2]
-            if not any(one.form.is_write for one in noted):
+            kept = notes.noted()[-MOST_NOTED // 2 :]
+            notes.entries[:], notes.count = kept, len(kept)
+            if not any(one.form.is_write for one in kept):
                 stretch.written.discard(ids)
 
     def _form_of(self, access: Access) -> Form:
@@ -212,7 +283,7 @@ class LaneRaces:
 
     def _judge(self, warp: WarpActor, stretch: Stretch, ids: _Ids) -> None:
         """Find words that two lanes have accessed and one has written, and report on them."""
-        noted = stretch.noted[ids]
+        noted = stretch.notes(ids).noted()
         if len(noted) < 2:
             return
         keys, lanes, index = _pieces(noted)

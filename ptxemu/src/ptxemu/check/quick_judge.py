@@ -5,9 +5,10 @@ What machine code is not sure of is left to `check.races`, and nothing is change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from ptxemu import machine_code
 from ptxemu.check.shadow import FEW_PIECES, Page, ShadowRegion
 from ptxemu.check.tmem_page import TmemPage
 
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
     from ptxemu.check.granules import Index
     from ptxemu.check.races import Races
     from ptxemu.check.rows import RowStates
-    from ptxemu.check.state import Event
+    from ptxemu.check.state import Event, LoadEvents, WarpActor
+    from ptxemu.events import Loads
 
 Parts: TypeAlias = "Sequence[tuple[Page | TmemPage, Index]]"
 """Pages, and which granules of theirs."""
 _ROWS_START = bytes(8)
+VERDICT_SHIFT = 32
+"""See `compiled.judge_loads`, which is there only with llvmlite."""
+_LOW_BITS = (1 << VERDICT_SHIFT) - 1
 
 
 class QuickJudge:
@@ -38,6 +43,7 @@ class QuickJudge:
 
     def __init__(self, code: ModuleType, rows: RowStates, races: Races) -> None:
         self._code, self._rows, self._races = code.judge(), rows, races
+        self._loads_code: Callable[..., int] | None = None
         self._work = rows.address
         flag, verdict = code.layout.Flag, code.layout.Verdict
         self._of_rows, self._of_one_page = int(flag.ROWS | flag.TMEM), int(flag.OF_ONE_PAGE)
@@ -107,6 +113,55 @@ class QuickJudge:
                 return [(page, one) for one in parts[number:]]
         return ()
 
+    def loads_done(
+        self,
+        actor: WarpActor,
+        events: LoadEvents,
+        loads: Loads,
+        page: Page,
+        fence_row: int,
+        begin: int,
+        end: int,
+    ) -> int:
+        """Judge loads [begin, end) in a page; return the first that is left to Python, or `end`."""
+        if self._loads_code is None:
+            self._loads_code = machine_code.judge_loads()
+        place, parts = self._place(page), actor.know.parts
+        part = parts[actor.home]
+        starts, sizes = loads.addresses
+        while True:
+            found = self._loads_code(
+                place,
+                page.count,
+                starts,
+                page.base,
+                page.shift,
+                self._work,
+                self._knows_others if len(parts) > 1 else 0,
+                fence_row,
+                part.clocks,
+                part.done,
+                part.reads,
+                part.fenced,
+                part.handed_on,
+                actor.in_practice,
+                sizes,
+                events.numbers,
+                begin,
+                end,
+            )
+            begin, verdict = found & _LOW_BITS, found >> VERDICT_SHIFT
+            if verdict != self._no_room:
+                return begin
+            self._rows.make_room()
+
+    def _place(self, page: Page | TmemPage) -> int:
+        """The address of a page's numbers."""
+        if not page.place:
+            page.place = page.ids.ctypes.data
+            page.count = len(page.ids)
+        return page.place
+
     def _judge(
         self,
         event: Event,
@@ -129,10 +184,7 @@ class QuickJudge:
             flags |= self._knows_others
         if actor.unfenced_tcgen05:
             flags |= self._unfenced
-        place = page.place
-        if not place:
-            place = page.place = page.ids.ctypes.data
-            page.count = len(page.ids)
+        place = self._place(page)
         while True:
             verdict: int = self._code(
                 place,

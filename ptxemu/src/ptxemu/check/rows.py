@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxemu.check.shadow import Page, States, is_simple
-from ptxemu.check.state import GPU, NUM_FORMS, State, kind_and_proxy
+from ptxemu.check.state import GPU, NUM_FORMS, WEAK_READ, Event, LoadEvents, State, kind_and_proxy
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from ptxemu.check.state import Event
+    from ptxemu.check.granules import Ids
     from ptxemu.check.tmem_page import TmemPage
 
 _FIRST_CAPACITY = 4096
@@ -48,8 +48,10 @@ class RowStates(States):
         self._row = struct.Struct(f"{layout.ROW_FIELDS}i")
         self._objects: list[State | None] = []
         """State objects by number; None for a state without an object."""
-        self.events: list[Event | None] = []
-        """Events by number; None for a free number."""
+        self.events: list[Event | LoadEvents | None] = []
+        """Events by number, or what makes them; None for a free number."""
+        self.generation = 0
+        """Grows whenever numbers of events become free."""
         self._free: list[int] = []
         """Numbers of events that no state has any more."""
         self._tables: dict[int, NDArray[np.int32]] = {}
@@ -85,6 +87,7 @@ class RowStates(States):
             self._words[layout.Work.STATES_END] = count // layout.ROW_FIELDS
         elif which == layout.Work.EVENTS:
             self._events = table.data
+            self._event_rows = table.reshape(-1, layout.ROW_FIELDS)
         elif which == layout.Work.POOL:
             self._pool = table.data
             self._words[layout.Work.POOL_END] = count
@@ -101,7 +104,7 @@ class RowStates(States):
     def unordered(self) -> list[Event]:
         """Additions that the access just judged is in no order with."""
         count = self.words[self._num_unordered]
-        return [self._event(number) for number in self._unordered[:count]]
+        return [self.event(number) for number in self._unordered[:count]]
 
     def state(self, number: int) -> State:
         """The object of a state."""
@@ -109,7 +112,7 @@ class RowStates(States):
         state = self._objects[number]
         if state is None:
             at, writes, reads = self._row_of_state(number)
-            events = [self._event(one) for one in self._pool[at : at + writes + reads]]
+            events = [self.event(one) for one in self._pool[at : at + writes + reads]]
             state = State(tuple(events[:writes]), tuple(events[writes:]))
             state.id = number
             self._objects[number] = state
@@ -122,8 +125,11 @@ class RowStates(States):
         row = self._states[first : first + self._layout.ROW_FIELDS]
         return row[of.AT], row[of.WRITES], row[of.READS]
 
-    def _event(self, number: int) -> Event:
+    def event(self, number: int) -> Event:
+        """The event with a number."""
         event = self.events[number]
+        if isinstance(event, LoadEvents):
+            event = self.events[number] = event.event(number)
         assert event is not None
         return event
 
@@ -153,9 +159,11 @@ class RowStates(States):
         self._states[first + of.NEXT_EVENT], self._states[first + of.NEXT_STATE] = own, new
         return new
 
-    def is_simple(self, number: int) -> bool:
+    def not_simple(self, numbers: Ids) -> list[int]:
         """See `States`."""
-        return self._row_of_state(number)[1] >= 0
+        rows = self._tables[self._layout.Work.STATES].reshape(-1, self._layout.ROW_FIELDS)
+        writes = rows[numbers, self._layout.OfState.WRITES]
+        return [int(number) for number in numbers[writes < 0]]
 
     def number(self, state: State) -> int:
         """The state's number; it gets one, and a row, if it has none."""
@@ -226,6 +234,26 @@ class RowStates(States):
         )
         return number
 
+    def number_loads(self, events: LoadEvents) -> None:
+        """Give numbers and rows to new events of loads."""
+        first, count, actor = len(self.events), len(events.numbers), events.actor
+        if count <= len(self._free):
+            reused = self._free[-count:]
+            del self._free[-count:]
+            for number in reused:
+                self.events[number] = events
+            numbers = np.array(reused, np.int32)
+        else:
+            self.events += [events] * count
+            numbers = np.arange(first, first + count, dtype=np.int32)
+            while (first + count) * self._row.size > self._events.nbytes:
+                self._hold(self._layout.Work.EVENTS, 2 * len(self._events))
+        self._event_rows[numbers] = (
+            *(actor.number, actor.home, actor.slot, events.clock),
+            *(self._bits[WEAK_READ] | self._flags[0], -1, actor.origin.number, -1),
+        )
+        events.numbers, events.generation = numbers, self.generation
+
     def cover(self, event: Event) -> None:
         """The event's columns may have become more."""
         if event.columns is not None:
@@ -259,17 +287,19 @@ class RowStates(States):
             if state is not None:
                 state.id = -1
         self.words[work.NUM_STATES], self.words[work.POOL_USED] = len(kept), used
-        events = self._tables[work.EVENTS].reshape(-1, layout.ROW_FIELDS)
-        own = events[:, layout.OfEvent.WRITE_STATE]
+        own = self._event_rows[:, layout.OfEvent.WRITE_STATE]
         own[:] = np.where(own >= 0, renumbered[np.minimum(own, len(renumbered) - 1)], -1)
         self._free_events(held)
         for page in pages:
             page.ids[:] = renumbered[page.ids]
 
     def _free_events(self, held: set[int]) -> None:
+        self.generation += 1
         for number, event in enumerate(self.events):
             if event is not None and number not in held:
-                event.number, self.events[number] = -1, None
+                if isinstance(event, Event):
+                    event.number = -1
+                self.events[number] = None
                 self._free.append(number)
 
 

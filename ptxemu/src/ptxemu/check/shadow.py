@@ -59,9 +59,9 @@ class States:
         """The state with a number."""
         return self.table[number]
 
-    def is_simple(self, number: int) -> bool:
-        """Whether the state with a number is `is_simple`."""
-        return is_simple(self.table[number])
+    def not_simple(self, numbers: Ids) -> list[int]:
+        """The numbers, of some, whose states are not `is_simple`."""
+        return [number for number in numbers.tolist() if not is_simple(self.table[number])]
 
     def following(self, number: int, event: Event) -> int:
         """Return the number of the state that `event` led to; -1 if it was not the last event of
@@ -193,6 +193,14 @@ class ShadowRegion:
     def first_page(self, starts: NDArray[np.int64]) -> Page:
         """The page of the first byte of pieces."""
         return self.only_page or self.page(starts.item(0) >> self._bits)
+
+    def page_of_loads(self, starts: NDArray[np.int64], begin: int, end: int) -> tuple[Page, int]:
+        """The page in which pieces [begin, stop) of an access each start, (n, 32), and `stop`."""
+        if self.only_page is not None:
+            return self.only_page, end
+        number, *others = (starts[begin:end, 0] >> self._bits).tolist()
+        alike = next((k for k, other in enumerate(others, 1) if other != number), end - begin)
+        return self.page(number), begin + alike
 
     def pages_of(self, starts: NDArray[np.int64]) -> list[Page]:
         """The pages in which pieces start, in order."""

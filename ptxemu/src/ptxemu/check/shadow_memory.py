@@ -14,12 +14,14 @@ from ptxemu.check.races import Races, Spot
 from ptxemu.check.rows import RowStates
 from ptxemu.check.scans import Scans
 from ptxemu.check.shadow import Blank, ShadowRegion, States
+from ptxemu.check.state import LoadEvents
 from ptxemu.events import Access, AccessKind, Space
 
 if TYPE_CHECKING:
     from ptxemu.check.known_order import Limits
     from ptxemu.check.quick_judge import Parts
-    from ptxemu.check.state import Event
+    from ptxemu.check.state import Event, WarpActor
+    from ptxemu.events import Agent, Loads
 
 GLOBAL_PAGE_BITS = 16
 SHARED_PAGE_BITS = 18
@@ -53,6 +55,38 @@ class ShadowMemory:
 
     def apply(self, access: Access, event: Event) -> None:
         """Judge an event, and keep what it changes."""
+        self._apply(access, event)
+        self._tidy()
+
+    def loaded(self, actor: WarpActor, agent: Agent, loads: Loads, count: int, time: int) -> None:
+        """Judge the first `count` of a warp's loads; `time`: that of what came before them."""
+        quick, rows = self._quick, self._states
+        if quick is None or not isinstance(rows, RowStates):
+            for number in range(count):
+                access = loads.access(agent, actor.cta, number)
+                self._apply(access, actor.event(access, 0, time + number + 1))
+            self._tidy()
+            return
+        events = actor.load_events.get(loads)
+        if events is None or events.clock != actor.clock or events.generation != rows.generation:
+            first = events.time if events is not None and events.clock == actor.clock else time
+            events = actor.load_events[loads] = LoadEvents(actor, agent, loads, first)
+            rows.number_loads(events)
+        for begin, end, space, granule in loads.stretches:
+            owner = actor.cta if space is Space.SHARED else None
+            region = self._regions.get((space, owner)) or self._region(space, owner)
+            last = min(end, count)
+            while begin < last:
+                page, stop = region.page_of_loads(loads.starts, begin, last)
+                page.refine(granule)
+                begin = quick.loads_done(actor, events, loads, page, region.fence_row, begin, stop)
+                if begin < stop:  # left to Python
+                    access = loads.access(agent, actor.cta, begin)
+                    self._apply(access, rows.event(int(events.numbers[begin])))
+                    begin += 1
+        self._tidy()
+
+    def _apply(self, access: Access, event: Event) -> None:
         space = access.space
         region = self._regions.get((space, access.owner)) or self._region(space, access.owner)
         if self._quick is not None:
@@ -63,10 +97,13 @@ class ShadowMemory:
             self._until_asked -= 1
         if parts:
             self._apply_to_parts(event, region, parts)
+
+    def _tidy(self) -> None:
+        """Forget states that are not needed; ask for machine code if it is time."""
         if len(self._states) > self._compact_at:
             self._states.compact([p for r in self._regions.values() for p in r.pages.values()])
             self._compact_at = 2 * len(self._states) + STATES_BEFORE_COMPACTION
-        if not self._until_asked:
+        if self._until_asked <= 0:
             self._ask_for_code()
 
     def _apply_to_parts(self, event: Event, region: ShadowRegion, parts: Parts) -> None:
@@ -135,9 +172,8 @@ class ShadowMemory:
             return
         for page in region.pages.values():
             spot = Spot(space, region, page, slice(0, len(page.ids)))
-            for number in np.unique(page.ids).tolist():
-                if not self._states.is_simple(number):
-                    self._races.forget(self._states.state(number), spot)
+            for number in self._states.not_simple(np.unique(page.ids)):
+                self._races.forget(self._states.state(number), spot)
 
     def drop_all(self) -> None:
         """The run is over."""

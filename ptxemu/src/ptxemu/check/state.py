@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ptxemu.check.pending import Pending
 from ptxemu.check.vector_clock import GENERIC, SEEN, TCGEN05, Knowledge, Snapshots
 from ptxemu.events import Access, AccessKind, Proxy, Space
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ptxemu.events import Agent, Loads
     from ptxemu.syntax.ast import Instruction
 
 _FLOATS = frozenset(("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"))
@@ -23,6 +28,10 @@ _SLOT_BITS, _SPACE_BITS, _PROXY_BITS = 16, 3, 2
 def what_of(access: Access, reach: int) -> int:
     """Kind, proxy, reach and whether it is silent as bits of one number."""
     return access.kind.number << 5 | access.proxy.number << 3 | reach << 1 | access.is_silent
+
+
+WEAK_READ = AccessKind.READ.number << 5 | Proxy.GENERIC.number << 3
+"""`what_of` a weak load."""
 
 
 def kind_and_proxy(what: int) -> tuple[int, int]:
@@ -346,7 +355,7 @@ class Actor:
 class WarpActor(Actor):
     """A warp. Its clock ticks whenever others may have learnt what it did until now."""
 
-    __slots__ = ("_label", "clock", "fenced", "lagging", "leading", "pending")
+    __slots__ = ("_label", "clock", "fenced", "lagging", "leading", "load_events", "pending")
 
     is_warp = True
 
@@ -368,6 +377,8 @@ class WarpActor(Actor):
         strong writes release."""
         self.pending = Pending()
         self.lagging = None
+        self.load_events: dict[Loads, LoadEvents] = {}
+        """Events of its latest loads in a row."""
         self.leading: Knowledge | None = None
         """Knowledge of the warp while an access of the other lanes (`lagging`) is judged."""
         self.know.part(home, width)
@@ -393,3 +404,29 @@ class WarpActor(Actor):
         self.since = self.clock
         clocks = self.know.parts[self.home].clocks
         clocks[GENERIC, self.slot] = clocks[SEEN, self.slot] = self.clock
+
+
+class LoadEvents:
+    """The events of a warp's loads in a row since its last tick, made where Python needs them.
+
+    Args:
+        time: of the run, before the first of them.
+    """
+
+    __slots__ = ("_agent", "_loads", "_since", "actor", "clock", "generation", "numbers", "time")
+
+    def __init__(self, actor: WarpActor, agent: Agent, loads: Loads, time: int) -> None:
+        self.actor, self._agent, self._loads, self.time = actor, agent, loads, time
+        self.clock, self._since = actor.clock, actor.since
+        self.numbers: NDArray[np.int32] = np.zeros(len(loads.sizes), np.int32)
+        """Numbers of their rows (`check.rows`)."""
+        self.generation = -1
+        """The numbers are valid as long as `RowStates.generation` is this."""
+
+    def event(self, number: int) -> Event:
+        """The event of a row."""
+        place = int(np.flatnonzero(self.numbers == number)[0])
+        access = self._loads.access(self._agent, self.actor.cta, place)
+        event = Event(self.actor, access, WEAK_READ, 0, self.time + place + 1)
+        event.clock, event.since, event.number = self.clock, self._since, number
+        return event

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from ptxemu.machine.state import Cta
 
 SPACES = ("global", "shared::cta", "generic")
-_BASE, _OFFSET, _CACHE = 0, 1, 2
+_BASE, _OFFSET, LOG, _CACHE = 0, 1, 2, 3
+"""LOG: address of 32 words for the addresses of the lanes; 0 if nobody wants them."""
 _DATA = _CACHE + CACHE_WORDS
 _I8, _I32, _I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 ROUTINE = ir.FunctionType(_I32, [_I64, _I64, _I32, _I64])
@@ -99,7 +100,10 @@ def access_routine(kind: Kind) -> int:
     bits = 8 * kind.shape.element
     addresses = b.alloca(integers(64))
     data = b.alloca(integers(bits), size=kind.shape.count)
-    b.store(_addresses(b, b.load(row(_BASE, kind.base_bits)), word(_OFFSET)), addresses)
+    where, log = _addresses(b, b.load(row(_BASE, kind.base_bits)), word(_OFFSET)), word(LOG)
+    b.store(where, addresses)
+    with b.if_then(b.icmp_unsigned("!=", log, ir.Constant(_I64, 0)), likely=False):
+        b.store(where, b.inttoptr(log, where.type.as_pointer()), align=8)
     places = [b.gep(data, [ir.Constant(_I64, n)]) for n in range(kind.shape.count)]
     if kind.shape.is_store:
         for number, (place, width) in enumerate(zip(places, kind.data_bits, strict=True)):

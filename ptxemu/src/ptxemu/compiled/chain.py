@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxemu.compiled.access_records import access_routine, context_of, descriptor, kind_of
+from ptxemu.compiled.access_records import LOG, access_routine, context_of, descriptor, kind_of
 from ptxemu.compiled.routines import MOST_DESTINATIONS, MOST_SOURCES
 from ptxemu.compiled.threaded_code import Part, Records, ThreadedCode
+from ptxemu.events import Loads, Space
 from ptxemu.machine.blocks import Block
 from ptxemu.machine.program import StepNode
+from ptxemu.machine.regions import shared_region
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from ptxemu.machine.program import Program
     from ptxemu.machine.register_file import RegisterLayout
     from ptxemu.machine.state import Warp
+    from ptxemu.syntax.ast import Instruction
 
 MOST_NODES = 200
 
@@ -29,13 +33,20 @@ class ThreadedKernel(ThreadedCode):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self._nodes, self._registers = program.nodes, program.layout
+        self._labels = frozenset(program.function.labels.values())
 
-    def chain(self, first: int) -> Chain | None:
-        """The blocks and accesses from `first` on; None where there is no access that is known."""
+    def chain(self, first: int, *, is_heard: bool) -> Chain | None:
+        """The blocks and accesses from `first` on; None where there is no access that is known.
+
+        Args:
+            is_heard: an observer is told of its accesses, which are quiet loads.
+        """
         assert self._registers is not None
-        chain = Chain(self, first)
+        chain = HeardChain(self, first) if is_heard else Chain(self, first)
         for _ in range(MOST_NODES):
             node = self._nodes[chain.end]
+            if is_heard and chain.end in self._labels and chain.end > first:
+                break  # a load belongs to one chain
             if isinstance(node, Block) and node.loop is None:
                 parts = self.parts(node)
                 if parts is None:
@@ -43,7 +54,10 @@ class ThreadedKernel(ThreadedCode):
                 chain.add_block(node, parts)
             elif not isinstance(node, StepNode) or not chain.add_access(node, self._registers):
                 break
-        return chain if chain.num_accesses else None
+        if not chain.num_accesses:
+            return None
+        chain.finish()
+        return chain
 
 
 class Chain:
@@ -70,7 +84,7 @@ class Chain:
     def add_access(self, node: StepNode, layout: RegisterLayout) -> bool:
         """Append a load or store; return False if it must not be appended."""
         access = node.access
-        kind = None if access is None else kind_of(access)
+        kind = None if access is None or not self._may_hold(node) else kind_of(access)
         if access is None or kind is None:
             return False
         words = descriptor(access, layout)
@@ -86,6 +100,13 @@ class Chain:
         self._has_stores |= access.is_store
         self.end += 1
         return True
+
+    def _may_hold(self, node: StepNode) -> bool:
+        """Whether an access of a known kind belongs to a chain of this sort."""
+        return True
+
+    def finish(self) -> None:
+        """It is as long as it will be."""
 
     def _add_records(self, records: NDArray[np.int64], pc: int) -> None:
         """`pc`: of an access, or -1."""
@@ -113,3 +134,46 @@ class Chain:
         if self._has_stores:
             warp.cta.machine.progress += 1
         return end == self.end
+
+
+class HeardChain(Chain):
+    """Blocks and quiet loads, of which an observer is told when all are done."""
+
+    def __init__(self, code: ThreadedCode, first: int) -> None:
+        super().__init__(code, first)
+        self._found: list[tuple[Instruction, int, Space]] = []
+        self._pcs: list[int] = []
+        self._in_shared: NDArray[np.intp] = np.zeros(0, np.intp)
+        """Numbers of the loads from shared memory."""
+
+    def _may_hold(self, node: StepNode) -> bool:
+        return node.is_quiet
+
+    def add_access(self, node: StepNode, layout: RegisterLayout) -> bool:
+        """Append a load; return False if it must not be appended."""
+        access, pc = node.access, self.end
+        if access is None or not super().add_access(node, layout):
+            return False
+        space = Space.GLOBAL if access.space == "global" else Space.SHARED
+        size = access.element * len(access.registers)
+        self._found.append((node.instruction, size, space))
+        self._pcs.append(pc)
+        return True
+
+    def finish(self) -> None:
+        """Give each load a row for its lanes' addresses."""
+        self._loads = Loads(self.first, self.end, self._found)
+        for words, row in zip(self._kept, self._loads.starts, strict=True):
+            words[LOG] = row.ctypes.data
+        self._in_shared = np.flatnonzero([space is Space.SHARED for _, _, space in self._found])
+
+    def run(self, warp: Warp, group: Group) -> bool:
+        """Execute it as any chain, and tell the observer."""
+        is_done = super().run(warp, group)
+        cta, loads = warp.cta, self._loads
+        count = self.num_accesses if is_done else bisect_left(self._pcs, group.pc)
+        assert cta.machine.observer is not None
+        if cta.rank:  # observers know shared memory by offsets
+            loads.starts[self._in_shared] -= shared_region(cta).origin
+        cta.machine.observer.loaded(warp, cta.index, loads, count)
+        return is_done

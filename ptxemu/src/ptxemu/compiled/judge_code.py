@@ -39,10 +39,10 @@ from ptxemu.compiled.loops import I64, at, constant, counted, local, require, wo
 from ptxemu.compiled.python_objects import is_layout_known
 
 layout = judge_rows
-_OBJECTS = ("clocks", "done", "reads", "fenced", "handed_on", "in_practice")
-_ARGUMENTS = (
+OBJECTS = ("clocks", "done", "reads", "fenced", "handed_on", "in_practice")
+ARGUMENTS = (
     *("granules", "how_many", "starts", "base", "shift", "pieces", "length", "work", "event"),
-    *("flags", "fence_row", *_OBJECTS),
+    *("flags", "fence_row", *OBJECTS),
 )
 
 
@@ -59,15 +59,16 @@ def judge() -> Callable[..., int] | None:
     """
     if not is_layout_known():
         return None
-    places = {name: place for place, name in enumerate(_ARGUMENTS)}
-    objects = [places[name] for name in _OBJECTS]
+    places = {name: place for place, name in enumerate(ARGUMENTS)}
+    objects = [places[name] for name in OBJECTS]
     return make_builtin(
-        "judge", len(_ARGUMENTS), _write, buffers={places["starts"]}, objects=objects
+        "judge", len(ARGUMENTS), write_judgement, buffers={places["starts"]}, objects=objects
     )
 
 
-def _write(b: Any, arguments: Sequence[Any]) -> None:
-    given = dict(zip(_ARGUMENTS, arguments, strict=True))
+def write_judgement(b: Any, arguments: Sequence[Any]) -> None:
+    """Write the body of `judge`: a function of words, with these arguments."""
+    given = dict(zip(ARGUMENTS, arguments, strict=True))
     exits = {verdict: b.append_basic_block(verdict.name.lower()) for verdict in Verdict}
     for verdict, block in exits.items():
         ir.IRBuilder(block).ret(constant(verdict))

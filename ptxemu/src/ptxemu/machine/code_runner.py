@@ -9,16 +9,19 @@ if TYPE_CHECKING:
     from ptxemu.machine.state import Warp
 
 
-def run_code(warp: Warp, group: Group) -> bool | None:
+def run_code(warp: Warp, group: Group, *, is_heard: bool) -> bool | None:
     """Let the lanes go on by machine code: whether the warp's turn is over then.
 
-    Nobody listens to the launch, and no register belongs to an operation.
+    No register belongs to an operation.
+
+    Args:
+        is_heard: the observer is told of loads in a row (`Observer.loaded`); else there is none.
 
     Returns:
         None where there is none for what is next; nothing was done then.
     """
     program = warp.program
-    chain = program.chain(group.pc)
+    chain = program.chain(group.pc, is_heard=is_heard)
     if (
         chain is None
         or group.pc == warp.access_alone

@@ -35,6 +35,8 @@ class StepNode:
     access: PlainAccess | None = None
     goes_on: bool = False
     """No other warp can wait for it: a warp's turn may go on after it."""
+    is_quiet: bool = False
+    """A weak load: where somebody listens, the turn of a whole warp goes on after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,10 @@ for _lanes in _ZEROS.values():
     _lanes.flags.writeable = False
 
 
+QUIET_SPACES = ("shared::cta", "global")
+"""Spaces of loads after which a turn goes on."""
+
+
 class Chain(Protocol):
     """Blocks and weak accesses in a row, for lanes that are all together."""
 
@@ -94,8 +100,12 @@ class ThreadedBlocks(Protocol):
         """A block, or None where that does not serve."""
         ...
 
-    def chain(self, first: int) -> Chain | None:
-        """Return the chain that begins at `first`; None if it would be no more than a block."""
+    def chain(self, first: int, *, is_heard: bool) -> Chain | None:
+        """Return the chain that begins at `first`; None if it would be no more than a block.
+
+        Args:
+            is_heard: an observer is told of its accesses, which are quiet loads.
+        """
         ...
 
 
@@ -136,9 +146,9 @@ class Program:
             self.layout = RegisterLayout([register.type for register in by_slot])
         self._make_threaded = make_threaded
         self._threaded: ThreadedBlocks | None = None
-        self._chains: dict[int, Chain | None] = {}
-        self.plain: set[int] = set()
-        """Pcs where no chain begins."""
+        self._chains: tuple[dict[int, Chain | None], ...] = ({}, {})
+        self.plain: tuple[set[int], set[int]] = (set(), set())
+        """Pcs where no chain begins: of those that nobody hears, and of those that are heard."""
         self.executed = 0
         """Instructions of blocks executed until there is threaded code."""
         self.nodes: list[Node | None] = [None] * (len(function.instructions) + 1)
@@ -150,15 +160,16 @@ class Program:
             return RegisterFile(self.layout)
         return self.initial_registers.copy()
 
-    def chain(self, first: int) -> Chain | None:
+    def chain(self, first: int, *, is_heard: bool) -> Chain | None:
         """Return the chain that begins at `first`; None if it would be no more than a node."""
-        if first in self._chains:
-            return self._chains[first]
+        chains = self._chains[is_heard]
+        if first in chains:
+            return chains[first]
         if self._threaded is None:
             return None
-        chain = self._chains[first] = self._threaded.chain(first)
+        chain = chains[first] = self._threaded.chain(first, is_heard=is_heard)
         if chain is None:
-            self.plain.add(first)
+            self.plain[is_heard].add(first)
         return chain
 
     def _as_threaded_code(self, block: Block) -> FastFunction | None:
@@ -232,6 +243,8 @@ class Program:
             return decoded
         guard, joined = instruction.guard, together(instruction)
         if isinstance(decoded, AccessStep):
-            return StepNode(instruction, decoded.step, guard, joined, decoded.access, True)
+            access = decoded.access
+            is_quiet = guard is None and not access.is_store and access.space in QUIET_SPACES
+            return StepNode(instruction, decoded.step, guard, joined, access, True, is_quiet)
         on = concerns_nobody_else(instruction)
         return StepNode(instruction, decoded, guard, joined, goes_on=on)

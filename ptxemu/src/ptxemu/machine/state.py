@@ -56,14 +56,14 @@ class Kernel(Protocol):
 
     function: Function
     nodes: list[Any]
-    plain: set[int]
-    """Pcs where no chain begins."""
+    plain: tuple[set[int], set[int]]
+    """Pcs where no chain begins: of those that nobody hears, and of those that are heard."""
 
     def new_registers(self) -> Registers:
         """Give the registers of a warp that starts."""
         ...
 
-    def chain(self, first: int) -> Any:
+    def chain(self, first: int, *, is_heard: bool) -> Any:
         """Give the `machine.program.Chain` that begins at a pc, or None."""
         ...
 

@@ -52,11 +52,15 @@ def advance(warp: Warp) -> Status:
         return EXITED if not warp.groups else BLOCKED
     warp.group = group
     program, machine, left = warp.program, warp.cta.machine, LOOP_ROUNDS
-    nodes, is_heard = program.nodes, machine.observer is not None
+    nodes, observer = program.nodes, machine.observer
+    is_heard = observer is not None
+    # A turn that is heard does not depend on who listens, nor on machine code.
+    goes_on = is_heard and group.mask is FULL and machine.lanes_apart is None
+    has_code = observer is None or (goes_on and observer.takes_loads)
     while True:
         pc = group.pc
-        if not is_heard and pc not in program.plain and not warp.in_flight:
-            is_over = run_code(warp, group)
+        if has_code and pc not in program.plain[is_heard] and not warp.in_flight:
+            is_over = run_code(warp, group, is_heard=is_heard)
             if is_over is not None:
                 left -= 1
                 if is_over or left <= 0:
@@ -65,14 +69,15 @@ def advance(warp: Warp) -> Status:
         node = nodes[pc]
         if type(node) is StepNode:
             status = _run_step(warp, node, group)
+            if node.is_quiet and goes_on and group.pc not in machine.stops:
+                continue
             left -= machine.step_share
             if left <= 0 or not (node.goes_on and status is _MOVED and len(warp.groups) < 2):
                 return status
         elif type(node) is Block:
             left -= _run_block(warp, node, group, left) - 1
-            if len(warp.groups) > 1 and _other_goes_first(warp, group):
-                return _MOVED
-            if group.pc in machine.stops:
+            goes_first = len(warp.groups) < 2 or not _other_goes_first(warp, group)
+            if not goes_first or group.pc in machine.stops:
                 return _MOVED
         elif type(node) is BranchNode:
             backward = _run_branch(warp, node, group)
