@@ -149,7 +149,7 @@ _TICKETS = tuple(
 )
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
-    "flashdsa.backends.sm90.mla_bwd:buffers_for": lambda *sizes: 1,
+    "flashdsa.backends.sm90.mla_bwd_grouped:buffers_for": lambda *sizes: 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
     "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
 }

@@ -19,7 +19,7 @@ SITE = r"at PTX line \d+ \(\S+\.py:\d+\)"
 
 
 def row_of(name: str, policies: list[Policy] | None = None) -> HazardRow:
-    policies = policies or schedules_of(range(2))
+    policies = policies or schedules_of(range(4))
     return run_hazards([name], policies=policies, all_shapes=False)[0]
 
 
