@@ -91,7 +91,10 @@ def outcome(text, core, monkeypatch, *, cluster):
     return MEMORY.copy(), result.warp_instructions, result.findings, rows
 
 
-@pytest.mark.parametrize("seed", range(24))
+SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 24))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs_have_the_same_findings(seed, monkeypatch):
     text, cluster = program(seed), 1 + seed % 2
     plain = outcome(text, "numpy", monkeypatch, cluster=cluster)

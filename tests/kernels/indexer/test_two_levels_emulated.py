@@ -24,25 +24,31 @@ pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
 BACKEND = "emulate-sm90"
 CASES = [
     IndexerCase("blocks", (300, 0, 65), 30, num_heads=16, block=8, plateaus=True, nan_keys=True),
-    IndexerCase("blocks of 4, the second row's page is full", (130, 64), 20, num_heads=16, block=4,
-                nan_keys=True),
     IndexerCase("sorted blocks, 2 queries", (200, 199, 64, 63), 7, num_heads=16, block=16, next_n=2,
                 sorted=True),
     IndexerCase("candidates", (300, 5, 65), 70, num_heads=32, block=8, num_candidates=20,
                 plateaus=True),
-    IndexerCase("sorted positions of candidates", (300, 9), 40, num_heads=16, block=4,
-                num_candidates=40, positions=True, sorted=True, nan_keys=True),
     IndexerCase("keys of 68 bytes", (300, 0, 70), 90, num_heads=32, mxfp4=True, sorted=True,
                 nan_keys=True),
     IndexerCase("blocks of keys of 68 bytes", (300, 65), 20, num_heads=16, block=8, mxfp4=True,
                 int8_cache=True),
     IndexerCase("more candidates than a list holds", (10_000,), 512, num_heads=16, block=8,
                 num_candidates=1250),
+]  # fmt: skip
+FURTHER_CASES = [
+    IndexerCase("blocks of 4, the second row's page is full", (130, 64), 20, num_heads=16, block=4,
+                nan_keys=True),
+    IndexerCase("sorted positions of candidates", (300, 9), 40, num_heads=16, block=4,
+                num_candidates=40, positions=True, sorted=True, nan_keys=True),
     IndexerCase("candidates of one position", (150,), 512, num_heads=16, num_candidates=90),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in FURTHER_CASES)],
+    ids=lambda case: case.name,
+)
 def test_pages(case: IndexerCase) -> None:
     inputs = make_indexer_inputs(case, seed=3)
     with emulation(SMALL):
