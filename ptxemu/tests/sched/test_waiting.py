@@ -86,3 +86,12 @@ def test_the_words_of_a_warp_complete_a_phase_at_the_byte(expected):
     )
     ran = run(body, block=32, shared=256, y=32)
     assert ran.y.tolist() == list(range(32))
+
+
+def test_progress_is_told_by_the_clock_where_steps_take_long(monkeypatch):
+    monkeypatch.setattr(scheduler, "STEPS_BETWEEN_COUNTS", 1 << 30)
+    monkeypatch.setattr(scheduler, "SECONDS_BETWEEN_COUNTS", 0.0)
+    told = []
+    body = f"{TID} mov.u32 %r1, smem; {WORK}"
+    api.load(source(body, {}, shared=128)).launch("k", 1, 32, on_progress=told.append)
+    assert len(told) > 10

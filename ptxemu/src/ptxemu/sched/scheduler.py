@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from math import prod
+from time import monotonic
 
 from ptxemu.errors import DeadlockError, StepLimitError
 from ptxemu.events import LaunchProgress, OnProgress
@@ -18,6 +19,8 @@ from ptxemu.sched.crew import STEPS_BEFORE, Crew
 from ptxemu.sched.policy import Policy
 from ptxemu.sched.resident_warps import ResidentWarps
 
+SECONDS_BETWEEN_COUNTS = 0.25
+"""Progress is told, and who stops a launch is heard, as often as this if steps take long."""
 STEPS_BETWEEN_COUNTS = 1024
 """Steps after which the instructions are counted against the limit."""
 STEPS_A_TURN = 8
@@ -49,6 +52,7 @@ class Scheduler:
             machine.lanes_apart = LanesApart(policy.lanes_apart, policy.seed)
         self._random = random.Random(policy.seed)
         self._on_progress = on_progress
+        self._told_until = monotonic() + SECONDS_BETWEEN_COUNTS
         self._warps = ResidentWarps(machine.woken)
         self._clusters: list[Cluster] = []
         self._waiting: Iterator[Cluster] = iter(())
@@ -96,11 +100,7 @@ class Scheduler:
                 self._step_async()
             if policy.timeouts:
                 self._time_out()
-            if not self.steps % STEPS_BETWEEN_COUNTS:
-                self._check_limit()
-                self._tell_progress()
-                if self._crew.can_deal and self.steps >= STEPS_BEFORE:
-                    self._deal()
+            self._count()
             if machine.progress != seen:
                 spinning, seen, idle_rounds = 0, machine.progress, 0
                 self._naps = machine.naps
@@ -124,6 +124,16 @@ class Scheduler:
                     continue
                 if not moved or idle_rounds > LIVELOCK_ROUNDS:
                     self._deadlock(spins=moved)
+
+    def _count(self) -> None:
+        """Hold what was done against the limit now and then, and tell it."""
+        if not self.steps % STEPS_BETWEEN_COUNTS:
+            self._check_limit()
+            self._tell_progress()
+            if self._crew.can_deal and self.steps >= STEPS_BEFORE:
+                self._deal()
+        elif monotonic() >= self._told_until:
+            self._tell_progress()
 
     def _deal(self) -> None:
         """Go on with a share of the clusters, and leave the others to other processes."""
@@ -226,6 +236,7 @@ class Scheduler:
         self._start_clusters()
 
     def _tell_progress(self) -> None:
+        self._told_until = monotonic() + SECONDS_BETWEEN_COUNTS
         if self._on_progress is not None:
             finished, instructions = self._totals()
             done = finished + self._machine.cancelled_clusters
