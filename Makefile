@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
+# Or every process of the tests would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 

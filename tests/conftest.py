@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import re
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -29,20 +29,30 @@ from tests.support.subtests import CaseLoop
 # One profile everywhere: the same examples on every machine, and no clock in a verdict.
 settings.register_profile("flashdsa", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("flashdsa")
+# Compilations make objects by the million, and a process keeps those of dozens of kernels: by
+# Python's own thresholds all of them, seconds' work, are looked through again and again.
+gc.set_threshold(20_000, 20, 20)
 
 
 HAS_GPU = torch.cuda.is_available()
 CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
 PROCESSES = {
-    "sm90_fwd": "Hopper's forward",
-    "sm90_joined": "Hopper's forward",
-    "kernel_mutants": "Hopper's forward",
-    "sm90_bwd": "Hopper's backward",
-    "not_finite_rows": "Hopper's backward",
-    "sm100_fwd": "Blackwell",
-    "sm100_bwd": "Blackwell",
+    "attention/test_sm90_fwd": "Hopper's forward",
+    "attention/test_sm90_joined": "Hopper's forward",
+    "attention/test_kernel_mutants": "Hopper's forward",
+    "attention/test_sm90_bwd": "Hopper's backward",
+    "attention/test_not_finite_rows": "Hopper's backward",
+    "attention/test_sm100_fwd": "Blackwell",
+    "attention/test_sm100_bwd": "Blackwell",
+    "indexer/test_any_topk": "Hopper's scores",
+    "indexer/test_mxfp4_emulated": "Hopper's scores",
+    "indexer/test_sm90_logits": "Hopper's scores",
+    "indexer/test_sm90_unscored": "Hopper's scores",
+    "indexer/test_two_levels_emulated": "Hopper's scores",
+    "indexer/test_sm100": "Blackwell's indexer",
+    "test_sm103": "Blackwell's indexer",
 }
-"""Kernels of files in tests/kernels/attention whose names begin so."""
+"""Kernels of files in tests/kernels whose paths begin so."""
 BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
 """Every backend but the emulated ones, which are slow and have tests of their own."""
 
@@ -93,8 +103,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByKernel(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
-            found = re.match(r"tests/kernels/attention/test_(sm\d+_[a-z]+|[a-z_]+)", file)
-            return PROCESSES.get(found[1], file) if found else file
+            path = file.removeprefix("tests/kernels/")
+            return next((PROCESSES[name] for name in PROCESSES if path.startswith(name)), file)
 
     return ByKernel(config, log) if config.getoption("dist") == "loadfile" else None
 

@@ -159,6 +159,7 @@ def test_backward_of_hopper(heads: int, deterministic: bool) -> None:
         call.judge_backward("emulate-sm90", deterministic=deterministic)
 
 
+@pytest.mark.slow
 def test_backward_of_hopper_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of four queries of 64 heads, a launch each: the second group is of the NaN's query."""
     from flashdsa.backends.sm90 import mla_bwd_grouped

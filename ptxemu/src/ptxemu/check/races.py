@@ -307,14 +307,19 @@ def _observations(read: Event, state: State) -> Iterator[Observation]:
 
     It observes what the atomics have observed that it observes.
     """
+    # Atomics that nothing orders make many observers: one look at each.
+    own, by_write = set[Event](), dict[Event, list[Event]]()
+    for write, by in state.observers:
+        by_write.setdefault(by, []).append(write)
+        if by.actor is read.actor:
+            own.add(write)
     after = read
     for write in reversed(state.writes):
         if not _observes(after, write):
             return
-        for seen in (write, *(one.write for one in state.observers if one.by is write)):
-            if not read.actor.knows(seen) and not any(
-                one.write is seen and one.by.actor is read.actor for one in state.observers
-            ):
+        for seen in (write, *by_write.get(write, ())):
+            if seen not in own and not read.actor.knows(seen):
+                own.add(seen)
                 yield Observation(seen, read)
         if write.kind is not AccessKind.ATOMIC:
             return
