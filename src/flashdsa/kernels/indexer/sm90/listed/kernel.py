@@ -12,6 +12,9 @@ from cutlass import Int32, Int64, Uint32, cute
 from flashdsa.dsl.memory import Memory, Region
 from flashdsa.hw import WARP_SIZE
 
+TOGETHER = 8
+"""Ids that a thread loads at the same time."""
+
 
 class ListedMemory(Memory):
     """Regions of `ListedPlan`."""
@@ -51,8 +54,13 @@ def listed_kernel(
         cute.arch.sync_threads()  # all bits are 0
         begin = first * WARP_SIZE
         limit = cutlass.min(end, begin + plan.window_keys)
-        for i in cutlass.range(thread, count, plan.threads, unroll=4):
-            set_block(window, (line + i).load(), block_bits, start, begin, limit)
+        for i in cutlass.range(thread, count, TOGETHER * plan.threads, unroll=1):
+            blocks = []
+            for ahead in cutlass.range_constexpr(TOGETHER):
+                at = i + ahead * plan.threads
+                blocks.append(load_block(line + at, at < count))
+            for ahead in cutlass.range_constexpr(TOGETHER):
+                set_block(window, blocks[ahead], block_bits, start, begin, limit)
         cute.arch.sync_threads()  # all bits are set
         for word in cutlass.range(thread, here, plan.threads, unroll=4):
             mask = window[word]
@@ -65,6 +73,15 @@ def listed_kernel(
     cute.arch.sync_threads()  # all have added theirs
     if thread == 0:
         counts[query] = ones[0]
+
+
+@cute.jit
+def load_block(at: Any, is_there: cutlass.Boolean) -> Int32:
+    """Load an id; -1 behind the list."""
+    block = Int32(-1)
+    if is_there:
+        block = at.load()
+    return block
 
 
 @cute.jit

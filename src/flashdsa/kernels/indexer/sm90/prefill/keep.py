@@ -27,9 +27,8 @@ from flashdsa.kernels.indexer.sm90.prefill.window import count_word, count_words
 
 CHAINS = 8
 """Partial sums of a score: of heads with the same remainder, added up at the end."""
-ROWS_APART = 8
-"""The two keys of a lane."""
-HALVES = 2
+HALVES, ROWS_APART = 2, 8
+"""Keys of a lane, and their distance."""
 
 
 class KeepsKeys(NamedTuple):
