@@ -98,11 +98,12 @@ def prepare_select(
         whole = length
         before = cutlass.min(cutlass.max(first_entry - start, Int32(0)), length)
         start = start + before
-        written = cutlass.max(written, Int32(1))  # a chunk at least
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
         logged = team.memory.logged.array(Int32, plan.tile_queries)[query]
     log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
+    if cutlass.const_expr(plan.shared):
+        own_chunks = cutlass.max(own_chunks, Int32(1))  # without keys, too: samples lie there
     words, segment = ctx.workspace + (query * plan.row_words + plan.log), scores_at(tile, plan)
     if team.member == 0:
         own = words + (segment - plan.log)
