@@ -81,9 +81,9 @@ class KeepsKeys(NamedTuple):
         return sum_heads(accumulator, self.prepared.weights, group, half, self.plan)
 
     def set_window(self, window: cute.Tensor) -> None:
-        """Prepare the window for `count`, after it was set."""
+        """Prepare the window for `count_words`, after it was set."""
 
-    def count(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
+    def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
         """Count the words that `keep` returned. bins: as in `count_words`."""
         count_words(words, window, bins, self.plan)
 
@@ -94,9 +94,13 @@ class KeepsListed(NamedTuple):
     keys: KeepsKeys
     bits: LaneBits
 
-    first_query = KeepsKeys.first_query
-    place = KeepsKeys.place
-    set_window = KeepsKeys.set_window
+    def first_query(self, lane: Int32) -> Int32:
+        """As `KeepsKeys.first_query`."""
+        return self.keys.first_query(lane)
+
+    def place(self, key: Int32) -> Int32:
+        """As `KeepsKeys.place`."""
+        return key
 
     def load(self, key: Int32) -> list[Int32]:
         """Bits of the warp's keys."""
@@ -115,9 +119,12 @@ class KeepsListed(NamedTuple):
                 sample.append(word)
         return words, sample
 
-    def count(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        """As `KeepsKeys.count`."""
-        self.keys.count(words, window, bins)
+    def set_window(self, window: cute.Tensor) -> None:
+        """As `KeepsKeys.set_window`."""
+
+    def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
+        """As `KeepsKeys.count_words`."""
+        self.keys.count_words(words, window, bins)
 
 
 class KeepsBlocks(NamedTuple):
@@ -135,10 +142,12 @@ class KeepsBlocks(NamedTuple):
         """As `KeepsKeys.place`."""
         return whole_entries(key, self.keys.plan) + self.own.half
 
-    load = KeepsKeys.load
+    def load(self, key: Int32) -> Any:
+        """Load nothing."""
+        return None
 
     def keep(
-        self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: None
+        self, accumulator: Any, scales: list[Float32], key: Int32, to: Any, listed: Any
     ) -> tuple[list[Int32], list[Int32]]:
         """As `KeepsKeys.keep`."""
         keys, scores = self.keys, []
@@ -155,8 +164,8 @@ class KeepsBlocks(NamedTuple):
         """As `KeepsKeys.set_window`."""
         keep_own_window(window, self.own, self.keys.plan)
 
-    def count(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
-        """As `KeepsKeys.count`."""
+    def count_words(self, words: list[Int32], window: cute.Tensor, bins: Int32) -> None:
+        """As `KeepsKeys.count_words`."""
         count_word(words[0], window, bins, self.own.is_first, self.keys.plan)
 
 

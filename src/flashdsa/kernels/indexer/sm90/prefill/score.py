@@ -250,7 +250,7 @@ def score_segment(
                 if i == 1 - plan.sample_tiles:
                     delay_second_group(plan)
             if is_counted(i, plan):
-                keeper.count(words, prepared.window, bins)
+                keeper.count_words(words, prepared.window, bins)
 
 
 def is_counted(turn: Int32, plan: Any) -> Any:
