@@ -51,10 +51,12 @@ def in_clusters(
     return (Piece(0, queries, runner.num_sms // size * size, size),)
 
 
-def short_segments(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
+def short_segments(num_heads: int, dtype: str, **choices: bool) -> PrefillPlan:
     """The plan that a user's call has, but for segments and log."""
-    how: dict[str, Any] = {} if scores_only else {"segment_keys": CHUNK, "log_keys": 350}
-    return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores, **how)
+    how: dict[str, Any] = {"segment_keys": CHUNK, "log_keys": 350}
+    if choices.get("scores_only"):
+        how = {}
+    return PrefillPlan(num_heads, dtype, **choices, **how)
 
 
 def prefill_of_64(dtype: str) -> tuple[SmallCall, ...]:

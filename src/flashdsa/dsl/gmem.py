@@ -53,6 +53,15 @@ def load_if(taken: Int32, pointer: Any) -> Int32:
     )
 
 
+def load_half(pointer: Any) -> Int32:
+    """Load 16 bits."""
+    return cute.arch.inline_ptx(
+        "{ .reg .b16 half; ld.global.u16 half, [{$r0}]; cvt.u32.u16 {$w0}, half; }",
+        write_only_types=[Int32],
+        read_only_args=[pointer],
+    )
+
+
 @cute.jit
 def load2(pointer: Any) -> tuple[Int32, Int32]:
     """Load two neighbouring words that other SMs wrote, past the first-level cache."""

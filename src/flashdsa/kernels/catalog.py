@@ -26,9 +26,10 @@ from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
+from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_plan
-from flashdsa.kernels.indexer.sm90.prefill.plan import DTYPES, PrefillPlan
+from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
@@ -164,12 +165,7 @@ PREFILL = KernelSpec(
     name="prefill",
     arch=SM90.name,
     operations=("dsa_topk_prefill",),
-    plans=tuple(
-        PrefillPlan(num_heads, dtype, with_scores=with_scores, shared=shared)
-        for shared, with_scores, dtype, num_heads in product(
-            (False, True), (False, True), DTYPES, reversed(NUM_HEADS)
-        )
-    ),
+    plans=prefill.RANKING,
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
     roles=_PREFILL_ROLES,
@@ -182,14 +178,19 @@ PREFILL_ORDER = KernelSpec(
     build="flashdsa.kernels.indexer.sm90.order.build:compile_order",
     entry="order_kernel",
 )
+PREFILL_LISTED = KernelSpec(
+    name="prefill_listed",
+    arch=SM90.name,
+    operations=("dsa_topk_prefill",),
+    plans=(ListedPlan(),),
+    build="flashdsa.kernels.indexer.sm90.listed.build:compile_listed",
+    entry="listed_kernel",
+)
 PREFILL_LOGITS = KernelSpec(
     name="prefill_logits",
     arch=SM90.name,
     operations=("prefill_logits",),
-    plans=tuple(
-        PrefillPlan(num_heads, dtype, scores_only=True, of_blocks=of_blocks)
-        for of_blocks, dtype, num_heads in product((False, True), DTYPES, reversed(NUM_HEADS))
-    ),
+    plans=prefill.SCORING,
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
     roles=_PREFILL_ROLES,

@@ -95,6 +95,7 @@ def assert_exact(
         pytest.param(PrefillCase("topk 2048", causal(3, 2500), 2048, 64), 3, 1, marks=LATER),
         pytest.param(PrefillCase("NaN at the cut", causal(5, 500), 480, 64, nan_keys=True), 3, 1),
         pytest.param(PrefillCase("no keys for CTAs", causal(5, 100), 20, 64), 8, 1),
+        (PrefillCase("most of 128 keys", causal(5, 128), 100, 64), 5, 1),
     ],
     ids=lambda x: f"{x.name}-{x.num_heads}" if isinstance(x, PrefillCase) else str(x),
 )

@@ -16,7 +16,9 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.judge_indexer import check_selection
 from flashdsa.verify.judge_prefill import check_prefill_selection
-from flashdsa.verify.prefill_cases import make_prefill_inputs
+from flashdsa.verify.prefill_cases import PrefillCase, make_prefill_inputs
+from workbench.small_calls.call import SmallCall, emulator_of
+from workbench.small_calls.two_levels import SHARED_BLOCKS, SHARED_FURTHER, SHARED_LISTED
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
 pytest.importorskip("cutlass.cute", reason="CuTe DSL is not installed")
@@ -59,10 +61,41 @@ def test_pages(case: IndexerCase) -> None:
 @pytest.mark.parametrize("case", [x for x in PREFILL if x.block > 1], ids=lambda case: case.name)
 def test_shared_keys_in_chunks(case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(two_levels, "SCORES_AT_ONCE", 5000)
+    monkeypatch.setattr(two_levels, "BITS_AT_ONCE", 5000)
     inputs = make_prefill_inputs(case, seed=4)
     with emulation(SMALL):
         scores = calls.prefill_logits(inputs, BACKEND)
         assert failures(check_prefill_selection(inputs, scores, BACKEND)) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *SHARED_LISTED,
+        *SHARED_BLOCKS,
+        *(pytest.param(call, marks=pytest.mark.slow) for call in SHARED_FURTHER),
+    ],
+    ids=lambda call: f"{call.name}-{'listed' if call.case.num_candidates else 'blocks'}",
+)
+def test_shared_keys_ranked_while_they_are_scored(call: SmallCall) -> None:
+    runner = emulator_of(call)
+    assert failures(call.judge(runner)) == []
+    assert runner.findings == []
+
+
+def test_queries_whose_lists_name_few_keys_or_none() -> None:
+    """No list of a tile reaches topk, one is empty, and one names blocks behind its range only."""
+    ranges = (0, 0), (3, 90), (20, 200), (64, 230)
+    case = PrefillCase("", ranges, 100, num_heads=16, dtype=torch.bfloat16, block=8)
+    x = make_prefill_inputs(case, seed=8)
+    lists = [[0, 1, 2], [2, 2, -1], [0, 22, 1], [21, 22, 2**31 - 1]]
+    ids = x.output_buffer()
+    given = {"block": 8, "candidates": torch.tensor(lists, dtype=torch.int32)}
+    with emulation(SMALL) as runner:
+        flashdsa.dsa_topk_prefill(*x.operands, ids, **x.options, **given, backend=BACKEND)
+    rows = [[], [*range(19, 27)], [*range(20, 36), *range(196, 200)], []]
+    assert ids.tolist() == [row + [-1] * (100 - len(row)) for row in rows]
+    assert runner.findings == []
 
 
 def test_one_bound_function_serves_tables_of_any_width() -> None:

@@ -35,14 +35,10 @@ def bind(
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, which waits for the
     device.
     """
-    topk_indices, kind = operands.topk_indices, type(operands)
-    if not topk_indices.is_contiguous():
-        raise UnsupportedError(
-            "topk_indices: the kernel writes contiguous tensors only; got shape "
-            f"{list(topk_indices.shape)} with strides {list(topk_indices.stride())}"
-        )
-    if topk_indices.shape[0] and operands.k_index.shape[0]:
-        serve = _bind_rows(runner, operands, sorted=sorted)
+    kind = type(operands)
+    if operands.topk_indices.shape[0] and operands.k_index.shape[0]:
+        plan = plan_of(operands.inputs, with_scores=sorted)
+        serve = runner.on_device(bind_best(runner, plan, operands))
     else:
         serve = bind_none(operands)
     return with_ranges_checked(serve, lambda given: kind(*given).inputs)
@@ -58,25 +54,37 @@ def bind_none(operands: TopkPrefillOperands) -> Callable[[Sequence[Any]], None]:
     return serve
 
 
-def _bind_rows(
-    runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
-) -> Callable[[Sequence[Any]], None]:
-    plan = plan_of(operands.inputs, with_scores=sorted)
-    queries, topk = operands.topk_indices.shape
+def bind_best(
+    runner: Runner, plan: PrefillPlan, operands: TopkPrefillOperands
+) -> Callable[..., object]:
+    """Bind the launches of a plan on operands that differ from these only in their values, inside
+    `runner.launching()`, and of a plan with scores the sort. With `among` they take `Listed`'s
+    tensors, too. Neither queries nor keys are empty.
+
+    Raises:
+        UnsupportedError: `topk_indices` is not contiguous.
+    """
+    topk_indices = operands.topk_indices
+    if not topk_indices.is_contiguous():
+        raise UnsupportedError(
+            "topk_indices: the kernel writes contiguous tensors only; got shape "
+            f"{list(topk_indices.shape)} with strides {list(topk_indices.stride())}"
+        )
+    queries, topk = topk_indices.shape
     keys, ragged = operands.k_index.shape[0], operands.starts is not None
     pieces = pieces_of(runner, shared(plan), queries, keys, topk, ragged)
     launch = bind_plan(runner, plan, operands, pieces)
-    if not sorted:
-        return runner.on_device(launch)
+    if not plan.with_scores:
+        return launch
     width = next(width for width in TOPK if width >= topk)
     order = runner.function(PREFILL_ORDER, OrderPlan(width))
     empty_scores = runner.allocator(queries, topk, dtype=torch.int32)
 
-    def serve(operands: Sequence[Any]) -> None:
+    def serve(operands: Sequence[Any], *listed: Tensor) -> None:
         scores = empty_scores()
-        order(launch(operands, scores), scores)
+        order(launch(operands, *listed, scores), scores)
 
-    return runner.on_device(serve)
+    return serve
 
 
 def bind_plan(
@@ -88,7 +96,8 @@ def bind_plan(
     """Bind the launches of a plan's kernel on operands that differ from these only in their values,
     inside `runner.launching()`; they return `topk_indices`. Neither queries nor keys are empty.
 
-    A plan with scores takes their buffer too: (S, topk) int32 for the bits of fp32.
+    A plan with `among` takes `Listed`'s tensors (listed.py) too, and at last one with scores their
+    buffer: (S, topk) int32 for the bits of fp32.
 
     Args:
         plan: of launches whose CTAs share no tiles. pieces: the launches; none: one of that kind.
@@ -104,13 +113,14 @@ def bind_plan(
         numbers = (piece.num_ctas, *([piece.cluster_size] if own.shared else []))
         launches.append((slice(*piece[:2]), runner.function(PREFILL, own), numbers))
 
-    def launch(operands: Sequence[Any], *topk_scores: Tensor) -> Tensor:
+    def launch(operands: Sequence[Any], *further: Tensor) -> Tensor:
         q_index, k_index, weights, ends, topk_indices, starts, k_scale = operands[:7]
         inputs = arguments(q_index, k_index, weights, ends, starts, k_scale)
+        listed, topk_scores = further[: 2 * plan.among], further[2 * plan.among :]
         # Launches follow each other, so that they share the workspace.
         (workspace,) = runner.workspace(words, allocate)
         for own, function, numbers in launches:
-            given = (*inputs, topk_indices, *topk_scores)
+            given = (*inputs, *listed, topk_indices, *topk_scores)
             if len(launches) > 1:
                 q, k, k_scale, w, *rows = given
                 given = (q[own], k, k_scale, w[own], *(x[own] for x in rows))
@@ -138,18 +148,16 @@ def bind_logits(runner: Runner, operands: PrefillOperands) -> Callable[[Sequence
     return with_ranges_checked(runner.on_device(serve), lambda given: kind(*given))
 
 
-def plan_of(
-    operands: PrefillOperands, *, scores_only: bool = False, with_scores: bool = False
-) -> PrefillPlan:
-    """Plan of the kernel that serves a call."""
+def plan_of(operands: PrefillOperands, **choices: bool) -> PrefillPlan:
+    """Plan of the kernel that serves a call. choices: fields of the plan, those that are set."""
     dtype = str(operands.q_index.dtype).removeprefix("torch.")
-    return _plan(operands.q_index.shape[1], dtype, scores_only, with_scores)
+    return _plan(operands.q_index.shape[1], dtype, **choices)
 
 
 @cache
-def _plan(num_heads: int, dtype: str, scores_only: bool, with_scores: bool) -> PrefillPlan:
+def _plan(num_heads: int, dtype: str, **choices: bool) -> PrefillPlan:
     """A plan checks its barriers, which takes longer than a launch."""
-    return PrefillPlan(num_heads, dtype, scores_only, with_scores=with_scores)
+    return PrefillPlan(num_heads, dtype, **choices)
 
 
 @cache

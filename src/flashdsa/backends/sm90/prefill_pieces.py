@@ -71,7 +71,7 @@ def pieces_of(
         shared.tile_queries,
         queries,
         keys,
-        0 if shared.with_scores else topk,
+        0 if shared.scores_all else topk * shared.entry_keys,
         ragged,
     )
 

@@ -1,7 +1,9 @@
 """Blocks, and tokens of listed blocks, on Hopper GPUs: all positions are scored, then ranked.
 
 A chunk of rows is scored into memory by the kernel of the scores alone, and ranked by a second
-launch, which of listed blocks reads their scores only.
+launch, which of listed blocks reads their scores only. Over shared keys the kernel that scores
+ranks, too: blocks of 8 that begin at row 0, and listed keys, for which a launch before it writes a
+bit a key.
 """
 
 from __future__ import annotations
@@ -22,9 +24,15 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.topk import bind_ranking, width_for
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.catalog import INDEXER_LOGITS, PREFILL_LOGITS, TWO_LEVELS
+from flashdsa.kernels.catalog import (
+    INDEXER_LOGITS,
+    PREFILL_LISTED,
+    PREFILL_LOGITS,
+    TWO_LEVELS,
+)
+from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.plan import BLOCK
-from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
+from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS, LevelPlan
 from flashdsa.problem import PAGE_SIZE
 
 if TYPE_CHECKING:
@@ -33,6 +41,8 @@ if TYPE_CHECKING:
 
 SCORES_AT_ONCE = 2**27
 """Scores of a chunk of rows: 512 MB. Fewer queries at a time would leave SMs of prefill idle."""
+BITS_AT_ONCE = 2**30
+"""Bits of a chunk of queries: 128 MB."""
 
 
 def bind(
@@ -89,37 +99,91 @@ def bind_prefill(
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, as in `prefill.bind`.
     """
     kind = type(operands)
-    queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
-    if not queries or not keys or is_empty(operands.candidates):
+    if not len(operands.q_index) or not len(operands.k_index) or is_empty(operands.candidates):
         serve = prefill.bind_none(operands)
-        return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
-    # A range that begins anywhere has blocks that lie across those of the kernel.
-    whole = block == BLOCK and operands.candidates is None and operands.starts is None
-    each = BLOCK if whole else 1  # keys of a written score
+    elif operands.candidates is not None:
+        serve = runner.on_device(bind_listed(runner, operands, block, sorted=sorted))
+    elif block == BLOCK and operands.starts is None:
+        plan = prefill.plan_of(operands.inputs, of_blocks=True, with_scores=sorted)
+        serve = runner.on_device(prefill.bind_best(runner, plan, operands))
+    else:
+        serve = runner.on_device(bind_blocks(runner, operands, block, sorted=sorted))
+    return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
+
+
+def bind_listed(
+    runner: Runner, operands: TopkPrefillOperands, block: int, *, sorted: bool
+) -> Callable[[Sequence[Any]], None]:
+    """Bind the choice among candidates, for some queries at a time: their keys as bits, then
+    scores and ranking."""
+    kind, (keys, _) = type(operands), operands.k_index.shape
+    plan = prefill.plan_of(operands.inputs, among=True, with_scores=sorted)
+    words = keys // WORD_BITS + 3  # a warp reads up to 64 bits past the last key
+    rows = queries_at_once(words, runner.num_sms * plan.tile_queries)
+    chunks = [slice(*ends) for ends in spans(len(operands.q_index), rows)]
+    ranks = {
+        size: prefill.bind_best(runner, plan, _queries(operands, slice(0, size)))
+        for size in {own.stop - own.start for own in chunks}
+    }
+    write_bits = runner.function(PREFILL_LISTED, ListedPlan())
+    from_row_0 = runner.empty(0, dtype=torch.int32)
+    bits = block.bit_length() - 1
+
+    def serve(given: Sequence[Any]) -> None:
+        for own in chunks:
+            x = _queries(kind(*given), own)
+            size = own.stop - own.start
+            starts = from_row_0 if x.starts is None else x.starts.contiguous()
+            listed = runner.empty(size, words, dtype=torch.int32)
+            counts = runner.empty(size, dtype=torch.int32)
+            candidates, ends = x.candidates.contiguous(), x.ends.contiguous()
+            write_bits(candidates, starts, ends, keys, bits, listed, counts)
+            ranks[size](x, listed, counts)
+
+    return serve
+
+
+def _queries(operands: TopkPrefillOperands, own: slice) -> Any:
+    """The operands of some queries."""
+    q, k, weights, ends, ids, starts, k_scale, candidates = operands
+    begins = None if starts is None else starts[own]
+    listed = None if candidates is None else candidates[own]
+    kind = type(operands)
+    return kind(q[own], k, weights[own], ends[own], ids[own], begins, k_scale, listed)
+
+
+def queries_at_once(words: int, wave: int) -> int:
+    """Queries of a chunk with `words` words of bits each: whole waves of `wave`, if one fits."""
+    most = max(BITS_AT_ONCE // (words * WORD_BITS), 1)
+    return most // wave * wave or most
+
+
+def bind_blocks(
+    runner: Runner, operands: TopkPrefillOperands, block: int, *, sorted: bool
+) -> Callable[[Sequence[Any]], None]:
+    """Bind the choice of blocks of any size, of ranges that begin anywhere."""
+    kind = type(operands)
+    queries, keys = operands.q_index.shape[0], operands.k_index.shape[0]
     plan = prefill.plan_of(operands.inputs, scores_only=True)
-    score = runner.function(PREFILL_LOGITS, replace(plan, of_blocks=each > 1))
+    score = runner.function(PREFILL_LOGITS, plan)
     arguments = prefill.bind_arguments(runner, operands.inputs)
-    rank = bind_level(runner, operands, block, each, sorted=sorted, positions=True)
+    rank = bind_level(runner, operands, block, 1, sorted=sorted, positions=True)
     no_pages = runner.empty(0, 0, dtype=torch.int32)
 
-    def serve_rows(given: Sequence[Any]) -> None:
+    def serve(given: Sequence[Any]) -> None:
         x = kind(*given)
         q, k, k_scale, weights, starts, ends = arguments(*x.inputs)
         for first, end in spans(queries, rows_at_once(keys)):
             own = slice(first, end)
-            scores = runner.empty(end - first, -(-keys // each), dtype=torch.float32)
+            scores = runner.empty(end - first, keys, dtype=torch.float32)
             begins = starts[own] if len(starts) else starts
             score(q[own], k, k_scale, weights[own], begins, ends[own], scores, runner.num_sms)
             lengths = ends[own].clamp(0, keys)
             if len(starts):
                 lengths = (lengths - begins.clamp(0, keys)).clamp_min(0)
             rank(scores, lengths, begins, no_pages, 0, own, x)
-            if len(starts) and x.candidates is not None:
-                ids = x.topk_indices[own]
-                ids += torch.where(ids < 0, 0, begins.clamp(0, keys)[:, None])
 
-    serve = runner.on_device(serve_rows)
-    return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
+    return serve
 
 
 def is_empty(candidates: Tensor | None) -> bool:

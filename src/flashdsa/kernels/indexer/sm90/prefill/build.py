@@ -17,18 +17,21 @@ from flashdsa.problem import INDEX_HEAD_DIM
 
 def compile_prefill(plan: PrefillPlan) -> Any:
     """A TVM-FFI function (q_index, k_index, k_scale, weights, starts, ends, topk_indices,
-    workspace, num_ctas), with scores (..., topk_indices, topk_scores, workspace, num_ctas), or of
-    the scores alone (..., ends, scores, num_ctas), on torch's current stream; with a cluster_size
-    at last if CTAs share tiles. Needs no GPU. See `launch_prefill`."""
+    workspace, num_ctas), with scores (..., topk_indices, topk_scores, workspace, num_ctas), among
+    listed keys (..., ends, listed, counts, topk_indices, ...), or of the scores alone (..., ends,
+    scores, num_ctas), on torch's current stream; with a cluster_size at last if CTAs share tiles.
+    Needs no GPU. See `launch_prefill`."""
     queries, keys, starts, scales = (cute.sym_int32() for _ in range(4))
     topk, ctas = cute.sym_int32(), cute.sym_int32()
     element = Float8E4M3FN if plan.is_fp8 else BFloat16
     if plan.scores_only:
-        columns = cute.sym_int32() if plan.of_blocks else keys
-        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, columns), WORD_ALIGNMENT),)
+        outputs: tuple[Any, ...] = (fake_tensor(Float32, (queries, keys), WORD_ALIGNMENT),)
     else:
         best = fake_tensor(Int32, (queries, topk), WORD_ALIGNMENT)
+        bits = fake_tensor(Int32, (queries, cute.sym_int32()), WORD_ALIGNMENT)
+        counts = fake_tensor(Int32, (queries,), WORD_ALIGNMENT)
         outputs = (
+            *((bits, counts) if plan.among else ()),
             *([best] * (1 + plan.with_scores)),
             fake_tensor(Int32, (ctas, plan.workspace_words)),
         )

@@ -22,7 +22,7 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
 from flashdsa.kernels.indexer.sm90.prefill.indices import write_indices
 from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, CHUNK_MASKS, INDEX_BYTES, WORD
 from flashdsa.kernels.indexer.sm90.prefill.team import Team, address_of, number_of_ones, team_sync
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of
+from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, range_of, some_entries
 
 TOGETHER = 8
 """Loads of a lane that are under way at the same time."""
@@ -300,11 +300,12 @@ def keep_chunk(
 def emit_unscored(
     ranges: Ranges, tile: Tile, rows: cute.Tensor, warp: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Write all keys, then -1, of a tile whose queries see at most topk keys each."""
+    """Write all entries, then -1, of a tile whose queries have at most topk each."""
     for i in cutlass.range(warp, plan.tile_queries, plan.select_warps, unroll=1):
         query = tile.first_query + i
         if query < ranges.num_queries:
             start, end = range_of(ranges, query)
+            end = some_entries(end, plan)
             to = row_of(rows, query, ranges.topk)
             for at in cutlass.range(lane, ranges.topk, WARP_SIZE, unroll=4):
                 value = start + at

@@ -66,6 +66,15 @@ def count(address: Int32, offset: int = 0) -> None:
     )
 
 
+def count_if(taken: Int32, address: Int32) -> None:
+    """Add one to a bin if `taken` is not 0, by a predicate and no branch."""
+    cute.arch.inline_ptx(
+        "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; "
+        "@p red.relaxed.cta.shared::cta.add.u32 [{$r1}], 1; }",
+        read_only_args=[taken, address],
+    )
+
+
 class KeyRange(NamedTuple):
     """Keys that may be the threshold, both ends included."""
 

@@ -18,6 +18,7 @@ from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.sm90.prefill.emit import emit_unscored
+from flashdsa.kernels.indexer.sm90.prefill.listed import Listed
 from flashdsa.kernels.indexer.sm90.prefill.load import (
     LoadContext,
     key_map,
@@ -26,7 +27,6 @@ from flashdsa.kernels.indexer.sm90.prefill.load import (
     scale_map,
 )
 from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
-from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.score import (
     FIRST_TURN,
     ScoreContext,
@@ -67,6 +67,7 @@ def prefill_kernel(
     weights: cute.Tensor,
     starts: cute.Tensor,
     ends: cute.Tensor,
+    listed: Any,
     num_keys: Int32,
     topk_indices: Any,
     topk_scores: Any,
@@ -85,7 +86,7 @@ def prefill_kernel(
     topk = Int32(0)
     if cutlass.const_expr(not plan.scores_only):
         topk = Int32(topk_indices.shape[1])
-    ranges = Ranges(starts, ends, num_keys, topk)
+    ranges = Ranges(starts, ends, num_keys, topk, listed)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane = thread % WARP_SIZE
     if warp >= plan.select_warps:
@@ -198,7 +199,7 @@ def score_tile(
             # They have been read, so that the next ones may be written.
             score_sync(plan)
             begin = end
-            end = cutlass.min(begin + plan.segment // TILE_KEYS, tile.key_tiles)
+            end = cutlass.min(begin + plan.segment // plan.tile_entries, tile.key_tiles)
             more = begin < tile.key_tiles
 
 
@@ -216,14 +217,15 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             q_index: (S, H, 128) e4m3 or bf16. k_index: (S_kv, 128) likewise; at least one.
             k_scale: (S_kv,) fp32, of bf16 keys anything. weights: (S, H) fp32.
             starts: (S,) int32, or (0,): all start at row 0. ends: (S,) int32.
+        of a plan with `among`
+            listed, counts: `Listed`, listed.py. Rows of `listed` have bits up to 64 past S_kv.
         of a plan that ranks
             topk_indices: (S, topk) int32, written; topk at most 2048.
             topk_scores: only for a plan with scores: (S, topk) int32, words of `entries.py`,
                 written: of no key where topk_indices is -1.
             workspace: (num_ctas, plan.workspace_words) int32.
         of the scores alone
-            scores: (S, S_kv) fp32; written where a query sees the key. Of blocks
-                (S, ceil(S_kv / BLOCK)), written where it sees the first of them; `starts` is (0,).
+            scores: (S, S_kv) fp32; written where a query sees the key.
         and at last
             num_ctas: best one an SM.
             cluster_size: only for a plan whose CTAs share tiles: CTAs of a cluster, which divides
@@ -231,9 +233,13 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     q_index, k_index, k_scale, weights, starts, ends, *best, scores, num_ctas = arguments
     cluster: dict[str, Any] = {}
+    listed = None
     if cutlass.const_expr(plan.shared):
         *best, scores, num_ctas, cluster_size = (*best, scores, num_ctas)
         cluster = {"cluster": [cluster_size, 1, 1]}
+    if cutlass.const_expr(plan.among):
+        bits, counts, *best = best
+        listed = Listed(bits, counts)
     topk_indices, topk_scores = (*best, None, None)[:2]
     keys_map = key_map(k_index, plan)
     prefill_kernel(
@@ -243,6 +249,7 @@ def launch_prefill(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         weights,
         starts,
         ends,
+        listed,
         k_index.shape[0],
         topk_indices,
         topk_scores,

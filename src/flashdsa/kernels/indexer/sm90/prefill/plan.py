@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.plan import NUM_HEADS
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, MAX_CLUSTER
+from flashdsa.kernels.indexer.sm90.plan import BLOCK
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -15,6 +17,10 @@ COLUMNS = {64: 256, 32: 256, 16: 128}
 leave each too little of the workspace."""
 TILE_KEYS = 64
 """Rows of a product."""
+WARP_KEYS = 16
+"""Rows of a product that a warp has."""
+SCALES_ALIGNED = 4
+"""Scales of 16 bytes."""
 SPAN_BYTES = 128
 """Bytes of a row in shared memory: a span of the 128-byte swizzle."""
 QUERY_GROUP = 4
@@ -59,8 +65,10 @@ class PrefillPlan(Sm90Plan):
 
     Attributes:
         num_heads: 16, 32 or 64. dtype: of queries and keys.
-        scores_only: write the scores, rank nothing. of_blocks: the best of each BLOCK keys, of
-            ranges that begin at row 0.
+        scores_only: write the scores, rank nothing.
+        of_blocks: an entry, which has one score, is a block of BLOCK keys, not a key. Ranges begin
+            at row 0.
+        among: only keys that have a bit in a map may be chosen; see listed.py.
         with_scores: write the scores of the best, too.
         shared: a tile is a cluster's, whose CTAs have a stretch of its keys each.
         segment_keys: scores of a query that are kept until they are ranked; 0: as many as fit.
@@ -72,6 +80,7 @@ class PrefillPlan(Sm90Plan):
     dtype: str = "float8_e4m3fn"
     scores_only: bool = False
     of_blocks: bool = False
+    among: bool = False
     with_scores: bool = False
     segment_keys: int = 0
     log_keys: int = 0
@@ -97,26 +106,49 @@ class PrefillPlan(Sm90Plan):
             raise ValueError("HISTOGRAM_BINS: no room for the indices of a query's best")
         if self.shared and self.scores_only:
             raise ValueError("shared: scores that are not ranked need no cluster")
-        if self.of_blocks and not self.scores_only:
-            raise ValueError("of_blocks: blocks are ranked by a launch of their own")
+        if self.scores_only + self.of_blocks + self.among > 1:
+            raise ValueError("scores_only, of_blocks and among exclude each other")
         self.check()
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        what = "prefill_logits" if self.scores_only else "prefill"
-        if self.of_blocks:
-            what = "prefill_blocks"
-        if self.with_scores:
-            what = "prefill_scored"
-        if self.shared:
-            what += "_shared"
-        return f"{what}_h{self.num_heads}_{'fp8' if self.is_fp8 else 'bf16'}"
+        kinds = {
+            "logits": self.scores_only,
+            "blocks": self.of_blocks,
+            "among": self.among,
+            "scored": self.with_scores,
+            "shared": self.shared,
+            f"h{self.num_heads}": True,
+        }
+        dtype = "fp8" if self.is_fp8 else "bf16"
+        return "_".join(("prefill", *(name for name, so in kinds.items() if so), dtype))
 
     @property
     def is_fp8(self) -> bool:
         """Whether keys have scales."""
         return self.dtype == "float8_e4m3fn"
+
+    @property
+    def entry_keys(self) -> int:
+        """Keys of an entry."""
+        return BLOCK if self.of_blocks else 1
+
+    @property
+    def tile_entries(self) -> int:
+        """Entries of a key tile."""
+        return TILE_KEYS // self.entry_keys
+
+    @property
+    def scores_all(self) -> bool:
+        """Whether queries are scored that have at most topk entries, too."""
+        return self.scores_only or self.with_scores or self.among
+
+    @property
+    def keys_aligned(self) -> int:
+        """A tile's first key is a multiple of it: TMA brings scales by 16 bytes, and a warp loads
+        the bits of its WARP_KEYS keys."""
+        return WARP_KEYS if self.among else SCALES_ALIGNED
 
     @property
     def columns(self) -> int:
@@ -345,3 +377,16 @@ class PrefillPlan(Sm90Plan):
             Barrier("fine_full", teams, score, one, score, fine, "bins' counts"),
             Barrier("received_full", teams, score, one, score, most, "candidates, counts above"),
         )
+
+
+RANKING = tuple(
+    PrefillPlan(num_heads, dtype, with_scores=with_scores, shared=shared, **choice)
+    for choice in ({}, {"of_blocks": True}, {"among": True})
+    for shared, with_scores, dtype in product((False, True), (False, True), DTYPES)
+    for num_heads in reversed(NUM_HEADS)
+)
+"""Plans that rank the keys of a query's range, its blocks, or listed keys."""
+SCORING = tuple(
+    PrefillPlan(num_heads, dtype, scores_only=True)
+    for dtype, num_heads in product(DTYPES, reversed(NUM_HEADS))
+)

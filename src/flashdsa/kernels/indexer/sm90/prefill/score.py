@@ -23,10 +23,7 @@ from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import matrix_descriptor, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer.score_batch import doubled_relu
-from flashdsa.kernels.indexer.select.keys import INVALID
-from flashdsa.kernels.indexer.sm90.block_scores import LANES_APART, best_of_block
-from flashdsa.kernels.indexer.sm90.plan import BLOCK
+from flashdsa.kernels.indexer.sm90.prefill.keep import ROWS_APART, keeper_of
 from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP, SPAN_BYTES, TILE_KEYS
 from flashdsa.kernels.indexer.sm90.prefill.tiles import (
@@ -37,10 +34,10 @@ from flashdsa.kernels.indexer.sm90.prefill.tiles import (
     scores_at,
     steps_from,
     walk_of,
+    whole_entries,
 )
 from flashdsa.kernels.indexer.sm90.prefill.window import (
     FIRST_BIN_OFFSET,
-    count_words,
     sample_nothing,
     take_sample,
 )
@@ -106,12 +103,6 @@ def wait_for_turn(barrier: Int32) -> None:
 def pass_turn(barrier: Int32) -> None:
     """Let the other warpgroup multiply. barrier: its own."""
     cute.arch.barrier_arrive(barrier_id=barrier, number_of_threads=2 * WARPGROUP_SIZE)
-
-
-CHAINS = 8
-"""Partial sums of a score: of heads with the same remainder, added up at the end."""
-ROWS_APART = 8
-"""The two keys of a lane."""
 
 
 class ScoreContext(NamedTuple):
@@ -200,9 +191,9 @@ def score_segment(
     state = ring.state(number + first)
     accumulator = cute.make_rmem_tensor(of_tile(plan), Float32)
     keys = uniform(low_word(ctx.memory.keys.address()))
-    bins = Int32(0)
+    keeper, bins = keeper_of(ctx.ranges, prepared, tile, lane, ctx.memory), Int32(0)
     if cutlass.const_expr(not plan.scores_only):
-        own = lane % QUERY_GROUP * (4 * plan.bins)
+        own = keeper.first_query(lane) * (4 * plan.bins)
         bins = ctx.memory.histogram.address() + own - Int32(FIRST_BIN_OFFSET)
         if cutlass.const_expr(not plan.shared):
             if begin == 0 and first >= end:
@@ -215,11 +206,13 @@ def score_segment(
     walk = walk_of(tile, first, plan)
     row = warp * 16 + lane // QUERY_GROUP
     key = walk.key + row  # of the tile: this lane's first one
-    to = target_of(ctx, tile, begin, lane) + Int64(walk.place + row)
+    to = target_of(ctx, tile, begin, keeper.first_query(lane))
+    to = to + Int64(keeper.place(walk.place + row))
     if begin > 0 and first > begin:
         delay_second_group(plan)
     for i in cutlass.range(first, end, 2, unroll=1):
         stage = state.stage
+        listed = keeper.load(key)  # comes while the product runs
         # key_full[stage], the round's phase: TMA has brought keys and scales.
         ring.wait(PipelineState(stage, state.phase))
         if cutlass.const_expr(plan.in_turns):
@@ -243,33 +236,21 @@ def score_segment(
         if lane == 0:
             ring.release(stage + nothing_when_loaded(scales))
         state = state.advanced(2)
-        words = []
-        for group in cutlass.range_constexpr(plan.groups):
-            for half in cutlass.range_constexpr(2):
-                apart = half * ROWS_APART
-                total = sum_heads(accumulator, prepared.weights, group, half, plan)
-                seen = Uint32(tile.first_key + key + apart - prepared.starts[group]) < Uint32(
-                    prepared.lengths[group]
-                )
-                if cutlass.const_expr(plan.of_blocks):
-                    at = block_at(ctx, tile, QUERY_GROUP * group + lane % QUERY_GROUP, key + apart)
-                    store_block(at, total * scales[half], seen)
-                else:
-                    at = to + (Int64(group) * group_words(ctx) + apart)
-                    words.append(store(at, total, scales[half], seen, plan))
+        words, sample = keeper.keep(accumulator, scales, key, to, listed)
         key_step, step = steps_from(walk, key, i, plan)
         key += key_step
-        to = to + Int64(step)
+        to = to + Int64(whole_entries(step, plan))
         if cutlass.const_expr(not plan.scores_only):
             if i < 2 - plan.sample_tiles:  # turns of the first segment
                 # The tile's first keys may belong to either warpgroup; the other one may have none.
                 writes = first == start and warp == 0
                 of_all = thread // WARP_SIZE
-                take_sample(ctx.memory, words, prepared.window, of_all, lane, writes, plan)
+                take_sample(ctx.memory, sample, prepared.window, of_all, lane, writes, plan)
+                keeper.set_window(prepared.window)
                 if i == 1 - plan.sample_tiles:
                     delay_second_group(plan)
             if is_counted(i, plan):
-                count_words(words, prepared.window, bins, plan)
+                keeper.count_words(words, prepared.window, bins)
 
 
 def is_counted(turn: Int32, plan: Any) -> Any:
@@ -307,78 +288,11 @@ def load_scales(ctx: ScoreContext, stage: Int32, row: Int32) -> list[Float32]:
     return [scales[at], scales[at + ROWS_APART]]
 
 
-def sum_heads(accumulator: Any, weights: Any, group: int, half: int, plan: Any) -> Float32:
-    """The weighted sum over all heads of the lane's query of a group, for one of its keys."""
-    # Sums start at 0, so that every product is added without being rounded, as in the paged
-    # indexer.
-    sums = [Float32(0.0)] * CHAINS
-    for head in range(plan.num_heads):
-        column, odd = group * plan.num_heads // 2 + head // 2, head % 2
-        value = doubled_relu(accumulator[4 * column + 2 * half + odd])
-        sums[head % CHAINS] += weights[group * plan.num_heads + head] * value
-    pairs = [sums[2 * i] + sums[2 * i + 1] for i in range(CHAINS // 2)]
-    return (pairs[0] + pairs[1]) + (pairs[2] + pairs[3])
-
-
-def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, lane: Int32) -> Any:
-    """Destination of the tile's key 0 for this lane's first query."""
+def target_of(ctx: ScoreContext, tile: Tile, begin: Int32, query: Int32) -> Any:
+    """Destination of the score of the tile's first entry for one of its queries."""
     plan = ctx.plan
-    query = lane % QUERY_GROUP
     if plan.scores_only:
         row = Int64(tile.first_query + query) * ctx.ranges.num_keys
         return ctx.scores + (row + tile.first_key)
     words = scores_at(tile, plan)
-    return ctx.scores + (query * plan.row_words + words - begin * TILE_KEYS)
-
-
-def block_at(ctx: ScoreContext, tile: Tile, query: Any, key: Int32) -> Any:
-    """Destination of the best score of a key's block; key: of the tile. query: likewise."""
-    blocks = (ctx.ranges.num_keys + BLOCK - 1) // BLOCK
-    row = Int64(tile.first_query + query) * blocks
-    return ctx.scores + (row + (tile.first_key + key) // BLOCK)
-
-
-def group_words(ctx: ScoreContext) -> Any:
-    """Words from a query to the one four later."""
-    plan = ctx.plan
-    return QUERY_GROUP * (Int64(ctx.ranges.num_keys) if plan.scores_only else plan.row_words)
-
-
-@cute.jit
-def store(
-    to: Any, total: Float32, scale: Float32, seen: cutlass.Boolean, plan: cutlass.Constexpr
-) -> Int32:
-    """Store a score, total * scale, if its query sees the key: as it is, or as bits that are
-    ranked. Return the bits."""
-    bits = Int32(INVALID)
-    if cutlass.const_expr(plan.scores_only):
-        if seen:
-            to.store((total * scale).bitcast(Int32))
-    else:
-        score = product_and_zero(total, scale)
-        bits = score.bitcast(Int32)
-        if not seen:
-            bits = Int32(INVALID)
-        to.store(bits)
-    return bits
-
-
-@cute.jit
-def store_block(to: Any, score: Float32, seen: cutlass.Boolean) -> None:
-    """Store the best score of the caller's block, of those that are seen; all lanes call.
-
-    Args:
-        to: pointer to the block's score. Nothing is written if its first token is not seen.
-    """
-    best = best_of_block(score if seen else Float32.nan)
-    if seen and cute.arch.lane_idx() < LANES_APART[0]:
-        to.store(best.bitcast(Int32))
-
-
-def product_and_zero(a: Float32, b: Float32) -> Float32:
-    """a * b + 0, rounded once: the product, and +0 where it is -0."""
-    return cute.arch.inline_ptx(
-        "fma.rn.f32 {$w0}, {$r0}, {$r1}, 0f00000000;",
-        write_only_types=[Float32],
-        read_only_args=[a, b],
-    )
+    return ctx.scores + (query * plan.row_words + words - begin * plan.tile_entries)

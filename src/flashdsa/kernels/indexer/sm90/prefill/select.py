@@ -20,6 +20,7 @@ from flashdsa.kernels.indexer.sm90.prefill.emit import (
     write_rows,
 )
 from flashdsa.kernels.indexer.sm90.prefill.entries import Entries, KeyRange
+from flashdsa.kernels.indexer.sm90.prefill.listed import number_listed
 from flashdsa.kernels.indexer.sm90.prefill.marks import (
     collect,
     load_ahead,
@@ -34,7 +35,6 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import (
     CHUNK,
     CHUNK_MASKS,
     QUERY_GROUP,
-    TILE_KEYS,
 )
 from flashdsa.kernels.indexer.sm90.prefill.score import Prepared
 from flashdsa.kernels.indexer.sm90.prefill.team import (
@@ -48,7 +48,13 @@ from flashdsa.kernels.indexer.sm90.prefill.team import (
     number_of_ones,
     team_sync,
 )
-from flashdsa.kernels.indexer.sm90.prefill.tiles import Ranges, Tile, scores_at
+from flashdsa.kernels.indexer.sm90.prefill.tiles import (
+    Ranges,
+    Tile,
+    scores_at,
+    some_entries,
+    whole_entries,
+)
 from flashdsa.kernels.indexer.sm90.prefill.window import Bounds, bounds_of
 
 
@@ -68,7 +74,7 @@ class Seen(NamedTuple):
     query: Int32  # of the tile
     entries: Entries
     logged: Int32  # scores in the log
-    keys: Int32  # that the query sees, of this segment and those before
+    keys: Int32  # in its range up to the segment's end; of the last one, that may be chosen
     is_last: cutlass.Boolean  # segment
     whole: Any = None  # Int32: keys that it sees, of all CTAs. None: one CTA has all
     before: Any = None  # Int32: those of the CTAs before
@@ -84,18 +90,20 @@ def prepare_select(
     plan = team.plan
     query = team.number
     start, length = range_kept(prepared, query, plan)
-    row_end = cutlass.min(start + length, tile.first_key + end * TILE_KEYS)
-    written = (end - begin) * TILE_KEYS
+    first_entry = whole_entries(tile.first_key, plan)
+    row_end = cutlass.min(start + length, first_entry + end * plan.tile_entries)
+    written = (end - begin) * plan.tile_entries
     whole, before = None, None
     if cutlass.const_expr(plan.shared):
         whole = length
-        before = cutlass.min(cutlass.max(tile.first_key - start, Int32(0)), length)
+        before = cutlass.min(cutlass.max(first_entry - start, Int32(0)), length)
         start = start + before
-        written = cutlass.max(written, Int32(1))  # a chunk at least
     logged = Int32(0)  # of a query without keys, too
     if begin > 0 and length > 0:
         logged = team.memory.logged.array(Int32, plan.tile_queries)[query]
     log_chunks, own_chunks = chunks_of(logged), chunks_of(written)
+    if cutlass.const_expr(plan.shared):
+        own_chunks = cutlass.max(own_chunks, Int32(1))  # without keys, too: samples lie there
     words, segment = ctx.workspace + (query * plan.row_words + plan.log), scores_at(tile, plan)
     if team.member == 0:
         own = words + (segment - plan.log)
@@ -107,17 +115,25 @@ def prepare_select(
             if cutlass.const_expr(plan.shared):
                 team.scratch[SCRATCH_WINNERS] = Int32(0)
     entries = Entries(words, segment - plan.log, log_chunks, log_chunks + own_chunks)
-    keys = cutlass.max(row_end - start, Int32(0))
-    return Seen(query, entries, logged, keys, end == tile.key_tiles, whole, before)
+    keys, is_last = cutlass.max(row_end - start, Int32(0)), end == tile.key_tiles
+    if cutlass.const_expr(plan.among):
+        chosen_from = number_listed(ctx.ranges, tile.first_query + query)
+        if is_last:
+            keys = chosen_from
+        if cutlass.const_expr(plan.shared):
+            whole = chosen_from
+    return Seen(query, entries, logged, keys, is_last, whole, before)
 
 
 @cute.jit
 def range_kept(prepared: Prepared, query: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
-    """(first row, number of rows) of a query of the tile, from the lane that scores for it."""
+    """(first entry, number of entries) in the range of a query of the tile, from the lane that
+    scores for it."""
     lane, start, length = query % QUERY_GROUP, prepared.starts[0], prepared.lengths[0]
     if cutlass.const_expr(plan.groups == 2):
         if query >= QUERY_GROUP:
             start, length = prepared.starts[1], prepared.lengths[1]
+    length = some_entries(length, plan)
     return cute.arch.shuffle_sync(start, lane), cute.arch.shuffle_sync(length, lane)
 
 
@@ -161,7 +177,8 @@ def own_bounds(team: Team, seen: Seen, histogram: cute.Tensor, topk: Int32) -> B
 def source_of(ctx: SelectContext, team: Team, tile: Tile, seen: Seen, begin: Int32) -> Source:
     """The query's entries with their rows, if a segment begins with the key tile `begin`."""
     rows = ctx.workspace + seen.query * team.plan.row_words
-    return Source(seen.entries, rows, tile.first_key + begin * TILE_KEYS)
+    first_entry = whole_entries(tile.first_key, team.plan)
+    return Source(seen.entries, rows, first_entry + begin * team.plan.tile_entries)
 
 
 @cute.jit
@@ -262,7 +279,12 @@ def mark_kept(
                 keep = left
     if not fits:
         all_keys = KeyRange(Int32(LOWEST), Int32(MAGNITUDE))
-        mark_exactly(team, entries, all_keys, topk, seen.keys > topk)
+        cuts = seen.keys > topk
+        if cutlass.const_expr(plan.among):
+            mark_exactly(team, entries, all_keys, topk, cutlass.Boolean(False))
+            cuts = number_of_ones(team, Int32(0), entries.count * CHUNK_MASKS) > topk
+            team_sync(team)  # all have counted the marks
+        mark_exactly(team, entries, all_keys, topk, cuts)
         keep = number_of_ones(team, Int32(0), entries.logged * CHUNK_MASKS)
         compact(team, source)
     team_sync(team)

@@ -10,8 +10,6 @@ from flashdsa.kernels.indexer.sm90.prefill.plan import CHUNK, SAMPLE_TILES, TILE
 
 NOWHERE = 0x7FFFFFFF
 """The start of an empty range."""
-SCALES_ALIGNED = 4
-"""A tile's first key is a multiple of it: TMA brings scales by 16 bytes."""
 
 
 class Ranges(NamedTuple):
@@ -21,6 +19,7 @@ class Ranges(NamedTuple):
     ends: cute.Tensor  # (S,) int32
     num_keys: Int32
     topk: Int32
+    listed: Any = None  # `Listed`, listed.py; None: all keys of a range may be chosen
 
     @property
     def num_queries(self) -> Int32:
@@ -61,7 +60,7 @@ def tile_at(ranges: Ranges, number: Int32, lane: Int32, plan: cutlass.Constexpr)
     length = end - start
     longest = cute.arch.warp_redux_sync(length, "max")
     first_key = cute.arch.warp_redux_sync(start if length > 0 else Int32(NOWHERE), "min")
-    first_key = first_key & ~(SCALES_ALIGNED - 1)
+    first_key = first_key & ~(plan.keys_aligned - 1)
     last_key = cute.arch.warp_redux_sync(end if length > 0 else Int32(0), "max")
     key_tiles = Int32(0)
     if longest > unscored_length(ranges, plan):
@@ -89,8 +88,8 @@ def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Key tiles of the first segment: all key tiles, if they are one segment."""
     tiles = tile.key_tiles
     if cutlass.const_expr(not plan.scores_only):
-        if tiles > plan.whole // TILE_KEYS:
-            tiles = Int32(plan.segment // TILE_KEYS)
+        if tiles > plan.whole // plan.tile_entries:
+            tiles = Int32(plan.segment // plan.tile_entries)
     return tiles
 
 
@@ -98,7 +97,7 @@ def first_segment(tile: Tile, plan: cutlass.Constexpr) -> Int32:
 def scores_at(tile: Tile, plan: cutlass.Constexpr) -> Int32:
     """Offset of the segment in a query's words of the workspace: after the log, if it has one."""
     words = Int32(0)
-    if tile.key_tiles > plan.whole // TILE_KEYS:
+    if tile.key_tiles > plan.whole // plan.tile_entries:
         words = Int32(plan.log + plan.log_chunks * CHUNK)
     return words
 
@@ -195,7 +194,18 @@ def steps_from(walk: Walk, key: Int32, turn: Int32, plan: cutlass.Constexpr) -> 
 
 def unscored_length(ranges: Ranges, plan: Any) -> Any:
     """Rows up to which a query needs no scores: all of them are among the best."""
-    return Int32(0) if plan.scores_only or plan.with_scores else ranges.topk
+    topk = ranges.topk * plan.entry_keys if plan.of_blocks else ranges.topk
+    return Int32(0) if plan.scores_all else topk
+
+
+def whole_entries(keys: Any, plan: Any) -> Any:
+    """Entries of so many keys, the last one whole."""
+    return keys >> (plan.entry_keys.bit_length() - 1) if plan.of_blocks else keys
+
+
+def some_entries(keys: Any, plan: Any) -> Any:
+    """The same; the last one may have fewer keys."""
+    return whole_entries(keys + (plan.entry_keys - 1), plan) if plan.of_blocks else keys
 
 
 def num_tiles(ranges: Ranges, plan: Any) -> Int32:

@@ -50,6 +50,7 @@ from flashdsa.kernels.indexer.sm90.prefill.entries import (
     first_word,
     load_chunk,
 )
+from flashdsa.kernels.indexer.sm90.prefill.listed import listed_before
 from flashdsa.kernels.indexer.sm90.prefill.marks import (
     COMPARED,
     Threshold,
@@ -236,6 +237,9 @@ def write_share(
         before = mark_together(s, source.entries, ahead, topk)
     else:
         mark(team, source.entries, Threshold(Int32(LOWEST), Int32(0), cutlass.Boolean(False)))
+        if cutlass.const_expr(plan.among):
+            query = tile.first_query + seen.query
+            before = listed_before(ctx.ranges, query, tile.first_key, team.lane)
         team_sync(team)
     own = number_of_ones(team, Int32(0), source.entries.count * CHUNK_MASKS)
     end = own

@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, Uint32, cute
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import MAGNITUDE, key_of, word_of
-from flashdsa.kernels.indexer.sm90.prefill.entries import KeyRange, count
+from flashdsa.kernels.indexer.sm90.prefill.entries import KeyRange, count, count_if
 from flashdsa.kernels.indexer.sm90.prefill.memory import PrefillMemory
 from flashdsa.kernels.indexer.sm90.prefill.plan import QUERY_GROUP
 
@@ -136,6 +136,11 @@ def count_words(
             word = words[2 * group + half]
             bits = bin_bits(word, window[2 * group], window[2 * group + 1], plan)
             count(first + (bits << 2), 4 * QUERY_GROUP * plan.bins * group)
+
+
+def count_word(word: Int32, window: cute.Tensor, first: Int32, taken: Int32, plan: Any) -> None:
+    """Count a score of the lane's first query if `taken` is not 0. first: as in `count_words`."""
+    count_if(taken, first + (bin_bits(word, window[0], window[1], plan) << 2))
 
 
 def bin_bits(word: Int32, factor: Float32, offset: Float32, plan: Any) -> Int32:
