@@ -337,7 +337,7 @@ TABLE: dict[str, Row] = {
     ), mutated=6),
     "prefill-blocks-sm_90a": Row("prefill", two_levels.SHARED_BLOCKS, mutated=4),
     "prefill-listed-sm_90a": Row("prefill", two_levels.SHARED_LISTED, mutated=5),
-    "prefill-bits-sm_90a": Row("prefill_listed", two_levels.SHARED_LISTED, mutated=2),
+    "prefill-bits-sm_90a": Row("prefill_listed", two_levels.BITS, mutated=2),
     "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),
     ), mutated=2, lanes_apart=True),
