@@ -213,8 +213,7 @@ def store(
         if seen:
             to.store((total * scale).bitcast(Int32))
     else:
-        score = product_and_zero(total, scale)
-        bits = score.bitcast(Int32)
+        bits = word_of_score(total, scale)
         if not seen:
             bits = Int32(INVALID)
         to.store(bits)
