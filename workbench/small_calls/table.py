@@ -335,8 +335,8 @@ TABLE: dict[str, Row] = {
     "prefill-shared-sm_90a": Row("prefill", (
         *PREFILL_IN_CLUSTERS, prefill("a cluster of three", 4, 1600, 100, short=False, sms=3)
     ), mutated=6),
-    "prefill-blocks-sm_90a": Row("prefill", two_levels.SHARED_BLOCKS, mutated=4),
-    "prefill-listed-sm_90a": Row("prefill", two_levels.SHARED_LISTED, mutated=5),
+    "prefill-blocks-sm_90a": Row("prefill", two_levels.SHARED_BLOCKS, mutated=3),
+    "prefill-listed-sm_90a": Row("prefill", two_levels.SHARED_LISTED, mutated=4),
     "prefill-bits-sm_90a": Row("prefill_listed", two_levels.BITS, mutated=2),
     "prefill-order-sm_90a": Row("prefill_order", (  # a warp a CTA
         Order(40), Order(300, "close"), Order(300),

@@ -28,7 +28,7 @@ from flashdsa.kernels.entries.sm90 import plan as entries
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import IndexerPlan, LogitsPlan, pairs_plan
+from flashdsa.kernels.indexer.sm90.plan import PAIR_PLANS, IndexerPlan, LogitsPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
@@ -56,7 +56,7 @@ INDEXER = KernelSpec(
             for num_heads, topk, kind in product(reversed(NUM_HEADS), reversed(TOPK), FUSED_KINDS)
         ),
         *(IndexerPlan(**choices) for choices in POSITIONS),
-        *(pairs_plan(positions=positions) for positions in (False, True)),
+        *PAIR_PLANS,
     ),
     build=f"{_INDEXER_BUILD}:compile_indexer",
     entry="indexer_kernel",

@@ -347,13 +347,26 @@ def test_checked_calls_check_addresses_and_where_asked_values(
     ("next_n", "requests", "kind"),
     [(2, 61, By.PAIRS), (2, 60, By.CTAS), (4, 31, By.PAIRS), (4, 30, By.CTAS), (3, 62, By.CTAS)],
 )
+@pytest.mark.parametrize(
+    "of_calls",
+    [
+        (64, 2048, False, False),
+        (32, 1024, False, False),
+        (16, 512, False, False),
+        (32, 2048, False, True),
+    ],
+)
 def test_pairs_of_queries_are_scored_together_where_they_are_many(
-    gpu: Gpu, next_n: int, requests: int, kind: By, monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu,
+    next_n: int,
+    requests: int,
+    kind: By,
+    of_calls: tuple[int, int, bool, bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A request of four queries has two pairs."""
+    """Whatever the heads and topk; a request of four queries has two pairs."""
     gpu.capacity = dict(devices.H200.clusters)
     monkeypatch.setattr(runner.Gpu, "num_sms", devices.H200.num_sms)
-    of_calls = 64, 2048, False, False
     choose_launch(INDEXER, gpu_runner(GPU), *of_calls, next_n * requests, requests)
     assert [plan.rows for plan in gpu.plans] == [kind]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.plan import By, Lists, SelectPlan
+from flashdsa.kernels.indexer.plan import TOPK, By, Lists, SelectPlan
 from flashdsa.kernels.indexer.regions import (
     scratch_region,
     select_barrier_regions,
@@ -178,6 +178,12 @@ def pairs_plan(**choices: Any) -> IndexerPlan:
     usual = {"rows": By.PAIRS, "stages": 8, "lists": PAIR_LISTS}
     return IndexerPlan(**{**usual, **choices})
 
+
+PAIR_PLANS = (
+    *(pairs_plan(num_heads=heads, topk=topk) for heads in (64, 32, 16) for topk in reversed(TOPK)),
+    *(pairs_plan(num_heads=heads, positions=True) for heads in (64, 32)),
+)
+"""The kernels that score rows in pairs."""
 
 _STREAM = (
     "pages",
