@@ -69,6 +69,23 @@ _CONTEXTS = pick(
     (kind("one", logu(65_536, 300_000), fixed("others logu(1024, 8192)", 0)), 0.2),
 )
 _DOCUMENT = logu(50, 30_000)
+_BLOCK_SIZE = pick((8, 0.6), (choice(1, 2, 4, 16, 32, 64), 0.4))
+_LEVELS = {
+    "heads": pick((64, 0.34), (32, 0.33), (16, 0.33)),
+    "topk": pick((512, 0.3), (2048, 0.3), (logu(1, 2048), 0.4)),
+    "candidates": pick(
+        (None, 0.5), (kind("best", logu(1, 2048)), 0.25), (kind("any", logu(1, 2048)), 0.25)
+    ),
+    "block": Term(
+        f"{_BLOCK_SIZE}, 2 for 1 without candidates",
+        lambda r, v: max(_BLOCK_SIZE.draw(r, v), 1 if v["candidates"] else 2),
+    ),
+    "sorted": pick((True, 0.3), (False, 0.7)),
+    "keys": pick(
+        (None, 0.5), ("equal", 0.1), ("five", 0.15), ("rising", 0.1), ("falling", 0.05),
+        ("NaN", 0.1),
+    ),
+}  # fmt: skip
 _KEYS = logu(4096, 2**20)
 _TAIL = {
     "heads": _HEADS,
@@ -129,6 +146,29 @@ FIELDS: dict[str, dict[str, Term]] = {
         "dtype": pick(("fp8", 0.7), ("bf16", 0.3)),
         "topk": _INDEX_TOPK,
     },
+    "two-levels": {
+        "b": logu(1, 512),
+        "next_n": _MTP,
+        "contexts": pick(
+            (kind("short", fixed("logu(1, 700) each", (1, 700))), 0.3),
+            (kind("chat", fixed("logu(300, 30_000) each", (300, 30_000))), 0.3),
+            (kind("equal", logu(1024, 300_000)), 0.2),
+            (kind("one", logu(65_536, 300_000), fixed("others logu(1024, 8192)", 0)), 0.2),
+        ),
+        "dtype": pick(("fp8", 0.6), ("mxfp4", 0.4)),
+        "ids": pick(("slot", 0.5), ("position", 0.5)),
+        **_LEVELS,
+    },
+    "two-levels-prefill": {
+        "kind": pick(
+            (kind("chunk", logu(16, 4096), logu(1, 131_072)), 0.3),
+            (kind("causal", logu(16, 32_768)), 0.2),
+            (kind("documents", logu(2, 64)), 0.25),
+            (kind("any", logu(16, 4096), logu(1, 32_768)), 0.25),
+        ),
+        "dtype": pick(("fp8", 0.6), ("bf16", 0.4)),
+        **_LEVELS,
+    },
     "forward-512": {"S": _QUERIES, **_ENTRIES_AND_WINDOW},
     "backward-512": {"S": logu(256, 8192), **_ENTRIES_AND_WINDOW},
     "decode-512": {
@@ -177,18 +217,23 @@ class Draw:
         return f"{self.operation}/{self.seed}/{self.number}"
 
     @property
+    def is_prefill(self) -> bool:
+        """Whether queries choose among keys that they share."""
+        return "kind" in self.values
+
+    @property
     def queries(self) -> int:
         """Rows of the call."""
         v = self.values
-        if self.operation == "prefill":
-            return v["kind"][1] if v["kind"][0] == "chunk" else self.keys
+        if self.is_prefill:
+            return v["kind"][1] if v["kind"][0] in ("chunk", "any") else self.keys
         return int(v["S"]) if "S" in v else len(self.lengths) * int(v["next_n"])
 
     @property
     def keys(self) -> int:
         """Rows of kv, or tokens of all requests."""
         v = self.values
-        if self.operation != "prefill":
+        if not self.is_prefill:
             return int(v["S_kv"]) if "S_kv" in v else sum(self.lengths)
         name, *sizes = v["kind"]
         return sum(self.lengths) if name == "documents" else sum(sizes)
@@ -220,13 +265,13 @@ class Draw:
             flop = max(flop, 6.0 * rows * v.get("index_heads", 0) * topk * INDEX_HEAD_DIM)
             size = rows * (v["heads"] * (D_QK + D_V) * 2 + topk * 4) + keys * D_QK * 2
             return float(size), flop / FLOP_A_US
-        if self.operation == "prefill":
+        if self.is_prefill:
             seen = rows * (2 * keys - rows) / 2
             if v["kind"][0] == "documents":
                 seen = sum(n * n for n in self.lengths) / 2
             size = (rows * v["heads"] + keys) * INDEX_HEAD_DIM * (1 if v["dtype"] == "fp8" else 2)
             return float(size), 2.0 * seen * v["heads"] * INDEX_HEAD_DIM / FLOP_A_US
-        if self.operation == "indexer":
+        if self.operation in ("indexer", "two-levels"):
             size = keys * INDEX_TOKEN_BYTES
             return float(size), size / BYTES_A_US
         row = 2 * D_QK if v["rows"] == "bf16" else V32.row_bytes
@@ -235,7 +280,7 @@ class Draw:
     def half(self) -> Draw:
         """The same with half of the queries or requests."""
         v = dict(self.values)
-        if self.operation == "prefill" and v["kind"][0] != "documents":
+        if self.is_prefill and v["kind"][0] != "documents":
             name, first, *rest = v["kind"]
             v["kind"] = (name, first // 2, *rest)
         elif "S" in v:
@@ -245,12 +290,16 @@ class Draw:
 
     def small(self) -> Draw:
         """A tiny form of the same kinds, which a CPU computes at once."""
-        v, lengths = dict(self.values), tuple(1 + n // 400 for n in self.lengths[:3])
+        v = dict(self.values)
+        share = 8 if v.get("contexts") == "short" else 400
+        lengths = tuple(1 + n // share for n in self.lengths[:3])
         for name, most in (("S", 7), ("S_kv", 300), ("topk", 64), ("heads", 16), ("b", 3)):
             if name in v:
                 v[name] = min(v[name], most)
         if "kind" in v:
             v["kind"] = (v["kind"][0], *(min(n, 80) for n in v["kind"][1:]))
+        if v.get("candidates"):
+            v["candidates"] = (v["candidates"][0], min(v["candidates"][1], 20))
         return replace(self, values=v, lengths=lengths)
 
 

@@ -25,6 +25,7 @@ from workbench.draws.ids import (
     positions,
     shuffled_pages,
 )
+from workbench.draws.two_levels import make_two_levels
 from workbench.draws.two_sources import make_two_sources
 
 PARTS = {"training": ("target", "scores", "backward")}
@@ -58,6 +59,10 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         return attention.forward_task(decode_inputs(draw, device), backend)
     if draw.operation == "indexer":
         return exact_indexer(indexer_inputs(draw, device, backend), backend)
+    if draw.operation.startswith("two-levels"):
+        prefills, g = draw.is_prefill, _generator(draw, device)
+        keys = prefill_inputs(draw, device) if prefills else indexer_inputs(draw, device, backend)
+        return make_two_levels(draw, keys, g, backend)
     if draw.operation == "prefill":
         return exact_prefill(prefill_inputs(draw, device), draw.values["topk"], backend)
     return training.training_task(training_inputs(draw, device), part, backend)
@@ -118,7 +123,7 @@ def indexer_inputs(draw: Draw, device: str, backend: str) -> indexer.IndexerInpu
     options = {"lengths": rows, "next_n": v["next_n"]}
     case = Case(len(rows), max(rows), v["heads"], v["topk"], "fp8", options)
     x = indexer.make_inputs(case, device, v["tensors"], backend)
-    if v["scores"]:
+    if v.get("scores"):
         fill_scores(x, v["scores"], torch.Generator(device).manual_seed(v["tensors"] + 1))
     return x
 
@@ -169,7 +174,7 @@ def _judge_exact(row: int, own: Tensor, right: Tensor, limits: Tensor, chosen: T
 
 
 def prefill_inputs(draw: Draw, device: str) -> prefill.Inputs:
-    """Causal queries at the end of the keys, or packed documents."""
+    """Causal queries at the end of the keys, packed documents, or queries of any ranges."""
     v, g = draw.values, _generator(draw, device)
     normal = partial(torch.randn, device=device, generator=g)
     queries, keys, fp8 = draw.queries, draw.keys, v["dtype"] == "fp8"
@@ -180,6 +185,10 @@ def prefill_inputs(draw: Draw, device: str) -> prefill.Inputs:
     if draw.lengths:
         ends_of = torch.tensor((0, *draw.lengths), device=device).cumsum(0)
         starts, ends = flashdsa.causal_ranges(ends_of, num_queries=queries)
+    elif v["kind"][0] == "any":
+        starts = torch.randint(keys + 1, (queries,), device=device, generator=g).int()
+        share = torch.rand(queries, device=device, generator=g)
+        ends = starts + (share * (keys + 1 - starts)).int()
     return {
         "q_index": q.to(dtype),
         "k_index": (k if scale is None else k / scale[:, None]).to(dtype),

@@ -28,7 +28,7 @@ from workbench.bench import attention, prefill
 from workbench.bench.attention import Prepared
 from workbench.bench.indexer import DeepGemm, judge_peer
 from workbench.bench.top_ks import NAMES, load_top_k
-from workbench.draws import two_sources
+from workbench.draws import two_levels, two_sources
 from workbench.draws.distribution import Draw
 from workbench.draws.timing import microseconds
 
@@ -63,6 +63,8 @@ def peers_of(draw: Draw, backend: str, charges: dict[str, float]) -> dict[str, P
         return {"FlashMLA": attention.flash_mla_decode, "FlashMLA, lengths": lengths}
     if draw.operation == "indexer":
         return {f"DeepGEMM + {one}": partial(paged_pair, one, charges) for one in NAMES}
+    if draw.operation.startswith("two-levels"):
+        return {"our scores, torch": two_levels.by_torch}
     if draw.operation == "prefill":
         first = "DeepGEMM" if draw.values["dtype"] == "fp8" else "cuDNN Frontend"
         return {f"{first} + {one}": prefill.pair(one) for one in NAMES}

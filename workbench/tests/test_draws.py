@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +126,42 @@ def test_draws_are_legal_and_judged(operation: str) -> None:
             assert task.judge(found).findings or max(one.lengths or (9,)) < 8, one.line
 
 
+@pytest.mark.parametrize("operation", ["two-levels", "two-levels-prefill"])
+def test_one_wrong_id_in_two_levels_is_seen(operation: str) -> None:
+    """A tie to the later position, two ids of another order, an id in place of the last -1."""
+    seen = set()
+    for one in [x.small() for x in many(operation, 60)]:
+        few = dict(one.values) | {"topk": min(one.values["topk"], 4)}
+        one = replace(one, values=few)
+        task = make_task(one, "", "cpu", "cpu")
+        ids: Any = task.call()
+        assert not task.judge(ids).findings, one.line
+        levels = task.inputs
+        values, some = levels.ranked(torch.arange(len(ids)))
+        right = levels.best(values, some)
+        count = int((right[-1] >= 0).sum())
+        worst = int(right[-1, count - 1])
+        ties = some[-1] & (values[-1] == values[-1, worst])
+        ties[: worst + 1] = False
+        wrong: dict[str, Any] = {}
+        if count and bool(ties.any()):
+            right[-1, count - 1] = ties.nonzero()[-1]
+            rows = torch.tensor([len(ids) - 1])
+            wrong["tie"] = right[-1].int()
+            if levels.candidates is not None:
+                wrong["tie"] = levels.ids_of(rows, right[-1:])[0].int()
+        if one.values["sorted"] and count > 1:
+            wrong["order"] = torch.cat([ids[-1, :2].flip(0), ids[-1, 2:]])
+        if 0 < count < ids.shape[1]:
+            wrong["more"] = torch.cat([ids[-1, :-1], ids[-1, :1]])
+        for name, row in wrong.items():
+            changed = ids.clone()
+            changed[-1] = row
+            assert task.judge(changed).findings, (name, one.line)
+            seen.add(name)
+    assert seen == {"tie", "order", "more"}
+
+
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_every_peer_is_right_on_what_it_serves(
     operation: str, monkeypatch: pytest.MonkeyPatch
@@ -158,6 +194,8 @@ def test_every_peer_is_right_on_what_it_serves(
             "backward-512": {DETERMINISTIC},
             "decode-512": {"FlashMLA"},
             "training": {"cuDNN Frontend"},
+            "two-levels": {"our scores, torch"},
+            "two-levels-prefill": {"our scores, torch"},
         }[operation]
     )
 
