@@ -174,7 +174,7 @@ class Levels:
         return Verdict({}, findings)
 
     def _judge_scores(self, number: int) -> list[str]:
-        """What is wrong with a row's scores."""
+        """Find wrong scores of a row."""
         x, length = self.row(number), int(self.lengths[number])
         own = self.scores_of(torch.tensor([number], device=self.lengths.device))[0, :length]
         dots = x.keys.double() @ x.q.double().T
@@ -310,7 +310,7 @@ def _over_pages(v: Any, x: IndexerInputs, g: torch.Generator, backend: str) -> L
 
 
 def _distinct(keys: str | None) -> int | None:
-    """How many keys there are; None: all are drawn."""
+    """Number of different keys; None: all are drawn."""
     return {"equal": 1, "five": 5, "rising": 1, "falling": 1}.get(keys or "")
 
 
