@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +68,73 @@ def test_a_graph_of_one_row_replays_with_and_without_splits() -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(ids, expected_ids(held, 2048))
+
+
+@pytest.mark.parametrize(("block", "listed"), [(8, False), (64, False), (8, True), (1, True)])
+def test_a_graph_replays_two_levels_over_pages(block: int, listed: bool) -> None:
+    """Lengths and candidates change between replays; the CPU says what is right."""
+    held = make_inputs([9000, 64, 3000, 0, 2049, 20_000]).to("cuda")
+    ids, lengths = held.output(512), held.seq_lens.clone()
+    candidates = torch.zeros(len(lengths), 300, dtype=torch.int32, device="cuda")
+    among = candidates if listed else None
+
+    def choose(x: Inputs, to: Tensor, some: Tensor | None, backend: str = "auto") -> None:
+        flashdsa.dsa_topk_indexer(*x, to, block=block, candidates=some, backend=backend)
+
+    choose(held, ids, among)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        choose(held, ids, among, backend="sm90")
+    for turn in range(1, 4):
+        held.seq_lens.copy_(lengths // turn)
+        candidates.copy_(torch.randint(-2, 20_000 // block // turn, candidates.shape))
+        ids.fill_(-99)
+        graph.replay()
+        right = held.to("cpu").output(512)
+        choose(held.to("cpu"), right, candidates.cpu() if listed else None)
+        assert torch.equal(ids.cpu(), right)
+
+
+@pytest.mark.parametrize("starts", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_graph_replays_two_levels_over_shared_keys(listed: bool, starts: bool) -> None:
+    """Keys, ranges and candidates change between replays; scores are exact in any order."""
+    queries, keys, heads = 300, 6000, 32
+
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high + 1, shape, device="cuda").float()
+
+    def fp8(*shape: int) -> Tensor:
+        return integers(-2, 2, *shape).to(torch.float8_e4m3fn)
+
+    q, k, scale = fp8(queries, heads, 128), fp8(keys, 128), 2.0 ** integers(-3, 0, keys)
+    weights, ends = integers(-3, 4, queries, heads) / 4, integers(0, keys, queries).int()
+    begins = ends // 3 if starts else None
+    candidates = torch.zeros(queries, 150, dtype=torch.int32, device="cuda")
+    ids = torch.full((queries, 200), -99, dtype=torch.int32, device="cuda")
+    held = q, k, weights, begins, ends, ids, scale, candidates if listed else None
+
+    def choose(x: Sequence[Any], backend: str = "auto") -> None:
+        *operands, k_scale, among = x
+        flashdsa.dsa_topk_prefill(
+            *operands, k_scale=k_scale, candidates=among, block=8, backend=backend
+        )
+
+    choose(held)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        choose(held, backend="sm90")
+    for _ in range(3):
+        k.view(torch.uint8).copy_(fp8(keys, 128).view(torch.uint8))
+        ends.copy_(integers(0, keys, queries))
+        if begins is not None:
+            begins.copy_(ends // 4)
+        candidates.copy_(integers(-2, keys // 8 + 2, *candidates.shape))
+        ids.fill_(-99)
+        graph.replay()
+        on_cpu: list[Any] = [one if one is None else one.cpu() for one in held]
+        choose(on_cpu)
+        assert torch.equal(ids.cpu(), on_cpu[5])
 
 
 def test_graphs_on_two_streams_do_not_meet() -> None:
