@@ -44,7 +44,7 @@ from flashdsa.plan.kernel_spec import KernelSpec, Variant
 _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _TILES = (Tile(), WITHOUT_ROPE)
-_INDEXER_BUILD = "flashdsa.kernels.indexer.sm90.build"
+_INDEXER = "flashdsa.kernels.indexer.sm90"
 
 INDEXER = KernelSpec(
     name="indexer",
@@ -58,7 +58,7 @@ INDEXER = KernelSpec(
         *(IndexerPlan(**choices) for choices in POSITIONS),
         *PAIR_PLANS,
     ),
-    build=f"{_INDEXER_BUILD}:compile_indexer",
+    build=f"{_INDEXER}.kernel:compile_indexer",
     entry="indexer_kernel",
     roles={
         "load": ("load", "PAGES"),
@@ -70,7 +70,7 @@ INDEXER_UNSCORED = KernelSpec(
     arch=SM90.name,
     operations=("dsa_topk_indexer",),
     plans=tuple(map(UnscoredPlan, (False, True))),
-    build="flashdsa.kernels.indexer.sm90.unscored.build:compile_unscored",
+    build="flashdsa.kernels.indexer.sm90.unscored.kernel:compile_unscored",
     entry="unscored_kernel",
 )
 INDEXER_LOGITS = KernelSpec(
@@ -82,11 +82,11 @@ INDEXER_LOGITS = KernelSpec(
         for of_blocks, mxfp4 in product((False, True), repeat=2)
         for num_heads in reversed(NUM_HEADS)
     ),
-    build=f"{_INDEXER_BUILD}:compile_logits",
+    build=f"{_INDEXER}.logits_kernel:compile_logits",
     entry="logits_kernel",
     roles={"load": ("load_partition", "PAGES"), "select": ("consume_pages", "page_source")},
 )
-_SM100_BUILD = "flashdsa.kernels.indexer.sm100.build"
+_SM100 = "flashdsa.kernels.indexer.sm100"
 
 INDEXER_SM100 = KernelSpec(
     name="indexer",
@@ -101,7 +101,7 @@ INDEXER_SM100 = KernelSpec(
         *(sm100.IndexerPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
         *(sm100.IndexerPlan(gathers=True, **kind) for kind in FUSED_KINDS),
     ),
-    build=f"{_SM100_BUILD}:compile_indexer",
+    build=f"{_SM100}.kernel:compile_indexer",
     entry="indexer_kernel",
     roles={
         "load": ("load", "loader_of"),
@@ -118,7 +118,7 @@ INDEXER_LOGITS_SM100 = KernelSpec(
         *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
         sm100.LogitsPlan(gathers=True),
     ),
-    build=f"{_SM100_BUILD}:compile_logits",
+    build=f"{_SM100}.logits_kernel:compile_logits",
     entry="logits_kernel",
     roles={
         "load": ("load_partition", "loader_of"),
@@ -134,7 +134,7 @@ TOPK_INDICES = KernelSpec(
         TopkPlan(topk=topk, sorted=by_score)
         for topk, by_score in product(reversed(TOPK), (False, True))
     ),
-    build=f"{_INDEXER_BUILD}:compile_topk",
+    build=f"{_INDEXER}.topk_kernel:compile_topk",
     entry="topk_kernel",
     roles={
         "load": ("load_scheduled", "DESCRIPTIONS"),
@@ -151,7 +151,7 @@ TWO_LEVELS = KernelSpec(
         for positions, among, by_score in product((False, True), repeat=3)
         if among or topk == 2048 or not positions
     ),
-    build="flashdsa.kernels.indexer.sm90.two_levels.build:compile_level",
+    build="flashdsa.kernels.indexer.sm90.two_levels.kernel:compile_level",
     entry="level_kernel",
     roles={
         "load": ("load_scheduled", "DESCRIPTIONS"),
@@ -175,7 +175,7 @@ PREFILL_ORDER = KernelSpec(
     arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=tuple(OrderPlan(width) for width in reversed(TOPK)),
-    build="flashdsa.kernels.indexer.sm90.order.build:compile_order",
+    build="flashdsa.kernels.indexer.sm90.order.kernel:compile_order",
     entry="order_kernel",
 )
 PREFILL_LISTED = KernelSpec(
@@ -183,7 +183,7 @@ PREFILL_LISTED = KernelSpec(
     arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=(ListedPlan(),),
-    build="flashdsa.kernels.indexer.sm90.listed.build:compile_listed",
+    build="flashdsa.kernels.indexer.sm90.listed.kernel:compile_listed",
     entry="listed_kernel",
 )
 PREFILL_LOGITS = KernelSpec(
@@ -200,7 +200,7 @@ QUANTIZE_INDEX = KernelSpec(
     arch=SM90.name,
     operations=("quantize_index_k", "quantize_index_q"),
     plans=tuple(QuantizePlan(dtype, slot_bits=0) for dtype in ("bfloat16", "float32")),
-    build=f"{_INDEXER_BUILD}:compile_quantize",
+    build=f"{_INDEXER}.quantize_kernel:compile_quantize",
     entry="quantize_kernel",
 )
 WRITE_INDEX_K_CACHE = KernelSpec(
@@ -210,7 +210,7 @@ WRITE_INDEX_K_CACHE = KernelSpec(
     plans=tuple(
         QuantizePlan(dtype, bits) for dtype, bits in product(("bfloat16", "float32"), (64, 32))
     ),
-    build=f"{_INDEXER_BUILD}:compile_quantize",
+    build=f"{_INDEXER}.quantize_kernel:compile_quantize",
     entry="quantize_kernel",
 )
 MLA_BWD = KernelSpec(
@@ -222,7 +222,7 @@ MLA_BWD = KernelSpec(
         sm100_bwd.BwdPlan(deterministic=True),
         sm100_bwd.BwdPlan(from_registers=True),
     ),
-    build="flashdsa.kernels.attention.sm100.bwd.build:compile_backward",
+    build="flashdsa.kernels.attention.sm100.bwd.kernel:compile_backward",
     entry="backward_kernel",
     roles={
         "softmax": ("softmax_item", "write_dq"),
@@ -237,7 +237,7 @@ MLA_BWD_HEADS = KernelSpec(
     arch=SM100.name,
     operations=("mla_bwd",),
     plans=(HeadsPlan(),),
-    build="flashdsa.kernels.attention.sm100.bwd.heads.build:compile_heads",
+    build="flashdsa.kernels.attention.sm100.bwd.heads.kernel:compile_heads",
     entry="heads_kernel",
     roles={"softmax": ("softmax_all", "send_dq"), "load": ("load_all",), "reduce": ("merge_all",),
            "mma": ("issue_all",)},
@@ -261,7 +261,7 @@ SPARSE_MLA_FWD = KernelSpec(
         ),
         *(FwdPlan(max_logits=True, joined=True, tile=tile) for tile in _TILES),
     ),
-    build="flashdsa.kernels.attention.sm90.fwd.build:compile_forward",
+    build="flashdsa.kernels.attention.sm90.fwd.kernel:compile_forward",
     entry="forward_kernel",
     roles={"gather": ("gather_all",), **_CONSUMERS},
 )
@@ -273,7 +273,7 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
         *(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
         sm100_fwd.FwdPlan(max(SM100_GROUPS), kv_apart=True),
     ),
-    build="flashdsa.kernels.attention.sm100.fwd.build:compile_forward",
+    build="flashdsa.kernels.attention.sm100.fwd.kernel:compile_forward",
     entry="forward_kernel",
     roles={
         "softmax": ("softmax_all", "store_query", "write_rows"),
@@ -299,7 +299,7 @@ MLA_BWD_DQ = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=(DqPlan(), DqPlan(WITHOUT_ROPE)),
-    build=f"{_GROUPED_BWD}.dq.build:compile_dq",
+    build=f"{_GROUPED_BWD}.dq.kernel:compile_dq",
     entry="dq_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
@@ -308,7 +308,7 @@ MLA_BWD_DKV = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=tuple(DkvPlan(tile, ordered=ordered) for tile, ordered in product(_TILES, (False, True))),
-    build=f"{_GROUPED_BWD}.dkv.build:compile_dkv",
+    build=f"{_GROUPED_BWD}.dkv.kernel:compile_dkv",
     entry="dkv_kernel",
     roles={
         "matrices": ("load_matrices",),
@@ -322,7 +322,7 @@ MLA_BWD_JOIN = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=(JoinPlan(),),
-    build="flashdsa.kernels.attention.sm90.join.build:compile_join",
+    build="flashdsa.kernels.attention.sm90.join.kernel:compile_join",
     entry="join_kernel",
 )
 MLA_BWD_SINK = KernelSpec(
@@ -330,7 +330,7 @@ MLA_BWD_SINK = KernelSpec(
     arch=SM90.name,
     operations=("mla_bwd",),
     plans=(SinkPlan(),),
-    build="flashdsa.kernels.attention.sm90.sink.build:compile_sink",
+    build="flashdsa.kernels.attention.sm90.sink.kernel:compile_sink",
     entry="sink_kernel",
 )
 MLA_BWD_FUSED = KernelSpec(
@@ -354,7 +354,7 @@ MLA_BWD_FUSED = KernelSpec(
         ),
         per_item.PerItemPlan(more=2, slots=True, tile=WITHOUT_ROPE),
     ),
-    build="flashdsa.kernels.attention.sm90.bwd_per_item.build:compile_per_item",
+    build="flashdsa.kernels.attention.sm90.bwd_per_item.kernel:compile_per_item",
     entry="per_item_kernel",
     roles={
         "gather": ("gather_all",),
@@ -381,7 +381,7 @@ SPARSE_MLA_DECODE = KernelSpec(
         ),
         *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES),
     ),
-    build="flashdsa.kernels.attention.sm90.decode.full.build:compile_decode",
+    build="flashdsa.kernels.attention.sm90.decode.full.kernel:compile_decode",
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},
 )
@@ -400,7 +400,7 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
         ),
         DealtPlan(joined=True, tile=WITHOUT_ROPE),
     ),
-    build="flashdsa.kernels.attention.sm90.decode.full.dealt.build:compile_dealt",
+    build="flashdsa.kernels.attention.sm90.decode.full.dealt.kernel:compile_dealt",
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},
 )
@@ -409,7 +409,7 @@ SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=tuple(FewHeadsPlan(heads, rope) for rope in (True, False) for heads in COLUMNS),
-    build="flashdsa.kernels.attention.sm90.decode.few_heads.build:compile_few_heads",
+    build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
 )
@@ -418,7 +418,7 @@ SPARSE_MLA_DECODE_DEALT_FEW_HEADS = KernelSpec(
     arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(DealtFewHeadsPlan(), DealtFewHeadsPlan(rope=False)),
-    build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.build:compile_dealt",
+    build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.kernel:compile_dealt",
     entry="dealt_few_heads_kernel",
     roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
 )
@@ -482,7 +482,7 @@ COMPRESS_KV = KernelSpec(
     arch=SM90.name,
     operations=("compress_kv", "compress_kv_bwd"),
     plans=entries.MODELS + entries.STATES + entries.GRADIENTS,
-    build="flashdsa.kernels.entries.sm90.build:compile_compress",
+    build="flashdsa.kernels.entries.sm90.kernel:compile_compress",
     entry="compress_kernel",
 )
 

@@ -31,7 +31,7 @@ PLANS = {
 BLOCK_KEYS = BwdPlan().tile.keys
 
 Launch = Callable[..., Any]
-"""A compiled function: see `kernels.attention.sm100.bwd.build.compile_backward`."""
+"""A compiled function: see `kernels.attention.sm100.bwd.kernel.launch_backward`."""
 
 
 def bind(

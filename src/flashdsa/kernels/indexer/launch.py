@@ -7,16 +7,21 @@
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint8, cute
+from cutlass import Float8E4M3FN, Float32, Int32, Uint8, cute
+from cutlass.cute.runtime import make_fake_tensor
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.kernels.indexer.select.published import Published
 from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES
-from flashdsa.problem import INDEX_HEAD_DIM
+from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 
 @cute.jit
 def launch_indexer(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kernel: cutlass.Constexpr,
     q_index_fp8: cute.Tensor,
     k_index_cache_fp8: cute.Tensor,
@@ -26,8 +31,6 @@ def launch_indexer(
     topk_indices: cute.Tensor,
     num_clusters: Int32,
     cluster_size: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`: a row is one cluster's.
 
@@ -53,6 +56,8 @@ def launch_indexer(
 
 @cute.jit
 def launch_splits(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kernel: cutlass.Constexpr,
     q_index_fp8: cute.Tensor,
     k_index_cache_fp8: cute.Tensor,
@@ -65,8 +70,6 @@ def launch_splits(
     num_clusters: Int32,
     cluster_size: Int32,
     num_splits: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`: long rows may be shared. Other arguments as in `launch_indexer`.
 
@@ -91,6 +94,8 @@ def launch_splits(
 
 @cute.jit
 def launch_logits(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kernel: cutlass.Constexpr,
     q_index_fp8: cute.Tensor,
     k_index_cache_fp8: cute.Tensor,
@@ -99,8 +104,6 @@ def launch_logits(
     block_table: cute.Tensor,
     scores: cute.Tensor,
     num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch the scores-only kernel on `stream`. Other arguments as in `launch_indexer`.
 
@@ -150,4 +153,52 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
         tensor_map.create_tensor_map_tiled_from_view(
             query_rows, box_dims=(plan.tile_heads, INDEX_HEAD_DIM), swizzle=swizzle
         ),
+    )
+
+
+def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
+    """A fake matrix whose rows may have any distance."""
+    return make_fake_tensor(
+        dtype, (rows, width), stride=(cute.sym_int64(), 1), assumed_align=WORD_ALIGNMENT
+    )
+
+
+def compile_indexer(kernel: Any, plan: Any) -> Any:
+    """Compile `launch_splits`, or `launch_indexer` for a plan without splits."""
+    rows, requests, pages, table, counters, slots = (cute.sym_int32() for _ in range(6))
+    workspace = (
+        fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
+        fake_tensor(Int32, (slots, plan.slot_words)),
+    )
+    return compile_launch(
+        plan.arch,
+        launch_splits if plan.splits else launch_indexer,
+        plan,
+        kernel,
+        fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
+        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
+        fake_tensor(Float32, (rows, plan.num_heads)),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        rows_apart(Int32, requests, table),
+        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        *(workspace if plan.splits else ()),
+        *(Int32(1) for _ in range(3 if plan.splits else 2)),
+    )
+
+
+def compile_logits(kernel: Any, plan: Any) -> Any:
+    """Compile `launch_logits`."""
+    rows, pages, table, width = (cute.sym_int32() for _ in range(4))
+    return compile_launch(
+        plan.arch,
+        launch_logits,
+        plan,
+        kernel,
+        fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
+        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
+        fake_tensor(Float32, (rows, plan.num_heads)),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        rows_apart(Int32, rows, table),
+        fake_tensor(Float32, (rows, width), WORD_ALIGNMENT),
+        Int32(1),
     )

@@ -279,6 +279,8 @@ def compress_kernel_bwd(
 
 @cute.jit
 def launch_compress_bwd(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kv: cute.Tensor,
     gate: cute.Tensor,
     cu_seqlens: cute.Tensor,
@@ -294,8 +296,6 @@ def launch_compress_bwd(
     d_ape: Any,
     d_weight: Any,
     ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Write the gradients on `stream`.
 

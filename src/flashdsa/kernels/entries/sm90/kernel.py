@@ -3,8 +3,14 @@
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, const_expr, cute
+from cutlass import BFloat16, Float32, Int32, const_expr, cute
+from cutlass.cute.runtime import make_fake_tensor
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.hw import BULK_ALIGNMENT, SM90
+from flashdsa.kernels.entries.sm90.backward import launch_compress_bwd
+from flashdsa.kernels.entries.sm90.plan import ROTATED, ROW_ALIGNMENT, CompressPlan
 from flashdsa.kernels.entries.sm90.pool import (
     EntryMemory,
     Operands,
@@ -17,6 +23,7 @@ from flashdsa.kernels.entries.sm90.pool import (
     this_thread,
     turn,
 )
+from flashdsa.kernels.entries.sm90.sliced import launch_numbers, launch_slots
 
 
 @cute.kernel
@@ -47,6 +54,8 @@ def compress_kernel(x: Operands, eps: Float32, entries: cute.Tensor, plan: cutla
 
 @cute.jit
 def launch_compress(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kv: cute.Tensor,
     gate: cute.Tensor,
     cu_seqlens: cute.Tensor,
@@ -59,8 +68,6 @@ def launch_compress(
     seen: Any,
     eps: Float32,
     entries: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Write `entries` (E, d) bf16, E at least 1, those after the last one 0, on `stream`.
 
@@ -75,4 +82,51 @@ def launch_compress(
     ctas = (entries.shape[0] + plan.entries - 1) // plan.entries
     compress_kernel(x, eps, entries, plan).launch(
         grid=[ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream
+    )
+
+
+def compile_compress(plan: CompressPlan) -> Any:
+    """Compile `launch_compress`, or the gradient's launch in `backward.py` or `sliced.py`."""
+    width = plan.d * (1 + plan.overlap)
+    tokens = cute.sym_int32()
+    kv, gate = (
+        make_fake_tensor(
+            BFloat16,
+            (tokens, width),
+            stride=(cute.sym_int64(divisibility=ROW_ALIGNMENT), 1),
+            assumed_align=BULK_ALIGNMENT,
+        )
+        for _ in range(2)
+    )
+    table = fake_tensor(Float32, (cute.sym_int32(), ROTATED // 2))
+    finish = [fake_tensor(Float32, (1, plan.d)), table, table] if plan.finished else [None] * 3
+    entries = fake_tensor(BFloat16, (cute.sym_int32(), plan.d))
+    of_tokens = [fake_tensor(BFloat16, (tokens, width)) for _ in range(2)]
+    numbers, sums = (fake_tensor(Float32, (cute.sym_int32(), plan.d)) for _ in range(2))
+    launch: Any = launch_compress
+    state = fake_tensor(BFloat16, (cute.sym_int32(), cute.sym_int32(), 2, width))
+    seen = fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT)
+    kept = [state, seen] if plan.state else [None, None]
+    more: list[Any] = [Float32(0.0), entries]
+    if plan.whole:
+        launch = launch_compress_bwd
+        parts = fake_tensor(Float32, (cute.sym_int32(), plan.ratio, width)) if plan.ape else None
+        more += [*of_tokens, parts, sums if plan.finished else None, Int32(0)]
+    elif plan.sliced:
+        launch, more = launch_slots, [numbers, *of_tokens, sums, Int32(0)]
+    elif plan.gradient:
+        launch = launch_numbers
+        more += [numbers, *of_tokens]
+    return compile_launch(
+        SM90,
+        launch,
+        plan,
+        kv,
+        gate,
+        fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
+        fake_tensor(Int32, (cute.sym_int32(),), WORD_ALIGNMENT),
+        fake_tensor(Float32, (plan.ratio, width)) if plan.ape else None,
+        *finish,
+        *([] if plan.gradient else kept),
+        *more,
     )

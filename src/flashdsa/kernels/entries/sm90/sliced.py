@@ -107,6 +107,8 @@ def add_entry(
 
 @cute.jit
 def launch_numbers(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kv: cute.Tensor,
     gate: cute.Tensor,
     cu_seqlens: cute.Tensor,
@@ -120,8 +122,6 @@ def launch_numbers(
     numbers: cute.Tensor,
     d_kv: cute.Tensor,
     d_gate: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Write `numbers` (E * NUMBERS, d) fp32 on `stream`: of each column of an entry its largest
     logit, 1 over the sum of its weights, what is pooled, the gradient of that, and what the entry
@@ -138,6 +138,8 @@ def launch_numbers(
 
 @cute.jit
 def launch_slots(
+    plan: cutlass.Constexpr,
+    stream: Any,
     kv: cute.Tensor,
     gate: cute.Tensor,
     cu_seqlens: cute.Tensor,
@@ -151,8 +153,6 @@ def launch_slots(
     d_gate: cute.Tensor,
     d_ape: cute.Tensor,
     stripes: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Write the gradients of kv and gate, and parts of that of `ape`, on `stream`.
 

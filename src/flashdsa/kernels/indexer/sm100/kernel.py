@@ -20,10 +20,12 @@ from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
 from flashdsa.kernels.indexer.sm100.gather import loader_of
 from flashdsa.kernels.indexer.sm100.load import LoadContext
 from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
+from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from flashdsa.kernels.indexer.smem_views import input_buffers_in
 
 
@@ -69,3 +71,8 @@ def indexer_kernel(
             load(load_ctx, loader_of(plan), x, plan)
         if x.caller.warp == plan.mma_warp:
             run_mma(x.memory, plan)
+
+
+def compile_indexer(plan: IndexerPlan) -> Any:
+    """See `launch.compile_indexer`."""
+    return launch.compile_indexer(indexer_kernel, plan)

@@ -7,6 +7,8 @@ queries, weights     |                           |
 stages of pages      | a stage's products        | sum over heads, store a score a thread
 """
 
+from typing import Any
+
 import cutlass
 from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
@@ -14,12 +16,14 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl import tmem
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm100.gather import loader_of
 from flashdsa.kernels.indexer.sm100.load import LoadContext
 from flashdsa.kernels.indexer.sm100.mma import allocate_tmem, page_source, run_mma
+from flashdsa.kernels.indexer.sm100.plan import LogitsPlan
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import WriteContext, consume_pages, rows_to_score
 
@@ -69,3 +73,8 @@ def logits_kernel(
             )
         if caller.warp == plan.mma_warp:
             run_mma(memory, plan)
+
+
+def compile_logits(plan: LogitsPlan) -> Any:
+    """See `launch.compile_logits`."""
+    return launch.compile_logits(logits_kernel, plan)

@@ -19,9 +19,11 @@ from cutlass import GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.pipeline import RingProducer
+from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
+from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
 from flashdsa.kernels.indexer.smem_views import input_buffers_in
@@ -67,3 +69,8 @@ def indexer_kernel(
     else:
         cute.arch.setmaxregister_increase(selects.registers)
         consume(x, pair_source if const_expr(plan.rows is By.PAIRS) else page_source, plan)
+
+
+def compile_indexer(plan: IndexerPlan) -> Any:
+    """See `launch.compile_indexer`."""
+    return launch.compile_indexer(indexer_kernel, plan)

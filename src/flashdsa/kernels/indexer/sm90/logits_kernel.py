@@ -6,18 +6,21 @@ partition of pages from seq_lens     | -inf beyond the rows' lengths
 heads of tiles, pages                | score a page, store 64 scores
 """
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, GridConstant, Int32, const_expr, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
+from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.block_scores import LANES_APART, best_of_block
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
-from flashdsa.kernels.indexer.sm90.plan import BLOCK
+from flashdsa.kernels.indexer.sm90.plan import BLOCK, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import (
@@ -91,3 +94,8 @@ def write_block(
     best = best_of_block(score)
     if seen and cute.arch.lane_idx() < LANES_APART[0]:
         store_score(sink.ctx, sink.row, position // BLOCK, best)
+
+
+def compile_logits(plan: LogitsPlan) -> Any:
+    """See `launch.compile_logits`."""
+    return launch.compile_logits(logits_kernel, plan)

@@ -7,12 +7,18 @@ once.
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
+from cutlass.cute.runtime import make_fake_tensor
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.hw import BULK_ALIGNMENT, SM90
+from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.problem import (
     E4M3_MAX,
     INDEX_HEAD_DIM,
     MIN_AMAX,
+    PAGE_BYTES,
     PAGE_KEY_BYTES,
     PAGE_SIZE,
     SCALE_BYTES,
@@ -123,11 +129,11 @@ def quantize_kernel(
 
 @cute.jit
 def launch_write(
+    plan: cutlass.Constexpr,
+    stream: Any,
     keys: cute.Tensor,
     slots: cute.Tensor,
     cache: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Quantise `keys` (T, 128) and write key t into slot `slots[t]` = page * 64 + offset of
     `cache` (num_pages, 8448) bytes, any distance between pages, on `stream`. Slots outside the
@@ -140,14 +146,45 @@ def launch_write(
 
 @cute.jit
 def launch_quantize(
+    plan: cutlass.Constexpr,
+    stream: Any,
     vectors: cute.Tensor,
     fp8: cute.Tensor,
     scales: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Quantise `vectors` (T, 128) into `fp8` (T, 128) bytes and `scales` (T,), on `stream`."""
     ctas = (vectors.shape[0] * LANES_EACH + THREADS - 1) // THREADS
     quantize_kernel(vectors, None, fp8, scales, plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+
+
+def compile_quantize(plan: QuantizePlan) -> Any:
+    """Compile `launch_write`, or `launch_quantize` for a plan without slots."""
+    count, pages = cute.sym_int32(), cute.sym_int32()
+    element = BFloat16 if plan.dtype == "bfloat16" else Float32
+    vectors = fake_tensor(element, (count, INDEX_HEAD_DIM))
+    if plan.slot_bits:
+        launch = launch_write
+        others = (
+            fake_tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
+            make_fake_tensor(
+                Uint8,
+                (pages, PAGE_BYTES),
+                stride=(cute.sym_int64(divisibility=BULK_ALIGNMENT), 1),
+                assumed_align=BULK_ALIGNMENT,
+            ),
+        )
+    else:
+        launch = launch_quantize
+        others = (
+            fake_tensor(Uint8, (count, INDEX_HEAD_DIM)),
+            fake_tensor(Float32, (count,), WORD_ALIGNMENT),
+        )
+    return compile_launch(
+        SM90,
+        launch,
+        plan,
+        vectors,
+        *others,
     )

@@ -12,13 +12,15 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
 from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.gmem import prefetch
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
-from flashdsa.kernels.indexer.launch import launch_shape
+from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
@@ -29,6 +31,7 @@ from flashdsa.kernels.indexer.select.lists import Listed, count_in_bin
 from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     IndexerMemory,
@@ -195,13 +198,13 @@ def topk_kernel(
 
 @cute.jit
 def launch_topk(
+    plan: cutlass.Constexpr,
+    stream: Any,
     scores: cute.Tensor,
     lengths: cute.Tensor,
     positions: cute.Tensor,
     num_clusters: Int32,
     cluster_size: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`.
 
@@ -212,4 +215,19 @@ def launch_topk(
     """
     topk_kernel(scores, lengths, positions, plan).launch(
         **launch_shape(num_clusters, cluster_size, plan), stream=stream
+    )
+
+
+def compile_topk(plan: TopkPlan) -> Any:
+    """Compile `launch_topk`."""
+    rows, width = (cute.sym_int32() for _ in range(2))
+    return compile_launch(
+        SM90,
+        launch_topk,
+        plan,
+        rows_apart(Float32, rows, width),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        Int32(1),
+        Int32(1),
     )

@@ -20,10 +20,13 @@ from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
@@ -43,7 +46,8 @@ from flashdsa.kernels.attention.sm100.bwd.mma import (
     load_query,
     wait_until_read,
 )
-from flashdsa.kernels.attention.sm100.bwd.operands import Operands
+from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
+from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
 from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
@@ -255,4 +259,27 @@ def launch_pairs(
         cluster=[CLUSTER, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
+    )
+
+
+def compile_backward(plan: BwdPlan) -> Any:
+    """Compile `launch_backward`."""
+    further = []
+    if plan.deterministic:
+        slots, bounds = cute.sym_int32(), cute.sym_int32()
+        further = [
+            fake_tensor(Float32, (slots, plan.tile.d_qk)),
+            fake_tensor(Int32, (slots,), 4),
+            fake_tensor(Int32, (bounds,), 4),
+        ]
+    elif plan.group > 1:
+        further = fake_lists(plan.group)
+    return compile_launch(
+        SM100,
+        launch_backward,
+        plan,
+        *fake_operands(plan.group_heads),
+        *further,
+        Float32(1.0),
+        Int32(1),
     )

@@ -13,13 +13,20 @@ K[i+5]                | O += P(i) V               | S(i+1) -> P(i+1)
 from typing import Any
 
 import cutlass
-from cutlass import Float32, GridConstant, Int32, cute
+from cutlass import BFloat16, Float32, GridConstant, Int32, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.fake_operands import (
+    fake_lists,
+    fake_max_logits,
+    fake_operands,
+)
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import split
@@ -33,7 +40,7 @@ from flashdsa.kernels.attention.sm100.fwd.load import (
     load_query,
 )
 from flashdsa.kernels.attention.sm100.fwd.mma import Issuer, issue_all
-from flashdsa.kernels.attention.sm100.fwd.plan import ROWS
+from flashdsa.kernels.attention.sm100.fwd.plan import ROWS, FwdPlan
 from flashdsa.kernels.attention.sm100.fwd.products import products_of
 from flashdsa.kernels.attention.sm100.fwd.softmax import (
     LOG2_E,
@@ -214,3 +221,22 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     launch_pairs(x.q, *keys, *slots, x.attn_sink, *results, x.sm_scale, plan, stream)
     if cutlass.const_expr(plan.group > 1):
         launch_mend_out(x, plan.group, None, stream, kv_rope=kv_rope)
+
+
+def compile_forward(plan: FwdPlan) -> Any:
+    """Compile `launch_forward`."""
+    operands = fake_operands(plan.group_heads)
+    apart: tuple[Any, ...] = ()
+    if plan.kv_apart:
+        keys, tile = operands.kv.shape[0], plan.tile
+        operands = operands._replace(kv=fake_tensor(BFloat16, (keys, tile.d_v)))
+        apart = (fake_tensor(BFloat16, (keys, tile.d_qk - tile.d_v)),)
+    return compile_launch(
+        SM100,
+        launch_forward,
+        plan,
+        *operands,
+        fake_max_logits(),
+        *apart,
+        *(fake_lists(plan.group)[:3] if plan.group > 1 else ()),
+    )

@@ -13,11 +13,14 @@ keys of tile 1 |                      |                    | products, additions
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import BFloat16, Float32, Int32, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
+from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
@@ -30,6 +33,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     part_of,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import launch_sums
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR, PerItemPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -255,3 +259,56 @@ def launch_parts(
         launch_offsets(work.lists, offsets, number, num_sms, stream)
         launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
         launch_sums(dkv, work.dkv, offsets, number, blocks, num_sms, plan, stream)
+
+
+def compile_per_item(plan: PerItemPlan) -> Any:
+    """Compile `launch_backward`."""
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    heads, keys, queries, topk, lengths = (cute.sym_int32() for _ in range(5))
+    rows = queries, heads
+    slots = fake_slots(plan, keys) if plan.slots else []
+    more = []
+    if plan.more:
+        more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
+    tickets = [fake_tensor(Int32, (cute.sym_int32(),), 4)] if plan.tickets else []
+    return compile_launch(
+        SM90,
+        launch_backward,
+        plan,
+        fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_v)),
+        fake_tensor(Float32, rows, 4),
+        fake_tensor(BFloat16, (*rows, d_v)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (lengths,), 4),
+        fake_tensor(Float32, rows, 4),
+        *fake_lists(plan.queries),
+        fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensor(Float32, (keys, d_qk)),
+        Int32(64),
+        Float32(1.0),
+        # spread and num_ctas; with slots num_ctas and num_sms.
+        Int32(1),
+        Int32(1),
+        *slots,
+        *more,
+        *tickets,
+    )
+
+
+def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
+    """Fake tensors: slots, those of `Offsets`, and unit_groups."""
+    groups, capacity, slots, words, parts, begins, room = (cute.sym_int32() for _ in range(7))
+    return [
+        fake_tensor(Int32, (slots, plan.slot_words)),
+        fake_tensor(Int32, (keys, words, PAIR)),
+        fake_tensor(Int32, (parts, CURSORS), 4),
+        fake_tensor(Int32, (begins,), 4),
+        fake_tensor(Int32, (keys, KEY_WORDS)),
+        fake_tensor(Int32, (groups,), 4),
+        fake_tensor(Int32, (room,), 4),
+        fake_tensor(Int32, (groups, capacity), 4),
+        Int32(1),
+    ]

@@ -18,12 +18,20 @@ import cutlass
 from cutlass import Float32, GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
+from flashdsa.kernels.attention.fake_operands import (
+    fake_lists,
+    fake_max_logits,
+    fake_more,
+    fake_operands,
+)
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
-from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.operands import Operands, split, split_more
 from flashdsa.kernels.attention.order import count_slots, launch_order
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -216,3 +224,35 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     )
     if cutlass.const_expr(plan.group > 1):
         launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
+
+
+def fake_draws() -> list[Any]:
+    """Order, counters and choice of items that are drawn."""
+    numbers = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
+    return [fake_tensor(Int32, (cute.sym_int32(), 2), 8), *numbers]
+
+
+def fake_joined(operands: Operands) -> list[Any]:
+    """Joint lists of the operands' queries."""
+    queries = operands.indices.shape[0]
+    ids = fake_tensor(Int32, (queries, cute.sym_int32()), 4)
+    return [ids, fake_tensor(Int32, (queries,), 4), Int32(0)]
+
+
+def compile_forward(plan: FwdPlan) -> Any:
+    """Compile `launch_forward`."""
+    grouped = plan.group > 1
+    heads = plan.group_heads if grouped else None
+    operands = fake_operands(heads, d_qk=plan.tile.d_qk, d_v=plan.tile.d_v)
+    return compile_launch(
+        SM90,
+        launch_forward,
+        plan,
+        *operands,
+        fake_max_logits(),
+        Int32(1),
+        *(fake_more(operands) if plan.joined else ()),
+        *(fake_lists(plan.group)[:3] if grouped else ()),
+        *(fake_joined(operands) if grouped and plan.joined else ()),
+        *(fake_draws() if plan.drawn else ()),
+    )

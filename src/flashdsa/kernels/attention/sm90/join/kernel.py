@@ -7,8 +7,11 @@ one.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import BFloat16, Int32, Int64, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.attention.lists import SHORT_SLOTS
 from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.sources import (
@@ -17,6 +20,7 @@ from flashdsa.kernels.attention.sm90.core.sources import (
     row_of,
     sources_of,
 )
+from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 
 THREADS = 256
 
@@ -79,3 +83,26 @@ def launch_compact(stream: Any, *arguments: Any):
     *given, ids, lengths = arguments
     sources = sources_of(tuple(given[:3]), MoreOperands(*given[3:]))
     launch_join(sources, JoinedIds(ids, lengths, None), stream)
+
+
+def compile_join(plan: JoinPlan) -> Any:
+    """Compile `launch_compact`."""
+    del plan
+    queries, d_qk = cute.sym_int32(), cute.sym_int32()
+
+    def of_source() -> list[Any]:
+        """Rows, the list, its lengths and its ends."""
+        per_query = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
+        slots = fake_tensor(Int32, (queries, cute.sym_int32()), 4)
+        return [fake_tensor(BFloat16, (cute.sym_int32(), d_qk)), slots, *per_query]
+
+    return compile_launch(
+        SM90,
+        launch_compact,
+        None,
+        *of_source(),
+        *of_source(),
+        Int32(0),
+        fake_tensor(Int32, (queries, cute.sym_int32()), 4),
+        fake_tensor(Int32, (queries,), 4),
+    )

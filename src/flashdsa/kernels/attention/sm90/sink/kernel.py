@@ -9,10 +9,12 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Float32, Int64, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import exp2
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
-from flashdsa.kernels.attention.sm90.sink.plan import HEADS, THREADS
+from flashdsa.kernels.attention.sm90.sink.plan import HEADS, THREADS, SinkPlan
 
 AT_ONCE = 8
 """Queries of a thread that are read together."""
@@ -73,7 +75,7 @@ def sink_kernel(lse: cute.Tensor, sink: cute.Tensor, delta: cute.Tensor, d_sink:
 
 @cute.jit
 def launch_sink(
-    lse: cute.Tensor, sink: cute.Tensor, delta: cute.Tensor, d_sink: cute.Tensor, stream: Any
+    stream: Any, lse: cute.Tensor, sink: cute.Tensor, delta: cute.Tensor, d_sink: cute.Tensor
 ):
     """Launch on `stream`.
 
@@ -83,4 +85,21 @@ def launch_sink(
     """
     sink_kernel(lse, sink, delta, d_sink).launch(
         grid=[(lse.shape[1] + HEADS - 1) // HEADS, 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+
+
+def compile_sink(plan: SinkPlan) -> Any:
+    """Compile `launch_sink`."""
+    del plan
+    queries, heads = cute.sym_int32(), cute.sym_int32()
+    of_queries = fake_tensor(Float32, (queries, heads), 4)
+    of_heads = fake_tensor(Float32, (heads,), 4)
+    return compile_launch(
+        SM90,
+        launch_sink,
+        None,
+        of_queries,
+        of_heads,
+        of_queries,
+        of_heads,
     )

@@ -9,8 +9,11 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Memory, Region
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 
 TOGETHER = 8
 """Ids that a thread loads at the same time."""
@@ -112,6 +115,8 @@ def set_block(
 
 @cute.jit
 def launch_listed(
+    plan: cutlass.Constexpr,
+    stream: Any,
     candidates: cute.Tensor,
     starts: cute.Tensor,
     ends: cute.Tensor,
@@ -119,8 +124,6 @@ def launch_listed(
     block_bits: Int32,
     bits: cute.Tensor,
     counts: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`.
 
@@ -134,4 +137,21 @@ def launch_listed(
     """
     listed_kernel(candidates, starts, ends, num_keys, block_bits, bits, counts, plan).launch(
         grid=[candidates.shape[0], 1, 1], block=[plan.threads, 1, 1], stream=stream
+    )
+
+
+def compile_listed(plan: ListedPlan) -> Any:
+    """Compile `launch_listed`."""
+    queries, listed, starts, words = (cute.sym_int32() for _ in range(4))
+    return compile_launch(
+        SM90,
+        launch_listed,
+        plan,
+        fake_tensor(Int32, (queries, listed), WORD_ALIGNMENT),
+        fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
+        fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
+        Int32(1),
+        Int32(1),
+        fake_tensor(Int32, (queries, words), WORD_ALIGNMENT),
+        fake_tensor(Int32, (queries,), WORD_ALIGNMENT),
     )

@@ -10,9 +10,12 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, Uint32, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Memory, Region
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST, MAGNITUDE, key_of
+from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 
 WORST = 0xFFFFFFFF
 """Bits of an entry without a score: NaN, or none at all."""
@@ -207,7 +210,7 @@ def write_rows(
 
 
 @cute.jit
-def launch_order(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr, stream: Any):
+def launch_order(plan: cutlass.Constexpr, stream: Any, rows: cute.Tensor, scores: cute.Tensor):
     """Launch on `stream`.
 
     Args:
@@ -217,4 +220,16 @@ def launch_order(rows: cute.Tensor, scores: cute.Tensor, plan: cutlass.Constexpr
     """
     order_kernel(rows, scores, plan).launch(
         grid=[rows.shape[0], 1, 1], block=[WARP_SIZE, 1, 1], stream=stream
+    )
+
+
+def compile_order(plan: OrderPlan) -> Any:
+    """Compile `launch_order`."""
+    lists = fake_tensor(Int32, (cute.sym_int32(), cute.sym_int32()), WORD_ALIGNMENT)
+    return compile_launch(
+        SM90,
+        launch_order,
+        plan,
+        lists,
+        lists,
     )

@@ -16,14 +16,16 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
 from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.by_position import set_bit
 from flashdsa.kernels.indexer.emit.output import PAGE_BITS, Output, emit_unscored_rows
-from flashdsa.kernels.indexer.launch import launch_shape
+from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.schedule.coord import find_coord
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
@@ -34,7 +36,7 @@ from flashdsa.kernels.indexer.select.lists import Listed, append_all
 from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
-from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS
+from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS, LevelPlan
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     IndexerMemory,
@@ -248,6 +250,8 @@ def level_kernel(
 
 @cute.jit
 def launch_level(
+    plan: cutlass.Constexpr,
+    stream: Any,
     scores: cute.Tensor,
     lengths: cute.Tensor,
     starts: cute.Tensor,
@@ -259,8 +263,6 @@ def launch_level(
     ids: cute.Tensor,
     num_clusters: Int32,
     cluster_size: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`.
 
@@ -286,4 +288,23 @@ def launch_level(
     )
     level_kernel(given, ids, plan).launch(
         **launch_shape(num_clusters, cluster_size, plan), stream=stream
+    )
+
+
+def compile_level(plan: LevelPlan) -> Any:
+    """Compile `launch_level`."""
+    rows, starts, width, listed, requests, pages = (cute.sym_int32() for _ in range(6))
+    return compile_launch(
+        SM90,
+        launch_level,
+        plan,
+        rows_apart(Float32, rows, width),
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        fake_tensor(Int32, (starts,), WORD_ALIGNMENT),
+        rows_apart(Int32, rows, listed),
+        rows_apart(Int32, requests, pages),
+        *(Int32(1) for _ in range(3)),
+        fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
+        Int32(1),
+        Int32(1),
     )

@@ -9,10 +9,13 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, const_expr, cute
 
-from flashdsa.hw import WARP_SIZE
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.indexer.emit.output import PAGE_BITS
+from flashdsa.kernels.indexer.launch import rows_apart
 from flashdsa.kernels.indexer.schedule.work_tile import request_of, row_length, rows_of
-from flashdsa.kernels.indexer.sm90.unscored.plan import THREADS
+from flashdsa.kernels.indexer.sm90.unscored.plan import THREADS, UnscoredPlan
 from flashdsa.problem import PAGE_SIZE
 
 
@@ -58,12 +61,12 @@ def unscored_kernel(
 
 @cute.jit
 def launch_unscored(
+    plan: cutlass.Constexpr,
+    stream: Any,
     seq_lens: cute.Tensor,
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     num_pages: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`; the table has at most `most_pages(topk)` pages a row.
 
@@ -73,4 +76,18 @@ def launch_unscored(
     """
     unscored_kernel(seq_lens, block_table, topk_indices, num_pages, plan).launch(
         grid=[seq_lens.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+    )
+
+
+def compile_unscored(plan: UnscoredPlan) -> Any:
+    """Compile `launch_unscored`."""
+    rows, requests, table, topk = (cute.sym_int32() for _ in range(4))
+    return compile_launch(
+        SM90,
+        launch_unscored,
+        plan,
+        fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        rows_apart(Int32, requests, table),
+        fake_tensor(Int32, (rows, topk), WORD_ALIGNMENT),
+        Int32(1),
     )

@@ -8,19 +8,20 @@ from cutlass import Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.sm100.bwd.heads.load import HeadsContext, HeadsMemory, load_all
 from flashdsa.kernels.attention.sm100.bwd.heads.mma import issue_all, load_heads
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import HEADS
+from flashdsa.kernels.attention.sm100.bwd.heads.plan import HEADS, HeadsPlan
 from flashdsa.kernels.attention.sm100.bwd.heads.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.heads.reduce_dkv import merge_all
 from flashdsa.kernels.attention.sm100.bwd.heads.softmax import head_of, send_dq, softmax_all
 from flashdsa.kernels.attention.sm100.bwd.load import Loader, first_turn, locate
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader
-from flashdsa.kernels.attention.sm100.bwd.operands import Operands
+from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer
 from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
@@ -113,4 +114,16 @@ def launch_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         cluster=[CLUSTER, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
+    )
+
+
+def compile_heads(plan: HeadsPlan) -> Any:
+    """Compile `launch_heads`."""
+    return compile_launch(
+        SM100,
+        launch_heads,
+        plan,
+        *fake_operands(PAIR_ROWS),
+        Float32(1.0),
+        Int32(1),
     )

@@ -14,10 +14,12 @@ next item's parts   |                    | last tile frees the parts | ...
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import BFloat16, Float32, Int32, Uint8, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
     GROUP_WARPS,
@@ -35,7 +37,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
     load_matrices,
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.multiply import Multiply, multiply_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WARPGROUPS
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WARPGROUPS, WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
 
 
@@ -137,3 +139,34 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.ordered):
         if is_last == 1 and more.shape[0] > 0:
             launch_merge(x.dkv, more, groups.choice, stream)
+
+
+def compile_dkv(plan: DkvPlan) -> Any:
+    """Compile `launch_dkv`."""
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
+    rows = cute.sym_int32(), cute.sym_int32()
+    order = []
+    if plan.ordered:
+        words = fake_tensor(Int32, (cute.sym_int32(), plan.slices * WORDS))
+        more = fake_tensor(Float32, (cute.sym_int32(), keys, d_qk))
+        order = [words, Int32(0), more, Int32(1)]
+    return compile_launch(
+        SM90,
+        launch_dkv,
+        plan,
+        fake_tensor(Uint8, (blocks, block_bytes)),
+        fake_tensor(Int32, (groups, capacity), 4),
+        fake_tensor(Int32, (groups,), 4),
+        fake_tensor(Int32, (groups,), 4),
+        fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensor(BFloat16, (*rows, d_v)),
+        fake_tensor(Float32, (keys, d_qk)),
+        Int32(128),
+        Int32(0),
+        Int32(1),
+        fake_tensor(Int32, (cute.sym_int32(),), 4),
+        Int32(0),
+        Int32(1),
+        *order,
+    )

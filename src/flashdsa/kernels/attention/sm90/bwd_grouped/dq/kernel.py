@@ -14,10 +14,12 @@ Role load brings dS by bulk copies and rows of keys by cp.async.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer, arrive_warp
@@ -25,7 +27,7 @@ from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.wgmma import along_n
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import WARPGROUPS, DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
@@ -340,3 +342,37 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     together = group_queries(x.heads)
     queries = Queries(*read, x.heads, x.sm_scale, together)
     launch_mend_dq(queries, flat(x.do, d_v), flat(x.delta), dq, groups.choice, stream)
+
+
+def compile_dq(plan: DqPlan) -> Any:
+    """Compile `launch_dq`."""
+    blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
+    queries, heads, topk, lengths = (cute.sym_int32() for _ in range(4))
+    rows = queries, heads
+    d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
+    of_rows = fake_tensor(BFloat16, (*rows, d_qk))
+    number = fake_tensor(Float32, rows, 4)
+    operands = Operands(
+        workspace=fake_tensor(Uint8, (blocks, block_bytes)),
+        ids=fake_tensor(Int32, (groups, capacity), 4),
+        counts=fake_tensor(Int32, (groups,), 4),
+        q=of_rows,
+        kv=fake_tensor(BFloat16, (keys, d_qk)),
+        do=fake_tensor(BFloat16, (*rows, d_v)),
+        lse=number,
+        indices=fake_tensor(Int32, (queries, topk), 4),
+        topk_length=fake_tensor(Int32, (lengths,), 4),
+        delta=number,
+        dq=of_rows,
+        heads=Int32(1),
+        sm_scale=Float32(1.0),
+    )
+    choice = fake_tensor(Int32, (cute.sym_int32(),), 4)
+    return compile_launch(
+        SM90,
+        launch_dq,
+        plan,
+        *operands,
+        *Groups(Int32(0), Int32(1), choice, Int32(0)),
+        Int32(1),
+    )

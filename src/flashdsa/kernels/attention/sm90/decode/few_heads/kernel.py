@@ -23,6 +23,8 @@ from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
@@ -87,3 +89,8 @@ def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         min_blocks_per_mp=1,
         use_pdl=True,
     )
+
+
+def compile_few_heads(plan: FewHeadsPlan) -> Any:
+    """Compile `launch_few_heads`."""
+    return compile_cluster_launch(launch_few_heads, plan)

@@ -33,6 +33,8 @@ from flashdsa.kernels.attention.sm90.decode.full.gather import (
     gather_rows,
     load_rows_of_query,
 )
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
@@ -120,3 +122,8 @@ def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         min_blocks_per_mp=1,
         use_pdl=True,
     )
+
+
+def compile_decode(plan: DecodePlan) -> Any:
+    """Compile `launch_decode`."""
+    return compile_cluster_launch(launch_decode, plan)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Int32, cute
-from cutlass.cute.runtime import make_fake_stream
 
-from flashdsa.dsl.compile_options import options_for
+from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 
-def compile_launch(launch: Any, plan: ClusterPlan) -> Any:
+def compile_cluster_launch(launch: Any, plan: ClusterPlan) -> Any:
     """Compile a decode's launch with a plan."""
     return _compile(launch, plan, Int32(1))
 
@@ -30,12 +29,5 @@ def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
     """Compile a launch of operands and the arguments after them."""
     form = plan.form if plan.packed else None
     operands = fake_operands(form=form, d_qk=plan.tile.d_qk)
-    return cute.compile(
-        launch,
-        plan,
-        make_fake_stream(use_tvm_ffi_env_stream=True),
-        *operands,
-        *(fake_more(operands, plan.extra_form or form) if plan.joined else ()),
-        *last,
-        options=options_for(SM90),
-    )
+    more = fake_more(operands, plan.extra_form or form) if plan.joined else ()
+    return compile_launch(SM90, launch, plan, *operands, *more, *last)

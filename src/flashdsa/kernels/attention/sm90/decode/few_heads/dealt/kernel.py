@@ -21,10 +21,12 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import Dealt, take_stretches
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     gather_pieces,
     tiles_of_consumer,
 )
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     Batch,
@@ -114,3 +116,8 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         min_blocks_per_mp=1,
         use_pdl=True,
     )
+
+
+def compile_dealt(plan: DealtFewHeadsPlan) -> Any:
+    """Compile `launch_dealt`."""
+    return compile_dealt_launch(launch_dealt, plan)

@@ -30,6 +30,8 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
     consume1,
 )
 from flashdsa.kernels.attention.sm90.decode.full.dealt.gather import gather_stretches
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
@@ -107,3 +109,8 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         min_blocks_per_mp=1,
         use_pdl=True,
     )
+
+
+def compile_dealt(plan: DealtPlan) -> Any:
+    """Compile `launch_dealt`."""
+    return compile_dealt_launch(launch_dealt, plan)
