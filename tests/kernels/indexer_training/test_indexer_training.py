@@ -141,6 +141,38 @@ def test_targets_of_ranks_and_of_layers_add_up(backend: str, device: str, seed: 
     torch.testing.assert_close(parts, whole)
 
 
+def test_layers_that_read_one_list_teach_its_indexer_together(
+    backend: str, device: str, seed: int
+) -> None:
+    """The indexer of a list that three layers read learns the mean of their attentions."""
+    inputs = make_indexer_training_inputs(BY_NAME["fp64, every feature"], seed, device)
+    attention = inputs.attention
+    generator = torch.Generator().manual_seed(seed)
+    options = {"topk_length": attention.topk_length, "backend": backend}
+    learned = [x.detach().requires_grad_() for x in inputs.operands[:3]]
+    target, taught = torch.zeros(inputs.indices.shape, dtype=torch.float64, device=device), []
+    for _ in range(3):
+        q, kv = (
+            torch.randn(x.shape, generator=generator, dtype=x.dtype).to(device)
+            for x in (attention.q, attention.kv)
+        )
+        _, lse = flashdsa.sparse_mla_fwd(q, kv, inputs.indices, **options)
+        taught.append(flashdsa.attention_target(q, kv, lse, inputs.indices, **options))
+        flashdsa.attention_target(q, kv, lse, inputs.indices, accumulate_into=target, **options)
+    loss = flashdsa.indexer_kl_loss(*learned, inputs.indices, target=target, **options)
+    scores = flashdsa.indexer_scores(*learned, inputs.indices, **options)
+    mean = torch.stack(taught).mean(0)
+    of_slots = mean / mean.sum(1, keepdim=True)
+    logs = scores.log_softmax(1).where(mean > 0, 0.0)
+    right = (torch.special.xlogy(of_slots, of_slots) - of_slots * logs).sum(1)
+    seen = mean.sum(1) > 0
+    assert bool(seen.any())
+    torch.testing.assert_close(loss[seen], right[seen])
+    found = torch.autograd.grad(loss[seen].sum(), learned)
+    by_hand = torch.autograd.grad(right[seen].sum(), learned)
+    torch.testing.assert_close(found, by_hand)
+
+
 def test_a_row_with_one_slot_or_without_a_target_has_nothing_to_learn(
     backend: str, device: str
 ) -> None:
