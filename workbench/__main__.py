@@ -18,6 +18,7 @@ from workbench.cli.overlap import overlap
 from workbench.cli.ranking import ranking
 from workbench.cli.reference import reference
 from workbench.cli.sanitize import sanitize
+from workbench.cli.v4_layer import v4_layer
 
 
 @click.group(
@@ -38,6 +39,7 @@ def cli() -> None:
       mutate    kernels with one synchronisation broken: is it noticed?
       reference the reference design's budget beside the plan that ships
       ranking   the indexer's sets by fp16 scores, beside those by fp32
+      v4-layer  an attention layer of DeepSeek-V4-Flash, timed by part
       export    solutions for FlashInfer-Bench
 
     Every command takes --help. Exit codes: 0 done, 1 a check failed, 2 wrong input or something
@@ -48,6 +50,7 @@ def cli() -> None:
 
 for command in (
     bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, export,
+    v4_layer,
 ):  # fmt: skip
     cli.add_command(command)
 

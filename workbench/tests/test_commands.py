@@ -25,6 +25,7 @@ OUTPUTS = {
     "sanitize --build-controls": "controls",
     "sanitize --out": "x.json",
     "mutate --rows": "rows",
+    "v4-layer --out": "x.json",
 }
 
 
