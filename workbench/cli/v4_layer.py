@@ -21,7 +21,7 @@ KINDS = ("window", "CSA", "HCA")
 
 
 @click.command("v4-layer")
-@click.option("--tokens", type=click.IntRange(16), default=4096, show_default=True)
+@click.option("--tokens", type=click.IntRange(1), default=4096, show_default=True)
 @click.option(
     "--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True,
     help="cpu: a small layer, to try the command.",
@@ -154,9 +154,7 @@ def _print_parts(console: Console, found: Found) -> None:
     for section in (rows, sums):
         for name, pairs in section.items():
             if any(pairs):
-                table.add_row(
-                    name, *(f"{us / 1e3:.3f}" if pair else "" for pair in pairs
-                            for us in pair or (0, 0))
-                )  # fmt: skip
+                cells = [us for pair in pairs for us in pair or (0.0, 0.0)]
+                table.add_row(name, *(f"{us / 1e3:.3f}" if us else "" for us in cells))
         table.add_section()
     print_table(console, "Parts of flashdsa's layer, ms", table)

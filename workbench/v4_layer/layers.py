@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 from transformers.masking_utils import create_sliding_window_causal_mask
 
+from flashdsa.errors import ArgumentValueError
 from flashdsa.integrations.transformers import enable
 
 OURS, EAGER = "flashdsa", "torch eager"
@@ -36,7 +38,7 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 """Sizes for the CPU."""
 AROUND = {"vocab_size": 8, "moe_intermediate_size": 8, "n_routed_experts": 2}
-"""What no attention reads, as small as it goes."""
+"""Sizes that no attention reads, as small as they go."""
 FACTOR, ROUNDINGS = 1.3, 1e-2
 """An error may be so many times eager's, or that of a few roundings to bf16 and of a sum over
 queries of terms of both signs, which `flashdsa.verify.tolerances` allows the sinks' gradient."""
@@ -87,6 +89,11 @@ def build(tokens: int, device: str, seed: int) -> tuple[Inputs, dict[str, dict[s
         mlp_layer_types=["moe"] * len(KINDS), pad_token_id=None, use_cache=False,
         **AROUND, **(SMALL if device == "cpu" else {}),
     )  # fmt: skip
+    longest = max(config.compress_rates.values())
+    if tokens < longest:
+        raise ArgumentValueError(
+            f"tokens: expected {longest}, an entry of HCA, or more; got {tokens}"
+        )
     with torch.device(device):
         model = DeepseekV4ForCausalLM(config).train()
     model.set_attn_implementation("eager")
@@ -119,7 +126,8 @@ def _layer(model: Any, place: int, hidden: Tensor) -> Layer:
     return Layer(model.layers[place].self_attn, tables, position_ids, mask)
 
 
-class Error(NamedTuple):
+@dataclass(frozen=True)
+class Error:
     """Errors of a result's norm, of ours and of eager's, against eager in fp32."""
 
     ours: float

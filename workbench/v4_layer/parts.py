@@ -8,7 +8,6 @@ without its projections and `compress_kv`.
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,18 +24,32 @@ from flashdsa.integrations.transformers import two_sources
 from workbench.v4_layer.layers import Inputs, Layer
 from workbench.v4_layer.timing import Call, in_turns
 
-PROJECTIONS, NORMS, ROTATION = "projections of q, kv", "RMSNorm of q, kv", "rotation of q, kv"
-ENTRY_PROJECTIONS, ENTRIES, ENTRIES_REST = (
-    "entries: projections", "entries: compress_kv", "entries: the rest",
-)  # fmt: skip
-INDEX_PROJECTIONS, INDEX_SCORES, INDEX_TOPK, INDEX_REST = (
-    "index: projections", "index: scores", "index: top-k", "index: keys, the rest",
-)  # fmt: skip
-LISTS, ATTENTION = "lists and layout", "attention"
-OUTPUT_ROTATION, OUTPUT_PROJECTIONS = "rotation of the output", "projections of the output"
+ROTATION, OUTPUT_ROTATION, LISTS = "rotation of q, kv", "rotation of the output", "lists and layout"
+MODULES = {
+    "projections of q, kv": ("q_a_proj", "q_b_proj", "kv_proj"),
+    "RMSNorm of q, kv": ("q_a_norm", "q_b_norm", "kv_norm"),
+    "entries: projections": ("compressor.kv_proj", "compressor.gate_proj"),
+    "entries: the rest": ("compressor",),
+    "index: projections": tuple(
+        f"compressor.indexer.{name}_proj" for name in ("kv", "gate", "q_b")
+    ),
+    "index: scores": ("compressor.indexer.scorer",),
+    "index: keys, the rest": ("compressor.indexer",),
+    "projections of the output": ("o_a_proj", "o_b_proj"),
+}
+"""Modules of each part, by their names in the attention; a layer has some of them."""
+FUNCTIONS: dict[str, tuple[Any, str]] = {
+    "entries: compress_kv": (two_sources, "compress_kv"),
+    "index: top-k": (torch.Tensor, "topk"),
+    LISTS: (hook, "attend"),
+    "attention": (two_sources, "sparse_mla"),
+}
+"""Parts that are functions: owner and name."""
 PARTS = (
-    PROJECTIONS, NORMS, ROTATION, ENTRY_PROJECTIONS, ENTRIES, ENTRIES_REST, INDEX_PROJECTIONS,
-    INDEX_SCORES, INDEX_TOPK, INDEX_REST, LISTS, ATTENTION, OUTPUT_ROTATION, OUTPUT_PROJECTIONS,
+    "projections of q, kv", "RMSNorm of q, kv", ROTATION, "entries: projections",
+    "entries: compress_kv", "entries: the rest", "index: projections", "index: scores",
+    "index: top-k", "index: keys, the rest", LISTS, "attention", OUTPUT_ROTATION,
+    "projections of the output",
 )  # fmt: skip
 """In the order of their work."""
 
@@ -46,7 +59,7 @@ class Span:
     """A recorded call.
 
     Attributes:
-        parent: the recorded call that it is a part of. owner: of the parameters, if a module.
+        owner: of the parameters, if it is a module. parent: the recorded call that it is a part of.
         gradient: of its result; None: none came.
     """
 
@@ -58,79 +71,55 @@ class Span:
     gradient: Tensor | None = None
 
 
-class Recorder:
-    """Records calls while `recording` has its functions in place of the layer's."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self._open: list[Span] = []
-
-    def wrap(self, part: str, owner: Any, name: str) -> Callable[..., Any]:
-        """The function `name` of `owner`, recorded."""
-        function = getattr(owner, name)
-        module = owner if isinstance(owner, nn.Module) else None
-
-        def recorded(*args: Any, **options: Any) -> Any:
-            parent = self._open[-1] if self._open else None
-            named = self._named(part, parent)
-            if named is None:
-                return function(*args, **options)
-            again = _with_entries(function, args[0]) if part == LISTS else function
-            span = Span(named, again, (args, options), module, parent)
-            self.spans.append(span)
-            self._open.append(span)
-            found = again(*args, **options)
-            self._open.pop()
-            result = first_tensor(found)
-            if result.requires_grad:
-                result.register_hook(partial(setattr, span, "gradient"))
-            return found
-
-        return recorded
-
-    def _named(self, part: str, parent: Span | None) -> str | None:
-        """The part, where the same function serves several; None of a rotation inside another."""
-        if part != ROTATION:
-            return part
-        if parent is not None:
-            return None
-        attended = any(span.part == LISTS for span in self.spans)
-        return OUTPUT_ROTATION if attended else ROTATION
-
-
 def record(layer: Layer, inputs: Inputs) -> list[Span]:
     """The calls of one forward and backward."""
-    recorder = Recorder()
+    spans: list[Span] = []
+    inside: list[Span] = []
     with ExitStack() as stack:
         for part, owner, name in _places(layer.attention):
-            stack.enter_context(patch.object(owner, name, recorder.wrap(part, owner, name)))
+            recorded = _recorded(part, owner, getattr(owner, name), spans, inside)
+            stack.enter_context(patch.object(owner, name, recorded))
         layer.train(inputs.hidden, inputs.gradient)
-    return recorder.spans
+    return spans
 
 
-def _places(attention: Any) -> Iterator[tuple[str, Any, str]]:
+def _places(attention: nn.Module) -> Iterator[tuple[str, Any, str]]:
     """(part, owner, name) of every function to record."""
-    compressor = attention.compressor
-    indexer = getattr(compressor, "indexer", None)
-    modules: dict[str, list[Any]] = {
-        PROJECTIONS: [attention.q_a_proj, attention.q_b_proj, attention.kv_proj],
-        NORMS: [attention.q_a_norm, attention.q_b_norm, attention.kv_norm],
-        OUTPUT_PROJECTIONS: [attention.o_a_proj, attention.o_b_proj],
-    }
-    if compressor is not None:
-        modules[ENTRY_PROJECTIONS] = [compressor.kv_proj, compressor.gate_proj]
-        modules[ENTRIES_REST] = [compressor]
-    if indexer is not None:
-        modules[INDEX_PROJECTIONS] = [indexer.kv_proj, indexer.gate_proj, indexer.q_b_proj]
-        modules[INDEX_SCORES], modules[INDEX_REST] = [indexer.scorer], [indexer]
-        yield INDEX_TOPK, torch.Tensor, "topk"
-    for part, owners in modules.items():
-        for owner in owners:
-            yield part, owner, "forward"
+    modules = dict(attention.named_modules())
+    for part, names in MODULES.items():
+        for name in names:
+            if name in modules:
+                yield part, modules[name], "forward"
+    for part, (owner, name) in FUNCTIONS.items():
+        yield part, owner, name
     yield ROTATION, sys.modules[type(attention).__module__], "apply_rotary_pos_emb"
-    yield ENTRIES, two_sources, "compress_kv"
-    yield LISTS, hook, "attend"
-    yield ATTENTION, two_sources, "sparse_mla"
+
+
+def _recorded(
+    part: str, owner: Any, function: Callable[..., Any], spans: list[Span], inside: list[Span]
+) -> Callable[..., Any]:
+    """The function of a part, which adds its calls to `spans`; `inside` are the open ones."""
+    module = owner if isinstance(owner, nn.Module) else None
+
+    def recorded(*args: Any, **options: Any) -> Any:
+        named, again = part, function
+        if part == ROTATION and inside:  # index queries and keys, of another part
+            return function(*args, **options)
+        if part == ROTATION and any(span.part == LISTS for span in spans):
+            named = OUTPUT_ROTATION
+        if part == LISTS:
+            again = _with_entries(function, args[0])
+        span = Span(named, again, (args, options), module, inside[-1] if inside else None)
+        spans.append(span)
+        inside.append(span)
+        found = again(*args, **options)
+        inside.pop()
+        result = first_tensor(found)
+        if result.requires_grad:
+            result.register_hook(partial(setattr, span, "gradient"))
+        return found
+
+    return recorded
 
 
 def _with_entries(attend: Callable[..., Any], attention: nn.Module) -> Callable[..., Any]:
@@ -165,31 +154,25 @@ def replays(span: Span) -> tuple[Call, Call | None]:
         return forward, None
     wanted = [x for x in leaves.values() if x.requires_grad]
     wanted += [] if span.owner is None else span.owner.parameters()
-    result = first_tensor(forward())
-
-    def backward() -> object:
-        return torch.autograd.grad(
-            result, wanted, span.gradient, retain_graph=True, allow_unused=True
-        )
-
-    return forward, backward
+    return forward, partial(
+        torch.autograd.grad, first_tensor(forward()), wanted, span.gradient,
+        retain_graph=True, allow_unused=True,
+    )  # fmt: skip
 
 
 def time_parts(
     spans: list[Span], device: str, repeats: int, seed: int
 ) -> dict[str, tuple[float, float]]:
     """Microseconds of each part, forward and backward, without the parts inside it."""
-    calls: dict[tuple[Span, int], Call] = {}
-    for span in spans:
-        for direction, call in enumerate(replays(span)):
-            if call is not None:
-                calls[span, direction] = call
-    found = in_turns(calls, device, repeats, seed)
-    sums: defaultdict[tuple[str, int], float] = defaultdict(float)
-    for (span, direction), times in found.items():
-        us = times.device.median
-        sums[span.part, direction] += us
+    calls = {
+        (span, direction): call
+        for span in spans
+        for direction, call in enumerate(replays(span))
+        if call is not None
+    }
+    sums = {span.part: [0.0, 0.0] for span in spans}
+    for (span, direction), times in in_turns(calls, device, repeats, seed).items():
+        sums[span.part][direction] += times.device.median
         if span.parent is not None:
-            sums[span.parent.part, direction] -= us
-    parts = {span.part for span in spans}
-    return {part: (sums[part, 0], sums[part, 1]) for part in PARTS if part in parts}
+            sums[span.parent.part][direction] -= times.device.median
+    return {part: (sums[part][0], sums[part][1]) for part in PARTS if part in sums}

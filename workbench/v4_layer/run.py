@@ -29,7 +29,7 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True)
 class KindOfLayer:
-    """What was found of a kind of layer.
+    """Times and errors of a kind of layer.
 
     Attributes:
         wholes: by contender and `FORWARD` or `BOTH`. missing: why a contender has no time.
@@ -44,7 +44,7 @@ class KindOfLayer:
 
     @property
     def findings(self) -> list[str]:
-        """What is wrong, in words."""
+        """Errors that are too large, in words."""
         return [
             f"{name} of ours is off by {error.ours:.1e} of its norm, eager's by {error.eager:.1e}"
             for name, error in self.errors.items()
@@ -96,7 +96,9 @@ def measure(
         on_progress(3 * place, 3 * len(kinds), f"{kind}: judges")
         errors = judge(pair, inputs)
         on_progress(3 * place + 1, 3 * len(kinds), f"{kind}: times the whole")
-        contenders, missing = (_with_compiled if compiled else _as_given)(pair, inputs)
+        contenders, missing = dict(pair), {}
+        if compiled:
+            missing = _add_compiled(contenders, inputs)
         wholes = _time_wholes(contenders, inputs, device, repeats, seed)
         on_progress(3 * place + 2, 3 * len(kinds), f"{kind}: times the parts")
         parts = time_parts(record(pair[OURS], inputs), device, repeats, seed)
@@ -104,24 +106,19 @@ def measure(
     return found, sizes
 
 
-def _as_given(pair: dict[str, Layer], _: Inputs) -> tuple[dict[str, Layer], dict[str, str]]:
-    return pair, {}
-
-
-def _with_compiled(
-    pair: dict[str, Layer], inputs: Inputs
-) -> tuple[dict[str, Layer], dict[str, str]]:
-    """Both layers and both compiled, and why one is not."""
-    contenders, missing = dict(pair), {}
+def _add_compiled(contenders: dict[str, Layer], inputs: Inputs) -> dict[str, str]:
+    """Add both layers compiled; return why one is not, by its name."""
+    missing = {}
     for name, title in COMPILED.items():
-        compiled = pair[name]._replace(attention=torch.compile(pair[name].attention))
+        layer = contenders[name]
+        compiled = layer._replace(attention=torch.compile(layer.attention))
         try:
             compiled.train(*inputs)
         except Exception as error:  # the compiler's own, of any kind
             missing[title] = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         else:
             contenders[title] = compiled
-    return contenders, missing
+    return missing
 
 
 def _time_wholes(
@@ -149,20 +146,11 @@ def document(found: Found, sizes: dict[str, Any], device: str, protocol: dict[st
         "protocol": {"times": PROTOCOL, "device": device, **protocol},
         "sizes": sizes,
         "layers": {
-            kind: {
-                "wholes": {
-                    name: {what: asdict(times) for what, times in by_direction.items()}
-                    for name, by_direction in one.wholes.items()
-                },
-                "parts": {
-                    name: {"forward": forward, "backward": backward}
-                    for name, (forward, backward) in one.parts.items()
-                },
-                "rest_small_kernels": one.remainder(),
-                "waits_for_the_host": one.waiting(),
-                "errors": {name: error._asdict() for name, error in one.errors.items()},
+            kind: asdict(one)
+            | {
+                "remainder": one.remainder(),
+                "waiting": one.waiting(),
                 "findings": one.findings,
-                "missing": one.missing,
             }
             for kind, one in found.items()
         },
