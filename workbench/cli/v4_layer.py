@@ -71,7 +71,7 @@ def v4_layer(
       lists and layout     ranges and lists of rows for sparse_mla
       attention            sparse_mla
       rest: small kernels  what the whole layer has beside all of these
-      rest: waits          for the host, by a GPU that was idle
+      rest: waits for host what a GPU that was idle does besides
 
     A backward is both without forward. Parts and rests sum to the call. On a
     CPU a part's own call counts, too. Needs transformers 5.17 or newer.
@@ -147,9 +147,9 @@ def _print_parts(console: Console, found: Found) -> None:
     rows["rest: small kernels"] = [one.remainder() for one in kinds]
     sums = {
         "the layer": [one.whole("device") for one in kinds],
-        "rest: waits for the host": [one.waiting() for one in kinds],
+        "rest: waits for host": [one.waiting() for one in kinds],
         "called on an idle GPU": [one.whole("elapsed") for one in kinds],
-        "host, until it is queued": [one.whole("host") for one in kinds],
+        "host, until queued": [one.whole("host") for one in kinds],
     }
     for section in (rows, sums):
         for name, pairs in section.items():

@@ -24,7 +24,7 @@ from flashdsa.integrations.transformers import two_sources
 from workbench.v4_layer.layers import Inputs, Layer
 from workbench.v4_layer.timing import Call, in_turns
 
-ROTATION, OUTPUT_ROTATION, LISTS = "rotation of q, kv", "rotation of the output", "lists and layout"
+ROTATION, OUTPUT_ROTATION, LISTS = "rotation of q, kv", "output rotation", "lists and layout"
 MODULES = {
     "projections of q, kv": ("q_a_proj", "q_b_proj", "kv_proj"),
     "RMSNorm of q, kv": ("q_a_norm", "q_b_norm", "kv_norm"),
@@ -35,7 +35,7 @@ MODULES = {
     ),
     "index: scores": ("compressor.indexer.scorer",),
     "index: keys, the rest": ("compressor.indexer",),
-    "projections of the output": ("o_a_proj", "o_b_proj"),
+    "output projections": ("o_a_proj", "o_b_proj"),
 }
 """Modules of each part, by their names in the attention; a layer has some of them."""
 FUNCTIONS: dict[str, tuple[Any, str]] = {
@@ -49,7 +49,7 @@ PARTS = (
     "projections of q, kv", "RMSNorm of q, kv", ROTATION, "entries: projections",
     "entries: compress_kv", "entries: the rest", "index: projections", "index: scores",
     "index: top-k", "index: keys, the rest", LISTS, "attention", OUTPUT_ROTATION,
-    "projections of the output",
+    "output projections",
 )  # fmt: skip
 """In the order of their work."""
 

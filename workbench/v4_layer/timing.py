@@ -55,18 +55,21 @@ def in_turns(
     for _ in range(repeats):
         for name in draw.sample(list(calls), len(calls)):
             samples[name].append(sample(calls[name]))
-    return {
-        name: Measured(*(Times.of(list(us)) for us in zip(*taken, strict=True)))
-        for name, taken in samples.items()
-    }
+    return {name: _measured(taken) for name, taken in samples.items()}
+
+
+def _measured(samples: list[tuple[float, ...]]) -> Measured:
+    late, device, *others = (list(column) for column in zip(*samples, strict=True))
+    return Measured(Times.of(device, int(sum(late))), *(Times.of(us) for us in others))
 
 
 def _on_cpu(call: Call) -> tuple[float, ...]:
-    return (1e6 * _seconds(call),)
+    return 0, 1e6 * _seconds(call)
 
 
 def _on_gpu(call: Call) -> tuple[float, ...]:
-    """Microseconds (device, elapsed, host). Waits for the GPU only where no event's time runs.
+    """Whether the host was late, and microseconds: device, elapsed, host. Waits for the GPU only
+    where no event's time runs.
 
     The host is ahead if the GPU still spins when all is queued; if not, it spins longer.
     """
@@ -81,12 +84,12 @@ def _on_gpu(call: Call) -> tuple[float, ...]:
         events[2].record()
         host = _seconds(call)
         events[3].record()
-        is_ahead = not events[2].query()
+        is_late = events[2].query()
         torch.cuda.synchronize()
-        if is_ahead:
+        if not is_late:
             break
     device, elapsed = (1e3 * events[at].elapsed_time(events[at + 1]) for at in (2, 0))
-    return device, elapsed, 1e6 * host
+    return is_late, device, elapsed, 1e6 * host
 
 
 def _seconds(call: Call) -> float:
