@@ -57,7 +57,7 @@ class Layer(NamedTuple):
     position_ids: Tensor
     mask: Tensor | None
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def run(self, hidden: Tensor) -> Tensor:
         """Hidden states (1, T, D) -> (1, T, D)."""
         out: Tensor = self.attention(
             hidden, self.position_embeddings, self.position_ids, self.mask
@@ -69,7 +69,7 @@ class Layer(NamedTuple):
         hidden.grad = None
         for parameter in self.attention.parameters():
             parameter.grad = None
-        out = self(hidden)
+        out = self.run(hidden)
         out.backward(gradient)
         return out
 

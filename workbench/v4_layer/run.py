@@ -127,7 +127,7 @@ def _time_wholes(
     """Times by contender and direction."""
     calls: dict[tuple[str, str], Call] = {}
     for name, layer in contenders.items():
-        calls[name, FORWARD] = partial(layer, inputs.hidden)
+        calls[name, FORWARD] = partial(layer.run, inputs.hidden)
         calls[name, BOTH] = partial(layer.train, *inputs)
     found = in_turns(calls, device, repeats, seed)
     return {name: {what: found[name, what] for what in (FORWARD, BOTH)} for name in contenders}
