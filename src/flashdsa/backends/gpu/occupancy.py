@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 from flashdsa.backends.gpu.empty_kernel import PTX, cubin
 from flashdsa.hw import MAX_CLUSTER_SIZE
@@ -52,29 +53,9 @@ def clusters_at_once(device: int, threads: int, smem_bytes: int) -> dict[int, in
         DriverError: it refuses to say.
     """
     driver = ctypes.CDLL("libcuda.so.1")
-    handle, context = ctypes.c_int(), ctypes.c_void_p()
-    _call(driver, "cuInit", 0)
-    _call(driver, "cuDeviceGet", ctypes.byref(handle), device)
-    _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    context, function = context_and_kernel(device)
+    _call(driver, "cuCtxPushCurrent_v2", context)
     try:
-        _call(driver, "cuCtxPushCurrent_v2", context)
-        try:
-            return _ask_in_context(driver, threads, smem_bytes)
-        finally:
-            _call(driver, "cuCtxPopCurrent_v2", ctypes.byref(context))
-    finally:
-        _call(driver, "cuDevicePrimaryCtxRelease_v2", handle)
-
-
-def _ask_in_context(driver: ctypes.CDLL, threads: int, smem_bytes: int) -> dict[int, int]:
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    code = driver.cuModuleLoadData(ctypes.byref(module), cubin())
-    if code == NO_BINARY_FOR_GPU:  # not a Hopper GPU
-        code = driver.cuModuleLoadData(ctypes.byref(module), PTX)
-    if code:
-        raise DriverError(f"cuModuleLoadData returned {code}")
-    try:
-        _call(driver, "cuModuleGetFunction", ctypes.byref(function), module, b"k")
         _call(driver, "cuFuncSetAttribute", function, SHARED_BYTES, smem_bytes)
         _call(driver, "cuFuncSetAttribute", function, MORE_THAN_8_CTAS, 1)
         return {
@@ -82,7 +63,32 @@ def _ask_in_context(driver: ctypes.CDLL, threads: int, smem_bytes: int) -> dict[
             for size in range(1, MAX_CLUSTER_SIZE + 1)
         }
     finally:
-        _call(driver, "cuModuleUnload", module)
+        _call(driver, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+@cache
+def context_and_kernel(device: int) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+    """The device's primary context, and a kernel in it that does nothing.
+
+    Both are kept: to unload a module while a stream is captured invalidates the capture.
+    """
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    _call(driver, "cuInit", 0)
+    _call(driver, "cuDeviceGet", ctypes.byref(handle), device)
+    _call(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+    _call(driver, "cuCtxPushCurrent_v2", context)
+    try:
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        code = driver.cuModuleLoadData(ctypes.byref(module), cubin())
+        if code == NO_BINARY_FOR_GPU:  # not a Hopper GPU
+            code = driver.cuModuleLoadData(ctypes.byref(module), PTX)
+        if code:
+            raise DriverError(f"cuModuleLoadData returned {code}")
+        _call(driver, "cuModuleGetFunction", ctypes.byref(function), module, b"k")
+    finally:
+        _call(driver, "cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+    return context, function
 
 
 def _count(
