@@ -66,6 +66,8 @@ HALVES = 2
 """Halves of a tile; tile 0's low one is freed first, tile 1's high one."""
 GROUPS = 2
 """Groups of a half."""
+ONES = 0x7F7F7F7F
+"""Four e8m0 scales of 1."""
 
 
 class Half(NamedTuple):
@@ -218,6 +220,9 @@ def load_words_of_scales(role: Gatherer, row: Int32, slot: Int32, lane: Int32) -
     form, words = role.form, words_of_scales(role.form)
     address = scales_address(role, row, pages_of(role, slot)) + lane % 2 * (4 * words)
     found = load_or_zero(address, row, 0 if form.split else form.scales_at, words)
+    if cutlass.const_expr(form.scale == "e8m0"):
+        # No power is missing in those of a slot without a row: see `Factors.small`.
+        found = [word if row >= 0 else Int32(ONES) for word in found]
     more = role.ctx.plan.scale_words - words
     return found + [Int32(0)] * more
 
