@@ -58,9 +58,12 @@ def run(
 
 @pytest.mark.parametrize("when", [pytest.param("eager", marks=pytest.mark.slow), "late"])
 def test_every_feature(when: str) -> None:
-    """Groups of two queries, of which one is missing; it does not matter when copies happen."""
-    inputs = inputs_of(3, 150, 170, 64, **EVERY_FEATURE)
-    run(inputs, Policy(asynchronous=when, seed=3))
+    """Groups of two queries, of which one is missing and the last one is in two parts; it does not
+    matter when copies happen."""
+    inputs = inputs_of(5, 150, 100, 64, **EVERY_FEATURE)
+    emulator = run(inputs, Policy(asynchronous=when, seed=3))
+    # The choice is two; both groupings have lists and gradients, the smaller one a sum.
+    assert len(emulator.setups) == 8
 
 
 @pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])

@@ -27,6 +27,7 @@ from flashdsa.kernels.indexer_training.sm90.bwd.load import (
 )
 from flashdsa.kernels.indexer_training.sm90.bwd.mend import Backward, launch_mend
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
+from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts, choose_parts, launch_sum
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -43,6 +44,7 @@ def indexer_bwd_kernel(
     choice: cute.Tensor,
     number: Int32,
     spread: Int32,
+    parts: Parts,
     plan: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_backward`."""
@@ -54,25 +56,37 @@ def indexer_bwd_kernel(
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.load.registers)
-        load_all(Loader(locate(memory, lists, choice, number, spread), q, k))
+        load_all(Loader(locate(memory, lists, choice, number, spread, parts), q, k))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
-        ctx = locate(memory, lists, choice, number, spread)
-        multiply_all(Multiplier(ctx, group - 1, weights, dq, dk, dw))
+        ctx = locate(memory, lists, choice, number, spread, parts)
+        multiply_all(Multiplier(ctx, group - 1, weights, dq, dk, dw, parts))
 
 
 @cute.jit
 def locate(
-    memory: BwdMemory, lists: Lists, choice: cute.Tensor, number: Int32, spread: Int32
+    memory: BwdMemory,
+    lists: Lists,
+    choice: cute.Tensor,
+    number: Int32,
+    spread: Int32,
+    parts: Parts,
 ) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    num_items = Int32(lists.counts.shape[0])
+    num_items = count_items(lists, parts)
     if not is_taken(choice, number):
         num_items = Int32(0)
-    return Context(memory, lists, cta, num_ctas, num_items, spread, thread % WARPGROUP_SIZE)
+    whole, count, *_ = parts
+    thread = thread % WARPGROUP_SIZE
+    return Context(memory, lists, cta, num_ctas, num_items, whole, count, spread, thread)
+
+
+def count_items(lists: Lists, parts: Parts) -> Any:
+    """Count work items: groups that are not in parts, and the parts of the others."""
+    return parts.whole + (Int32(lists.counts.shape[0]) - parts.whole) * parts.count
 
 
 @cute.jit
@@ -82,6 +96,7 @@ def launch_group(
     weights: cute.Tensor,
     slots: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     lists: Lists,
+    parts: Parts,
     gradients: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     choice: cute.Tensor,
     number: Int32,
@@ -89,13 +104,17 @@ def launch_group(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the lists of a plan's groups, and the backward."""
+    """Launch the lists of a plan's groups, the backward, and the sum of what is in parts."""
     dq, dk, dw = gradients
-    spread, num_ctas = scalars
+    spread, most_ctas = scalars
     launch_lists(*slots, Int32(k.shape[0]), lists, choice, number, plan, stream)
-    indexer_bwd_kernel(q, k, weights, lists, dq, dk, dw, choice, number, spread, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
-    )
+    num_ctas = cutlass.min(most_ctas, count_items(lists, parts))
+    indexer_bwd_kernel(
+        q, k, weights, lists, dq, dk, dw, choice, number, spread, parts, plan
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    if cutlass.const_expr(not plan.ordered):
+        groups = Int32(lists.counts.shape[0])
+        launch_sum(parts, groups, dq, dw, choice, number, plan, stream)
 
 
 @cute.jit
@@ -121,6 +140,29 @@ def lists_in(
         matrix(scratch, gradients, Float32, (lines, capacity)),
         cute.make_tensor(scratch.iterator + counts, of_group),
         cute.make_tensor(scratch.iterator + (counts + groups), of_group),
+    )
+
+
+@cute.jit
+def parts_in(
+    scratch: cute.Tensor,
+    num_queries: Int32,
+    topk: Int32,
+    most_ctas: Int32,
+    plan: cutlass.Constexpr,
+) -> Parts:
+    """Choose the parts of the plan's groups; their rows follow the lists in the scratch."""
+    groups = (num_queries + (plan.queries - 1)) // plan.queries
+    whole, count = groups, Int32(1)
+    if cutlass.const_expr(not plan.ordered):
+        whole, count = choose_parts(groups, most_ctas, plan.capacity(topk))
+    rows, first = (groups - whole) * count * plan.rows, plan.parts_at(groups, topk)
+    dw = scratch.iterator + (first + rows * INDEX_HEAD_DIM)
+    return Parts(
+        whole,
+        count,
+        matrix(scratch, first, Float32, (rows, INDEX_HEAD_DIM)),
+        cute.make_tensor(cute.recast_ptr(dw, dtype=Float32), cute.make_layout((rows,))),
     )
 
 
@@ -169,11 +211,13 @@ def launch_backward(
         spread: see `Context`. most_ctas: best the number that runs at once.
     """
     slots = indices, grad_scores, topk_length
-    lists = lists_in(scratch, Int32(indices.shape[0]), Int32(indices.shape[1]), plan)
+    num_queries, topk = Int32(indices.shape[0]), Int32(indices.shape[1])
+    lists = lists_in(scratch, num_queries, topk, plan)
+    parts = parts_in(scratch, num_queries, topk, most_ctas, plan)
     no_choice = cute.make_tensor(scratch.iterator, cute.make_layout((Int32(0),)))
     launch_group(
-        lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), no_choice,
-        Int32(SECOND), (spread, cutlass.min(most_ctas, Int32(lists.counts.shape[0]))), plan, stream,
+        lines_of(q), k, flat(weights), slots, lists, parts, (lines_of(dq), dk, flat(dw)), no_choice,
+        Int32(SECOND), (spread, most_ctas), plan, stream,
     )  # fmt: skip
     launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)
 
@@ -216,9 +260,9 @@ def launch_chosen(
     launch_choice(counts, named, choice, ratio, plan.queries, stream)
     for number, grouping in ((FIRST, plan), (SECOND, plan.smaller)):
         lists = lists_in(scratch, num_queries, topk, grouping)
-        num_ctas = cutlass.min(most_ctas, Int32(lists.counts.shape[0]))
+        parts = parts_in(scratch, num_queries, topk, most_ctas, grouping)
         launch_group(
-            lines_of(q), k, flat(weights), slots, lists, (lines_of(dq), dk, flat(dw)), choice,
-            Int32(number), (spread, num_ctas), grouping, stream,
+            lines_of(q), k, flat(weights), slots, lists, parts, (lines_of(dq), dk, flat(dw)),
+            choice, Int32(number), (spread, most_ctas), grouping, stream,
         )  # fmt: skip
     launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)

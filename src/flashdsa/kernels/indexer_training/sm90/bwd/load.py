@@ -54,8 +54,9 @@ class BwdMemory(Memory):
 class Context(NamedTuple):
     """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ...
 
-    Item i is group i. A CTA goes round the tiles of an item's list; its first tile is `spread`
-    tiles after that of the previous CTA.
+    Items up to `whole` are a group each; the others are parts of the groups behind them, `parts` of
+    each. A CTA goes round an item's tiles; its first one is `spread` tiles after that of the
+    previous CTA.
     """
 
     memory: BwdMemory
@@ -63,6 +64,8 @@ class Context(NamedTuple):
     cta: Int32
     num_ctas: Int32
     num_items: Int32
+    whole: Int32
+    parts: Int32
     spread: Int32
     thread: Int32  # in its warpgroup
 
@@ -71,31 +74,49 @@ class Context(NamedTuple):
         """The compile-time plan."""
         return self.memory.plan
 
-    def rows_of(self, item: Int32) -> Any:
-        """Pointer to the first number of the item's list."""
-        return self.lists.rows.iterator + Int64(item) * self.lists.rows.shape[1]
+    def rows_of(self, group: Int32) -> Any:
+        """Pointer to the first number of the group's list."""
+        return self.lists.rows.iterator + Int64(group) * self.lists.rows.shape[1]
 
 
-class Tiles(NamedTuple):
-    """Tiles of an item, and the one with which the CTA begins."""
+class Item(NamedTuple):
+    """A group, or a part of it: tiles `begin` to `end` of its list, from `first` on."""
 
-    count: Int32
+    group: Int32
+    part: Int32  # number among all parts; -1: all of the group
+    begin: Int32
+    end: Int32
     first: Int32
 
-
-@cute.jit
-def tiles_of(ctx: Context, item: Int32) -> Tiles:
-    """The item's tiles."""
-    count = (ctx.lists.counts[item] + (TILE_KEYS - 1)) // TILE_KEYS
-    return Tiles(count, ctx.cta * ctx.spread % cutlass.max(count, Int32(1)))
+    @property
+    def count(self) -> Any:
+        """Number of its tiles."""
+        return self.end - self.begin
 
 
 @cute.jit
-def tile_after(tile: Int32, count: Int32) -> Int32:
-    """The tile after `tile`, going round."""
+def locate_item(ctx: Context, number: Int32) -> Item:
+    """The work item of that number."""
+    group, part = Int32(number), Int32(-1)
+    begin, share, parts = Int32(0), Int32(1), Int32(1)
+    if cutlass.const_expr(not ctx.plan.ordered):
+        if number >= ctx.whole:
+            part = number - ctx.whole
+            group, parts = ctx.whole + part // ctx.parts, Int32(ctx.parts)
+            begin = part % ctx.parts
+            share = begin + 1
+    tiles = (ctx.lists.counts[group] + (TILE_KEYS - 1)) // TILE_KEYS
+    begin, end = begin * tiles // parts, share * tiles // parts
+    first = begin + ctx.cta * ctx.spread % cutlass.max(end - begin, Int32(1))
+    return Item(group, part, begin, end, first)
+
+
+@cute.jit
+def tile_after(item: Item, tile: Int32) -> Int32:
+    """The item's tile after `tile`, going round."""
     tile += 1
-    if tile >= count:
-        tile = Int32(0)
+    if tile >= item.end:
+        tile = item.begin
     return tile
 
 
@@ -112,13 +133,13 @@ class Loader(NamedTuple):
 
 
 @cute.jit
-def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> None:
-    """Copy this thread's part of an item's Q; zeros of a query without a gradient, or past the
+def copy_q(role: Loader, group: Int32, to: Int32, unit: Int32, own: Int32) -> None:
+    """Copy this thread's part of a group's Q; zeros of a query without a gradient, or past the
     last."""
     ctx = role.ctx
     plan = ctx.plan
-    present = ctx.lists.present[item]
-    first = Int64(item) * (plan.blocks * ROWS) + own
+    present = ctx.lists.present[group]
+    first = Int64(group) * plan.rows + own
     source = role.q.iterator + (first * INDEX_HEAD_DIM + unit * (COPY_BYTES // BF16))
     for block in cutlass.range_constexpr(plan.blocks):
         for turn in cutlass.range_constexpr(TURNS):
@@ -134,7 +155,7 @@ def copy_q(role: Loader, item: Int32, to: Int32, unit: Int32, own: Int32) -> Non
 
 
 @cute.jit
-def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
+def copy_places(ctx: Context, group: Int32, tile: Int32, stage: Int32) -> None:
     """Copy this thread's part of a tile's numbers and gradients."""
     plan = ctx.plan
     first = tile * TILE_KEYS
@@ -143,20 +164,26 @@ def copy_places(ctx: Context, item: Int32, tile: Int32, stage: Int32) -> None:
     for turn in cutlass.range_constexpr(-(-units // WARPGROUP_SIZE)):
         unit = turn * WARPGROUP_SIZE + ctx.thread
         if unit < units:
-            line = Int64(item) * plan.queries + unit // ROW_UNITS
+            line = Int64(group) * plan.queries + unit // ROW_UNITS
             place = first + unit % ROW_UNITS * (COPY_BYTES // FP32)
             gradients = ctx.lists.gradients
             at = gradients.iterator + (line * gradients.shape[1] + place)
             copy_units(to + unit * COPY_BYTES, at, Int32(0), [(0, 0)])
     if ctx.thread < ROW_UNITS:
         rows = ctx.memory.rows.address() + stage * (TILE_KEYS * FP32) + ctx.thread * COPY_BYTES
-        of_tile = ctx.rows_of(item) + (first + ctx.thread * (COPY_BYTES // FP32))
+        of_tile = ctx.rows_of(group) + (first + ctx.thread * (COPY_BYTES // FP32))
         copy_units(rows, of_tile, Int32(0), [(0, 0)])
 
 
 @cute.jit
 def copy_tile(
-    role: Loader, rows: list[Int32], item: Int32, tile: Int32, number: Int32, to: Int32, unit: Int32
+    role: Loader,
+    rows: list[Int32],
+    group: Int32,
+    tile: Int32,
+    number: Int32,
+    to: Int32,
+    unit: Int32,
 ) -> None:
     """Copy this thread's part of the CTA's tile of that number.
 
@@ -177,7 +204,7 @@ def copy_tile(
         at = turn * ROWS_AT_ONCE * ROW_BYTES
         places = [(at + chunk * CHUNK_BYTES, chunk * ROW_BYTES) for chunk in range(CHUNKS)]
         copy_units(keys, source, rows[turn], places)
-    copy_places(ctx, item, tile, state.stage)
+    copy_places(ctx, group, tile, state.stage)
     arrive_when_copied(ring.full.at(state.stage))
 
 
@@ -195,21 +222,21 @@ def load_all(role: Loader) -> None:
     unit, own = ctx.thread % UNITS, ctx.thread // UNITS
     place = swizzled_128(own, unit)
     number, items = Int32(0), Int32(0)
-    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        tiles = tiles_of(ctx, item)
-        tile = tiles.first
-        line = ctx.rows_of(item) + own
-        if tiles.count > 0:
+    for index in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        item = locate_item(ctx, index)
+        tile = item.first
+        line = ctx.rows_of(item.group) + own
+        if item.count > 0:
             # q_free: every product with the Q of the item before is done.
             ctx.memory.q_free.wait_round(items - 1)
-            copy_q(role, item, ctx.memory.q.address() + place, unit, own)
+            copy_q(role, item.group, ctx.memory.q.address() + place, unit, own)
             items += 1
         rows = read_rows(line, tile)
-        for _ in cutlass.range(tiles.count, unroll=1):
+        for _ in cutlass.range(item.count, unroll=1):
             # The next tile's numbers come while this tile's stage becomes free.
-            ahead_tile = tile_after(tile, tiles.count)
+            ahead_tile = tile_after(item, tile)
             ahead = read_rows(line, ahead_tile)
-            copy_tile(role, rows, item, tile, number, ctx.memory.k.address() + place, unit)
+            copy_tile(role, rows, item.group, tile, number, ctx.memory.k.address() + place, unit)
             rows = ahead
             tile = ahead_tile
             number += 1

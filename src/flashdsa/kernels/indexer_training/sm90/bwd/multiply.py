@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS, THREAD_ROWS
-from flashdsa.dsl.gmem import add4_if, store4_if
+from flashdsa.dsl.gmem import add4_if, store2, store4_if
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import RingConsumer, arrive_warp
 from flashdsa.dsl.smem import shared_pointer
@@ -28,7 +28,13 @@ from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.indexer_training.sm90.bwd.load import Context, tile_after, tiles_of
+from flashdsa.kernels.indexer_training.sm90.bwd.load import (
+    Context,
+    Item,
+    locate_item,
+    tile_after,
+)
+from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
     BF16,
     BLOCK_BYTES,
@@ -231,6 +237,7 @@ class Multiplier(NamedTuple):
     dq: cute.Tensor  # (S * H, 128) bf16
     dk: cute.Tensor  # (S_kv, 128) fp32; ordered: (groups * capacity, 128)
     dw: cute.Tensor  # (S * H,) fp32
+    of_parts: Parts
 
     @property
     def first_block(self) -> Any:
@@ -279,26 +286,26 @@ def wait_for_tile(ctx: Context, number: Int32) -> Int32:
 
 
 @cute.jit
-def first_row(role: Multiplier, item: Int32, block: cutlass.Constexpr) -> Int32:
-    """This thread's first row in an own block of the item, counted from the item's first row."""
+def first_row(role: Multiplier, block: cutlass.Constexpr) -> Int32:
+    """This thread's first row in an own block, counted from the group's first row."""
     ctx = role.ctx
     own = ctx.thread // WARP_SIZE * MMA_ROWS + ctx.thread % WARP_SIZE // 4
     return (role.first_block + block) * ROWS + own
 
 
 @cute.jit
-def read_weights(role: Multiplier, item: Int32) -> list[Float32]:
+def read_weights(role: Multiplier, group: Int32) -> list[Float32]:
     """Weights of this thread's rows; 0 of a query that has no gradient, or is past the last."""
     ctx = role.ctx
     plan = ctx.plan
-    present = ctx.lists.present[item]
+    present = ctx.lists.present[group]
     weights = []
     for block in cutlass.range_constexpr(plan.own_blocks):
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            row = first_row(role, item, block) + 8 * h
+            row = first_row(role, block) + 8 * h
             weight = Float32(0.0)
             if (present >> (row // plan.num_heads)) & 1 == 1:
-                at = Int64(item) * (plan.blocks * ROWS) + row
+                at = Int64(group) * plan.rows + row
                 weight = (role.weights.iterator + at).load()
             weights.append(weight)
     return weights
@@ -389,32 +396,41 @@ def multiply_tile(
 
 
 @cute.jit
-def store_item(role: Multiplier, own: Own, item: Int32) -> None:
-    """Write dQ and dW of this warpgroup's blocks. Rows past the last one are not written."""
+def store_item(role: Multiplier, own: Own, item: Item) -> None:
+    """Write dQ and dW of this warpgroup's blocks, of a part to its rows. Rows past the last one are
+    not written."""
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
-    first = Int64(item) * (ctx.plan.blocks * ROWS)
+    first = Int64(item.group) * ctx.plan.rows
+    of_part = Int64(item.part) * ctx.plan.rows
     for block in cutlass.range_constexpr(ctx.plan.own_blocks):
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            row = first + first_row(role, item, block) + 8 * h
+            row = first_row(role, block) + 8 * h
             total = neighbours_sum(own.sums[THREAD_ROWS * block + h], 4)
-            if row < role.dq.shape[0]:
-                at = role.dq.iterator + (row * INDEX_HEAD_DIM + lane % 4 * 2)
+            if item.part >= 0:
+                at = role.of_parts.dq.iterator + ((of_part + row) * INDEX_HEAD_DIM + lane % 4 * 2)
+                for eight in cutlass.range_constexpr(INDEX_HEAD_DIM // 8):
+                    two = [own.dq[block][4 * eight + 2 * h + i].bitcast(Int32) for i in range(2)]
+                    store2(at + 8 * eight, *two)
+                if lane % 4 == 0:
+                    (role.of_parts.dw.iterator + (of_part + row)).store(total)
+            elif first + row < role.dq.shape[0]:
+                at = role.dq.iterator + ((first + row) * INDEX_HEAD_DIM + lane % 4 * 2)
                 to = cute.recast_ptr(at, dtype=Int32)
                 for eight in cutlass.range_constexpr(INDEX_HEAD_DIM // 8):
                     values = [own.dq[block][4 * eight + 2 * h + i] for i in range(2)]
                     (to + 4 * eight).store(pack_bf16(*values))
                 if lane % 4 == 0:
-                    (role.dw.iterator + row).store(total)
+                    (role.dw.iterator + (first + row)).store(total)
 
 
 @cute.jit
-def place_of_dk(role: Multiplier, item: Int32, tile: Int32) -> cute.Pointer:
+def place_of_dk(role: Multiplier, group: Int32, tile: Int32) -> cute.Pointer:
     """First of this warpgroup's dims in row 0 of dK; ordered: in the row of the tile's first
     key."""
     to = role.dk.iterator + role.half * CHUNK
     if cutlass.const_expr(role.ctx.plan.ordered):
-        line = Int64(item) * role.ctx.lists.rows.shape[1]
+        line = Int64(group) * role.ctx.lists.rows.shape[1]
         to = to + (line + tile * TILE_KEYS) * INDEX_HEAD_DIM
     return to
 
@@ -428,24 +444,25 @@ def multiply_all(role: Multiplier) -> None:
     dq = [cute.make_rmem_tensor(OF_DQ, Float32) for _ in range(own_blocks)]
     sums = cute.make_rmem_tensor(THREAD_ROWS * own_blocks, Float32)
     number, items = Int32(0), Int32(0)
-    for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-        tiles = tiles_of(ctx, item)
-        own = Own(dq, sums, read_weights(role, item))
+    for index in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        item = locate_item(ctx, index)
+        own = Own(dq, sums, read_weights(role, item.group))
         for acc in dq:
             clear(acc, OF_DQ)
         clear(sums, THREAD_ROWS * own_blocks)
-        if tiles.count > 0:
+        if item.count > 0:
             # q_full: threads have copied Q; the fence shows it to wgmma.
             ctx.memory.q_full.wait_round(items)
             cute.arch.fence_proxy("async.shared", space="cta")
             items += 1
             start_item(role, own, accs, number)
-            tile = tiles.first
-            for _ in cutlass.range(tiles.count - 1, unroll=1):
-                multiply_tile(role, own, accs, place_of_dk(role, item, tile), number, False)
-                tile = tile_after(tile, tiles.count)
+            tile = item.first
+            for _ in cutlass.range(item.count - 1, unroll=1):
+                to = place_of_dk(role, item.group, tile)
+                multiply_tile(role, own, accs, to, number, False)
+                tile = tile_after(item, tile)
                 number += 1
-            multiply_tile(role, own, accs, place_of_dk(role, item, tile), number, True)
+            multiply_tile(role, own, accs, place_of_dk(role, item.group, tile), number, True)
             number += 1
             arrive_warp(ctx.memory.q_free, 0, ctx.thread)
         store_item(role, own, item)

@@ -41,6 +41,11 @@ LIST_THREADS = {2: 512, 4: 512, 8: 1024}
 hide each other's waits."""
 MOST_SAMPLES = 128
 """Groups by which the larger ones are chosen."""
+MOST_PARTS = 264
+"""Most parts of the groups of a last round: two for each SM of an H200."""
+MOST_PARTS_OF_GROUP = 8
+PART_TILES = 3
+"""Time that a part takes besides its tiles, in tiles."""
 CHOICE_WORDS = 4
 """Words of the scratch before the samples and the lists: one number, and room to align them."""
 
@@ -129,11 +134,23 @@ class BwdPlan(Sm90Plan):
         """Bytes of a group: numbers of its keys, their gradients, two counts."""
         return FP32 * (self.capacity(topk) * (1 + self.queries) + 2)
 
+    @property
+    def rows(self) -> int:
+        """(query, head) rows of a group."""
+        return self.blocks * ROWS
+
+    def parts_at(self, groups: Any, topk: Any) -> Any:
+        """Index of the parts' dQ in the scratch, a multiple of 4, behind the choice and the lists;
+        int or Int32."""
+        of_groups = groups * (self.capacity(topk) * (1 + self.queries) + 2)
+        return (CHOICE_WORDS + 2 * MOST_SAMPLES + of_groups + 3) // 4 * 4
+
     def scratch_words(self, num_queries: int, topk: int) -> int:
-        """Words that a launch for `num_queries` queries needs: its choice and the lists. The
-        smaller groups' lists overlay the larger ones' and need less."""
+        """Words that a launch for `num_queries` queries needs: its choice, the lists and the parts.
+        The smaller groups' overlay the larger ones' and need less."""
         groups = -(-num_queries // self.queries)
-        return CHOICE_WORDS + 2 * MOST_SAMPLES + groups * self.list_bytes(topk) // FP32
+        parts = 0 if self.ordered else min(MOST_PARTS_OF_GROUP * groups, MOST_PARTS)
+        return self.parts_at(groups, topk) + parts * self.rows * (INDEX_HEAD_DIM + 1)
 
     def lists_in(self, scratch: Any, groups: int, topk: int) -> tuple[Any, Any]:
         """Views of a launch's scratch, a torch tensor: the lists' keys (groups, capacity) and the
