@@ -203,7 +203,7 @@ def test_torch_compile_takes_the_operation_whole() -> None:
 
 
 FIRST_CALL = """
-import sys, time, torch, flashdsa
+import sys, torch, flashdsa
 from flashdsa.jit.loader import installed_object
 if not installed_object("sm90").exists():
     sys.exit("skip")
@@ -211,22 +211,17 @@ from tests.kernels.indexer.exact_inputs import make_inputs
 inputs = make_inputs([5000, 300]).to("cuda")
 ids = inputs.output(2048)
 flashdsa.dsa_topk_indexer  # importing the package is not the call
-torch.cuda.synchronize()
-start = time.perf_counter()
 flashdsa.dsa_topk_indexer(*inputs, ids)
 torch.cuda.synchronize()
-print(time.perf_counter() - start, "cutlass" in sys.modules)
+print("cutlass" in sys.modules)
 """
 
 
-def test_the_first_call_does_not_stall_where_the_object_is_installed() -> None:
+def test_the_first_call_needs_no_compiler_where_the_object_is_installed() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, check=False
     )
     if done.stderr.strip() == "skip":
         pytest.skip("no _kernels/sm90.so: make kernels")
     assert done.returncode == 0, done.stderr
-    seconds, with_compiler = done.stdout.split()
-    # 0.22 s on a slow host with cold files; compiling takes seconds.
-    assert float(seconds) < 0.5
-    assert with_compiler == "False"
+    assert done.stdout.strip() == "False"
