@@ -52,7 +52,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     wait_for_extent,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts, staged_rows
-from flashdsa.kernels.attention.sm90.decode.shared.gather import load_or_zero
+from flashdsa.kernels.attention.sm90.decode.shared.gather import load_or
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CTA_STATISTICS_BYTES,
     GROUP_BYTES,
@@ -206,12 +206,10 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     words: list[Any] = []
     for i in cutlass.range_constexpr(pairs):
         of_pair = source + (number + i * threads) * PAIR
-        words += load_or_zero(of_pair, present, 0, 4) + load_or_zero(
-            of_pair, present, UNIT * BF16, 4
-        )
+        words += load_or(of_pair, present, 0, 4) + load_or(of_pair, present, UNIT * BF16, 4)
     rope: list[Any] = []
     if cutlass.const_expr(rope_units > 0):
-        rope = load_or_zero(source + (tile.d_v + number % rope_units * UNIT), present, 0, 4)
+        rope = load_or(source + (tile.d_v + number % rope_units * UNIT), present, 0, 4)
     power = power_of_row(words, threads)
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)

@@ -45,7 +45,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     find_extent,
     last_slots,
-    load_or_zero,
+    load_or,
     of_extra,
     pages_of,
     read_slots,
@@ -219,10 +219,9 @@ def load_words_of_scales(role: Gatherer, row: Int32, slot: Int32, lane: Int32) -
     """Load a lane's words of the scales of a row."""
     form, words = role.form, words_of_scales(role.form)
     address = scales_address(role, row, pages_of(role, slot)) + lane % 2 * (4 * words)
-    found = load_or_zero(address, row, 0 if form.split else form.scales_at, words)
-    if cutlass.const_expr(form.scale == "e8m0"):
-        # No power is missing in those of a slot without a row: see `Factors.small`.
-        found = [word if row >= 0 else Int32(ONES) for word in found]
+    # No power is missing in those of a slot without a row: see `Factors.small`.
+    otherwise = ONES if form.scale == "e8m0" else 0
+    found = load_or(address, row, 0 if form.split else form.scales_at, words, otherwise)
     more = role.ctx.plan.scale_words - words
     return found + [Int32(0)] * more
 

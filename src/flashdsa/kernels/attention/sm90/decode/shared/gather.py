@@ -116,6 +116,11 @@ class Pages(NamedTuple):
     stride: Int64  # bytes from a page to the next one
     rows: Int32  # of a page
 
+    @property
+    def rows_log2(self) -> Any:
+        """Rounded down."""
+        return Int32(31) - Int32(cute.arch.clz(self.rows))
+
 
 @cute.jit
 def pages_of(role: Gatherer, slot: Int32) -> Any:
@@ -130,12 +135,22 @@ def pages_of(role: Gatherer, slot: Int32) -> Any:
     return Pages(first, stride, rows)
 
 
+@cute.jit
+def page_of(pages: Pages, row: Int32) -> Int32:
+    """The page of a row. Rows of a page are a power of two almost always: a division takes twenty
+    instructions."""
+    page = row >> pages.rows_log2
+    if pages.rows & (pages.rows - 1) != 0:
+        page = row // pages.rows
+    return page
+
+
 def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
     """Address of a packed row's data; meaningless if the row is negative."""
     form = role.form
     if pages is None:
         return role.kv.iterator + Int64(row) * form.row_bytes
-    page = row // pages.rows
+    page = page_of(pages, row)
     number = row - page * pages.rows
     at = number * (form.data_bytes if form.split else form.row_bytes)
     return pages.first + (Int64(page) * pages.stride + at)
@@ -146,23 +161,24 @@ def scales_address(role: Gatherer, row: Any, pages: Any) -> Any:
     form = role.form
     if not form.split:
         return row_address(role, row, pages)
-    page = row // pages.rows
+    page = page_of(pages, row)
     number = row - page * pages.rows
     at = pages.rows * form.data_bytes + number * form.scale_bytes
     return pages.first + (Int64(page) * pages.stride + at)
 
 
-def load_or_zero(address: Any, row: Any, offset: int, words: int) -> list[Any]:
-    """Load 1, 2 or 4 words `offset` bytes after an address of device memory; 0 for a negative row.
+def load_or(address: Any, row: Any, offset: int, words: int, otherwise: int = 0) -> list[Any]:
+    """Load 1, 2 or 4 words `offset` bytes after an address of device memory; `otherwise` for a
+    negative row.
 
     The first-level cache has no room: rows are read once.
     """
     results = ", ".join(f"{{$w{i}}}" for i in range(words))
     form = f"v{words}.b32 {{{results}}}" if words > 1 else f"b32 {results}"
-    zeros = "".join(f"mov.b32 {{$w{i}}}, 0; " for i in range(words))
+    others = "".join(f"mov.b32 {{$w{i}}}, {otherwise}; " for i in range(words))
     loaded = cute.arch.inline_ptx(
         "{ .reg .pred valid; setp.ge.s32 valid, {$r1}, 0; "
-        + zeros
+        + others
         + f"@valid ld.global.nc.L1::no_allocate.L2::128B.{form}, "
         f"[{{$r0}} + {offset}]; }}",
         write_only_types=[Int32] * words,
