@@ -136,13 +136,13 @@ def pages_of(role: Gatherer, slot: Int32) -> Any:
 
 
 @cute.jit
-def page_of(pages: Pages, row: Int32) -> Int32:
-    """The page of a row. Rows of a page are a power of two almost always: a division takes twenty
-    instructions."""
+def place_of(pages: Pages, row: Int32) -> tuple[Int32, Int32]:
+    """The page of a row, and the row's number in it. Rows of a page are a power of two almost
+    always: a division takes twenty instructions."""
     page = row >> pages.rows_log2
     if pages.rows & (pages.rows - 1) != 0:
         page = row // pages.rows
-    return page
+    return page, row - page * pages.rows
 
 
 def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
@@ -150,8 +150,7 @@ def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
     form = role.form
     if pages is None:
         return role.kv.iterator + Int64(row) * form.row_bytes
-    page = page_of(pages, row)
-    number = row - page * pages.rows
+    page, number = place_of(pages, row)
     at = number * (form.data_bytes if form.split else form.row_bytes)
     return pages.first + (Int64(page) * pages.stride + at)
 
@@ -161,8 +160,7 @@ def scales_address(role: Gatherer, row: Any, pages: Any) -> Any:
     form = role.form
     if not form.split:
         return row_address(role, row, pages)
-    page = page_of(pages, row)
-    number = row - page * pages.rows
+    page, number = place_of(pages, row)
     at = pages.rows * form.data_bytes + number * form.scale_bytes
     return pages.first + (Int64(page) * pages.stride + at)
 
