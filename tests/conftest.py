@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import Any
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
@@ -33,19 +32,6 @@ settings.load_profile("flashdsa")
 # Compilations make objects by the million, and a process keeps those of dozens of kernels: by
 # Python's own thresholds all of them, seconds' work, are looked through again and again.
 gc.set_threshold(20_000, 20, 20)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Have the collector pass over compiled kernels in tests of other things, which run after those
-    of kernels: it took ten times as long as they."""
-    if _is_of_kernels(item) and not (nextitem and _is_of_kernels(nextitem)):
-        gc.collect()
-        gc.freeze()
-
-
-def _is_of_kernels(item: pytest.Item) -> bool:
-    return (Path(__file__).parent / "kernels") in item.path.parents
 
 
 HAS_GPU = torch.cuda.is_available()

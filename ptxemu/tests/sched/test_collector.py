@@ -8,16 +8,6 @@ import pytest
 from ptxemu.sched.collector import THRESHOLDS, rare_collections
 
 
-@pytest.fixture(autouse=True)
-def nothing_frozen():
-    """Other tests of the process may have frozen what they left."""
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
-    yield
-    if frozen:
-        gc.freeze()
-
-
 def test_thresholds_and_generations_come_back():
     before, frozen = gc.get_threshold(), gc.get_freeze_count()  # Python 3.12 freezes some itself
     with rare_collections():
