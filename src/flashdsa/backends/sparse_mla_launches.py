@@ -240,7 +240,7 @@ class Form(NamedTuple):
             runner.allocator(num_queries, dtype=torch.int32),
             lambda: main_slots,
         ]
-        order = [runner.allocator(groups, 2, dtype=torch.int32)]
+        order = [runner.allocator(groups, 4, dtype=torch.int32)]
         in_groups = of_groups + of_both * self.joined
         return in_groups * (self.group > 1) + order * self.drawn
 

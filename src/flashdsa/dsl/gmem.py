@@ -43,11 +43,12 @@ def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
     )
 
 
-def load_if(taken: Int32, pointer: Any) -> Int32:
-    """Load a word if `taken` is not 0, else return 0; by a predicate and no branch."""
+def load_if(taken: Int32, pointer: Any, kind: str = "b32") -> Int32:
+    """Load a word, or a number of another kind, if `taken` is not 0, else return 0; by a predicate
+    and no branch."""
     return cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
-        "@p ld.global.b32 {$w0}, [{$r1}]; }",
+        f"@p ld.global.{kind} {{$w0}}, [{{$r1}}]; }}",
         write_only_types=[Int32],
         read_only_args=[taken, pointer],
     )
@@ -68,6 +69,16 @@ def load2(pointer: Any) -> tuple[Int32, Int32]:
     return cute.arch.inline_ptx(
         "ld.global.cg.v2.b32 {{$w0}, {$w1}}, [{$r0}];",
         write_only_types=[Int32, Int32],
+        read_only_args=[pointer],
+    )
+
+
+@cute.jit
+def load4(pointer: Any) -> tuple[Int32, Int32, Int32, Int32]:
+    """Load four neighbouring words that other SMs wrote, past the first-level cache."""
+    return cute.arch.inline_ptx(
+        "ld.global.cg.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[Int32, Int32, Int32, Int32],
         read_only_args=[pointer],
     )
 

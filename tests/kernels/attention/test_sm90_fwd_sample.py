@@ -45,20 +45,21 @@ def sample(
 
 
 def ratio_of(indices: Tensor, lengths: Tensor, num_keys: int, group: int) -> float:
-    """Rows that groups name, as a multiple of what a query of them names."""
+    """Rows that groups name, as a multiple of a query's slots."""
     every = -(-num_keys // (WORDS * WORD_BITS))
     groups = -(-len(indices) // group)
     samples = min(groups, SAMPLES)
     rows = slots = 0
     for number in range(samples):
         first = number * groups // samples * group
-        named = [
-            row
+        listed = [
+            (slot, row)
             for query in range(first, min(first + group, len(indices)))
-            for row in indices[query, : int(lengths[query])].tolist()
-            if 0 <= row < num_keys and row // BLOCK % every == 0
+            for slot, row in enumerate(indices[query, : int(lengths[query])].tolist())
         ]
-        rows, slots = rows + len(set(named)), slots + len(named)
+        valid = [row for _, row in listed if 0 <= row < num_keys and row // BLOCK % every == 0]
+        others = [slot for slot, row in listed if not 0 <= row < num_keys and slot % every == 0]
+        rows, slots = rows + len(set(valid)), slots + len(valid) + len(others)
     assert slots > 0
     return rows * group / slots
 

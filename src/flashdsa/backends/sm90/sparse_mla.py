@@ -20,21 +20,29 @@ from flashdsa.backends.sparse_mla_launches import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
+from flashdsa.kernels.attention.sm90.fwd.plan import (
+    GROUPS,
+    ITEM_US,
+    STEP_US,
+    UNION_BIT_US,
+    FwdPlan,
+)
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
-ITEM_US, STEP_US = 3.85, 3.67
-"""Measured times of an item, and of each of its steps, on an H200."""
-UNION_BIT_US = 2.8e-5
-"""Time of a group's union for each bit, a row and query: 13 to 50 ps were measured."""
+LISTS_US = 10.0
+"""Time of the kernels that groups have besides, without passing over bits."""
+MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, 1.6
+"""Groups are taken without a sample if their lists take at most so much of the time of queries one by
+one, and all together, if queries had nothing in common, at most so much of it."""
 LEAST_SAMPLED_US = 400
 """Estimated time of a call from which on groups are sampled; that costs 10."""
 MOST_SAMPLED_KEYS = 1 << 16
 """Rows up to which they are: queries one by one wait longer for rows outside the second-level cache
-(131,072 random rows, 32 heads: 2.9 ms, in groups 2.6)."""
+(131,072 random rows, 32 heads: 2.9 ms, in groups 2.6). Beyond, if their lists take so much time that
+they are not taken without."""
 
 
 def choose(
@@ -56,10 +64,10 @@ def choose(
     num_queries, num_heads, d_qk = operands.q.shape
     tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
-    group = group_for(num_queries, num_heads, topk, operands.kv.shape[0], runner.num_sms)
-    plan = plan_for(group, num_queries, num_heads, runner.num_sms, max_logits, tile, varied=varied)
-    sampled = operands.kv.shape[0] <= MOST_SAMPLED_KEYS
-    if group > 1 and sampled and is_long(num_queries, topk, runner.num_sms):
+    groups = groups_for(num_queries, num_heads, topk, operands.kv.shape[0], runner.num_sms)
+    group, num_sms = groups[0], runner.num_sms
+    plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
+    if len(groups) > 1:
         return bind_either(runner, plan, operands, sm_scale)
     tiles = sparse_mla_decode.tiles_of(topk)
     deals = sparse_mla_decode.beats_the_forward
@@ -85,18 +93,15 @@ def choose_joined(
         return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
     topk, sources = sum(slots_of(operands, index_block)), (operands.kv, operands.extra_kv)
     num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
-    group = group_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
-    if num_queries > queries_at_a_time(group, topk) or num_keys > INT32_MAX:
-        group = 1
+    groups = groups_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
+    if num_queries > queries_at_a_time(groups[0], topk) or num_keys > INT32_MAX:
+        groups = (1,)
     tile = Tile(operands.q.shape[2])
-    if group == 1 and not max_logits and not tile.has_rope:
+    if groups == (1,) and not max_logits and not tile.has_rope:
         tiles = sparse_mla_decode.joined_tiles(operands, index_block)
         if sparse_mla_decode.beats_the_forward(runner, num_queries, num_heads, tiles):
             plan = DealtPlan(joined=True, tile=tile)
             return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
-    groups: tuple[int, ...] = (group,)
-    if group > 1 and num_keys <= MOST_SAMPLED_KEYS and is_long(num_queries, topk, runner.num_sms):
-        groups = group, 1
     return bind_joined(runner, operands, sm_scale, index_block, groups)
 
 
@@ -144,19 +149,26 @@ bind = partial(sparse_mla_launches.bind, choose)
 bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
-def group_for(num_queries: int, num_heads: int, topk: int, num_keys: int, num_sms: int) -> int:
-    """Choose groups of queries if few heads would leave rows of the MMAs empty.
+def groups_for(
+    num_queries: int, num_heads: int, topk: int, num_keys: int, num_sms: int
+) -> tuple[int, ...]:
+    """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of two
+    numbers a sample chooses.
 
-    A group's list is at most `group` times as long as a query's, and a CTA takes it alone: with
-    that many queries groups are never slower, whatever they have in common, but for the unions. A
-    union passes over bits of all rows: it may take half of what groups can save.
+    A group's list is at most `group` times as long as a query's. Making it takes time by the bits of
+    all rows.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
-    if group not in GROUPS or num_queries <= (group - 1) * num_sms:
-        return 1
-    saved = time_of_items(num_queries - num_queries / group, topk)
-    unions = num_queries * num_keys * UNION_BIT_US
-    return group if unions < saved / 2 else 1
+    if group not in GROUPS[1:]:
+        return (1,)
+    alone = time_of_rounds(num_queries, topk, num_sms)
+    apart = time_of_rounds(-(-num_queries // group), group * topk, num_sms)
+    lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
+    pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS * alone
+    is_sampled = num_keys <= MOST_SAMPLED_KEYS or MOST_OF_LISTS * alone < lists < alone / 2
+    if alone > LEAST_SAMPLED_US and is_sampled:
+        return group, 1
+    return (group,) if pays else (1,)
 
 
 def plan_for(
@@ -197,14 +209,9 @@ def _plan(group: int, max_logits: bool, drawn: bool, tile: Tile) -> FwdPlan:
     return FwdPlan(group, max_logits, drawn, tile=tile)
 
 
-def is_long(num_queries: int, topk: int, num_sms: int) -> bool:
-    """Whether queries of an item each take so long that a sample of the groups costs little."""
-    return time_of_items(-(-num_queries // num_sms), topk) > LEAST_SAMPLED_US
-
-
-def time_of_items(items: float, topk: int) -> float:
-    """Microseconds of a CTA for so many items of one query."""
-    return items * (ITEM_US + STEP_US * -(-topk // Tile().step_keys))
+def time_of_rounds(items: int, slots: int, num_sms: int) -> float:
+    """Microseconds of items of so many slots each, one a CTA at a time."""
+    return -(-items // num_sms) * (ITEM_US + STEP_US * -(-slots // Tile().step_keys))
 
 
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:

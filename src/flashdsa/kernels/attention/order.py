@@ -7,7 +7,7 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass.memory import SmemAllocator
 
-from flashdsa.dsl.gmem import store2
+from flashdsa.dsl.gmem import store4
 from flashdsa.kernels.attention.choice import is_taken
 
 THREADS = 128
@@ -18,12 +18,12 @@ TILE = 128
 
 
 @cute.jit
-def count_slots(num_slots: cute.Tensor, number: Int32, most: Int32) -> Int32:
-    """Slots of a list that may be valid."""
+def count_slots(num_slots: cute.Tensor, number: Int32, most: Int32) -> tuple[Int32, Int32]:
+    """Slots of a list that may be valid, and those of its main list, which are the same."""
     count = most
     if num_slots.shape[0] > 0:
         count = cutlass.min(cutlass.max(num_slots[number], Int32(0)), most)
-    return count
+    return count, count
 
 
 def key_of(slots: Any, place: Any) -> Any:
@@ -63,12 +63,12 @@ def place_lists(
     keys = cute.make_tensor(pointer, cute.make_layout(MOST_SORTED))
     count = Int32(order.shape[0])
     row = block * THREADS + thread
-    slots, place, first = Int32(0), row, count - num_sorted
+    slots, main, place, first = Int32(0), Int32(0), row, count - num_sorted
     if row < count:
-        slots = count_of(num_slots, row, most)
+        slots, main = count_of(num_slots, row, most)
     if (block + 1) * THREADS > first:
         for other in cutlass.range(thread, num_sorted, THREADS, unroll=1):
-            keys[other] = key_of(count_of(num_slots, first + other, most), other)
+            keys[other] = key_of(count_of(num_slots, first + other, most)[0], other)
         cute.arch.sync_threads()
         if row >= first:
             own = key_of(slots, row - first)
@@ -77,7 +77,7 @@ def place_lists(
                 if keys[other] > own:
                     place += 1
     if row < count:
-        store2(order.iterator + 2 * place, row, slots)
+        store4(order.iterator + 4 * place, [row, slots, main, Int32(0)])
 
 
 @cute.jit
@@ -95,10 +95,11 @@ def launch_order(
 
     Args:
         num_slots: (lists,) int32, or (0,): each list has `most`.
-        order: (lists, 2) int32, written: number and slots of a list, in the order of the draws.
+        order: (lists, 4) int32, written: number of a list, its slots, and those of its main list,
+            in the order of the draws.
         most: of a list. num_sorted: lists at the end that come longest first.
         choice, number: nothing is done if `choice` says another number; see `choice.py`.
-        count: counts the slots of a list by (num_slots, its number, most).
+        count: counts both by (num_slots, number of the list, most).
     """
     lists = Int32(order.shape[0])
     num_sorted = cutlass.min(cutlass.min(num_sorted, Int32(MOST_SORTED)), lists)

@@ -44,8 +44,8 @@ class Asked(NamedTuple):
 def count_rows(
     x: Asked, bits: cute.Tensor, first_query: Int32, group: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """This thread's part of the rows that the group's queries name, and of the slots that name
-    one."""
+    """This thread's part of the rows that the group's queries name, and of their slots: a query that
+    is taken alone passes over those that name no row, too."""
     thread, _, _ = cute.arch.thread_idx()
     rows, slots = Int32(0), Int32(0)
     every = (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)
@@ -54,12 +54,16 @@ def count_rows(
         for slot in cutlass.range(thread, length_of(x, first_query + member), THREADS, unroll=4):
             row = (line + slot).load()
             block = row // BLOCK
-            if row >= 0 and row < x.num_keys and block % every == 0:
+            is_valid = row >= 0 and row < x.num_keys
+            if not is_valid:
+                block = slot
+            if block % every == 0:
+                slots += 1
+            if is_valid and block % every == 0:
                 place = block // every * BLOCK + row % BLOCK
                 bit = Int32(1) << (place % WORD_BITS)
                 word = bits.iterator + place // WORD_BITS
                 old = cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
-                slots += 1
                 if (old & bit) == 0:
                     rows += 1
     return rows, slots

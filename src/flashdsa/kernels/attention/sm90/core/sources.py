@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.dsl.gmem import load_if
 from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 
@@ -70,11 +71,16 @@ def count_slots(source: Source, query: Int32, block_log2: Any) -> Int32:
     return count
 
 
+def split_after(main: Any, keys: int) -> Any:
+    """The first slot of the extra list, after so many of the main one; `keys`: of a tile."""
+    return (main + keys - 1) // keys * keys
+
+
 @cute.jit
 def join_slots(sources: Sources, query: Int32, keys: cutlass.Constexpr) -> JoinedSlots:
     """A query's slots; `keys`: of a tile."""
     main = count_slots(sources.main, query, sources.block_log2)
-    split = (main + keys - 1) // keys * keys
+    split = split_after(main, keys)
     extra = count_slots(sources.extra, query, Int32(0))
     end = main
     if extra > 0:
@@ -83,21 +89,34 @@ def join_slots(sources: Sources, query: Int32, keys: cutlass.Constexpr) -> Joine
 
 
 @cute.jit
-def count_joined(sources: Sources, query: Int32, _: Int32) -> Int32:
-    """Slots of a query over both sources, for the order in which items are drawn."""
-    return join_slots(sources, query, Tile().keys).end
+def count_joined(sources: Sources, query: Int32, _: Int32) -> tuple[Int32, Int32]:
+    """Slots of a query over both sources, and those of its main list, for the order in which items
+    are drawn."""
+    joined = join_slots(sources, query, Tile().keys)
+    return joined.end, joined.main
 
 
 @cute.jit
-def row_of(source: Source, query: Int32, number: Int32, block_log2: Any) -> Int32:
-    """The row that a slot of the list names, negative where it is not valid."""
+def place_of_id(source: Source, query: Int32, number: Int32, block_log2: Any) -> Any:
+    """Pointer to what a slot of the list is found by: its id, or the range's first row."""
+    at = Int64(query) * source.slots.shape[1]
+    if source.ends.shape[0] == 0:
+        at += number >> block_log2
+    return source.slots.iterator + at
+
+
+@cute.jit
+def row_of(source: Source, found: Int32, number: Int32, block_log2: Any) -> Int32:
+    """The row that a slot of the list names, negative where it is not valid.
+
+    Args:
+        found: what lies at `place_of_id`.
+    """
     count = Int32(num_rows(source.kv))
-    row = Int32(-1)
+    row = found
     if source.ends.shape[0] > 0:
-        row = cutlass.max((source.slots.iterator + query).load(), Int32(0)) + number
+        row = cutlass.max(found, Int32(0)) + number
     else:
-        at = Int64(query) * source.slots.shape[1] + (number >> block_log2)
-        row = (source.slots.iterator + at).load()
         # An id whose first row does not exist may be too large to be multiplied.
         if row > (count - 1) >> block_log2:
             row = Int32(-1)
@@ -108,14 +127,37 @@ def row_of(source: Source, query: Int32, number: Int32, block_log2: Any) -> Int3
     return row
 
 
+def read_row(source: Source, query: Int32, number: Int32, block_log2: Any) -> Any:
+    """The row that a slot below the list's number names, negative where it is not valid."""
+    found = place_of_id(source, query, number, block_log2).load()
+    return row_of(source, found, number, block_log2)
+
+
 @cute.jit
-def read_joined(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32) -> Int32:
-    """The row of its source that a slot names, negative where it is not valid."""
+def ask_slot(
+    sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32, exists: Any
+) -> Int32:
+    """Load what a slot is found by, if it exists; nobody waits for it before `row_of_slot`."""
+    is_extra = slot >= slots.split
+    pointer = place_of_id(sources.main, query, slot, sources.block_log2)
+    if is_extra:
+        pointer = place_of_id(sources.extra, query, slot - slots.split, Int32(0))
+    is_listed = (slot < slots.main) | (is_extra & (slot < slots.end))
+    return load_if(Int32(exists & is_listed), pointer)
+
+
+@cute.jit
+def row_of_slot(sources: Sources, slots: JoinedSlots, slot: Int32, found: Int32) -> Int32:
+    """The row of its source that a slot names, negative where it is not valid.
+
+    Args:
+        found: by `ask_slot`.
+    """
     row = Int32(-1)
     if slot < slots.main:
-        row = row_of(sources.main, query, slot, sources.block_log2)
+        row = row_of(sources.main, found, slot, sources.block_log2)
     if slot >= slots.split and slot < slots.end:
-        row = row_of(sources.extra, query, slot - slots.split, Int32(0))
+        row = row_of(sources.extra, found, slot - slots.split, Int32(0))
     return row
 
 

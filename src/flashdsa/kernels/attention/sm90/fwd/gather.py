@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.dsl.gmem import load_if
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import (
     acquire,
@@ -22,11 +23,13 @@ from flashdsa.kernels.attention.sm90.core.gather import (
 )
 from flashdsa.kernels.attention.sm90.core.sources import (
     JoinedSlots,
+    ask_slot,
     end_of,
     join_slots,
-    read_joined,
+    row_of_slot,
     rows_of_tile,
     source_of_row,
+    split_after,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
     HALF_STEP,
@@ -36,7 +39,13 @@ from flashdsa.kernels.attention.sm90.core.tile import (
     TILES,
 )
 from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.draws import draw_place, item_at, publish, read_drawn
+from flashdsa.kernels.attention.sm90.fwd.draws import (
+    Drawn,
+    draw_place,
+    item_at,
+    publish,
+    read_drawn,
+)
 
 
 class Gatherer(NamedTuple):
@@ -71,7 +80,7 @@ class Cursor(NamedTuple):
 class Slots(NamedTuple):
     """This lane's slots of a step: lane, lane + 32, ..."""
 
-    rows: list[Int32]  # of kv; negative: not valid
+    rows: list[Int32]  # of kv, negative: not valid; while they are asked for what names them
     members: list[Int32]  # bits, see Gatherer; [] without groups
 
 
@@ -97,21 +106,23 @@ def join_slots_of(role: Gatherer, item: Int32) -> JoinedSlots:
     return slots
 
 
-def slots_of_drawn(role: Gatherer, item: Int32, slots: Int32) -> Any:
-    """Slots of an item that was drawn with so many; two sources say where they lie."""
-    return join_slots_of(role, item) if role.reads_sources else slots
+def slots_of_drawn(role: Gatherer, drawn: Drawn) -> Any:
+    """Slots of an item that was drawn."""
+    if not role.reads_sources:
+        return drawn.slots
+    split = split_after(drawn.main, role.ctx.plan.tile.keys)
+    return JoinedSlots(drawn.main, split, drawn.slots)
 
 
 @cute.jit
 def first_cursor(role: Gatherer) -> Cursor:
     """The CTA's first step."""
     ctx, item = role.ctx, role.ctx.first_item
+    slots = count_slots(role, item)
     if cutlass.const_expr(role.draws is not None):
-        item, slots = item_at(ctx, role.draws, item)
-        slots = slots_of_drawn(role, item, slots)
         return Cursor(item, item // ctx.blocks, Int32(0), slots, None, Int32(0))
     next_slots = count_slots(role, item + ctx.num_ctas)
-    return Cursor(item, item // ctx.blocks, Int32(0), count_slots(role, item), next_slots, None)
+    return Cursor(item, item // ctx.blocks, Int32(0), slots, next_slots, None)
 
 
 @cute.jit
@@ -128,8 +139,8 @@ def next_cursor(role: Gatherer, cursor: Cursor) -> Cursor:
             next_slots = count_slots(role, item + role.ctx.num_ctas)
         else:
             number += 1
-            item, slots = read_drawn(role.ctx, number)
-            num_slots = slots_of_drawn(role, item, slots)
+            drawn = read_drawn(role.ctx, number)
+            item, num_slots = drawn.item, slots_of_drawn(role, drawn)
             row = item // role.ctx.blocks
             step = Int32(0)
     return Cursor(item, row, step, num_slots, next_slots, number)
@@ -142,33 +153,47 @@ def ends_item(role: Gatherer, cursor: Cursor) -> Boolean:
     return last & (cursor.item < role.ctx.num_items)
 
 
-@cute.jit
-def read_slot(role: Gatherer, cursor: Cursor, slot: Int32) -> tuple[Int32, Int32]:
-    """The kv row that the slot names, negative where it is not valid, and its members."""
-    row, members = Int32(-1), Int32(0)
-    if cutlass.const_expr(role.reads_sources):
-        if cursor.item < role.ctx.num_items:
-            row = read_joined(role.sources, cursor.list, cursor.num_slots, slot)
-    elif slot < cursor.num_slots and cursor.item < role.ctx.num_items:
-        offset = Int64(cursor.list) * role.slots.shape[1] + slot
-        row = (role.slots.iterator + offset).load()
-        # A union has valid rows only, joint ones of two sources.
-        if cutlass.const_expr(role.sources is None):
-            if row >= role.kv.shape[0]:
-                row = Int32(-1)
-        if cutlass.const_expr(role.members is not None):
-            members = Int32((role.members.iterator + offset).load())
-    return row, members
-
-
-@cute.jit
-def read_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
-    """This lane's slots of the step."""
+def lane_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> list[Any]:
+    """Numbers of the lane's slots of a step."""
     step_keys = role.ctx.plan.tile.step_keys
-    first = cursor.step * step_keys + lane
-    found = [read_slot(role, cursor, first + WARP_SIZE * i) for i in range(step_keys // WARP_SIZE)]
-    members = [one[1] for one in found] if cutlass.const_expr(role.members is not None) else []
-    return Slots([one[0] for one in found], members)
+    return [cursor.step * step_keys + lane + i for i in range(0, step_keys, WARP_SIZE)]
+
+
+@cute.jit
+def ask_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
+    """Load what names this lane's rows of the step; nobody waits for it before `rows_of`."""
+    exists = cursor.item < role.ctx.num_items
+    query = cursor.list if exists else Int32(0)
+    named, members = [], []
+    for slot in lane_slots(role, cursor, lane):
+        if cutlass.const_expr(role.reads_sources):
+            named.append(ask_slot(role.sources, query, cursor.num_slots, slot, exists))
+        else:
+            offset = Int64(query) * role.slots.shape[1] + slot
+            is_there = Int32(exists & (slot < cursor.num_slots))
+            named.append(load_if(is_there, role.slots.iterator + offset))
+            if cutlass.const_expr(role.members is not None):
+                members.append(load_if(is_there, role.members.iterator + offset, "u8"))
+    return Slots(named, members)
+
+
+@cute.jit
+def rows_of(role: Gatherer, cursor: Cursor, asked: Slots, lane: Int32) -> Slots:
+    """The rows that this lane's slots of the step name, by what was asked for."""
+    rows = []
+    for slot, named in zip(lane_slots(role, cursor, lane), asked.rows, strict=True):
+        row = Int32(-1)
+        if cursor.item < role.ctx.num_items:
+            if cutlass.const_expr(role.reads_sources):
+                row = row_of_slot(role.sources, cursor.num_slots, slot, named)
+            elif slot < cursor.num_slots:
+                row = named
+                # A union has valid rows only, joint ones of two sources.
+                if cutlass.const_expr(role.sources is None):
+                    if row >= role.kv.shape[0]:
+                        row = Int32(-1)
+        rows.append(row)
+    return Slots(rows, asked.members)
 
 
 @cute.jit
@@ -227,12 +252,14 @@ def gather_all(role: Gatherer) -> None:
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
     cursor = first_cursor(role)
+    slots = rows_of(role, cursor, ask_slots(role, cursor, lane), lane)
     if cutlass.const_expr(role.draws is not None):
+        # The kernel that makes the order, which this one follows early, has ended.
+        cute.arch.griddepcontrol_wait()
         is_due = ends_item(role, cursor)
         drawn = item_at(ctx, role.draws, draw_place(ctx, role.draws, is_due))
         if is_due:
             publish(ctx, cursor.number + 1, drawn)
-    slots = read_slots(role, cursor, lane)
     step, items = Int32(0), Int32(0)
     more = Boolean(cursor.item < ctx.num_items)
     while more:
@@ -250,6 +277,7 @@ def gather_all(role: Gatherer) -> None:
         if cutlass.const_expr(role.draws is not None):
             is_due = ends_item(role, following)
             place = draw_place(ctx, role.draws, is_due)
+        asked = ask_slots(role, following, lane)
         rows = [row_of_turn(slots.rows, turn, copies.row) for turn in range(TILES * turns_of(tile))]
         if cursor.step == 0:
             if warp == 0:
@@ -274,6 +302,6 @@ def gather_all(role: Gatherer) -> None:
         if cutlass.const_expr(role.draws is not None):
             if is_due:
                 publish(ctx, following.number + 1, drawn)
-        slots = read_slots(role, following, lane)
+        slots = rows_of(role, following, asked, lane)
         cursor = following
         step += 1

@@ -36,19 +36,20 @@ from flashdsa.kernels.attention.order import count_slots, launch_order
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import count_joined, sources_of
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
 from flashdsa.kernels.attention.sm90.fwd.gather import Gatherer, gather_all
-from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
 from flashdsa.kernels.attention.sm90.join.kernel import JoinedIds, launch_join
 from flashdsa.kernels.attention.union import launch_union
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
 RATIOS = {2: 1.7, 4: 3.3, 8: 6.0}
-"""Longest union of a group, as a multiple of a query's list, with which groups are taken."""
+"""Longest union of a group, as a multiple of a query's list, with which groups are taken, if making
+the union took no time."""
 SORTED_TURNS = 4
 """Items that are drawn longest first, as a multiple of CTAs."""
 
@@ -81,9 +82,6 @@ def forward_kernel(
     memory = FwdMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
-    if cutlass.const_expr(plan.drawn):
-        # The kernel that makes the order, which this one follows early, has ended.
-        cute.arch.griddepcontrol_wait()
     sources: Any = None
     if cutlass.const_expr(plan.joined):
         sources = sources_of((kv, slots, num_slots), more)
@@ -117,6 +115,13 @@ class Results(NamedTuple):
 def grouping_of(plan: FwdPlan) -> int:
     """The plan's number in a choice: groups of queries are the first grouping."""
     return FIRST if plan.group > 1 else SECOND
+
+
+def longest_union(group: int, num_keys: Int32, topk: Int32) -> Any:
+    """Multiple of a query's list up to which a group's union saves more than it costs."""
+    steps = (topk + Tile().step_keys - 1) // Tile().step_keys
+    union_us = Float32(num_keys) * (group * UNION_BIT_US)
+    return Float32(RATIOS[group]) - union_us / (Float32(steps) * STEP_US + ITEM_US)
 
 
 @cute.jit
@@ -191,8 +196,9 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             of_queries = x._replace(indices=joined.ids, topk_length=joined.lengths)
         if cutlass.const_expr(plan.drawn):
             if choice.shape[0] > 0:
-                counts, ratio = draws.counters.iterator + COUNTS, Float32(RATIOS[plan.group])
+                counts = draws.counters.iterator + COUNTS
                 asked = of_queries.indices, of_queries.topk_length
+                ratio = longest_union(plan.group, num_keys, Int32(asked[0].shape[1]))
                 launch_sample(*asked, num_keys, counts, choice, ratio, plan.group, stream)
         grouping = FIRST if plan.drawn else SECOND
         named = of_queries.indices, of_queries.topk_length
@@ -206,7 +212,8 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         q_map = make(x.q, box_dims=(1, ROWS, CHUNK), stride_order=(2, 1, 0), swizzle=wide)
         blocks = (Int32(x.q.shape[1]) + ROWS - 1) // ROWS
     if cutlass.const_expr(plan.drawn):
-        most, in_order = Int32(slots[0].shape[1]), SORTED_TURNS * num_ctas // blocks
+        most, own = Int32(slots[0].shape[1]), (num_ctas + blocks - 1) // blocks
+        in_order = cutlass.min(SORTED_TURNS * num_ctas // blocks, draws.order.shape[0] - own)
         lengths, count = slots[1], count_slots
         if cutlass.const_expr(plan.joined and plan.group == 1):
             lengths, count = sources_of((x.kv, x.indices, x.topk_length), more), count_joined
@@ -229,7 +236,7 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
 def fake_draws() -> list[Any]:
     """Order, counters and choice of items that are drawn."""
     numbers = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
-    return [fake_tensor(Int32, (cute.sym_int32(), 2), 8), *numbers]
+    return [fake_tensor(Int32, (cute.sym_int32(), 4), 16), *numbers]
 
 
 def fake_joined(operands: Operands) -> list[Any]:

@@ -17,7 +17,7 @@ from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.sources import (
     Sources,
     count_slots,
-    row_of,
+    read_row,
     sources_of,
 )
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
@@ -53,9 +53,9 @@ def join_kernel(sources: Sources, joined: JoinedIds):
     for slot in cutlass.range(thread, written, THREADS, unroll=1):
         row = Int32(-1)
         if slot < main:
-            row = row_of(sources.main, query, slot, sources.block_log2)
+            row = read_row(sources.main, query, slot, sources.block_log2)
         if slot >= first and slot - first < extra:
-            row = row_of(sources.extra, query, slot - first, Int32(0))
+            row = read_row(sources.extra, query, slot - first, Int32(0))
             if row >= 0:
                 row += Int32(sources.main.kv.shape[0])
         (joined.ids.iterator + (Int64(query) * width + slot)).store(row)

@@ -22,11 +22,13 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
+    ask_slot,
     find_extent,
     last_slots,
     pages_of,
     read_slot,
     row_address,
+    row_of_slot,
 )
 
 UNIT = 16
@@ -69,9 +71,10 @@ def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
         )
     num_tiles = find_extent(role, last, lane, 1)
     for step in cutlass.range(1, tiles_of_consumer(num_tiles, consumer), unroll=1):
-        next_row = read_slot(role, first + (step + 1) * ctx.plan.tile.step_keys)
+        following = first + (step + 1) * ctx.plan.tile.step_keys
+        asked = ask_slot(role, following)
         load_piece(role, row, before + step, lane)
-        row = next_row
+        row = row_of_slot(role, following, asked)
     return num_tiles
 
 

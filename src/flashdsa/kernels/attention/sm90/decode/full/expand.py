@@ -43,6 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.full.scales import (
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
+    ask_slots,
     find_extent,
     last_slots,
     load_or,
@@ -50,6 +51,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     pages_of,
     read_slots,
     row_address,
+    rows_of_slots,
     scales_address,
     with_main,
 )
@@ -443,10 +445,12 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
     scales = load_scales(role, slots[:mask_words], ctx.first_slot)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
-        next_slots = read_slots(role, step + 1, lane)
+        next_slots = ask_slots(role, step + 1, lane)
         for tile in cutlass.range(cutlass.min(num_tiles - step * TILES, TILES), unroll=1):
             of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
+                # What names the next step's rows has come while tile 0 was expanded.
+                next_slots = rows_of_slots(role, step + 1, next_slots, lane)
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             slot = ctx.first_slot + step * ctx.plan.tile.step_keys + tile * ctx.plan.tile.keys
             use = before.use(tile, step)

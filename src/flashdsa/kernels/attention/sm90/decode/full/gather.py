@@ -19,10 +19,12 @@ from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
+    ask_slots,
     find_extent,
     first_row_of,
     last_slots,
     read_slots,
+    rows_of_slots,
 )
 
 
@@ -110,7 +112,7 @@ def gather_rows(
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]
-        next_slots = read_slots(role, step + 1, lane)
+        asked = ask_slots(role, step + 1, lane)
         for number in cutlass.range_constexpr(len(halves_of_step(tile))):
             half = halves_of_step(tile)[number]
             if step * TILES + half.tile < num_tiles:
@@ -122,5 +124,5 @@ def gather_rows(
                         first = half.tile * tile.mask_words
                         of_tile = slots[first : first + tile.mask_words]
                         store_masks(role, of_tile, lane, half.tile)
-        slots = next_slots
+        slots = rows_of_slots(role, step + 1, asked, lane)
     return num_tiles

@@ -5,9 +5,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.dsl.gmem import load_if
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.sources import num_rows, read_joined, rows_of_tile
+from flashdsa.kernels.attention.sm90.core import sources
+from flashdsa.kernels.attention.sm90.core.sources import num_rows, rows_of_tile
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.row_formats import RowFormat
@@ -41,19 +43,36 @@ def with_main(role: Gatherer) -> Gatherer:
 
 
 @cute.jit
-def read_slot(role: Gatherer, slot: Int32) -> Int32:
-    """The kv row that a slot of the query names, negative where it is not valid."""
-    row = Int32(-1)
+def ask_slot(role: Gatherer, slot: Int32) -> Int32:
+    """Load what names a slot's row; nobody waits for it before `row_of_slot`."""
+    exists = slot < role.ctx.end_slot
     if cutlass.const_expr(role.sources is not None):
-        if slot < role.ctx.end_slot:
-            row = read_joined(role.sources, role.ctx.query, role.ctx.joined, slot)
-    elif slot < role.ctx.end_slot:
-        row = (
-            role.indices.iterator + (Int64(role.ctx.query) * role.indices.shape[1] + slot)
-        ).load()
-        if row >= num_rows(role.kv):
-            row = Int32(-1)
+        return sources.ask_slot(role.sources, role.ctx.query, role.ctx.joined, slot, exists)
+    offset = Int64(role.ctx.query) * role.indices.shape[1] + slot
+    return load_if(Int32(exists), role.indices.iterator + offset)
+
+
+@cute.jit
+def row_of_slot(role: Gatherer, slot: Int32, asked: Int32) -> Int32:
+    """The kv row that a slot of the query names, negative where it is not valid.
+
+    Args:
+        asked: result of `ask_slot`.
+    """
+    row = Int32(-1)
+    if slot < role.ctx.end_slot:
+        if cutlass.const_expr(role.sources is not None):
+            row = sources.row_of_slot(role.sources, role.ctx.joined, slot, asked)
+        else:
+            row = asked
+            if row >= num_rows(role.kv):
+                row = Int32(-1)
     return row
+
+
+def read_slot(role: Gatherer, slot: Int32) -> Int32:
+    """The same, of a slot that is asked for here."""
+    return row_of_slot(role, slot, ask_slot(role, slot))
 
 
 @cute.jit
@@ -64,12 +83,29 @@ def first_row_of(role: Gatherer, slot: Int32) -> Any:
     return rows_of_tile(role.sources, role.ctx.joined, slot)
 
 
-@cute.jit
-def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
-    """This lane's slots of a step of the CTA: lane, lane + 32, ..."""
+def lane_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Any]:
+    """Numbers of the lane's slots of a step of the CTA."""
     step_keys = role.ctx.plan.tile.step_keys
     first = role.ctx.first_slot + step * step_keys + lane
-    return [read_slot(role, first + WARP_SIZE * i) for i in range(step_keys // WARP_SIZE)]
+    return [first + i for i in range(0, step_keys, WARP_SIZE)]
+
+
+@cute.jit
+def ask_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
+    """Load what names this lane's rows of a step; nobody waits for it before `rows_of_slots`."""
+    return [ask_slot(role, slot) for slot in lane_slots(role, step, lane)]
+
+
+@cute.jit
+def rows_of_slots(role: Gatherer, step: Int32, asked: list[Int32], lane: Int32) -> list[Int32]:
+    """Rows that this lane's slots of a step name; `asked`: result of `ask_slots`."""
+    slots = lane_slots(role, step, lane)
+    return [row_of_slot(role, slot, one) for slot, one in zip(slots, asked, strict=True)]
+
+
+def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
+    """The same, of slots that are asked for here."""
+    return rows_of_slots(role, step, ask_slots(role, step, lane), lane)
 
 
 @cute.jit
