@@ -11,6 +11,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa.adapters import flash_mla
 from flashdsa.errors import UnsupportedError
+from flashdsa.row_formats import ROW_FORMATS
 from tests.support.formulas import assert_close, attention, largest_logits
 
 SCALE = 0.07
@@ -175,36 +176,40 @@ PAIRS = [
     ("v41", "v41_fp4", "V41"),
     ("v32_no_rope", "v32_no_rope", "V32_NO_ROPE"),
 ]
-PAGE_BYTES = {"v4": 584 * 64 + 64, "v41": 528 * 64, "v41_fp4": 288 * 64, "v32_no_rope": 528 * 64}
+PAGES = [(64, 64), (256, 2), (256, 64)]
+"""Of both caches; servers keep a window's 256 tokens, and 2 or 64 entries, in a page."""
 
 
-def _cache_of(rows: Tensor, name: str | None) -> Tensor:
-    """Pages of 64 of a format, each with its padding, which is NaN."""
-    pages = len(rows) // 64
+def _cache_of(rows: Tensor, name: str | None, page_size: int) -> Tensor:
+    """Pages of a format, each with padding, which is NaN; bf16 pages have a row of it."""
+    pages = len(rows) // page_size
     if name is None:
-        return rows.view(pages, 64, 1, -1)
-    width = flashdsa.quantize_kv(rows[:1], kv_format=name).shape[1]
-    memory = torch.full((pages, PAGE_BYTES[name] + 512), 0xFF, dtype=torch.uint8)
-    cache = memory[:, : 64 * width].view(pages, 64, 1, width)
-    slots = torch.arange(len(rows))
-    flashdsa.write_kv_cache(rows, slots, cache, kv_format=name)
+        wide = torch.full((pages, page_size + 1, 1, rows.shape[1]), torch.nan).bfloat16()
+        wide[:, :page_size] = rows.view(pages, page_size, 1, -1)
+        return wide[:, :page_size]
+    form = ROW_FORMATS[name]
+    memory = torch.full((pages, form.page_bytes(page_size) + form.data_bytes), 0xFF).byte()
+    cache = memory[:, : page_size * form.row_bytes].view(pages, page_size, 1, form.row_bytes)
+    flashdsa.write_kv_cache(rows, torch.arange(len(rows)), cache, kv_format=name)
     return cache
 
 
 @pytest.mark.parametrize("served", [True, False], ids=["by the backend", "rows made bf16 first"])
+@pytest.mark.parametrize("page_sizes", PAGES, ids=str)
 @pytest.mark.parametrize(("main", "extra", "kv_format"), PAIRS, ids=str)
 def test_decode_from_two_caches(
     main: str | None,
     extra: str | None,
     kv_format: str | None,
+    page_sizes: tuple[int, int],
     served: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """512 columns; some rows are in both lists, and count twice."""
     torch.manual_seed(6)
     q = torch.randn(2, 3, 5, 512).bfloat16()
-    kept = [torch.randn(count, 512).bfloat16() for count in (128, 192)]
-    caches = [_cache_of(rows, name) for rows, name in zip(kept, (main, extra), strict=True)]
+    kept = [torch.randn(count, 512).bfloat16() for count in (512, 192)]
+    caches = [_cache_of(*each) for each in zip(kept, (main, extra), page_sizes, strict=True)]
     if main is not None:
         kept = [
             flashdsa.read_kv_cache(cache, torch.arange(len(rows)), kv_format=name)
@@ -230,7 +235,7 @@ def test_decode_from_two_caches(
         _valid(x.flatten(0, 1), n.repeat_interleave(3).tolist(), len(rows))
         for x, n, rows in zip(ids, lengths, kept, strict=True)
     ]
-    rows = [[*a, *(128 + i for i in b)] for a, b in zip(*found, strict=True)]
+    rows = [[*a, *(512 + i for i in b)] for a, b in zip(*found, strict=True)]
     joined = torch.cat(kept)
     expected, expected_lse = attention(q.flatten(0, 1), joined, rows, 512**-0.5, sink=sink)
     assert_close(out, expected.view(2, 3, 5, 512), 4e-3)

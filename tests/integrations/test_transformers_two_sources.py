@@ -45,11 +45,22 @@ COMMON: dict[str, Any] = {
 LAYERS = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
 
 
-def deepseek_v4() -> Any:
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 160_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 65_536,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+"""Of layers with entries, as the released model has it."""
+
+
+def deepseek_v4(**changed: Any) -> Any:
     """A layer of each kind: window, entries of 4 tokens, entries of 8."""
     config = transformers.DeepseekV4Config(
         **COMMON, head_dim=64, o_lora_rank=16, o_groups=2, index_topk=4, sliding_window=WINDOW,
-        layer_types=LAYERS, compress_rates=dict(zip(LAYERS[1:], (4, 8), strict=True)),
+        layer_types=LAYERS, compress_rates=dict(zip(LAYERS[1:], (4, 8), strict=True)), **changed,
     )  # fmt: skip
     model = transformers.DeepseekV4ForCausalLM(config).eval()
     with torch.no_grad():
@@ -128,6 +139,79 @@ def test_lengths_around_windows_and_pools(model: Any, length: int) -> None:
     with torch.no_grad():
         expected = run(model, tokens(length))
         assert error(run(enable(model), tokens(length)), expected) < 5e-6
+
+
+SIDES = [
+    ("deepseek_v4", "right"),  # its own compressor pools what is on the left, padding too
+    ("glm5_next", "right"),
+    ("glm5_next", "left"),
+]
+
+
+@pytest.mark.parametrize(("name", "side"), SIDES)
+@pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
+def test_padding_changes_no_token(name: str, side: str, length: int) -> None:
+    """A sequence beside a longer one has the results that it has alone."""
+    torch.manual_seed(0)
+    model = enable(MODELS[name]())
+    ids, mask = torch.randint(1, 96, (2, 21)), torch.ones(2, 21, dtype=torch.int64)
+    places = slice(0, length) if side == "right" else slice(21 - length, 21)
+    mask[1] = 0
+    mask[1, places] = 1
+    with torch.no_grad():
+        alone = model(input_ids=ids[1:, places])[0][0]
+        padded = model(input_ids=ids, attention_mask=mask)[0][1, places]
+    assert error(padded, alone) < 5e-6
+
+
+@pytest.mark.parametrize(("first", "rope"), [(5_000, None), (70_000, YARN)], ids=["5k", "YaRN"])
+def test_positions_far_from_the_first(first: int, rope: dict[str, Any] | None) -> None:
+    """A prompt behind so many tokens: queries and entries have angles of their own positions, and
+    layers of entries another base than the window's."""
+    torch.manual_seed(0)
+    model = deepseek_v4(rope_parameters=rope)
+    model.set_attn_implementation("eager")
+    x = {"input_ids": tokens()["input_ids"], "position_ids": torch.arange(LENGTH)[None] + first}
+
+    def logits() -> Tensor:
+        cache = transformers.DynamicCache(config=model.config)
+        for layer in cache.layers:
+            for name in getattr(layer, "entry_count", {}):
+                layer.entry_count[name] = first // layer.compress_rate
+        found: Tensor = model(**x, past_key_values=cache)[0]
+        return found
+
+    with torch.no_grad():
+        expected, near = logits(), model(**x)[0]
+        assert error(near, expected) > 1e-2
+        enable(model)
+        assert error(logits(), expected) < 5e-6
+        assert error(model(**x)[0], near) < 5e-6
+
+
+def test_results_are_eagers_if_all_scores_tie(model: Any) -> None:
+    """Any choice is right that has as many as there are, none twice and none of the future."""
+    chosen: list[Tensor] = []
+    with torch.no_grad():
+        for name, module in model.named_modules():
+            if name.endswith("indexer"):
+                module.register_forward_hook(lambda *given: chosen.append(given[-1]))
+            if name.endswith("weights_proj"):
+                module.weight.zero_()
+        x = {"input_ids": tokens()["input_ids"]}
+        expected = model(**x)[0]
+        found = enable(model)(**x)[0]
+    assert error(found, expected) < 5e-6
+    position = torch.arange(LENGTH)[:, None]
+    pools = (position + 1) // 4
+    last, count = pools - 1, pools.clamp(max=4)
+    if isinstance(model, glm.Glm5NextTextModel):  # tokens of pools, and the incomplete one's
+        last, count = position, 4 * count + (position + 1) % 4
+    assert len(chosen) % 2 == 0
+    for ids in chosen:
+        is_chosen = ids[..., None] == torch.arange(LENGTH)
+        assert int(is_chosen.sum(2).max()) == 1 and bool((ids <= last).all())
+        assert torch.equal(is_chosen.any(2).sum(2), count[:, 0].expand(2, LENGTH))
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.adapters import flash_mla
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import running_on
 from flashdsa.backends.sm90.sparse_mla_decode import used_slots
@@ -103,6 +105,7 @@ def attention_batch(kind: str, device: str, seed: int) -> tuple[dict[str, Any], 
     def ids(count: int, most: int) -> Tensor:
         return torch.randint(count, (queries, most), generator=g, dtype=torch.int32).to(device)
 
+    rows += -rows % 4 if kind == "blocks" else 0
     kv = randn(rows, d_qk)
     if kind == "packed":
         kv = flashdsa.quantize_kv(kv)
@@ -112,7 +115,7 @@ def attention_batch(kind: str, device: str, seed: int) -> tuple[dict[str, Any], 
     if seed % 3:
         own["topk_length"] = lengths.to(device)
     if kind == "two sources":
-        shared["extra_kv"] = randn(draw(1, 300), d_qk)
+        shared["extra_kv"] = randn(64 * draw(1, 6), d_qk)
         own["starts"] = ids(len(shared["extra_kv"]), 1)[:, 0] - 20
         own["ends"] = own["starts"] + 128
     if kind == "blocks":
@@ -120,24 +123,33 @@ def attention_batch(kind: str, device: str, seed: int) -> tuple[dict[str, Any], 
     return shared, own
 
 
+def lists_of(own: dict[str, Tensor]) -> dict[str, Any]:
+    """Arguments of a call, a range as a pair."""
+    given: dict[str, Any] = dict(own)
+    if "ends" in given:
+        given["extra_indices"] = (given.pop("starts"), given.pop("ends"))
+    return given
+
+
 def attend(shared: dict[str, Any], own: dict[str, Tensor]) -> tuple[Tensor, ...]:
     """O and lse."""
-    own = dict(own)
-    if "ends" in own:
-        own["extra_indices"] = (own.pop("starts"), own.pop("ends"))  # type: ignore[assignment]
-    return flashdsa.sparse_mla_fwd(**shared, **own)
+    return flashdsa.sparse_mla_fwd(**shared, **lists_of(own))
 
 
-@pytest.mark.parametrize(
+KINDS = pytest.mark.parametrize(
     ("kind", "device"),
     [
         *((kind, "cpu") for kind in ATTENTION),
         *(pytest.param(kind, "cuda", marks=HOPPER_GPU) for kind in ATTENTION if kind != "fp32"),
     ],
 )
+SEEDS = {"cpu": 8, "cuda": 40}
+
+
+@KINDS
 def test_attention(kind: str, device: str) -> None:
     """Alone, in a batch, turned round, and in a table that -1 widen."""
-    for seed in range(8 if device == "cpu" else 40):
+    for seed in range(SEEDS[device]):
         shared, own = attention_batch(kind, device, seed)
         found = attend(shared, own)
         one = seed % len(own["q"])
@@ -151,6 +163,61 @@ def test_attention(kind: str, device: str) -> None:
             assert torch.equal(every[0][number], result), (seed, "wide")
             assert torch.equal(every[1][number].flip(0), result), (seed, "turned")
             assert torch.equal(attend(shared, alone)[number][0], result[one]), (seed, "alone")
+
+
+def in_other_pages(
+    shared: dict[str, Any], own: dict[str, Tensor], seed: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The same rows at other places of pages of 64, among rows of NaN; ids follow them."""
+    kv, unit = shared["kv"], shared.get("index_block", 1)
+    count = len(kv) // unit
+    units = -(-(count + 100) // 64) * 64
+    places = torch.randperm(units, generator=torch.Generator().manual_seed(seed))[:count]
+    nothing = 0xFF if kv.dtype == torch.uint8 else torch.nan
+    moved = kv.new_full((units, unit, kv.shape[1]), nothing)
+    moved[places.to(kv.device)] = kv.unflatten(0, (count, unit))
+    sources = {"kv": moved.view(-1, 64, 1, kv.shape[1])}
+    if "extra_kv" in shared:
+        extra = shared["extra_kv"]
+        sources["extra_kv"] = extra.view(-1, 64, extra.shape[1])
+    ids = own["indices"]
+    renamed = places.int().to(ids.device)[ids.clamp(max=count - 1).long()]
+    return shared | sources, own | {"indices": torch.where(ids < count, renamed, -1)}
+
+
+@KINDS
+def test_attention_over_pages(kind: str, device: str) -> None:
+    """Pages have the bits of flat rows, wherever in them the rows lie."""
+    for seed in range(SEEDS[device]):
+        shared, own = attention_batch(kind, device, seed)
+        pages = attend(*in_other_pages(shared, own, seed))
+        assert all(map(torch.equal, pages, attend(shared, own))), seed
+
+
+@KINDS
+def test_training_prefill_and_decode(kind: str, device: str) -> None:
+    """The forward that keeps what gradients need, the one without, and each query alone. Lists end
+    with -1 inside of their lengths, too."""
+    for seed in range(SEEDS[device]):
+        shared, own = attention_batch(kind, device, seed)
+        prefill = attend(shared, own)
+        longer = {"indices": torch.nn.functional.pad(own["indices"], (0, 9), value=-1)}
+        if "topk_length" in own:
+            slot = torch.arange(longer["indices"].shape[1], device=device)
+            longer["indices"].masked_fill_(slot >= own["topk_length"][:, None], -1)
+            longer["topk_length"] = own["topk_length"] + 7
+        for query in range(len(own["q"])):
+            one = {name: x[query : query + 1] for name, x in (own | longer).items()}
+            for decode, whole in zip(attend(shared, one), prefill, strict=True):
+                assert torch.equal(decode[0], whole[query]), (seed, query)
+        if kind == "packed":
+            continue
+        leaves = {"kv": shared["kv"], "extra_kv": shared.get("extra_kv"), "q": own["q"]}
+        leaves = {name: x.clone().requires_grad_() for name, x in leaves.items() if x is not None}
+        training = flashdsa.sparse_mla(**(shared | lists_of(own) | leaves))
+        assert torch.equal(training, prefill[0]), seed
+        training.sum().backward()
+        assert all(leaf.grad is not None for leaf in leaves.values())
 
 
 @pytest.mark.parametrize(("heads", "packed"), [(16, False), (64, False), (16, True), (128, True)])
@@ -177,6 +244,38 @@ def test_slots_after_the_last_row_count_for_no_share() -> None:
     assert used_slots(SparseMlaOperands(q, kv, ids, lengths)).tolist() == [3, 0, 4, 2]
     assert used_slots(SparseMlaOperands(q, kv, ids)).tolist() == [3, 0, 4, 4]
     assert used_slots(SparseMlaOperands(q, kv, ids), 4).tolist() == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize("kind", ["a second source", "blocks", "a range"])
+def test_hopper_refuses_packed_rows_of_what_it_joins(kind: str) -> None:
+    q = torch.zeros(2, 16, 512, dtype=torch.bfloat16)
+    kv = flashdsa.quantize_kv(torch.zeros(64, 512), kv_format="v4")
+    ids = torch.zeros(2, 64, dtype=torch.int32)
+    lists: dict[str, Any] = {
+        "a second source": {"indices": ids, "extra_kv": kv, "extra_indices": ids},
+        "blocks": {"indices": ids, "index_block": 4},
+        "a range": {"indices": (ids[:, 0], ids[:, 0] + 3)},
+    }
+    options: dict[str, Any] = {"batch_invariant": True, "backend": "emulate-sm90"}
+    with pytest.raises(UnsupportedError, match="batch_invariant: needed, not there"):
+        flashdsa.sparse_mla_fwd(q, kv, **lists[kind], **options)
+
+
+def test_flashmlas_call_makes_such_rows_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = partial(flashdsa.sparse_mla_fwd, backend="emulate-sm90")
+    monkeypatch.setattr(flash_mla, "sparse_mla_fwd", forward)
+    q = torch.zeros(2, 1, 64, 512, dtype=torch.bfloat16)
+    cache = flashdsa.quantize_kv(torch.zeros(64, 512), kv_format="v4")[None, :, None]
+    ids, launched = torch.zeros(2, 1, 64, dtype=torch.int32), []
+    for batch_invariant in (False, True):
+        recorder = Recorder(H200)
+        with running_on(recorder):
+            flash_mla.flash_mla_with_kvcache(
+                q, cache, None, None, 512, None, indices=ids, extra_k_cache=cache,
+                extra_indices_in_kvcache=ids, enable_batch_invariant=batch_invariant,
+            )  # fmt: skip
+        launched.append(list(recorder.launched))
+    assert launched == [["mla_decode_v4_joined"], ["mla_fwd_512_max_logits_joined"]]
 
 
 def test_blackwell_refuses() -> None:

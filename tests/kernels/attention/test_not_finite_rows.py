@@ -137,6 +137,71 @@ def test_on_the_cpu(heads: int, what: str) -> None:
     call.judge_backward("cpu")
 
 
+class Padded:
+    """Queries of two sources as servers pad them: ids and lengths of all rows of a graph; those
+    after the real ones name slot 0 of both caches, which holds NaN, once."""
+
+    def __init__(self, heads: int, queries: int, real: int, packed: bool, device: str) -> None:
+        generator = torch.Generator().manual_seed(heads)
+        q = torch.randn(queries, heads, 512, generator=generator).bfloat16()
+        sources = [torch.randn(count, 512, generator=generator).bfloat16() for count in (90, 40)]
+        ids = [
+            torch.randint(1, len(kv), (queries, topk), generator=generator).int()
+            for kv, topk in zip(sources, (20, 7), strict=True)
+        ]
+        lengths = [torch.randint(1, x.shape[1] + 1, (queries,), generator=generator) for x in ids]
+        if packed:
+            sources = [flashdsa.quantize_kv(kv, kv_format="v4") for kv in sources]
+        for kv, x, length in zip(sources, ids, lengths, strict=True):
+            kv[0] = 0xFF if packed else torch.nan
+            x[real:], length[real:] = 0, 1
+        self.real = real
+        self.q, self.kv, self.extra_kv = (x.to(device) for x in (q, *sources))
+        self.lists = [
+            {"indices": ids[0], "topk_length": lengths[0].int()},
+            {"extra_indices": ids[1], "extra_topk_length": lengths[1].int()},
+        ]
+
+    def judge(self, backend: str) -> None:
+        """Real queries are as the reference says, padded ones are not finite."""
+        lists = {name: x for one in self.lists for name, x in one.items()}
+        on = {name: x.to(self.q.device) for name, x in lists.items()}
+        out, lse = flashdsa.sparse_mla_fwd(
+            self.q, self.kv, extra_kv=self.extra_kv, **on, backend=backend
+        )
+        values = [self.kv.cpu(), self.extra_kv.cpu()]
+        if self.kv.dtype == torch.uint8:
+            values = [reference.unpack_kv(x, "v4") for x in values]
+        kv, joined = reference.join_sources(values[0], extra_kv=values[1], **lists)
+        wanted, wanted_lse = reference.sparse_mla_fwd(self.q.cpu(), kv, joined)[:2]
+        assert not out[self.real :].isfinite().all(dim=-1).any()
+        is_close(out[: self.real].cpu(), wanted[: self.real])
+        torch.testing.assert_close(
+            lse[: self.real].cpu().double(), wanted_lse[: self.real], rtol=1e-3, atol=1e-3
+        )
+
+
+PADDED = [
+    pytest.param(*sizes, packed, id=f"{sizes[0]} heads, {'packed' if packed else 'bf16'}")
+    for packed in (False, True)
+    for sizes in ((16, 3 * 132 + 5, 390), (64, 8, 5), (128, 140, 100))
+]
+"""Heads, queries, those that are real; groups of few heads, clusters and tiles that are dealt."""
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["bf16", "packed"])
+@pytest.mark.parametrize("heads", [8, 64])
+def test_padded_queries_that_name_slot_0(heads: int, packed: bool) -> None:
+    Padded(heads, 8, 5, packed, "cpu").judge("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_padded_queries_on_hopper(packed: bool) -> None:
+    with emulation("emulate-sm90"):
+        Padded(32, 7, 4, packed, "cpu").judge("emulate-sm90")
+
+
 @pytest.mark.parametrize("what", ["NaN", pytest.param("inf", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("heads", "queries"), EMULATED)
 def test_forward_of_hopper(heads: int, queries: int, what: str) -> None:
@@ -193,3 +258,13 @@ class TestOnHopper:
     @pytest.mark.parametrize("deterministic", [False, True])
     def test_backward(self, heads: int, queries: int, what: str, deterministic: bool) -> None:
         Call(heads, queries, what, "cuda").judge_backward("sm90", deterministic=deterministic)
+
+
+@pytest.mark.parametrize(("heads", "queries", "real", "packed"), PADDED)
+class TestPaddedOnHopper:
+    """The same on the GPU."""
+
+    pytestmark = HOPPER_GPU
+
+    def test_forward(self, heads: int, queries: int, real: int, packed: bool) -> None:
+        Padded(heads, queries, real, packed, "cuda").judge("sm90")

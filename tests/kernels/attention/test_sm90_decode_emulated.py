@@ -174,23 +174,34 @@ def test_pages_of_two_sources_of_one_format(name: str, size: int) -> None:
     torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["v4", pytest.param("v41", marks=LATER)])
+POWERS = [7, 0, -8, -14, -15, -20, -24, -27, -33, -60, -127]
+"""Of scales; the last give zeros."""
+FP32_SCALES = [*(2.0**power for power in POWERS[:7]), -3.7, 1 + 2.0**-23, 146.2, 1 / 3, 0.05]
+"""Of those that are no powers of two each product is rounded once."""
+
+
+@pytest.mark.parametrize(
+    "name", ["v4", "v32", *(pytest.param(name, marks=LATER) for name in ("v41", "v32_no_rope"))]
+)
 def test_values_that_f16_holds_are_read_exactly(name: str) -> None:
     """All codes, beside scales from both ends: a query names one row, so O is its value."""
     form = ROW_FORMATS[name]
-    powers = [7, 0, -8, -14, -15, -20, -24, -27, -33, -60, -127]  # the last give zeros
-    rows = flashdsa.quantize_kv(torch.zeros(4, 512), kv_format=name)
+    rows = flashdsa.quantize_kv(torch.zeros(4, form.d_qk), kv_format=name)
     codes = torch.arange(form.columns) % 256
     rows[:, : form.columns] = torch.where(codes % 128 == 127, 0, codes).byte()
     number = torch.arange(4)[:, None] * 3 + torch.arange(form.num_scales)
-    scales = 127 + torch.tensor(powers)[number % len(powers)]
-    rows[:, form.scales_at : form.scales_at + form.num_scales] = scales.byte()
-    rows[3, : form.group] = codes[: form.group].byte() % 8  # small codes beside a large scale
-    rows[3, form.scales_at] = 127 + 22
+    if form.scale == "fp32":
+        scales = torch.tensor(FP32_SCALES)[number % len(FP32_SCALES)].view(torch.uint8)
+    else:
+        scales = (127 + torch.tensor(POWERS)[number % len(POWERS)]).byte()
+    rows[:, form.scales_at : form.scales_at + form.stored_scales] = scales
+    if form.scale != "fp32":
+        rows[3, : form.group] = codes[: form.group].byte() % 8  # small codes, a large scale
+        rows[3, form.scales_at] = 127 + 22
     if form.rope:
         rope = torch.tensor([65280.0, -65280, 2.0**-24, -(2.0**-14), 1.0, 0]).repeat(11)[:64]
         rows[:, form.rope_at : form.rope_at + 128] = rope.bfloat16().view(torch.uint8)
-    assert reference.unpack_kv(rows, name)[3, : form.group].max() > 1e4
+    assert reference.unpack_kv(rows, name)[:, :512].max() > 1e4
     assert_each_row_is_read(name, rows)
 
 
@@ -207,12 +218,12 @@ def assert_each_row_is_read(name: str, rows: Tensor) -> None:
     """O of a query that names one row is the row's values."""
     count = len(rows)
     slots = torch.arange(count, dtype=torch.int32)[:, None]
-    operands = SparseMlaOperands(
-        torch.zeros(count, 1, 512).bfloat16(), pages_of(name, rows, 2), slots
-    )
-    plan = DecodePlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
+    form = ROW_FORMATS[name]
+    q = torch.zeros(count, 1, form.d_qk, dtype=torch.bfloat16)
+    operands = SparseMlaOperands(q, pages_of(name, rows, 2), slots)
+    plan = DecodePlan(packed=True, form=form, tile=Tile(form.d_qk))
     O, _ = launched(plan, operands, 1, 1.0)
-    assert torch.equal(O[:, 0], reference.unpack_kv(rows, name).half().bfloat16())
+    assert torch.equal(O[:, 0], reference.unpack_kv(rows, name)[:, :512].half().bfloat16())
 
 
 def test_the_public_operation_takes_every_feature() -> None:

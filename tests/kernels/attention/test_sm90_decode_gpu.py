@@ -65,6 +65,69 @@ def test_a_graph_replays_it_on_new_values(queries: int, heads: int) -> None:
     assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))
 
 
+@pytest.mark.parametrize("formats", [(), ("v4", "v4"), ("v41_fp4", "v41")], ids=str)
+@pytest.mark.parametrize(("queries", "heads"), [(8, 64), (136, 64), (8, 16)])
+def test_a_graph_replays_two_sources_on_other_lengths(
+    queries: int, heads: int, formats: tuple[str, ...]
+) -> None:
+    """Ids and a window, both with other lengths; one list empty, the other, both; NaN in rows that
+    no valid slot names any more."""
+    draw = torch.Generator().manual_seed(0)
+    q = torch.randn(queries, heads, 512, generator=draw).bfloat16().cuda()
+    sources = [torch.randn(count, 512, generator=draw).bfloat16() for count in (900, 400)]
+    if formats:
+        sources = [
+            flashdsa.quantize_kv(rows, kv_format=name)
+            for rows, name in zip(sources, formats, strict=True)
+        ]
+    kv, extra_kv = (rows.cuda() for rows in sources)
+    lists = {
+        "indices": torch.randint(900, (queries, 640), generator=draw).int().cuda(),
+        "topk_length": torch.full((queries,), 640, dtype=torch.int32, device="cuda"),
+    }
+    starts = torch.randint(250, (queries,), generator=draw).int().cuda()
+    ends = starts + 128
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor]:
+        return flashdsa.sparse_mla_fwd(
+            q, kv, extra_kv=extra_kv, extra_indices=(starts, ends), **lists,
+            kv_format="v41" if "v41" in formats else None, backend="sm90",
+        )  # fmt: skip
+
+    forward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = forward()
+    lengths = torch.tensor([[1, 64, 65, 0, 0, 127, 639, 640], [0, 1, 128, 64, 0, 63, 128, 9]])
+    lists["topk_length"].view(-1, 8).copy_(lengths[0])
+    starts.copy_(starts.flip(0) + 20)
+    ends.view(-1, 8).copy_(starts.view(-1, 8) + lengths[1].cuda())
+    ids = lists["indices"]
+    ids.copy_(ids.flip(0))
+    ids[6].fill_(-1)
+    ids[ids == 7] = 8
+    ids[3, 1] = 7  # past its length
+    for rows, row in ((kv, 7), (extra_kv, 399)):
+        rows[row].view(torch.uint8).fill_(0x7F if formats else 0xFF)
+    graph.replay()
+    torch.cuda.synchronize()
+    values = [
+        reference.unpack_kv(rows.cpu(), name) if name else rows.cpu()
+        for rows, name in zip((kv, extra_kv), formats or ("", ""), strict=True)
+    ]
+    joined = reference.join_sources(
+        values[0],
+        extra_kv=values[1],
+        extra_indices=(starts.cpu(), ends.cpu()),
+        **{name: x.cpu() for name, x in lists.items()},
+    )
+    O, lse = reference.sparse_mla_fwd(q.cpu(), *joined)
+    assert lse[4].isposinf().all()
+    torch.testing.assert_close(captured[1].cpu().double(), lse, rtol=1e-5, atol=1e-4)
+    assert (captured[0].cpu().double() - O).norm() <= 2.5e-3 * O.norm()
+    assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))
+
+
 @pytest.mark.parametrize(("packed", "heads"), [("", 64), ("ue8m0", 64), ("ue8m0", 16)])
 def test_dealt_tiles_of_two_streams_do_not_meet(packed: str, heads: int) -> None:
     """Each stream has a workspace."""

@@ -6,6 +6,7 @@ import torch
 import flashdsa
 from flashdsa import reference
 from flashdsa.errors import ArgumentValueError
+from tests.support.hopper_gpu import HOPPER_GPU
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,56 @@ def test_pools_are_their_tokens_and_the_own_pool_is_always_seen():
         [*none, *none, 0, 1, 2],
     ]
     assert ids.dtype == torch.int32
+
+
+def test_pools_touch_nothing_beside_their_ids():
+    """Ids and positions lie between canaries; rows are short, and every slot is written."""
+    room = torch.full((14, 9), 7777)
+    ids, positions = room[1:13, 2:7], room[1:13, 8]
+    ids.copy_(torch.arange(60).view(12, 5) % 11 - 1)
+    ids[torch.arange(5) >= torch.arange(12)[:, None] % 6] = -1
+    positions.copy_(torch.arange(12))
+    before = room.clone()
+    found = flashdsa.expand_blocks(ids, 4, positions=positions)
+    assert torch.equal(room, before)
+    assert found.untyped_storage().nbytes() == 4 * found.numel() == 4 * 12 * 23
+    rows = reference.expand_blocks(ids.tolist(), 4, positions.tolist())
+    assert found.tolist() == torch.tensor(rows).view(12, 23).tolist()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=HOPPER_GPU)])
+def test_more_entries_than_16_bits_count(device, seed):
+    """262,155 tokens: pooled, ranked, and attended to as entries and as pools of tokens."""
+    tokens, on_gpu = 262_155, device == "cuda"
+    d, dtype = (512, torch.bfloat16) if on_gpu else (8, torch.float64)
+    kv, gate = (normal(seed + i, tokens, d).to(device, dtype) for i in range(2))
+    entries = flashdsa.compress_kv(kv, gate, ratio=4)
+    count, last = 65_538, 65_537
+    windows = kv[: 4 * count].double().unflatten(0, (-1, 4))
+    weights = gate[: 4 * count].double().unflatten(0, (-1, 4)).softmax(1)
+    expected = (weights * windows).sum(1)
+    assert (entries - expected).norm() < (2e-3 if on_gpu else 1e-12) * expected.norm()
+    _, ends = flashdsa.causal_ranges(torch.tensor([0, tokens], device=device), ratio=4)
+    assert ends[[-5, -4, -1]].tolist() == [last, count, count]
+
+    keys = torch.zeros(count, 128)
+    keys[[3, 65_535, 65_536, last], 0] = torch.tensor([1.0, 3, 2, 4])
+    k8, scale = flashdsa.quantize_index_k(keys.to(device))
+    q8, heads = flashdsa.quantize_index_q(torch.ones(2, 16, 128), torch.ones(2, 16))
+    ids = torch.empty(2, 4, dtype=torch.int32, device=device)
+    flashdsa.dsa_topk_prefill(q8.to(device), k8, heads.to(device), None, ends[[-5, -1]], ids,
+                              k_scale=scale, sorted=True)  # fmt: skip
+    assert ids.tolist() == [[65_535, 65_536, 3, 0], [last, 65_535, 65_536, 3]]
+
+    q = torch.zeros(2, 16, d, device=device, dtype=dtype)
+    chosen, near = ids[1].long(), {"rtol": 0, "atol": 1e-2 if on_gpu else 1e-12}
+    out, _ = flashdsa.sparse_mla_fwd(q, entries, ids, d_v=d)
+    torch.testing.assert_close(out[1, 0].double(), entries[chosen].double().mean(0), **near)
+    own = kv[4 * chosen[:, None] + torch.arange(4, device=device)].double().mean((0, 1))
+    blocks = flashdsa.sparse_mla_fwd(q, kv, ids, d_v=d, index_block=4)
+    rows = flashdsa.sparse_mla_fwd(q, kv, flashdsa.expand_blocks(ids, 4), d_v=d)
+    for of_pools in (blocks, rows):
+        torch.testing.assert_close(of_pools[0][1, 0].double(), own, **near)
 
 
 def normal(seed, *shape):

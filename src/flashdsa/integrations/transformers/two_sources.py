@@ -207,20 +207,23 @@ def attend(
 def window_of(
     mask: Tensor | None, batch: int, num_queries: int, num_keys: int, width: int, base: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """First window row (B, S) of each query, and the row after the last one, which is its own."""
+    """First window row (B, S) of each query, and the row after the last one: its own, or the last
+    token before padding."""
     own = torch.arange(num_keys - num_queries, num_keys, device=base.device).expand(batch, -1)
     starts, ends = (own + 1 - width).clamp(min=0), own + 1
     if mask is not None:
         allowed = mask[:, 0, :, :num_keys].expand(batch, -1, -1)
         allowed = allowed if allowed.dtype == torch.bool else allowed >= 0
         any_seen = allowed.any(dim=2)
-        starts = torch.where(any_seen, allowed.to(torch.uint8).argmax(dim=2), ends)
+        seen = allowed.to(torch.uint8)
+        starts = torch.where(any_seen, seen.argmax(dim=2), ends)
+        ends = torch.where(any_seen, num_keys - seen.flip(2).argmax(dim=2), ends)
         if base.device.type == "cpu" or values_are_checked():
             position = torch.arange(num_keys, device=base.device)
-            seen = (position >= starts[..., None]) & (position < ends[..., None])
-            if not torch.equal(seen, allowed):
+            within = (position >= starts[..., None]) & (position < ends[..., None])
+            if not torch.equal(within, allowed):
                 raise ArgumentValueError(
-                    "attention_mask: expected each query to see neighbouring tokens up to its own, "
-                    "as a window and padding leave them"
+                    "attention_mask: expected each query to see neighbouring tokens, as a window "
+                    "and padding leave them"
                 )
     return base + starts, base + ends
