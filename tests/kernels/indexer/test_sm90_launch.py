@@ -232,7 +232,7 @@ def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     for stream in (7, 7, 8, 7):
         splitting.stream = stream
         launch(rows(1, SPLIT_PAGES))
-    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2, 2)}
+    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2, 4)}
     first, again, other, last = splitting.addresses()
     assert first == again == last
     assert not set(first) & set(other)

@@ -12,6 +12,7 @@ from torch import Tensor
 from flashdsa.backends.indexer.clusters import NARROW_CLUSTER, NARROW_PAGES
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.sizes import SPLITS_BY_SIZE
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 
@@ -66,8 +67,8 @@ class RowSplits:
             return
         if self._split is None:
             self._split = self._runner.function(self._spec, self._plan)
-        workspace = self._workspace()
-        self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows or 1)
+        workspace, most = self._workspace(), SPLITS_BY_SIZE * cluster_size
+        self._split(*tensors, *workspace, num_clusters, cluster_size, most)
 
     def _allocate(self, runner: Runner) -> tuple[Tensor]:
         """Slots, which follow the counters."""

@@ -34,6 +34,10 @@ UNEVEN_PAGES = 88
 it may pay that the lengths decide who gets which row."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
+SHARING_CLUSTER = 5
+"""CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones are too
+few for a row, as they can merge what twice as many clusters publish as one has CTAs: there the CTAs
+of a long row select alone."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
@@ -218,11 +222,13 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
         few = RowSplits(
             runner, spec, replace(plan, rows=By.CLUSTERS), plan, plan.sharing.split_pages
         )
-        return Launch(few.launch, clusters.number, clusters.size)
+        return Launch(few.launch, clusters_at_once(runner, plan)[clusters.size], clusters.size)
+    by_clusters = clusters.size >= SHARING_CLUSTER
+    shared = {"rows": By.CLUSTERS, "by_lengths": True} if by_clusters else {"rows": By.CTAS}
     many = RowSplits(
         runner,
         spec,
-        replace(plan, rows=By.CTAS),
+        replace(plan, **shared),
         plan if rows <= clusters.number else None,
         UNEVEN_PAGES * clusters.size,
     )

@@ -26,6 +26,9 @@ TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
+SPLITS_BY_SIZE = 2
+"""Clusters that share a row, at most, by the CTAs of each: one CTA's lists have room for what they
+publish."""
 PAIRS_CLUSTER = 4
 """The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE
