@@ -105,6 +105,21 @@ def test_more_is_published_than_the_list_holds() -> None:
     assert len(published) >= 6 and int(published.sum()) > TIGHT.lists.capacity
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        "ascending",
+        pytest.param("random", marks=pytest.mark.slow),
+        pytest.param("descending", marks=pytest.mark.slow),
+    ],
+)
+def test_the_list_holds_what_can_win_of_all_that_is_published(values: str) -> None:
+    """The row's counts and the CTAs' floors say so, before a slot is listed."""
+    inputs = make_inputs([9600, 513], num_heads=16, values=values)
+    launch = assert_as_the_cpu(TIGHT, inputs, 10, 1, seed=3, warnings=BEHIND_THE_LIST)
+    assert publishing_ctas(launch.workspaces[0][1]) >= 6
+
+
 def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
     """Some CTAs publish nothing."""
     inputs = make_inputs([5000, 600], num_heads=16)

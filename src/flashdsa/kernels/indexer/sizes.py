@@ -17,7 +17,8 @@ ENTRY_WORDS = 2
 SLOT_HEADER_WORDS = 4
 """32-bit words before the entries that a CTA publishes. Clusters that split a row write: their
 number, the first position of the part, the best key, and in a cluster's first CTA the key that
-`topk` of its entries have at least. CTAs that split a row write: their number, the best key."""
+`topk` of its entries have at least. CTAs that split a row write: their number, the best key, the
+key that `topk` of the row's entries have at least."""
 ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
 """32-bit counters of the CTAs of a split row: arrivals, CTAs that have counted their parts by
 groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
