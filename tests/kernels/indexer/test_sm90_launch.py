@@ -21,6 +21,7 @@ from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, choose_launch
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.sizes import MOST_DEALT
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -212,6 +213,15 @@ def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
     for pages in (UNEVEN_PAGES * 2, UNEVEN_PAGES * 2 - 1):
         launch(rows(3, pages))
     assert gpu.launches[0][8:10] == (4, 2) and gpu.launches[1][6:] == (3, 2)
+
+
+def test_who_shares_a_long_row_follows_from_the_number_of_rows(gpu: Gpu) -> None:
+    gpu.capacity = {1: 132, 2: 66, 4: 30, 8: 15}
+    for count in (1, MOST_DEALT, MOST_DEALT + 1, 15, 16):
+        launch(rows(count, SPLIT_PAGES))
+    loaded = [(plan.rows, plan.by_lengths) for plan in gpu.plans if plan.splits]
+    assert loaded == [(By.CLUSTERS, False), (By.CLUSTERS, True), (By.CTAS, False)]
+    assert [arguments[8:10] for arguments in gpu.launches] == [(15, 8)] * 4 + [(30, 4)]
 
 
 def test_narrow_tables_get_no_large_clusters(gpu: Gpu) -> None:

@@ -21,6 +21,7 @@ from flashdsa.backends.indexer.tensors import (
 )
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
+from flashdsa.kernels.indexer.sizes import MOST_DEALT
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
@@ -218,7 +219,7 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
     if plan.sorted:
         clusters = clusters.without_splits()
         return Launch(runner.function(spec, plan), clusters.number, clusters.size)
-    if clusters.num_splits > 1:
+    if clusters.num_splits > 1 and rows <= MOST_DEALT:
         few = RowSplits(
             runner, spec, replace(plan, rows=By.CLUSTERS), plan, plan.sharing.split_pages
         )

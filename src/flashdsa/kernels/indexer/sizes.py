@@ -30,6 +30,9 @@ MAX_CLUSTER = MAX_CLUSTER_SIZE
 SPLITS_BY_SIZE = 2
 """Clusters that share a row, at most, by the CTAs of each: one CTA's lists have room for what they
 publish."""
+MOST_DEALT = 4
+"""Rows to which clusters can be dealt: each of the first lanes of a warp has one (see
+schedule/deal.py)."""
 PAIRS_CLUSTER = 4
 """The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE

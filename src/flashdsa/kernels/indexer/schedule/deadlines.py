@@ -2,10 +2,10 @@
 
 Times are in pages that a CTA scores. Rows that a group of CTAs does not end before a deadline are
 *long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may be
-split, as many as it takes, or as many as can merge what they publish. The others go to the groups of the clusters that are left, forwards and
-backwards in turns, which evens out the sums. The result of each deadline, for each number of
-halvings that makes groups of clusters, is computed from the rows in their order; the deadline
-itself need not be met.
+split, as many as it takes, or as can merge what they publish. The others go to the groups of the
+clusters that are left, forwards and backwards in turns, which evens out the sums. The result of
+each deadline, for each number of halvings that makes groups of clusters, is computed from the rows
+in their order; the deadline itself need not be met.
 """
 
 from typing import Any, NamedTuple

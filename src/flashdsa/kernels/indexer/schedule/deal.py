@@ -5,7 +5,7 @@ A row of `split_pages` or more is *long*. Every other row that is scored gets a 
 long ones get the rest, about as many as their lengths ask for.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, cute
@@ -13,10 +13,8 @@ from cutlass import Float32, Int32, cute
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, clamped, pages_to_score
+from flashdsa.kernels.indexer.sizes import MOST_DEALT
 
-SCAN_STEPS = 2
-MOST_DEALT = 1 << SCAN_STEPS
-"""Rows to which clusters can be dealt: each of the first lanes has one."""
 ROUNDING = 1 / 64
 """More than the error of a long row's share of the clusters, in clusters, and so little that no
 cluster is dealt twice: all such rows together get less than one more."""
@@ -53,7 +51,7 @@ def deal_clusters(
     clusters = cutlass.min(Int32(share + Float32(ROUNDING)) + 1, coord.num_splits)
     clusters = clusters if is_long else Int32(pages > 0)
     end = clusters
-    for shift in cutlass.range_constexpr(SCAN_STEPS):
+    for shift in cutlass.range_constexpr(MOST_DEALT.bit_length() - 1):
         before = cute.arch.shuffle_sync_up(end, 1 << shift, mask_and_clamp=0)
         end += before if lane >= 1 << shift else Int32(0)
     first = end - clusters

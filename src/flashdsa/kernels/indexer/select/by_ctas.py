@@ -13,7 +13,7 @@ result.
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, const_expr, cute
+from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.gmem import load2, store2
 from flashdsa.dsl.pipeline import PackedPhases
