@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
-from flashdsa.backends.indexer.row_splits import RowSplits
+from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
     require_layout,
     slots_of_tokens,
@@ -208,7 +208,7 @@ def _choose_pairs(
         if pairs.rows is By.PAIRS and same:
             clusters = clusters_for(runner, pairs, num_pairs)
             if clusters.size <= MOST_CTAS_OF_A_PAIR:
-                launch = RowSplits(runner, spec, pairs, None, 0).launch
+                launch = RowSplits(runner, spec, Table(0, pairs)).launch
                 number = clusters_at_once(runner, pairs)[clusters.size]
                 return Launch(launch, number, clusters.size)
     return None
@@ -220,18 +220,23 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
         clusters = clusters.without_splits()
         return Launch(runner.function(spec, plan), clusters.number, clusters.size)
     if clusters.num_splits > 1 and rows <= MOST_DEALT:
-        few = RowSplits(
-            runner, spec, replace(plan, rows=By.CLUSTERS), plan, plan.sharing.split_pages
-        )
+        dealt = Table(plan.sharing.split_pages, replace(plan, rows=By.CLUSTERS))
+        few = RowSplits(runner, spec, Table(0, plan), dealt)
         return Launch(few.launch, clusters_at_once(runner, plan)[clusters.size], clusters.size)
-    by_clusters = clusters.size >= SHARING_CLUSTER
-    shared = {"rows": By.CLUSTERS, "by_lengths": True} if by_clusters else {"rows": By.CTAS}
-    many = RowSplits(
-        runner,
-        spec,
-        replace(plan, **shared),
-        plan if rows <= clusters.number else None,
-        UNEVEN_PAGES * clusters.size,
-    )
     number = clusters_at_once(runner, plan)[clusters.size]
+    many = RowSplits(runner, spec, *_tables(plan, clusters.size, rows <= clusters.number))
     return Launch(many.launch, number, clusters.size)
+
+
+def _tables(plan: SelectPlan, size: int, a_cluster_each: bool) -> list[Table]:
+    """The kernels of batches in which the lengths decide, where the table is wide enough for that.
+
+    Args:
+        size: CTAs of a cluster. a_cluster_each: every row can have one.
+    """
+    splits = replace(plan, rows=By.CTAS)
+    if size >= SHARING_CLUSTER:
+        splits = replace(plan, rows=By.CLUSTERS, by_lengths=True)
+    if not a_cluster_each:
+        return [Table(0, splits)]
+    return [Table(0, plan), Table(UNEVEN_PAGES * size, splits)]
