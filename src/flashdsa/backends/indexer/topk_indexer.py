@@ -21,7 +21,7 @@ from flashdsa.backends.indexer.tensors import (
 )
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
-from flashdsa.kernels.indexer.sizes import MOST_DEALT
+from flashdsa.kernels.indexer.sizes import MOST_DEALT, SPLITS_BY_SIZE
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
@@ -36,9 +36,12 @@ it may pay that the lengths decide who gets which row."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
 SHARING_CLUSTER = 5
-"""CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones are too
-few for a row, as they can merge what twice as many clusters publish as one has CTAs: there the CTAs
-of a long row select alone."""
+"""CTAs of a cluster from which clusters share long rows of any length, where lengths decide. Of
+smaller ones too few can share a row, as they can merge what twice as many clusters publish as one
+has CTAs: there the CTAs of a long row select alone."""
+SMALL_SHARING_CLUSTER, SHARED_PAGES = 3, 40
+"""CTAs of a cluster from which clusters share long rows of so many pages for each CTA of the most
+clusters that can."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
@@ -234,9 +237,14 @@ def _tables(plan: SelectPlan, size: int, a_cluster_each: bool) -> list[Table]:
     Args:
         size: CTAs of a cluster. a_cluster_each: every row can have one.
     """
-    splits = replace(plan, rows=By.CTAS)
-    if size >= SHARING_CLUSTER:
-        splits = replace(plan, rows=By.CLUSTERS, by_lengths=True)
+    alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
     if not a_cluster_each:
-        return [Table(0, splits)]
-    return [Table(0, plan), Table(UNEVEN_PAGES * size, splits)]
+        return [Table(0, alone)]
+    tables = [Table(0, plan)]
+    if size >= SMALL_SHARING_CLUSTER:
+        tables.append(Table(UNEVEN_PAGES * size, shared))
+    if size < SMALL_SHARING_CLUSTER:
+        tables.append(Table(UNEVEN_PAGES * size, alone))
+    elif size < SHARING_CLUSTER:
+        tables.append(Table(SHARED_PAGES * SPLITS_BY_SIZE * size * size, alone))
+    return tables
