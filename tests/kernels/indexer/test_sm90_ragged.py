@@ -49,6 +49,7 @@ def publishing_clusters(published: torch.Tensor, size: int) -> list[int]:
         ([6000, 513, 5000, 300, 700], "ascending", (5, 2), [0, 1, 2, 3]),
         pytest.param([700, 9000, 513], "random", (7, 2), [0, 1, 2, 3], marks=pytest.mark.slow),
         pytest.param([530, 6000, 513, 600], "equal", (3, 3), [0, 1], marks=pytest.mark.slow),
+        pytest.param([9000, *[530] * 7], "random", (3, 4), [0, 1], marks=pytest.mark.slow),
     ],
 )
 def test_a_long_row_gets_clusters_by_the_lengths(
@@ -58,6 +59,14 @@ def test_a_long_row_gets_clusters_by_the_lengths(
     inputs = make_inputs(lengths, num_heads=16, values=values)
     launch = assert_as_the_cpu(CLUSTERS, inputs, *clusters, warnings=BEHIND_THE_LIST)
     assert publishing_clusters(launch.workspaces[0][1], clusters[1]) == publishing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["random", "descending"])
+def test_clusters_with_fewer_tokens_than_topk_share_a_row(values: str) -> None:
+    inputs = make_inputs([6000, 2100, 2049], num_heads=16, values=values)
+    launch = assert_as_the_cpu(replace(CLUSTERS, topk=2048), inputs, 5, 2, seed=1)
+    assert publishing_clusters(launch.workspaces[0][1], 2) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
