@@ -192,7 +192,7 @@ _blackwell = partial(
 )  # fmt: skip
 _SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
 _OF_16 = {"num_heads": 16, "topk": 512}
-_ragged = {"rows": By.CTAS}
+_ragged, _shared = {"rows": By.CTAS}, {"rows": By.CLUSTERS, "by_lengths": True}
 
 # fmt: off
 TABLE: dict[str, Row] = {
@@ -422,6 +422,7 @@ TABLE: dict[str, Row] = {
         Ranked("pages outside", (4000, 300), (1, 2, 1), _ragged, bad_pages=True),
         Ranked("shared row", (700,), (1, 2, 1), _OF_16),
         Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
+        Ranked("by lengths", (530, 6000, 513, 600), (3, 2, 1), {**_TIGHT, **_shared}),
         *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
     ), mutated=15, scratch=("argument 7",)),
     "two-levels-sm_90a": Row("two_levels", two_levels.TOKENS),

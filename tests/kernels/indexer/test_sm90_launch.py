@@ -17,10 +17,11 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
-from flashdsa.backends.indexer.topk_indexer import UNEVEN_PAGES, choose_launch
+from flashdsa.backends.indexer.topk_indexer import SHARED_PAGES, UNEVEN_PAGES, choose_launch
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.sizes import MOST_DEALT
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.indexer import TopkIndexerOperands, TopkOperands
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -202,7 +203,7 @@ def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: b
     used = [arguments[6:] if by_score else arguments[8:10] for arguments in gpu.launches]
     assert used == chosen
     kinds = {(plan.sorted, plan.rows) for plan in gpu.plans}
-    unsorted = {(False, By.CLUSTER), (False, By.CTAS)}
+    unsorted = {(False, rows) for rows in (By.CLUSTER, By.CLUSTERS, By.CTAS)}
     assert kinds == ({(True, By.CLUSTER)} if by_score else unsorted)
 
 
@@ -212,6 +213,24 @@ def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
     for pages in (UNEVEN_PAGES * 2, UNEVEN_PAGES * 2 - 1):
         launch(rows(3, pages))
     assert gpu.launches[0][8:10] == (4, 2) and gpu.launches[1][6:] == (3, 2)
+
+
+def test_who_shares_a_long_row_follows_from_the_number_of_rows(gpu: Gpu) -> None:
+    gpu.capacity = {1: 132, 2: 66, 4: 30, 8: 15}
+    for count in (1, MOST_DEALT, MOST_DEALT + 1, 15, 16):
+        launch(rows(count, SHARED_PAGES * 32))
+    loaded = [(plan.rows, plan.by_lengths) for plan in gpu.plans if plan.splits]
+    assert loaded == [(By.CLUSTERS, False), (By.CLUSTERS, True), (By.CTAS, False)]
+    assert [arguments[8:10] for arguments in gpu.launches] == [(15, 8)] * 4 + [(30, 4)]
+
+
+def test_small_clusters_share_rows_that_are_not_too_long(gpu: Gpu) -> None:
+    gpu.capacity = {1: 132, 2: 66, 4: 30}
+    for pages in (4 * UNEVEN_PAGES - 1, 4 * UNEVEN_PAGES, SHARED_PAGES * 32 - 1, SHARED_PAGES * 32):
+        launch(rows(30, pages))
+    kinds = [(plan.rows, plan.by_lengths) for plan in gpu.plans]
+    assert kinds == [(By.CLUSTER, False), (By.CLUSTERS, True), (By.CTAS, False)]
+    assert len(gpu.launches) == 4
 
 
 def test_narrow_tables_get_no_large_clusters(gpu: Gpu) -> None:
@@ -232,7 +251,7 @@ def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     for stream in (7, 7, 8, 7):
         splitting.stream = stream
         launch(rows(1, SPLIT_PAGES))
-    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2, 2)}
+    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2, 4)}
     first, again, other, last = splitting.addresses()
     assert first == again == last
     assert not set(first) & set(other)

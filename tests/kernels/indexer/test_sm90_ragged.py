@@ -1,4 +1,5 @@
-"""Ragged batches on ptxemu: long rows are split among CTAs, which changes no id and leaves nothing.
+"""Ragged batches on ptxemu: long rows are split among CTAs or clusters, which changes no id and
+leaves nothing.
 
 Scores are exact in any order of additions (see exact_inputs.py), so the ids must be equal.
 """
@@ -22,6 +23,8 @@ from tests.kernels.indexer.exact_inputs import make_inputs
 PLAN = IndexerPlan(
     num_heads=16, topk=512, rows=By.CTAS, sharing=Sharing(select_pages=1, merge_pages=3)
 )
+CLUSTERS = replace(PLAN, rows=By.CLUSTERS, by_lengths=True)
+DEALT = replace(CLUSTERS, by_lengths=False, sharing=Sharing(split_pages=20))
 TIGHT = replace(PLAN, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_pages=2))
 OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
@@ -32,6 +35,60 @@ UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 def publishing_ctas(published: torch.Tensor) -> int:
     """How many CTAs wrote a header into their slots."""
     return int((published[:, 0] != UNTOUCHED).sum())
+
+
+def publishing_clusters(published: torch.Tensor, size: int) -> list[int]:
+    """The clusters whose first CTAs wrote headers."""
+    return (published[::size, 0] != UNTOUCHED).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "values", "clusters", "publishing"),
+    [
+        ([530, 6000, 513, 600], "two", (3, 2), [0, 1]),
+        ([6000, 513, 5000, 300, 700], "ascending", (5, 2), [0, 1, 2, 3]),
+        pytest.param([700, 9000, 513], "random", (7, 2), [0, 1, 2, 3], marks=pytest.mark.slow),
+        pytest.param([530, 6000, 513, 600], "equal", (3, 3), [0, 1], marks=pytest.mark.slow),
+        pytest.param([9000, *[530] * 7], "random", (3, 4), [0, 1], marks=pytest.mark.slow),
+    ],
+)
+def test_a_long_row_gets_clusters_by_the_lengths(
+    lengths: list[int], values: str, clusters: tuple[int, int], publishing: list[int]
+) -> None:
+    """At most twice as many as a cluster has CTAs; the other rows take turns on the rest."""
+    inputs = make_inputs(lengths, num_heads=16, values=values)
+    launch = assert_as_the_cpu(CLUSTERS, inputs, *clusters, warnings=BEHIND_THE_LIST)
+    assert publishing_clusters(launch.workspaces[0][1], clusters[1]) == publishing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("values", ["random", "descending"])
+def test_clusters_with_fewer_tokens_than_topk_share_a_row(values: str) -> None:
+    inputs = make_inputs([6000, 2100, 2049], num_heads=16, values=values)
+    launch = assert_as_the_cpu(replace(CLUSTERS, topk=2048), inputs, 5, 2, seed=1)
+    assert publishing_clusters(launch.workspaces[0][1], 2) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "values", "clusters", "publishing"),
+    [
+        ([700, 400, 2500], "two", (5, 1, 3), [1, 2, 3]),
+        ([1500, 4000], "ascending", (5, 2, 4), [1, 2, 3]),
+        ([3000, 3000, 700], "random", (5, 1, 2), [0, 1, 2, 3]),
+        pytest.param([600, 700], "random", (4, 2, 4), [], marks=pytest.mark.slow),
+        pytest.param([300, 2500, 0, 513], "equal", (7, 2, 4), [0, 1, 2, 3], marks=pytest.mark.slow),
+    ],
+)
+def test_a_few_rows_are_dealt_clusters(
+    lengths: list[int], values: str, clusters: tuple[int, int, int], publishing: list[int]
+) -> None:
+    """Rows without scores get none, short ones one, and long ones those that are left."""
+    inputs = make_inputs(lengths, num_heads=16, values=values)
+    number, size, most = clusters
+    launch = assert_as_the_cpu(
+        DEALT, inputs, number, size, num_splits=most, warnings=BEHIND_THE_LIST
+    )
+    assert publishing_clusters(launch.workspaces[0][1], size) == publishing
 
 
 @pytest.mark.parametrize("values", [pytest.param("random", marks=pytest.mark.slow), "two"])
@@ -55,6 +112,21 @@ def test_more_is_published_than_the_list_holds() -> None:
     published = launch.workspaces[0][1][:, 0]
     published = published[published != UNTOUCHED]
     assert len(published) >= 6 and int(published.sum()) > TIGHT.lists.capacity
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "ascending",
+        pytest.param("random", marks=pytest.mark.slow),
+        pytest.param("descending", marks=pytest.mark.slow),
+    ],
+)
+def test_the_list_holds_what_can_win_of_all_that_is_published(values: str) -> None:
+    """The row's counts and the CTAs' floors say so, before a slot is listed."""
+    inputs = make_inputs([9600, 513], num_heads=16, values=values)
+    launch = assert_as_the_cpu(TIGHT, inputs, 10, 1, seed=3, warnings=BEHIND_THE_LIST)
+    assert publishing_ctas(launch.workspaces[0][1]) >= 6
 
 
 def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.sizes import SPLITS_BY_SIZE
 
 SIZES = (16, 14, 13, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Clusters to choose from, largest first; of two that run equally often the larger one is better. 9
@@ -20,9 +21,6 @@ is missing: eight rows of 16K tokens take as long with 9 CTAs each as with 8, or
 USUAL_CLUSTER = 13
 """The most CTAs without FLASHDSA_MAX_CLUSTER. A cluster starts when one GPC has as many free SMs.
 132 SMs are in at most 8 GPCs, so that one has 13 free ones whichever 35 SMs other streams hold."""
-SPLITS_BY_SIZE = 2
-"""Splits of a row, at most, by the CTAs of each: one CTA's lists have room for what they
-publish."""
 NARROW_PAGES = 64
 """Pages of a block table's row up to which more than NARROW_CLUSTER CTAs do not help a row."""
 NARROW_CLUSTER = 8

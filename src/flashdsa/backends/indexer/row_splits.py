@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,36 +12,34 @@ from torch import Tensor
 from flashdsa.backends.indexer.clusters import NARROW_CLUSTER, NARROW_PAGES
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.sizes import SPLITS_BY_SIZE
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
 
 
-class RowSplits:
-    """Launches whose CTAs share rows and exchange their best entries in a workspace: see the
-    runner's."""
+class Table(NamedTuple):
+    """The kernel for block tables of so many pages a row or more."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        spec: KernelSpec,
-        plan: SelectPlan,
-        unsplit: SelectPlan | None,
-        least_pages: int,
-    ) -> None:
-        """Load `unsplit`, if it is given, and the other kernel at its first use; else that one.
+    least_pages: int
+    plan: SelectPlan
+
+
+class RowSplits:
+    """Launches of kernels among which the width of the table chooses. CTAs of those that split rows
+    exchange their best entries in a workspace: see the runner's."""
+
+    def __init__(self, runner: Runner, spec: KernelSpec, *tables: Table) -> None:
+        """Load the first kernel, and each of the others at its first use.
 
         Args:
-            plan: has splits. unsplit: for tables with fewer pages a row than `least_pages`.
+            tables: by their least pages, of which the first one has 0.
         """
-        self._runner, self._spec, self._plan = runner, spec, plan
-        self._split: Callable[..., Any] | None
-        self._unsplit = runner.function(spec, unsplit) if unsplit else None
-        self._least_pages = least_pages if unsplit else 0
-        self._sizes = plan.split_workspace(runner.num_sms)
-        self._workspace = partial(
-            runner.workspace, plan.slot_words, self._allocate, self._sizes.counters
-        )
-        self._split = None if unsplit else runner.function(spec, plan)
+        self._least_pages = [table.least_pages for table in tables]
+        self._load = [partial(runner.function, spec, table.plan) for table in tables]
+        self._functions: list[Callable[..., Any] | None] = [None] * len(tables)
+        self._functions[0] = self._load[0]()
+        self._workspaces = [_workspace(runner, table.plan) for table in tables]
+        self._page_entries = PAGE_SIZE // tables[0].plan.entry_tokens
 
     def launch(
         self,
@@ -57,18 +55,29 @@ class RowSplits:
         """Launch as `Launch.function`. No row is longer than the table is wide: each row of a
         narrow table gets one cluster, and of the narrowest ones a small one."""
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
-        rows = seq_lens.numel()
-        pages = block_table.shape[1] * self._plan.entry_tokens // PAGE_SIZE
-        if self._unsplit is not None and pages < self._least_pages:
-            if pages <= NARROW_PAGES:
-                cluster_size = min(cluster_size, NARROW_CLUSTER)
-            self._unsplit(*tensors, rows, cluster_size)
+        pages = block_table.shape[1] // self._page_entries
+        which = len(self._least_pages) - 1
+        while pages < self._least_pages[which]:
+            which -= 1
+        function, workspace = self._functions[which], self._workspaces[which]
+        if function is None:
+            function = self._functions[which] = self._load[which]()
+        if workspace is not None:
+            most = SPLITS_BY_SIZE * cluster_size
+            function(*tensors, *workspace(), num_clusters, cluster_size, most)
             return
-        if self._split is None:
-            self._split = self._runner.function(self._spec, self._plan)
-        workspace = self._workspace()
-        self._split(*tensors, *workspace, num_clusters, cluster_size, num_clusters // rows or 1)
+        if pages <= NARROW_PAGES:
+            cluster_size = min(cluster_size, NARROW_CLUSTER)
+        function(*tensors, seq_lens.numel(), cluster_size)
 
-    def _allocate(self, runner: Runner) -> tuple[Tensor]:
-        """Slots, which follow the counters."""
-        return (runner.empty(*self._sizes.slots, dtype=torch.int32),)
+
+def _workspace(runner: Runner, plan: SelectPlan) -> Callable[[], tuple[Any, ...]] | None:
+    """The workspace of a launch: counters, and slots, which follow them; None: it needs none."""
+    if not plan.splits:
+        return None
+    sizes = plan.split_workspace(runner.num_sms)
+
+    def allocate(runner: Runner) -> tuple[Tensor]:
+        return (runner.empty(*sizes.slots, dtype=torch.int32),)
+
+    return partial(runner.workspace, plan.slot_words, allocate, sizes.counters)

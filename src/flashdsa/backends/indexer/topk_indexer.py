@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
-from flashdsa.backends.indexer.row_splits import RowSplits
+from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
     require_layout,
     slots_of_tokens,
@@ -21,6 +21,7 @@ from flashdsa.backends.indexer.tensors import (
 )
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
+from flashdsa.kernels.indexer.sizes import MOST_DEALT, SPLITS_BY_SIZE
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
@@ -34,6 +35,13 @@ UNEVEN_PAGES = 88
 it may pay that the lengths decide who gets which row."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
+SHARING_CLUSTER = 5
+"""CTAs of a cluster from which clusters share long rows of any length, where lengths decide. Of
+smaller ones too few can share a row, as they can merge what twice as many clusters publish as one
+has CTAs: there the CTAs of a long row select alone."""
+SMALL_SHARING_CLUSTER, SHARED_PAGES = 3, 40
+"""CTAs of a cluster from which clusters share long rows of so many pages for each CTA of the most
+clusters that can."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
@@ -203,7 +211,7 @@ def _choose_pairs(
         if pairs.rows is By.PAIRS and same:
             clusters = clusters_for(runner, pairs, num_pairs)
             if clusters.size <= MOST_CTAS_OF_A_PAIR:
-                launch = RowSplits(runner, spec, pairs, None, 0).launch
+                launch = RowSplits(runner, spec, Table(0, pairs)).launch
                 number = clusters_at_once(runner, pairs)[clusters.size]
                 return Launch(launch, number, clusters.size)
     return None
@@ -214,17 +222,29 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
     if plan.sorted:
         clusters = clusters.without_splits()
         return Launch(runner.function(spec, plan), clusters.number, clusters.size)
-    if clusters.num_splits > 1:
-        few = RowSplits(
-            runner, spec, replace(plan, rows=By.CLUSTERS), plan, plan.sharing.split_pages
-        )
-        return Launch(few.launch, clusters.number, clusters.size)
-    many = RowSplits(
-        runner,
-        spec,
-        replace(plan, rows=By.CTAS),
-        plan if rows <= clusters.number else None,
-        UNEVEN_PAGES * clusters.size,
-    )
+    if clusters.num_splits > 1 and rows <= MOST_DEALT:
+        dealt = Table(plan.sharing.split_pages, replace(plan, rows=By.CLUSTERS))
+        few = RowSplits(runner, spec, Table(0, plan), dealt)
+        return Launch(few.launch, clusters_at_once(runner, plan)[clusters.size], clusters.size)
     number = clusters_at_once(runner, plan)[clusters.size]
+    many = RowSplits(runner, spec, *_tables(plan, clusters.size, rows <= clusters.number))
     return Launch(many.launch, number, clusters.size)
+
+
+def _tables(plan: SelectPlan, size: int, a_cluster_each: bool) -> list[Table]:
+    """The kernels of batches in which the lengths decide, where the table is wide enough for that.
+
+    Args:
+        size: CTAs of a cluster. a_cluster_each: every row can have one.
+    """
+    alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
+    if not a_cluster_each:
+        return [Table(0, alone)]
+    tables = [Table(0, plan)]
+    if size >= SMALL_SHARING_CLUSTER:
+        tables.append(Table(UNEVEN_PAGES * size, shared))
+    if size < SMALL_SHARING_CLUSTER:
+        tables.append(Table(UNEVEN_PAGES * size, alone))
+    elif size < SHARING_CLUSTER:
+        tables.append(Table(SHARED_PAGES * SPLITS_BY_SIZE * size * size, alone))
+    return tables

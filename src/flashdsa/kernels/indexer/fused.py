@@ -17,6 +17,7 @@ from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import Coord, find_coord, packed
+from flashdsa.kernels.indexer.schedule.deal import deal_clusters
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, pairs_of, rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
@@ -27,6 +28,7 @@ from flashdsa.kernels.indexer.select.by_pairs import select_in_teams
 from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COORD,
     ClusterBuffers,
     IndexerMemory,
     SelectBuffers,
@@ -137,7 +139,9 @@ def set_up(
     rows = scheduled = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
     if const_expr(plan.rows is By.PAIRS):
         scheduled = pairs_of(rows)
-    num_splits = operands.num_splits if const_expr(plan.rows is By.CLUSTERS) else Int32(1)
+    num_splits = Int32(1)
+    if const_expr(plan.dealt):
+        num_splits = operands.num_splits
     coord = find_coord(scheduled, num_splits, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, scheduled, coord, caller.thread, caller.consumes, plan)
@@ -154,7 +158,10 @@ def set_up(
 @cute.jit
 def load(ctx: Any, loader: cutlass.Constexpr, x: Cta, plan: cutlass.Constexpr) -> None:
     """Role load: the CTA's part of its rows; `ctx` and `loader` are the architecture's."""
-    load_scheduled(ctx, loader, x.select, x.coord, x.lengths, x.caller.lane, plan)
+    coord, lengths = x.coord, x.lengths
+    if const_expr(plan.dealt):
+        coord, lengths = deal_clusters(x.rows, coord, lengths, x.caller.lane, plan)
+    load_scheduled(ctx, loader, x.select, coord, lengths, x.caller.lane, plan)
 
 
 @cute.jit
@@ -202,7 +209,12 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         plan,
     )
     inputs = input_buffers_in(memory, plan, RingConsumer)
-    coords = packed(coord) if const_expr(plan.selects_alone) else coord
+    if const_expr(plan.dealt):
+        coord, _ = deal_clusters(x.rows, coord, x.lengths, caller.lane, plan)
+        if caller.thread == 0:
+            # All consumers sync before one of them reads it.
+            x.select.scratch[SCRATCH_COORD + Coord._fields.index("group")] = coord.group
+    coords = packed(coord) if const_expr(plan.splits) else coord
     pages = page_source(memory, caller.thread, plan)
     s = Selecting(
         inputs,

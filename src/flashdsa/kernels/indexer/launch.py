@@ -76,8 +76,8 @@ def launch_splits(
     Args:
         arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel
             (CTAs * ROW_COUNTERS,). slots: (CTAs, slot_words) int32.
-        num_splits: clusters of each long row, num_clusters // B; a scheduled kernel looks at the
-            lengths instead.
+        num_clusters: B or more if clusters are dealt to rows, at most MOST_DEALT of them.
+        num_splits: clusters of a long row that they are dealt to, at most.
     """
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),

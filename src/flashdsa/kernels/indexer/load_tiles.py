@@ -24,6 +24,7 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import Coord, index_of_turn
 from flashdsa.kernels.indexer.schedule.page_partition import divide
 from flashdsa.kernels.indexer.schedule.work_tile import (
@@ -75,10 +76,10 @@ def row_of_turn(
                 length = select.lengths[row]
         else:
             length = row_length(rows, row)
+    elif const_expr(plan.dealt):
+        row, length = coord.row, first_length
     else:
-        groups = coord.num_groups // coord.num_splits
-        row = index_of_turn(coord.group // coord.num_splits, groups, turn)
-        length = first_length
+        row, length = index_of_turn(coord.group, coord.num_groups, turn), first_length
         if turn > 0:
             length = row_length(rows, row)
     return row, length
@@ -93,25 +94,23 @@ class Share(NamedTuple):
 
 
 @cute.jit
-def share_of_row(coord: Coord, pages: Int32, plan: cutlass.Constexpr) -> Share:
+def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
     """The caller's share; a part from `num_parts` on is empty."""
-    if const_expr(plan.scheduled):
-        # Groups that share a row have one CTA.
-        part, num_parts = coord.part, coord.num_parts
+    part, num_parts = coord.part, coord.num_parts
+    if const_expr(plan.scheduled or plan.dealt):
         if coord.num_splits > 1:
-            part, num_parts = coord.group, coord.num_splits
-        return Share(part, num_parts, coord.num_splits)
-    num_splits = Int32(1)
-    if pages >= plan.sharing.split_pages:
-        num_splits = coord.num_splits
-    split = coord.group % coord.num_splits
-    return Share(split * coord.num_parts + coord.part, num_splits * coord.num_parts, num_splits)
+            if const_expr(plan.rows is By.CLUSTERS):
+                part += coord.group * num_parts
+                num_parts *= coord.num_splits
+            else:  # groups that share a row have one CTA
+                part, num_parts = coord.group, coord.num_splits
+    return Share(part, num_parts, coord.num_splits)
 
 
 @cute.jit
 def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
     """(the part's first page, one past its last). A part ends where the next one begins."""
-    if const_expr(plan.scheduled):
+    if const_expr(plan.scheduled or plan.dealt):
         inverse = cute.arch.rcp_approx(Float32(share.num_parts))
         first = divide(share.part * pages, share.num_parts, inverse)
         return first, divide(share.part * pages + pages, share.num_parts, inverse)
@@ -143,14 +142,15 @@ def load_scheduled(
     pages_done = Int32(0)
     number = Int32(0)
     turns = coord.turns
-    if const_expr(not plan.scheduled):
-        groups = coord.num_groups // coord.num_splits
-        turns = (ctx.rows.count + groups - 1) // groups
+    if const_expr(plan.dealt):
+        turns = Int32(1)
+    elif const_expr(not plan.scheduled):
+        turns = (ctx.rows.count + coord.num_groups - 1) // coord.num_groups
     first_length = clamped(ctx.rows, cute.arch.shuffle_sync(first_lengths, 0))
     for turn in cutlass.range(turns, unroll=1):
         row, length = row_of_turn(ctx.rows, select, coord, turn, first_length, plan)
         pages = pages_to_score(length, plan)
-        share = share_of_row(coord, pages, plan)
+        share = share_of_row(coord, plan)
         if pages > 0 and share.part < share.num_parts:
             first, end = pages_of_share(share, pages, plan)
             tile = WorkTile(row, first, end - first, length, share.num_splits, pages_done)

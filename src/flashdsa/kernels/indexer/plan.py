@@ -43,6 +43,7 @@ FUSED_KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"rows": By.CTAS},
     {"rows": By.CLUSTERS},
+    {"rows": By.CLUSTERS, "by_lengths": True},
     {"sorted": True},
 )
 """The fused kernels of each size."""
@@ -115,6 +116,7 @@ class SelectPlan:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
         positions: ids are token positions, not cache slots.
         rows: who selects in a row; `sorted` ones are one cluster's.
+        by_lengths: of rows that clusters share: their lengths decide how many clusters each gets.
         stages: pages in flight, where the winners are not sorted.
     """
 
@@ -123,6 +125,7 @@ class SelectPlan:
     sorted: bool = False
     positions: bool = False
     rows: By = By.CLUSTER
+    by_lengths: bool = False
     stages: int = 12
     consumer_warpgroups: int = 4
     lists: Lists = Lists()
@@ -138,6 +141,8 @@ class SelectPlan:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.splits and self.sorted:
             raise ValueError("rows: a kernel that sorts splits no rows")
+        if self.by_lengths and self.rows is not By.CLUSTERS:
+            raise ValueError("by_lengths: expected rows that clusters share")
         lists, capacity = self.lists, self.lists.capacity
         if self.rows is By.PAIRS and capacity % self.consumer_warps:
             raise ValueError("lists.capacity: expected as many entries for each warp")
@@ -173,6 +178,7 @@ class SelectPlan:
             "sorted": self.sorted,
             "splits": self.splits,
             "scheduled": self.scheduled,
+            "clusters": self.by_lengths,
             "pairs": self.rows is By.PAIRS,
             "positions": self.positions,
         }
@@ -218,7 +224,12 @@ class SelectPlan:
     def scheduled(self) -> bool:
         """The rows' lengths decide who gets which, and how many CTAs (see
         schedule/row_schedule.py); otherwise a batch keeps its own order."""
-        return self.sorted or self.selects_alone
+        return self.sorted or self.selects_alone or self.by_lengths
+
+    @property
+    def dealt(self) -> bool:
+        """Clusters are dealt to rows by lengths; no cluster has a second row (schedule/deal.py)."""
+        return self.rows is By.CLUSTERS and not self.scheduled
 
     @property
     def teams(self) -> int:

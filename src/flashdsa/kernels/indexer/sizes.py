@@ -17,7 +17,8 @@ ENTRY_WORDS = 2
 SLOT_HEADER_WORDS = 4
 """32-bit words before the entries that a CTA publishes. Clusters that split a row write: their
 number, the first position of the part, the best key, and in a cluster's first CTA the key that
-`topk` of its entries have at least. CTAs that split a row write: their number, the best key."""
+`topk` of its entries have at least. CTAs that split a row write: their number, the best key, the
+key that `topk` of the row's entries have at least."""
 ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
 """32-bit counters of the CTAs of a split row: arrivals, CTAs that have counted their parts by
 groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
@@ -26,6 +27,12 @@ TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE
 """CTAs that may share a row; more than 8 is what CUDA calls a non-portable size."""
+SPLITS_BY_SIZE = 2
+"""Clusters that share a row, at most, by the CTAs of each: one CTA's lists have room for what they
+publish."""
+MOST_DEALT = 4
+"""Rows to which clusters can be dealt: each of the first lanes of a warp has one (see
+schedule/deal.py)."""
 PAIRS_CLUSTER = 4
 """The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE

@@ -24,6 +24,7 @@ class Coord(NamedTuple):
     depth: Any  # Int32: pages in flight, in steps of 1 / DEPTH_STEPS; None: as many as stages
     weighed: Any  # Boolean: the rows' lengths decide; None: they never do
     ordered: Any  # Boolean: they did, and the group's rows are in own_rows; None: never
+    row: Any = None  # Int32: the group's only row, if clusters were dealt to rows; None: not
 
 
 class PackedCoord(NamedTuple):

@@ -2,10 +2,10 @@
 
 Times are in pages that a CTA scores. Rows that a group of CTAs does not end before a deadline are
 *long*, at most as many as a warp has lanes: each gets clusters of its own, one or, if rows may be
-split, as many as it takes. The others go to the groups of the clusters that are left, forwards and
-backwards in turns, which evens out the sums. The result of each deadline, for each number of
-halvings that makes groups of clusters, is computed from the rows in their order; the deadline
-itself need not be met.
+split, as many as it takes, or as can merge what they publish. The others go to the groups of the
+clusters that are left, forwards and backwards in turns, which evens out the sums. The result of
+each deadline, for each number of halvings that makes groups of clusters, is computed from the rows
+in their order; the deadline itself need not be met.
 """
 
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from cutlass import Float32, Int32, const_expr, cute
 from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import (
     COORD_WORDS,
     Coord,
@@ -28,6 +29,7 @@ from flashdsa.kernels.indexer.sizes import (
     LAST_POSITION,
     MAX_OWN_ROWS,
     ORDERED_ROWS,
+    SPLITS_BY_SIZE,
 )
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_WARP_SUMS, SelectBuffers
 
@@ -82,14 +84,17 @@ def row_of(key: Int32) -> Int32:
 
 @cute.jit
 def clusters_for(
-    each: Float32, deadline: Float32, plan: cutlass.Constexpr
+    each: Float32, deadline: Float32, num_parts: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Float32]:
-    """(clusters of a long row, its time), if each CTA of one cluster had `each` pages."""
+    """(clusters of a long row, its time), if each of the `num_parts` CTAs of one cluster had `each`
+    pages."""
     clusters, time = Int32(1), each + Float32(plan.sharing.select_pages)
     if const_expr(plan.splits):
         left = deadline - Float32(plan.sharing.merge_pages)
         if time > deadline and left >= Float32(LEAST_PART_PAGES):
             clusters = Int32(each * cute.arch.rcp_approx(left)) + 1
+            if const_expr(plan.rows is By.CLUSTERS):
+                clusters = cutlass.min(clusters, num_parts * SPLITS_BY_SIZE)
             merge_pages = Float32(plan.sharing.merge_pages)
             time = each * cute.arch.rcp_approx(Float32(clusters)) + merge_pages
     return clusters, time
@@ -121,7 +126,8 @@ def long_row(
         pages = pages_of(key)
     alone = pages * of_group(coord, halvings) + Float32(plan.sharing.select_pages)
     is_long = lane < tally.scored and alone > deadline
-    clusters, time = clusters_for(pages * of_group(coord, Int32(0)), deadline, plan)
+    each = pages * of_group(coord, Int32(0))
+    clusters, time = clusters_for(each, deadline, coord.num_parts, plan)
     if not is_long:
         clusters, time = Int32(0), Float32(0.0)
     return LongRow(key, is_long, clusters, in_steps(time))
@@ -239,7 +245,12 @@ def give_out_as(
             select.own_rows[0] = row_of(key)
         coord = coord._replace(turns=Int32(1))
         if clusters > 1:
-            coord = lone_cta(coord, first, clusters)
+            if const_expr(plan.rows is By.CLUSTERS):
+                coord = coord._replace(
+                    group=coord.group - first, num_groups=clusters, num_splits=clusters
+                )
+            else:
+                coord = lone_cta(coord, first, clusters)
     else:
         coord = coord._replace(group=coord.group - needed, num_groups=coord.num_groups - needed)
         share = of_group(coord, halvings)

@@ -54,9 +54,12 @@ def first_lengths(
 
     Lane 0 of a load warp gets the length of the row with the cluster's number. Its other lanes ask
     for the next rows: if all lanes shared a number, ptxas would wait for it here, to keep it only
-    once. A consumer, if rows are weighed, gets the length of the row with its own thread number.
+    once. A consumer, if rows are weighed, gets the length of the row with its own thread number. A
+    lane gets that of the row with its number if clusters are dealt to rows.
     """
-    row = coord.group // coord.num_splits + thread % WARP_SIZE
+    row = thread % WARP_SIZE
+    if const_expr(not plan.dealt):
+        row += coord.group
     if const_expr(plan.scheduled):
         if consumes:
             row = thread

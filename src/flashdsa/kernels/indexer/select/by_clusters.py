@@ -27,6 +27,7 @@ from flashdsa.kernels.indexer.emit.by_position import (
     emit_in_order,
     own_span,
 )
+from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.keys import (
     BIN_BITS,
@@ -55,6 +56,7 @@ from flashdsa.kernels.indexer.select.tiles import (
 )
 from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
+    SCRATCH_COORD,
     SCRATCH_COUNT,
     SCRATCH_PART,
     SCRATCH_RANGE,
@@ -91,6 +93,7 @@ def select_by_clusters(
             release_tile(s, phases)
         in_order = listed.floor == 0  # a compaction ends that
         if scored or in_order or is_full(s, listed.entries):
+            here = placed(s, tile)
             publishes = scored and tile.num_splits > 1 and not merges
             in_order = scored and in_order and tile.num_splits == 1
             span = WarpSpan(Int32(0), Int32(0), Int32(0))
@@ -98,21 +101,31 @@ def select_by_clusters(
                 span = own_span(s, tile.row, part)
             # A list that is compacted keeps at least topk entries; those of the last bin, too.
             threshold, phases = find_threshold(
-                s, scored and s.coord.num_parts > 1, publishes or not scored, part, phases, merges
+                here,
+                scored and here.coord.num_parts > 1,
+                publishes or not scored,
+                part,
+                phases,
+                merges,
             )
             if not scored:
                 listed = compacted(s, listed, threshold)
             elif publishes:
-                merges, entries = publish_part(s, tile, part, threshold)
+                merges, entries = publish_part(here, tile, part, threshold)
                 listed = listed._replace(entries=entries)
                 selected = not merges
             else:
                 if in_order:
-                    emit_in_order(s, tile.row, part, span, threshold)
+                    emit_in_order(here, tile.row, part, span, threshold)
                 else:
-                    emit_by_position(s, tile.row, part, threshold)
+                    emit_by_position(here, tile.row, part, threshold)
                 selected = cutlass.Boolean(True)
     return phases
+
+
+def placed(s: Selecting, tile: WorkTile) -> Selecting:
+    """The same with the coordinates that selecting in the tile needs."""
+    return s._replace(coord=s.coord.unpacked()._replace(num_splits=tile.num_splits))
 
 
 @cute.jit
@@ -209,7 +222,8 @@ def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
     select, coord, thread, plan = s.select, s.coord, s.thread, s.plan
     clear_histogram(s)
     lane = thread % WARP_SIZE
-    first_cta = cta - coord.part - coord.group % coord.num_splits * coord.num_parts
+    split = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
+    first_cta = cta - coord.part - split * coord.num_parts
     first_slot = first_cta + coord.part * coord.num_splits
     count, first, best, stop = Int32(0), Int32(0), Int32(SIGN), row_end
     if lane < coord.num_splits:

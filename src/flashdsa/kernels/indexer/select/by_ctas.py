@@ -13,7 +13,7 @@ result.
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, const_expr, cute
+from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.gmem import load2, store2
 from flashdsa.dsl.pipeline import PackedPhases
@@ -27,7 +27,7 @@ from flashdsa.kernels.indexer.emit.by_position import (
     own_span,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import SIGN, Part, accepts, signed
+from flashdsa.kernels.indexer.select.keys import SIGN, Part, accepts, signed, unsigned
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
     append_all,
@@ -118,7 +118,7 @@ def select_by_ctas(
                 here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
             )
             # An equal key further on has a larger position.
-            floor = threshold.key + 1
+            floor = cutlass.max(threshold.key + 1, listed.floor)
             if counts:
                 threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
             if not scored:
@@ -170,7 +170,7 @@ def raise_threshold(
 @cute.jit
 def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boolean:
     """Publish the part's entries that can win; return whether the caller is the row's last CTA to
-    do so. Then the list is empty, and the row's counters are 0 again. Ends synced."""
+    do so. Then the list is empty. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
     cta, _, _ = cute.arch.block_idx()
     counters = counters_of(s)
@@ -206,6 +206,8 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     consumer_sync(plan)
     if thread == 0:
         store2(slot, select.scratch[SCRATCH_COUNT], select.scratch[SCRATCH_TOP])
+        # At least `topk` entries of the row have this key or a better one.
+        store2(slot + 2, signed(threshold.key), Int32(0))
         # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
         # with smaller tickets wrote: the consumers may read all of it after the next sync.
         select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
@@ -214,9 +216,6 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     consumer_sync(plan)
     is_last = select.scratch[SCRATCH_TICKET] == sharers(select).count - 1
     if is_last:
-        # Every CTA of the row has read the counts, before its ticket.
-        if thread < ROW_COUNTERS:
-            (counters + thread).store(Int32(0))
         reset(s)
     return is_last
 
@@ -224,7 +223,7 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
 @cute.jit
 def list_slots(s: Selecting, listed: Listed) -> Listed:
     """List what the row's CTAs published, from the first one on that is not listed, as long as the
-    list has room. Ends synced."""
+    list has room. The first call makes the row's counters 0 again. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
     first_cta = sharers(select).first + listed.pages
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
@@ -232,7 +231,12 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
         read_headers(s, listed, lane)
     # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
+    if listed.pages == 0:
+        # Every CTA of the row has read the counts: the others before their tickets.
+        if thread < ROW_COUNTERS:
+            (counters_of(s) + thread).store(Int32(0))
     fitting, chunks = select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS]
+    floor = Uint32(select.scratch[SCRATCH_FLOOR])
     find_chunks(s, chunks)
     # All consumers: every chunk's offset is known.
     consumer_sync(plan)
@@ -252,47 +256,73 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
             # Entries that can win have no key 0.
-            wanted[i] = Int32(keys[i] != 0 and Uint32(keys[i]) >= listed.floor)
+            wanted[i] = Int32(keys[i] != 0 and Uint32(keys[i]) >= floor)
         append_all(select, keys, positions, wanted, CHUNKS_TOGETHER)
     # All consumers: the list is complete.
     consumer_sync(plan)
     entries = select.scratch[SCRATCH_COUNT]
     consumer_sync(plan)  # everyone has read the count, so that it may be written again
-    return Listed(entries, listed.pages + fitting, listed.floor)
+    return Listed(entries, listed.pages + fitting, floor)
 
 
 @cute.jit
 def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
-    """One warp: write to scratch how many of the next slots fit the list, and how many chunks they
-    have; write to the candidates' memory the entries of each, and the chunks up to its end."""
+    """One warp: write to scratch how many of the next slots fit the list, how many chunks they
+    have, and the list's floor; write to the candidates' memory the entries of each, and the chunks
+    up to its end.
+
+    The row's counts are complete when its first slots are listed. They and the slots' own floors
+    say what cannot win, and whether the rest fits, however much was published.
+    """
     select, plan, done = s.select, s.plan, listed.pages
     first_cta = sharers(select).first + done
     num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
-    counts, total = cute.make_rmem_tensor(SLOTS_A_LANE, Int32), Int32(0)
+    counts, tops = (cute.make_rmem_tensor(SLOTS_A_LANE, Int32) for _ in range(2))
+    floor = signed(listed.floor)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
-        counts[i] = Int32(0)
+        counts[i], tops[i] = Int32(0), Int32(SIGN)
         if SLOTS_A_LANE * lane + i < num_slots:
-            count, top = load2(slot_of(s, first_cta + SLOTS_A_LANE * lane + i))
-            # A slot of which nothing can win any more is passed over.
-            counts[i] = count if top >= signed(listed.floor) else Int32(0)
-        total += counts[i]
-    end = listed.entries + prefix_sum(total, lane) - total
-    fitting, chunks = Int32(0), Int32(0)
+            slot = slot_of(s, first_cta + SLOTS_A_LANE * lane + i)
+            counts[i], tops[i] = load2(slot)
+            own, _ = load2(slot + 2)
+            floor = cutlass.max(floor, own)
+    most_entries = Int32(plan.lists.capacity)
+    if done == 0:
+        _, above, within, least = floor_group(s, counters_of(s), lane)
+        floor = cutlass.max(floor, signed(least))
+        if above + within <= plan.lists.capacity:
+            most_entries = Int32(LAST_POSITION)
+    floor = cute.arch.warp_redux_sync(floor, "max")
+    entries, chunks = Int32(0), Int32(0)
+    for i in cutlass.range_constexpr(SLOTS_A_LANE):
+        # A slot of which nothing can win any more is passed over.
+        counts[i] = counts[i] if tops[i] >= floor else Int32(0)
+        entries += counts[i]
+        chunks += chunks_of(counts[i])
+    end = listed.entries + prefix_sum(entries, lane) - entries
+    chunk_end, fitting = prefix_sum(chunks, lane) - chunks, Int32(0)
+    used = Int32(0)  # chunks up to the last slot that fits
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
         end += counts[i]
-        if SLOTS_A_LANE * lane + i < num_slots and end <= plan.lists.capacity:
+        chunk_end += chunks_of(counts[i])
+        fits = end <= most_entries and chunk_end <= most_chunks(plan)
+        if SLOTS_A_LANE * lane + i < num_slots and fits:
             fitting += 1
-            chunks += chunks_of(counts[i])
+            used = chunk_end
         else:
             counts[i] = Int32(0)
         select.candidates[SLOTS_A_LANE * lane + i] = counts[i]
-    chunk_end = prefix_sum(chunks, lane) - chunks
-    for i in cutlass.range_constexpr(SLOTS_A_LANE):
-        chunk_end += chunks_of(counts[i])
         select.candidates[CHUNK_ENDS + SLOTS_A_LANE * lane + i] = chunk_end
     fitting = cute.arch.warp_redux_sync(fitting, "add")
-    if lane == WARP_SIZE - 1:
-        select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, chunk_end
+    used = cute.arch.warp_redux_sync(used, "max")
+    if lane == 0:
+        select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, used
+        select.scratch[SCRATCH_FLOOR] = Int32(unsigned(floor))
+
+
+def most_chunks(plan: Any) -> int:
+    """Chunks whose offsets the candidates' memory has room for."""
+    return int(plan.candidate_words) - CHUNK_OFFSETS
 
 
 def chunks_of(entries: Int32) -> Int32:
@@ -305,9 +335,7 @@ def find_chunks(s: Selecting, chunks: Int32) -> None:
     """Consumers: write each chunk's slot, and its number in the slot, to the candidates' memory. A
     thread searches for one or two, among the chunks up to the end of each slot."""
     select, thread, plan = s.select, s.thread, s.plan
-    most = plan.lists.capacity // WARP_SIZE + LISTED_SLOTS
-    assert const_expr(CHUNK_OFFSETS + most <= plan.candidate_words)
-    for first in cutlass.range_constexpr(0, most, plan.consumer_threads):
+    for first in cutlass.range_constexpr(0, most_chunks(plan), plan.consumer_threads):
         chunk = thread + first
         if chunk < chunks:
             slot = Int32(0)  # number of slots that end before the chunk

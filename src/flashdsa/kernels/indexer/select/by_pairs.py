@@ -123,7 +123,7 @@ def select_by_team(
                 here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
             )
             # An equal key further on has a larger position.
-            floor, entries = threshold.key + 1, listed.entries
+            floor, entries = cutlass.max(threshold.key + 1, listed.floor), listed.entries
             if counts:
                 threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
             if not scored:
