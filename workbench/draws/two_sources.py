@@ -233,7 +233,7 @@ def _cache(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
     return whole[:, : PAGE_SIZE * width].view(pages, PAGE_SIZE, 1, width)
 
 
-def flash_mla(case: Case, task: Task) -> Prepared:
+def flash_mla_forward(case: Case, task: Task) -> Prepared:
     """FlashMLA's prefill kernel over bf16 rows, two sources joined outside the clock."""
     peer, x = import_module("flash_mla").flash_mla_sparse_fwd, task.inputs
     one, (q, sink) = x.joined, padded_heads(x.q, x.sink)
@@ -253,9 +253,13 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
     first, *rest = x.sources
 
     def listed(one: Source) -> tuple[Tensor, Tensor | None]:
-        """Ids by request, and the longest length of each one's queries."""
-        ids = pad(one.ids, (0, -one.ids.shape[1] % DECODE_SLOTS), value=-1)
-        lengths = None if one.lengths is None else one.lengths.view(-1, next_n).amax(1)
+        """Ids by request, -1 from a query's length on, and the longest length of each one's
+        queries; rows like V3.2's take none."""
+        ids = one.ids.where(one.valid(slice(None)), -1)
+        ids = pad(ids, (0, -ids.shape[1] % DECODE_SLOTS), value=-1)
+        is_v32 = one.row_format == "v32_no_rope"
+        given = None if is_v32 else one.lengths
+        lengths = None if given is None else given.view(-1, next_n).amax(1)
         return ids.view(*q.shape[:2], -1), lengths
 
     ids, lengths = listed(first)
