@@ -271,7 +271,10 @@ def test_the_readme_can_show_the_newest_draws(
     packed = folder / "2026-11-23-b.json"
     packed.with_suffix(".json.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
-    shown = result_tables.updated("<!-- draws -->\nold\n<!-- /draws -->")
+    shown = result_tables.updated(
+        "<!-- draws -->\nold\n<!-- /draws --><!-- means -->\n<!-- /means -->"
+    )
+    assert "1.00 to 1.00 times as fast in the mean of drawn shapes, - with 512 columns" in shown
     assert "| it | 2 | 0.50 | 0.57 | 1.25 | 1.00 |" in shown and "old" not in shown
     assert "[2026-11-23-a.json](workbench/results/draws/2026-11-23-a.json)" in shown
 
