@@ -3,9 +3,9 @@
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, of all documents of the newest date; those between `<!-- run -->` and
-`<!-- /run -->` the tables of the newest folder of `workbench/results/dense_to_sparse`. With --check
-nothing is written; exit code 1 if a table is old.
+`workbench/results/draws`, of all documents of the newest date, and those of `<!-- means -->` their
+means in words; those of `<!-- run -->` are the tables of the newest folder of
+`workbench/results/dense_to_sparse`. With --check nothing is written; exit code 1 if a table is old.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workbench.draws.report import Report
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the workbench is beside this folder
@@ -21,19 +25,36 @@ RESULTS = Path("workbench/results")
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
-def draws_table() -> str:
-    """Figures of the newest draws in Markdown, hot / cold, and the documents; "" without any."""
+def newest_draws() -> tuple[list[Path], list[Report]]:
+    """The documents of draws of the newest date, and their reports."""
     paths = sorted((ROOT / RESULTS / "draws").glob("*.json*"))
     newest_ones = [path for path in paths if path.name[:10] == paths[-1].name[:10]]
-    if not newest_ones:
-        return ""
-    from workbench.draws.report import markdown, reports
+    from workbench.draws.report import reports
     from workbench.draws.run import read_draws
 
-    found = reports(row for path in newest_ones for row in read_draws(path))
+    return newest_ones, list(reports(row for path in newest_ones for row in read_draws(path)))
+
+
+def draws_table() -> str:
+    """Figures of the newest draws in Markdown, hot / cold, and the documents; "" without any."""
+    newest_ones, found = newest_draws()
+    if not newest_ones:
+        return ""
+    from workbench.draws.report import markdown
+
     places = [path.relative_to(ROOT) for path in newest_ones]
     links = ", ".join(f"[{place.name}]({place.as_posix()})" for place in places)
     return f"{markdown(found)}\n\nNumbers: {links}\n"
+
+
+def means() -> str:
+    """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
+    spans = []
+    for wide in (False, True):
+        some = [one for one in newest_draws()[1] if ("-512" in one.operation) == wide]
+        figures = [one.figures["hot"].geometric_mean for one in some if "hot" in one.figures]
+        spans.append(f"{min(figures):.2f} to {max(figures):.2f}" if figures else "-")
+    return f"  {spans[0]} times as fast in the mean of drawn shapes, {spans[1]} with 512 columns"
 
 
 def run_tables() -> str:
@@ -43,7 +64,7 @@ def run_tables() -> str:
     return f"{tables(read_run(max((ROOT / RESULTS / 'dense_to_sparse').iterdir())))}\n"
 
 
-TABLES = {"draws": draws_table, "run": run_tables}
+TABLES = {"draws": draws_table, "means": means, "run": run_tables}
 
 
 def updated(text: str) -> str:

@@ -50,10 +50,10 @@ def flash_mla_forward(case: Case, task: Task) -> Prepared:
     return call, lambda found: judge_forward(x, found[0][:, : case.h])
 
 
-def flash_mla_decode(case: Case, task: Task, *, lengths: bool = False) -> Prepared:
+def flash_mla_decode(case: Case, task: Task) -> Prepared:
     """FlashMLA's decode of packed rows, its metadata made outside the clock.
 
-    It is judged as if every slot were in use, as it is without `lengths`: those of requests.
+    Its kernel for these rows refuses lengths: every slot is in use.
     """
     if not case.options["packed"]:
         raise NotImplementedError("takes packed rows only")
@@ -64,15 +64,10 @@ def flash_mla_decode(case: Case, task: Task, *, lengths: bool = False) -> Prepar
     cache = x.kv.view(-1, PAGE_SIZE, 1, x.kv.shape[1])
     ids = x.indices.view(*q.shape[:2], -1)
     plan, _ = module.get_mla_metadata()
-    more = {}
-    if lengths:
-        if x.topk_length is None:
-            raise NotImplementedError("no lengths are given")
-        more["topk_length"] = x.topk_length.view(-1, next_n).amax(1)
 
     def call() -> Any:
         operands = q, cache, None, None, D_V, plan, None, D_QK**-0.5, False, True, ids
-        return module.flash_mla_with_kvcache(*operands, use_legacy=True, **more)
+        return module.flash_mla_with_kvcache(*operands, use_legacy=True)
 
     every_slot = x._replace(topk_length=None)
     heads = q.shape[2]

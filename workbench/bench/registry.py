@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from flashdsa.bench.cases import Case, Operation
 from flashdsa.bench.runner import OPERATIONS, Peer
-from workbench.bench import attention, indexer, prefill, two_levels
+from workbench.bench import attention, indexer, prefill, two_levels, v41
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,7 @@ BENCHES = {
     "indexer": Bench(indexer.OPERATION, indexer.CASES, indexer.PEERS, _INDEXER),
     "prefill": Bench(prefill.OPERATION, prefill.CASES, prefill.PEERS, _INDEXER),
     "two_levels": Bench(two_levels.OPERATION, two_levels.CASES, two_levels.PEERS),
+    "v41_decode": Bench(v41.OPERATION, v41.CASES),
     "indexer_training": Bench(
         OPERATIONS["indexer_training"], OPERATIONS["indexer_training"].cases["cuda"]
     ),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OPERATIONS = (
     "sparse_mla_fwd", "sparse_mla_decode", "mla_bwd", "indexer", "prefill", "two_levels",
-    "indexer_training",
+    "v41_decode", "indexer_training",
 )  # fmt: skip
 _COUNT = click.IntRange(min=1)
 
@@ -76,7 +76,7 @@ def bench(
       mla_bwd                             cuDNN Frontend
       indexer, prefill                    DeepGEMM (bf16: cuDNN Frontend) and a
                                           top-k: cuDNN, FlashInfer, torch
-      indexer_training                    none
+      v41_decode, indexer_training        none
 
     \b
     Examples

@@ -245,10 +245,10 @@ def _show_details(console: Console, one: Report) -> None:
         table.add_row(f"{ratio:.2f}", condition, peer, line)
     if one.lowest:
         print_table(console, f"{one.operation}: the lowest", table)
-    for condition, (largest, p95, mean) in one.cost.items():
+    for cost in one.cost:
         console.print(
-            f"{one.operation}, {condition}: deterministic=True costs {mean:.2f} of the default in "
-            f"the mean, 95 % at most {p95:.2f}, all {largest:.2f}"
+            f"{one.operation}, {cost.condition}: {cost.option}=True costs {cost.mean:.2f} of the "
+            f"default in the mean, 95 % at most {cost.p95:.2f}, all {cost.largest:.2f}"
         )
     if one.unserved:
         times = f"{min(one.unserved)[0]:.4g} to {max(one.unserved)[0]:.4g} us"

@@ -12,7 +12,6 @@ from torch.nn.functional import pad
 
 from flashdsa import reference
 from flashdsa.bench import training
-from flashdsa.bench.attention import backward_call, judge_backward
 from flashdsa.bench.cases import (
     Case,
     Task,
@@ -32,7 +31,10 @@ from workbench.draws import two_levels, two_sources
 from workbench.draws.distribution import Draw
 from workbench.draws.timing import microseconds
 
-DETERMINISTIC = f"{OURS}, deterministic"
+PROMISES = {
+    option: f"{OURS}, {option.replace('_', ' ')}" for option in ("deterministic", "batch_invariant")
+}
+"""Ours with an option that costs time, by its name: no peers, but timed by turns with them."""
 LAYERS = 60
 """DeepGEMM's metadata are made once a step, for all layers."""
 INDEX_BACKWARD_HEADS = 64
@@ -41,26 +43,21 @@ HALF_WEIGHTS = 2e-2
 """Norm of an error where index weights are bf16 and results bf16 or a softmax's."""
 
 
-def peers_of(draw: Draw, backend: str, charges: dict[str, float]) -> dict[str, Peer]:
+def peers_of(draw: Draw, charges: dict[str, float]) -> dict[str, Peer]:
     """The contenders beside ours, by name.
 
     Args:
         charges: gets microseconds by name that a call of a peer is charged besides.
     """
-    if draw.operation == "backward":
-        named = {DETERMINISTIC: partial(deterministic, backend)}
-        return named | {"cuDNN Frontend": attention.cudnn_backward}
-    if draw.operation == "decode-512" and draw.values["rows"] != "bf16":
-        return {"FlashMLA": two_sources.flash_mla_decode}
-    if draw.operation == "backward-512":
-        return {DETERMINISTIC: deterministic_512}
-    if draw.operation.endswith("-512"):
-        return {"FlashMLA": two_sources.flash_mla}
-    if draw.operation == "forward" or draw.values.get("rows") == "bf16":
-        return {"FlashMLA": attention.flash_mla_forward}
-    if draw.operation == "decode":
-        lengths = partial(attention.flash_mla_decode, lengths=True)
-        return {"FlashMLA": attention.flash_mla_decode, "FlashMLA, lengths": lengths}
+    kind, _, wide = draw.operation.partition("-")
+    if kind == "backward":
+        named = promise("deterministic")
+        return named if wide else named | {"cuDNN Frontend": attention.cudnn_backward}
+    if kind in ("forward", "decode"):
+        module = two_sources if wide else attention
+        packed = draw.values.get("rows", "bf16") != "bf16"
+        peer = module.flash_mla_decode if packed else module.flash_mla_forward
+        return promise("batch_invariant") | {"FlashMLA": peer}
     if draw.operation == "indexer":
         return {f"DeepGEMM + {one}": partial(paged_pair, one, charges) for one in NAMES}
     if draw.operation.startswith("two-levels"):
@@ -71,15 +68,9 @@ def peers_of(draw: Draw, backend: str, charges: dict[str, float]) -> dict[str, P
     return {"cuDNN Frontend": cudnn_training}
 
 
-def deterministic(backend: str, case: Case, task: Task) -> Prepared:
-    """Ours with deterministic=True: no peer, but timed by turns with them."""
-    call = partial(backward_call, task.inputs, True, backend)
-    return call, lambda found: judge_backward(task.inputs, *found)
-
-
-def deterministic_512(case: Case, task: Task) -> Prepared:
-    """The same over one source or two."""
-    return partial(task.inputs.call, deterministic=True), task.inputs.judge
+def promise(option: str) -> dict[str, Peer]:
+    """The contender of an option, by its name."""
+    return {PROMISES[option]: lambda _, task: (partial(task.call, **{option: True}), task.judge)}
 
 
 def paged_pair(name: str, charges: dict[str, float], case: Case, task: Task) -> Prepared:

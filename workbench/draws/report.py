@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flashdsa.bench.result import OURS, Row
-from workbench.draws.peers import DETERMINISTIC
+from workbench.draws.peers import PROMISES
 
 CONDITIONS = ("hot", "cold")
 LOWEST = 10
@@ -42,12 +42,23 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 @dataclass(frozen=True)
+class Cost:
+    """Times of ours with an option over those without, under one condition."""
+
+    option: str
+    condition: str
+    largest: float
+    p95: float
+    mean: float
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything about one operation.
 
     Attributes:
         figures: by condition. lowest: (ratio, hot or cold, peer, draw), the lowest first.
-        cost: of deterministic=True over the default, by condition: largest, 95th percentile, mean.
+        cost: of the options that cost time.
         unserved: microseconds of ours, and the draw, where no peer serves it.
         missing: draws that a peer did not serve, by its name and why.
         wrong: what is wrong with ours.
@@ -57,7 +68,7 @@ class Report:
     draws: int
     figures: dict[str, Figures] = field(default_factory=dict)
     lowest: list[tuple[float, str, str, str]] = field(default_factory=list)
-    cost: dict[str, tuple[float, float, float]] = field(default_factory=dict)
+    cost: list[Cost] = field(default_factory=list)
     unserved: list[tuple[float, str]] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -89,15 +100,15 @@ def reports(rows: Iterable[Row]) -> Iterator[Report]:
             figures = Figures.of(one[0] for one in ratios if one[1] == condition)
             if figures is not None:
                 report.figures[condition] = figures
-            cost = sorted(
-                times[DETERMINISTIC].median / times[OURS].median
-                for row in of_it
-                if DETERMINISTIC in (times := row.times.get(condition, {})) and OURS in times
-            )
-            figures = Figures.of(cost)
-            if figures is not None:
-                mean = figures.geometric_mean
-                report.cost[condition] = (cost[-1], quantile(cost, 0.95), mean)
+            for option, name in PROMISES.items():
+                cost = sorted(
+                    times[name].median / times[OURS].median
+                    for row in of_it
+                    if name in (times := row.times.get(condition, {})) and OURS in times
+                )
+                if (of_cost := Figures.of(cost)) is not None:
+                    numbers = cost[-1], quantile(cost, 0.95), of_cost.geometric_mean
+                    report.cost.append(Cost(option, condition, *numbers))
         report.lowest.extend(sorted(ratios)[:LOWEST])
         for row in of_it:
             hot = row.times.get("hot", {}).get(OURS)

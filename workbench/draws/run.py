@@ -123,7 +123,7 @@ def measure_draw(
 ) -> Iterator[Row]:
     """Rows of a draw, one a part, with nothing left on the device."""
     charges: dict[str, float] = {}
-    peers = peers_of(draw, bench.backend, charges)
+    peers = peers_of(draw, charges)
     peers = {name: peer for name, peer in peers.items() if options.wanted(name)}
     parts = PARTS.get(draw.operation, ("",))
     conditions = ("hot", "cold") if parts == ("",) or protocol.parts_cold else ("hot",)

@@ -27,6 +27,7 @@ from flashdsa.bench.cases import (
     reading_ceiling,
 )
 from flashdsa.problem import D_V, PAGE_SIZE
+from flashdsa.row_formats import ROW_FORMATS
 from workbench.bench.attention import Prepared, padded_heads, padded_lists
 from workbench.draws.distribution import COLUMNS, WINDOW, Draw
 from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
@@ -35,8 +36,6 @@ Rows = Tensor | tuple[Tensor, Tensor]
 """Ids of each query's slots, or its range."""
 DECODE_SLOTS = 64
 """FlashMLA's decode takes lists of multiples of these slots."""
-PAGE_BYTES = {"v4": 37440, "v32_no_rope": 64 * 528}
-"""Bytes from one page of 64 rows to the next, as FlashMLA lays them out."""
 
 
 class Source(NamedTuple):
@@ -79,6 +78,14 @@ class Inputs(NamedTuple):
         return sum(int(one.valid(slice(None)).sum()) for one in self.sources)
 
     @property
+    def read_bytes(self) -> float:
+        """Bytes of the rows of these slots."""
+        return float(
+            sum(int(x.valid(slice(None)).sum()) * x.kv.shape[-1] * x.kv.element_size()
+                for x in self.sources)
+        )  # fmt: skip
+
+    @property
     def joined(self) -> Source:
         """bf16 sources as one, which a kernel of one list takes."""
         first, *rest = self.sources
@@ -106,14 +113,18 @@ def make_two_sources(draw: Draw, device: str, backend: str) -> Task:
     x = _decode_inputs(draw, device) if decodes else _forward_inputs(draw, device)
     if draw.operation == "backward-512":
         return _backward(x, draw.values["tensors"], backend)
+    return forward_task(x, backend, decodes=decodes)
+
+
+def forward_task(x: Inputs, backend: str, *, decodes: bool) -> Task:
+    """`sparse_mla_fwd` on some inputs; a decode is bound by reading rows."""
     kv, lists, options = x.operands()
     call = partial(
         flashdsa.sparse_mla_fwd, x.q, kv, lists, kv_format=x.sources[0].row_format,
         backend=backend, **options,
     )  # fmt: skip
     if decodes:
-        row = kv.shape[-1] * kv.element_size()
-        work, ceiling = float(x.valid * row), reading_ceiling(x.q.device.type)
+        work, ceiling = x.read_bytes, reading_ceiling(x.q.device.type)
     else:
         work = 2.0 * x.valid * x.q.shape[1] * (COLUMNS + D_V)
         ceiling = products_ceiling(x.q.device.type)
@@ -201,7 +212,7 @@ def _decode_inputs(draw: Draw, device: str) -> Inputs:
     ids = (pages * PAGE_SIZE + at % PAGE_SIZE).where(at >= 0, -1).int()
     given = rows.clamp(max=k).int() if v["lengths"] or int(rows.min()) < k else None
     packed = v["rows"] if v["rows"] != "bf16" else None
-    sources = [Source(_cache(pool, packed, g), ids, given, None, packed)]
+    sources = [Source(paged_rows(pool, packed, g), ids, given, None, packed)]
     if v["window"]:
         kept = WINDOW + PAGE_SIZE  # tokens of each request: its last ones, at their offset in pages
         first = (tokens - 1) // PAGE_SIZE * PAGE_SIZE - WINDOW
@@ -209,22 +220,22 @@ def _decode_inputs(draw: Draw, device: str) -> Inputs:
         requests = torch.arange(len(tokens), device=device).repeat_interleave(next_n)[:, None]
         exists = torch.arange(WINDOW, device=device) < seen.flatten()[:, None]
         slots = (requests * kept + place).where(exists & (place >= 0), -1).int()
-        cache = _cache(len(tokens) * kept // PAGE_SIZE, packed, g)
+        cache = paged_rows(len(tokens) * kept // PAGE_SIZE, packed, g)
         sources.insert(0, Source(cache, slots, None, None, packed))
     sink = torch.randn(v["heads"], device=device, generator=g) if v["window"] else None
     q = torch.randn(len(rows), v["heads"], COLUMNS, device=device, generator=g).bfloat16()
     return Inputs(q, sources, sink)
 
 
-def _cache(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
+def paged_rows(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
     """Pages of 64 rows; beyond OWN_ROWS they repeat earlier ones' values."""
     own = min(pages, OWN_ROWS // PAGE_SIZE)
     kv = torch.randn(own * PAGE_SIZE, COLUMNS, device=g.device, generator=g).bfloat16()
     repeats = -(-pages // own)
     if row_format is None:
         return kv.repeat(repeats, 1)[: pages * PAGE_SIZE]
-    width = flashdsa.quantize_kv(kv[:1], kv_format=row_format).shape[1]
-    shape = own, PAGE_BYTES[row_format]
+    width = ROW_FORMATS[row_format].row_bytes
+    shape = own, ROW_FORMATS[row_format].page_bytes(PAGE_SIZE)
     memory = torch.zeros(shape, dtype=torch.uint8, device=g.device)
     cache = memory[:, : PAGE_SIZE * width].view(own, PAGE_SIZE, 1, width)
     slots = torch.arange(len(kv), device=g.device)
@@ -233,7 +244,7 @@ def _cache(pages: int, row_format: str | None, g: torch.Generator) -> Tensor:
     return whole[:, : PAGE_SIZE * width].view(pages, PAGE_SIZE, 1, width)
 
 
-def flash_mla(case: Case, task: Task) -> Prepared:
+def flash_mla_forward(case: Case, task: Task) -> Prepared:
     """FlashMLA's prefill kernel over bf16 rows, two sources joined outside the clock."""
     peer, x = import_module("flash_mla").flash_mla_sparse_fwd, task.inputs
     one, (q, sink) = x.joined, padded_heads(x.q, x.sink)
@@ -253,9 +264,13 @@ def flash_mla_decode(case: Case, task: Task) -> Prepared:
     first, *rest = x.sources
 
     def listed(one: Source) -> tuple[Tensor, Tensor | None]:
-        """Ids by request, and the longest length of each one's queries."""
-        ids = pad(one.ids, (0, -one.ids.shape[1] % DECODE_SLOTS), value=-1)
-        lengths = None if one.lengths is None else one.lengths.view(-1, next_n).amax(1)
+        """Ids by request, -1 from a query's length on, and the longest length of each one's
+        queries; rows like V3.2's take none."""
+        ids = one.ids.where(one.valid(slice(None)), -1)
+        ids = pad(ids, (0, -ids.shape[1] % DECODE_SLOTS), value=-1)
+        is_v32 = one.row_format == "v32_no_rope"
+        given = None if is_v32 else one.lengths
+        lengths = None if given is None else given.view(-1, next_n).amax(1)
         return ids.view(*q.shape[:2], -1), lengths
 
     ids, lengths = listed(first)

@@ -22,19 +22,20 @@ from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls import two_levels
+from workbench.small_calls.attention import (
+    ENTRIES,
+    KEYS,
+    attention,
+    decode,
+    growing,
+    of_few_heads,
+    of_formats,
+    without_rope,
+)
 from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
 from workbench.small_calls.direct import Order, Ranked
-from workbench.small_calls.plants import (
-    alike,
-    gap,
-    let_logits_grow,
-    plant_all,
-    repeated,
-    shorter,
-)
+from workbench.small_calls.plants import alike, gap, plant_all, repeated, shorter
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
-
-KEYS = 90
 
 
 @dataclass(frozen=True)
@@ -75,20 +76,6 @@ class Row:
     def repeated(self) -> tuple[Small, ...]:
         """The calls that are repeated with each mutant."""
         return self.calls[: self.mutated]
-
-
-def attention(
-    name: str, S: int, keys: int, heads: int, topk: int, *, sms: int = 1, **features: Any
-) -> SmallCall:
-    """A forward; features of the case."""
-    given = {"duplicates": True, "invalid": True, **features}
-    return SmallCall("sparse_mla_fwd", SparseMlaCase(name, S, keys, heads, topk, **given), sms)
-
-
-def growing(heads: int, topk: int, packed: str = "", **how: Any) -> SmallCall:
-    """A forward whose logits grow from tile to tile, so that every tile scales O."""
-    case = SparseMlaCase("growing logits", 1, topk, heads, topk, packed=packed)
-    return SmallCall("sparse_mla_fwd", case, plant=let_logits_grow, **how)
 
 
 def backward(
@@ -155,20 +142,6 @@ _CHAIN = {
 }
 """Groups in order are one chain."""
 _chain = partial(backward, ordered=True, settings=_CHAIN)
-_decode = partial(attention, keys=KEYS, logit_scale=20.0, rounded_dots=True)
-_ENTRIES: dict[str, Any] = {"d_qk": 512, "extra_keys": 90, "extra_topk": 300}
-
-
-def _of_few_heads(heads: int) -> tuple[SmallCall, ...]:
-    """Decodes: rings that go round, clusters, scales that are no powers of two."""
-    return (
-        _decode("a CTA", 1, heads=heads, topk=330, packed="ue8m0"),
-        _decode("two CTAs", 2, heads=heads - 7, topk=200, packed="ue8m0", sms=2),
-        _decode("any scale", 1, heads=heads, topk=600, packed="fp32", sms=2),
-        _decode("four CTAs", 1, heads=heads, topk=900, packed="ue8m0", sms=4),
-        growing(heads, 256, "ue8m0"),
-    )
-
 
 _TIGHT = {
     "num_heads": 16, "topk": 512,
@@ -285,42 +258,56 @@ TABLE: dict[str, Row] = {
     ), mutated=0),
     "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
-        _decode("a CTA", 1, heads=20, topk=330),
-        _decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
-        _decode("two CTAs", 1, heads=40, topk=600, sms=2),
-        _decode("four CTAs", 1, heads=20, topk=900, sms=4),
+        decode("a CTA", 1, heads=20, topk=330),
+        decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
+        decode("two CTAs", 1, heads=40, topk=600, sms=2),
+        decode("four CTAs", 1, heads=20, topk=900, sms=4),
         growing(20, 256),
     )),
     "mla-decode-packed-sm_90a": Row("mla_decode", (
-        _decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
-        _decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
-        _decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
-        _decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
+        decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
+        decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
+        decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
+        decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
         growing(40, 256, "ue8m0"),
     )),
     "mla-decode-joined-sm_90a": Row("mla_decode", (
         attention("a window and ids", 2, 300, 20, 129, sms=4, extra_keys=90, extra_topk=70,
                   ranges="kv"),
-        _decode("tiles go round", 1, heads=20, topk=600, extra_keys=90, extra_topk=200, sms=2),
+        decode("tiles go round", 1, heads=20, topk=600, extra_keys=90, extra_topk=200, sms=2),
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (
-        _decode("two CTAs", 3, heads=20, topk=1500, sms=2),
-        _decode("three CTAs, lengths", 4, heads=20, topk=1200, topk_length=True, sms=3),
+        decode("two CTAs", 3, heads=20, topk=1500, sms=2),
+        decode("three CTAs, lengths", 4, heads=20, topk=1200, topk_length=True, sms=3),
     )),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        _decode("three CTAs", 7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
+        decode("three CTAs", 7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
     )),
     "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
-        _decode("two CTAs", 3, heads=20, topk=1200, topk_length=True, sms=2, **_ENTRIES),
-        _decode("three CTAs", 7, heads=40, topk=1500, sms=3, **_ENTRIES),
+        decode("two CTAs", 3, heads=20, topk=1200, topk_length=True, sms=2, **ENTRIES),
+        decode("three CTAs", 7, heads=40, topk=1500, sms=3, **ENTRIES),
     )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
-        _decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
-        _decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True,
+        decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
+        decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True,
                 sms=2),
     )),
-    "mla-decode-heads16-sm_90a": Row("mla_decode_heads", _of_few_heads(16)),
-    "mla-decode-heads32-sm_90a": Row("mla_decode_heads", _of_few_heads(32)),
+    # Synchronised as the rows above are.
+    "mla-decode-formats-sm_90a": Row("mla_decode", of_formats(1, 40, 330, sms=2), mutated=0),
+    "mla-decode-formats-joined-sm_90a": Row("mla_decode", of_formats(
+        2, 20, 150, sms=4, joined=True, mixed=True), mutated=0),
+    "mla-decode-dealt-formats-sm_90a": Row(
+        "mla_decode_dealt", of_formats(3, 40, 150, sms=2), mutated=0),
+    "mla-decode-dealt-formats-joined-sm_90a": Row("mla_decode_dealt", of_formats(
+        4, 20, 330, sms=3, joined=True, topk_length=True), mutated=0),
+    "mla-decode-heads-formats-sm_90a": Row("mla_decode_heads", tuple(
+        without_rope(f"{heads} heads", 1, heads=heads, topk=330, sms=2) for heads in (16, 32)
+    ), mutated=0),
+    "mla-decode-dealt-heads-formats-sm_90a": Row("mla_decode_dealt_heads", (
+        without_rope("four CTAs", 5, heads=16, topk=600, sms=4),
+    ), mutated=0),
+    "mla-decode-heads16-sm_90a": Row("mla_decode_heads", of_few_heads(16)),
+    "mla-decode-heads32-sm_90a": Row("mla_decode_heads", of_few_heads(32)),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),
     "prefill-heads16-sm_90a": Row("prefill", (

@@ -73,6 +73,7 @@ class FalseFlashMla:
         lists = [rest[-1], more.get("extra_indices_in_kvcache", rest[-1])]
         assert q.shape[2] % 64 == 0 and use_legacy and rest[3] == "plan"
         assert not any(ids.shape[2] % 64 for ids in lists)
+        assert cache.shape[-1] == 584 or "topk_length" not in more or more["topk_length"] is None
         return flash_mla.flash_mla_with_kvcache(q, cache, *rest, **more)
 
 

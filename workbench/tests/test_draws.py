@@ -23,7 +23,7 @@ from workbench.draws import timing
 from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, PAGE, Draw, draw, page
 from workbench.draws.ids import draw_ids, positions
 from workbench.draws.inputs import PARTS, decode_inputs, make_task
-from workbench.draws.peers import DETERMINISTIC
+from workbench.draws.peers import PROMISES
 from workbench.draws.report import Figures, changes, markdown, reports
 from workbench.draws.run import DrawOptions, measure_draw, rows_of, run_draws
 from workbench.draws.timing import FULL, SHORT, DrawTimer
@@ -185,14 +185,14 @@ def test_every_peer_is_right_on_what_it_serves(
     assert (
         served
         >= {
-            "forward": {"FlashMLA"},
-            "decode": {"FlashMLA", "FlashMLA, lengths"},
-            "backward": {"cuDNN Frontend", DETERMINISTIC},
+            "forward": {"FlashMLA", PROMISES["batch_invariant"]},
+            "decode": {"FlashMLA", PROMISES["batch_invariant"]},
+            "backward": {"cuDNN Frontend", PROMISES["deterministic"]},
             "indexer": {"DeepGEMM + FlashInfer CUB", "DeepGEMM + cuDNN Frontend"},
             "prefill": {"DeepGEMM + FlashInfer CUB", "cuDNN Frontend + cuDNN Frontend"},
-            "forward-512": {"FlashMLA"},
-            "backward-512": {DETERMINISTIC},
-            "decode-512": {"FlashMLA"},
+            "forward-512": {"FlashMLA", PROMISES["batch_invariant"]},
+            "backward-512": {PROMISES["deterministic"]},
+            "decode-512": {"FlashMLA", PROMISES["batch_invariant"]},
             "training": {"cuDNN Frontend"},
             "two-levels": {"our scores, torch"},
             "two-levels-prefill": {"our scores, torch"},
@@ -210,7 +210,8 @@ def test_the_reports_arithmetic() -> None:
     ratios = [0.5, 1.0, 2.0, 4.0]
     rows = [row(f"d{at}", 10.0, 10 * ratio) for at, ratio in enumerate(ratios)]
     rows += [row("alone", 3.0), row("slow", 10.0, 20.0, other=19.0)]
-    rows[1].times["hot"][DETERMINISTIC] = Times(13.0)
+    for option, us in (("deterministic", 13.0), ("batch_invariant", 11.0)):
+        rows[1].times["hot"][PROMISES[option]] = Times(us)
     rows[0].missing["absent"] = "not there"
     rows[2].findings["them"] = ["wrong"]
     (found,) = reports(rows)
@@ -220,7 +221,8 @@ def test_the_reports_arithmetic() -> None:
     assert figures.geometric_mean == pytest.approx((0.5 * 1 * 4 * 1.9) ** 0.25)
     assert found.lowest[0] == (0.5, "hot", "them", "d0") and found.lowest[2][2] == "other"
     assert found.unserved == [(10.0, "d2"), (3.0, "alone")]
-    assert found.cost["hot"][0] == pytest.approx(1.3)
+    assert [one.option for one in found.cost] == list(PROMISES)
+    assert [one.largest for one in found.cost] == [pytest.approx(1.3), pytest.approx(1.1)]
     assert found.missing == {"absent: not there": 1, "them: a wrong result": 1}
     assert "| it | 4 | 0.50 | 0.57 | 1.45 | 1.40 |" in markdown([found])
     assert Figures.of([]) is None
@@ -269,7 +271,10 @@ def test_the_readme_can_show_the_newest_draws(
     packed = folder / "2026-11-23-b.json"
     packed.with_suffix(".json.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
-    shown = result_tables.updated("<!-- draws -->\nold\n<!-- /draws -->")
+    shown = result_tables.updated(
+        "<!-- draws -->\nold\n<!-- /draws --><!-- means -->\n<!-- /means -->"
+    )
+    assert "1.00 to 1.00 times as fast in the mean of drawn shapes, - with 512 columns" in shown
     assert "| it | 2 | 0.50 | 0.57 | 1.25 | 1.00 |" in shown and "old" not in shown
     assert "[2026-11-23-a.json](workbench/results/draws/2026-11-23-a.json)" in shown
 

@@ -220,7 +220,7 @@ def backward_task(x: AttentionInputs, seed: int, backend: str, deterministic: bo
     generator = torch.Generator(x.q.device).manual_seed(seed + 1)
     d_out = torch.randn(out.shape, device=x.q.device, generator=generator).to(out.dtype)
     inputs = BackwardInputs(x, d_out, lse, out)
-    call = partial(backward_call, inputs, deterministic, backend)
+    call = partial(backward_call, inputs, deterministic=deterministic, backend=backend)
     # S and dP again, then dV, dQ and dK: three products of width 576, two of width 512.
     work = 2.0 * x.valid * x.q.shape[1] * (3 * D_QK + 2 * D_V)
     judge, ceiling = partial(judge_backward, inputs), products_ceiling(x.q.device.type)

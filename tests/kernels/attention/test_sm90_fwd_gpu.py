@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from functools import partial
 
 import pytest
@@ -15,9 +14,11 @@ from flashdsa.backends.sm90 import sparse_mla
 from flashdsa.backends.sm90.sparse_mla import bind_plan, groups_for, plan_for
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS
 from flashdsa.ops.attention import SparseMlaOutOperands
+from flashdsa.verify import calls
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from tests.kernels.attention.test_fuzzed_forward import BATCH, FUZZED, batch_of
 from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
@@ -145,45 +146,12 @@ def test_results_in_buffers_are_those_without() -> None:
         flashdsa.sparse_mla_fwd(*arguments, out=odd)
 
 
-FUZZED = 500
-BATCH = 50
-"""Shapes of one test."""
-
-
-def drawn(draw: random.Random, number: int) -> SparseMlaCase:
-    """Any shape and features; one of twenty has so many queries that they are grouped."""
-    heads = draw.choice([1, 8, 16, 20, 32, 64, 65, 100, 128])
-    queries = draw.randint(1, 12)
-    if heads in (8, 16, 32) and draw.random() < 0.15:
-        queries = (64 // heads - 1) * 132 + draw.randint(1, 40)
-    return SparseMlaCase(
-        f"fuzzed {number}",
-        queries,
-        draw.choice([1, 63, 64, 65, 300, 5000]),
-        heads,
-        draw.choice([1, 63, 64, 127, 128, 129, 500]) if queries < 13 else draw.randint(1, 70),
-        duplicates=draw.random() < 0.3,
-        invalid=draw.random() < 0.5,
-        empty_rows=draw.random() < 0.3,
-        topk_length=draw.random() < 0.5,
-        attn_sink=draw.choice([None, "finite", "infinite"]),
-        poison=draw.random() < 0.3,
-        strided=draw.random() < 0.3,
-        max_logits=draw.random() < 0.3,
-    )
-
-
 @pytest.mark.parametrize("batch", range(FUZZED // BATCH))
 def test_fuzzed_shapes_are_within_the_contract_and_repeat_bit_for_bit(batch: int) -> None:
-    draw = random.Random(batch)
-    for number in range(BATCH):
-        case = drawn(draw, batch * BATCH + number)
+    for number, case in enumerate(batch_of(batch)):
         inputs = make_sparse_mla_inputs(case, number, "cuda")
         assert failures(check_forward(inputs, "sm90")) == [], case
-        results = [
-            flashdsa.sparse_mla_fwd(inputs.q, inputs.kv, inputs.indices, **inputs.options)
-            for _ in range(2)
-        ]
+        results = [calls.sparse_mla_fwd(inputs, "sm90") for _ in range(2)]
         assert all(torch.equal(x, y) for x, y in zip(*results, strict=True)), case
 
 

@@ -1,0 +1,61 @@
+"""Small calls of attention's forward and decode."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from flashdsa.kernels.attention.sm90.decode.full.plan import JOINED_FORMATS, JOINED_PAIRS
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+from workbench.small_calls.call import SmallCall
+from workbench.small_calls.plants import let_logits_grow
+
+KEYS = 90
+
+
+def attention(
+    name: str, S: int, keys: int, heads: int, topk: int, *, sms: int = 1, **features: Any
+) -> SmallCall:
+    """A forward; features of the case."""
+    given = {"duplicates": True, "invalid": True, **features}
+    return SmallCall("sparse_mla_fwd", SparseMlaCase(name, S, keys, heads, topk, **given), sms)
+
+
+def growing(heads: int, topk: int, packed: str = "", **how: Any) -> SmallCall:
+    """A forward whose logits grow from tile to tile, so that every tile scales O."""
+    case = SparseMlaCase("growing logits", 1, topk, heads, topk, packed=packed)
+    return SmallCall("sparse_mla_fwd", case, plant=let_logits_grow, **how)
+
+
+decode = partial(attention, keys=KEYS, logit_scale=20.0, rounded_dots=True)
+ENTRIES: dict[str, Any] = {"d_qk": 512, "extra_keys": 90, "extra_topk": 300}
+without_rope = partial(
+    decode, keys=128, d_qk=512, packed="ue8m0", kv_format="v32_no_rope", page_size=64
+)
+
+
+def of_few_heads(heads: int) -> tuple[SmallCall, ...]:
+    """Decodes: rings that go round, clusters, scales that are no powers of two."""
+    return (
+        decode("a CTA", 1, heads=heads, topk=330, packed="ue8m0"),
+        decode("two CTAs", 2, heads=heads - 7, topk=200, packed="ue8m0", sms=2),
+        decode("any scale", 1, heads=heads, topk=600, packed="fp32", sms=2),
+        decode("four CTAs", 1, heads=heads, topk=900, packed="ue8m0", sms=4),
+        growing(heads, 256, "ue8m0"),
+    )
+
+
+def of_formats(
+    *shape: int, sms: int, joined: bool = False, mixed: bool = False, **features: Any
+) -> tuple[SmallCall, ...]:
+    """Decodes over pages of each format of rows without RoPE; `joined`: rows of the same format
+    beside them; `mixed`: or of another one."""
+    S, heads, topk = shape
+    calls = []
+    for form, extra in JOINED_PAIRS if mixed else JOINED_PAIRS[: len(JOINED_FORMATS)]:
+        own = {**features, "kv_format": form.name}
+        if joined:
+            own |= {"extra_keys": 90, "extra_topk": 70, "extra_format": extra or form.name}
+        name = f"{form.name} and {extra}" if extra else form.name
+        calls.append(without_rope(name, S, heads=heads, topk=topk, sms=sms, **own))
+    return tuple(calls)
