@@ -59,7 +59,7 @@ def test_groups_are_taken_if_their_queries_have_much_in_common(
     heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are those of the form that is taken, bit for bit, call by call."""
-    case = SparseMlaCase("sampled", 900, 30_000, heads, 256, max_logits=True)
+    case = SparseMlaCase("sampled", 900, 30_000, heads, 512, max_logits=True)
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     apart = inputs.indices.clone()
     alike = apart[:1].expand_as(apart).clone()

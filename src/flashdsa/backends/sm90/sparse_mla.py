@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
 LISTS_US = 10.0
 """Time of the kernels that groups have besides, without passing over bits."""
-MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, 1.6
+MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, 1.4
 """Groups are taken without a sample if their lists take at most so much of the time of queries one by
 one, and all together, if queries had nothing in common, at most so much of it."""
+USED_SLOTS = 0.7
+"""Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
 """Estimated time of a call from which on groups are sampled; that costs 10."""
 MOST_SAMPLED_KEYS = 1 << 16
@@ -64,8 +66,9 @@ def choose(
     num_queries, num_heads, d_qk = operands.q.shape
     tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
-    groups = groups_for(num_queries, num_heads, topk, operands.kv.shape[0], runner.num_sms)
-    group, num_sms = groups[0], runner.num_sms
+    num_keys, num_sms = operands.kv.shape[0], runner.num_sms
+    groups = groups_for(num_queries, num_heads, topk, num_keys, num_sms, varied=varied)
+    group = groups[0]
     plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
     if len(groups) > 1:
         return bind_either(runner, plan, operands, sm_scale)
@@ -93,7 +96,8 @@ def choose_joined(
         return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
     topk, sources = sum(slots_of(operands, index_block)), (operands.kv, operands.extra_kv)
     num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
-    groups = groups_for(num_queries, num_heads, topk, num_keys, runner.num_sms)
+    varied = operands.topk_length is not None or operands.extra_topk_length is not None
+    groups = groups_for(num_queries, num_heads, topk, num_keys, runner.num_sms, varied=varied)
     if num_queries > queries_at_a_time(groups[0], topk) or num_keys > INT32_MAX:
         groups = (1,)
     tile = Tile(operands.q.shape[2])
@@ -150,19 +154,29 @@ bind_out = partial(sparse_mla_launches.bind_out, choose)
 
 
 def groups_for(
-    num_queries: int, num_heads: int, topk: int, num_keys: int, num_sms: int
+    num_queries: int,
+    num_heads: int,
+    topk: int,
+    num_keys: int,
+    num_sms: int,
+    *,
+    varied: bool = False,
 ) -> tuple[int, ...]:
     """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of two
     numbers a sample chooses.
 
     A group's list is at most `group` times as long as a query's. Making it takes time by the bits of
     all rows.
+
+    Args:
+        varied: lists have lengths.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
         return (1,)
-    alone = time_of_rounds(num_queries, topk, num_sms)
-    apart = time_of_rounds(-(-num_queries // group), group * topk, num_sms)
+    used = USED_SLOTS if varied else 1.0
+    alone = used * time_of_rounds(num_queries, topk, num_sms)
+    apart = used * time_of_rounds(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS * alone
     is_sampled = num_keys <= MOST_SAMPLED_KEYS or MOST_OF_LISTS * alone < lists < alone / 2
