@@ -24,10 +24,10 @@ from tests.support.hopper_gpu import HOPPER_GPU, Guarded, by_turns_on_streams
 pytestmark = HOPPER_GPU
 
 GROUPED = [
-    # name, S, S_kv, H, topk: more queries than (group - 1) times the SMs
-    SparseMlaCase("groups of 2", 151, 300, 32, 70, invalid=True, topk_length=True),
-    SparseMlaCase("groups of 4", 402, 300, 16, 70, duplicates=True, attn_sink="finite"),
-    SparseMlaCase("groups of 8", 930, 300, 8, 40, invalid=True, poison=True),
+    # name, S, S_kv, H, topk: calls for which groups pay
+    SparseMlaCase("groups of 2", 265, 900, 32, 800, invalid=True, topk_length=True),
+    SparseMlaCase("groups of 4", 402, 900, 16, 512, duplicates=True, attn_sink="finite"),
+    SparseMlaCase("groups of 8", 930, 300, 8, 160, invalid=True, poison=True),
 ]
 VARIED = [
     SparseMlaCase("lengths", 700, 5000, 64, 700, topk_length=True, invalid=True),
@@ -38,6 +38,8 @@ VARIED = [
 
 @pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
 def test_groups_of_queries_are_within_the_contract(case: SparseMlaCase) -> None:
+    sizes = case.num_queries, case.num_heads, case.topk, case.num_keys, 132
+    assert groups_for(*sizes, varied=case.topk_length) == (64 // case.num_heads,)
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
     assert failures(check_forward(inputs, "sm90")) == []
 

@@ -40,9 +40,11 @@ def test_lists_of_groups_must_not_cost_more_than_they_save() -> None:
     assert groups_for(925, 32, 512, 718_600, 132) == (1,)
     assert groups_for(6956, 16, 512, 467_275, 132) == (1,)
     assert groups_for(265, 32, 256, 49_681, 132) == (1,)
-    # A fifth of the call or more: only if a sample says so.
+    # A fifth of the call or more, or a call that is long enough: only if a sample says so.
     assert groups_for(4096, 16, 2048, 467_275, 132) == (4, 1)
-    assert groups_for(4096, 16, 2048, 400_000, 132) == (4,)
+    assert groups_for(1000, 16, 2048, 200_000, 132) == (4,)
+    assert groups_for(1000, 16, 2048, 200_000, 132, varied=True) == (4,)
+    assert groups_for(1000, 16, 2048, 300_000, 132, varied=True) == (1,)
 
 
 @pytest.mark.parametrize(

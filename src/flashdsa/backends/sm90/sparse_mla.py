@@ -41,10 +41,9 @@ USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
 """Estimated time of a call from which on groups are sampled; that costs 10."""
-MOST_SAMPLED_KEYS = 1 << 16
-"""Rows up to which they are: queries one by one wait longer for rows outside the second-level cache
-(131,072 random rows, 32 heads: 2.9 ms, in groups 2.6). Beyond, if their lists take so much time that
-they are not taken without."""
+NEAR_KEYS = 1 << 16
+"""Rows up to which it is so; over more, calls of twice the time are: queries one by one wait longer
+for rows outside the second-level cache."""
 
 
 def choose(
@@ -179,8 +178,8 @@ def groups_for(
     apart = used * time_of_rounds(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS * alone
-    is_sampled = num_keys <= MOST_SAMPLED_KEYS or MOST_OF_LISTS * alone < lists < alone / 2
-    if alone > LEAST_SAMPLED_US and is_sampled:
+    least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
+    if alone > least and lists < alone / 2:
         return group, 1
     return (group,) if pays else (1,)
 
