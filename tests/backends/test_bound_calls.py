@@ -205,6 +205,13 @@ def attention(queries: int, heads: int, **changed: Any) -> SparseMlaOperands:
 OPTIONS: dict[str, Any] = {"d_v": 512, "sm_scale": 0.5, "max_logits": False}
 
 
+@pytest.fixture
+def groups_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of few queries are grouped as those of many."""
+    monkeypatch.setattr(sparse_mla, "LISTS_US", 0.0)
+
+
+@pytest.mark.usefixtures("groups_cost_nothing")
 @pytest.mark.parametrize(("queries", "heads"), [(2, 64), (20, 64), (20, 16)])
 def test_a_bound_forward_gives_new_results_of_other_tensors(queries: int, heads: int) -> None:
     """By the decode, the forward, the forward in groups."""
@@ -239,6 +246,7 @@ def test_sinks_lengths_and_packed_rows_come_as_the_kernel_reads_them() -> None:
     assert sink.dtype is torch.float32 and torch.equal(sink, x.attn_sink.float())
 
 
+@pytest.mark.usefixtures("groups_cost_nothing")
 def test_groups_whose_lists_have_no_room_come_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 1)
     runner, x = Pretended(), attention(18, 16)
@@ -250,6 +258,7 @@ def test_groups_whose_lists_have_no_room_come_in_parts(monkeypatch: pytest.Monke
     ]
 
 
+@pytest.mark.usefixtures("groups_cost_nothing")
 @pytest.mark.parametrize(("heads", "group"), [(64, 1), (16, 4)])
 def test_items_are_drawn_where_lengths_are_given(heads: int, group: int) -> None:
     runner, lengths = Pretended(), torch.arange(20, dtype=torch.int32)
@@ -258,7 +267,7 @@ def test_items_are_drawn_where_lengths_are_given(heads: int, group: int) -> None
     ((plan, arguments),) = runner.launched
     assert plan == FwdPlan(group, drawn=True) and arguments[9] == 4  # CTAs
     order, counters, choice = arguments[-3:]
-    assert order.shape == (20 // group, 2) and choice.shape == (0,)
+    assert order.shape == (20 // group, 4) and choice.shape == (0,)
     assert counters.tolist() == [0] * 4
 
 

@@ -100,7 +100,7 @@ def test_a_kernel_runs_through_the_shim(linked: Linked) -> None:
     assert torch.equal(written("emulate-sm90"), written("cpu"))  # its library is there
 
 
-QUERIES = SMALL.num_sms + 1
+QUERIES = 2 * SMALL.num_sms + 1
 """So many that `sparse_mla_fwd` takes the kernel with tensor maps, not the decode."""
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 LISTS_US = 10.0
 """Time of the kernels that groups have besides, without passing over bits."""
 MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, 1.4
-"""Groups are taken without a sample if their lists take at most so much of the time of queries one by
-one, and all together, if queries had nothing in common, at most so much of it."""
+"""Groups are taken without a sample if their lists take at most so much of the time of queries one
+by one, and all together, if queries had nothing in common, at most so much of it."""
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
@@ -161,11 +161,11 @@ def groups_for(
     *,
     varied: bool = False,
 ) -> tuple[int, ...]:
-    """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of two
-    numbers a sample chooses.
+    """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of
+    two numbers a sample chooses.
 
-    A group's list is at most `group` times as long as a query's. Making it takes time by the bits of
-    all rows.
+    A group's list is at most `group` times as long as a query's. Making it takes time by the bits
+    of all rows.
 
     Args:
         varied: lists have lengths.

@@ -58,6 +58,8 @@ INVARIANT_CTAS = 4
 have them."""
 MOST_OF_TURNS = 0.95
 """Likewise of the forward's time, for bf16 rows."""
+SHORT_TILES, MOST_SHORT_WAVES = 12, 2
+"""Lists of fewer tiles are dealt up to so many waves: beyond, both take the same time."""
 PACKED, BF16, SIXTEEN = range(3)
 """Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
 WAVE_TIMES = {
@@ -288,6 +290,8 @@ def beats_the_forward(runner: Runner, queries: int, num_heads: int, tiles: int) 
     """Whether dealt bf16 rows of more items than SMs take less time than the forward's, a CTA an
     item, by 5 %."""
     items = queries * -(-num_heads // ROWS)
+    if tiles < SHORT_TILES and items > MOST_SHORT_WAVES * runner.num_sms:
+        return False
     by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // runner.num_sms))
     return time_of_dealing(BF16, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
 

@@ -44,8 +44,8 @@ class Asked(NamedTuple):
 def count_rows(
     x: Asked, bits: cute.Tensor, first_query: Int32, group: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """This thread's part of the rows that the group's queries name, and of their slots: a query that
-    is taken alone passes over those that name no row, too."""
+    """This thread's part of the rows that the group's queries name, and of their slots: a query
+    that is taken alone passes over those that name no row, too."""
     thread, _, _ = cute.arch.thread_idx()
     rows, slots = Int32(0), Int32(0)
     every = (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)

@@ -134,9 +134,7 @@ def read_row(source: Source, query: Int32, number: Int32, block_log2: Any) -> An
 
 
 @cute.jit
-def ask_slot(
-    sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32, exists: Any
-) -> Int32:
+def ask_slot(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32, exists: Any) -> Int32:
     """Load what a slot is found by, if it exists; nobody waits for it before `row_of_slot`."""
     is_extra = slot >= slots.split
     pointer = place_of_id(sources.main, query, slot, sources.block_log2)

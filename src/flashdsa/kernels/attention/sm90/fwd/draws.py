@@ -42,8 +42,8 @@ def draw_place(ctx: Context, draws: Draws, is_due: Boolean) -> Int32:
     """Thread 0 draws the next place in the order, if that is due; all others get the place after
     the last one.
 
-    The first places are the CTAs' own, of the items with the same numbers. Each CTA draws until it gets none, so that draws are as many
-    as items, and the last one leaves the counter at 0.
+    The first places are the CTAs' own, of the items with the same numbers. Each CTA draws until it
+    gets none, so that draws are as many as items, and the last one leaves the counter at 0.
     """
     place = ctx.num_items
     if is_due & (ctx.thread == 0):

@@ -78,7 +78,9 @@ class FwdPlan(Sm90Plan):
         masks = TILES * self.group * tile.mask_words * 4
         chunks = f"{tile.chunks} x [64, 64] SW128"
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
-        drawn = [SmemRegion("drawn", 2 * DRAWN_WORDS * 4, 16, "two items by turns, and their slots")]
+        drawn = [
+            SmemRegion("drawn", 2 * DRAWN_WORDS * 4, 16, "two items by turns, and their slots")
+        ]
         return [
             SmemRegion("q", tile.q_bytes, 1024, f"Q of an item, {chunks}"),
             SmemRegion("k", TILES * tile.bytes, 1024, f"keys of a step likewise{tile.with_p0}"),

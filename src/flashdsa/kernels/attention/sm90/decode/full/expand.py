@@ -445,12 +445,16 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
     scales = load_scales(role, slots[:mask_words], ctx.first_slot)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
-        next_slots = ask_slots(role, step + 1, lane)
+        # One list's are cheap to look at, and registers to wait in are few.
+        waits = cutlass.const_expr(role.sources is not None)
+        ask = ask_slots if waits else read_slots
+        next_slots = ask(role, step + 1, lane)
         for tile in cutlass.range(cutlass.min(num_tiles - step * TILES, TILES), unroll=1):
             of_tile, of_next = slots[:mask_words], slots[mask_words:]
             if tile == 1:
                 # What names the next step's rows has come while tile 0 was expanded.
-                next_slots = rows_of_slots(role, step + 1, next_slots, lane)
+                if cutlass.const_expr(waits):
+                    next_slots = rows_of_slots(role, step + 1, next_slots, lane)
                 of_tile, of_next = slots[mask_words:], next_slots[:mask_words]
             slot = ctx.first_slot + step * ctx.plan.tile.step_keys + tile * ctx.plan.tile.keys
             use = before.use(tile, step)
