@@ -74,7 +74,7 @@ DEALT_TIMES = {
     SIXTEEN: Times(7.0, 1.57, item=5.0, merge=1.0, part=1.0),
 }
 """Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items; of 16 heads predicted. In
-bf16 they and the forward's choose best among 124 drawn calls: 1.4 % slower than the faster one in
+bf16 they and the forward's choose best among 124 drawn calls: 1.5 % slower than the faster one in
 the mean, where the forward alone would be 2.4 %."""
 FORWARD_TIMES = Times(11.0, 2.0, item=4.5)
 """Times of an item of the forward."""
