@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 import flashdsa
 from flashdsa.adapters import flash_mla
@@ -15,7 +16,6 @@ from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import running_on
 from flashdsa.backends.sm90.sparse_mla_decode import used_slots
 from flashdsa.errors import UnsupportedError
-from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.verify.launch_list import Recorder
 from tests.support.hopper_gpu import HOPPER_GPU
 
@@ -81,7 +81,7 @@ def test_the_indexers_ids(device: str, sorted: bool) -> None:
         assert torch.equal(turned.flip(0), ids), seed
 
 
-ATTENTION = ["bf16", "fp32", "packed", "two sources", "blocks"]
+ATTENTION = ["bf16", "fp32", "packed", "two sources", "blocks", "packed sources", "packed blocks"]
 DTYPES = {"fp32": torch.float32}
 
 
@@ -94,7 +94,8 @@ def attention_batch(kind: str, device: str, seed: int) -> tuple[dict[str, Any], 
 
     on_gpu = device == "cuda"
     dtype = DTYPES.get(kind, torch.bfloat16)
-    d_qk = 512 if kind == "blocks" else 576
+    blocks, packed = kind.endswith("blocks"), kind.startswith("packed")
+    d_qk = 512 if blocks or kind == "packed sources" else 576
     queries, width = draw(2, 300 if on_gpu else 9), draw(1, 2049 if on_gpu else 700)
     heads = [8, 16, 64, 128][draw(0, 4)] if on_gpu else draw(1, 5)
     rows = draw(1, 40_000 if on_gpu else 900)
@@ -105,20 +106,31 @@ def attention_batch(kind: str, device: str, seed: int) -> tuple[dict[str, Any], 
     def ids(count: int, most: int) -> Tensor:
         return torch.randint(count, (queries, most), generator=g, dtype=torch.int32).to(device)
 
-    rows += -rows % 4 if kind == "blocks" else 0
-    kv = randn(rows, d_qk)
-    if kind == "packed":
-        kv = flashdsa.quantize_kv(kv)
-    shared: dict[str, Any] = {"kv": kv, "batch_invariant": True}
+    def source(count: int) -> Tensor:
+        row_format = "v32" if d_qk == 576 else "v32_no_rope"
+        return (
+            flashdsa.quantize_kv(randn(count, d_qk), kv_format=row_format)
+            if packed
+            else randn(count, d_qk)
+        )
+
+    rows += -rows % 4 if blocks else 0
+    shared: dict[str, Any] = {"kv": source(rows), "batch_invariant": True}
+    if packed and d_qk == 512:
+        shared["kv_format"] = "v32_no_rope"
     own = {"q": randn(queries, heads, d_qk), "indices": ids(rows, width)}
     lengths = torch.randint(width + 1, (queries,), generator=g, dtype=torch.int32)
     if seed % 3:
         own["topk_length"] = lengths.to(device)
-    if kind == "two sources":
-        shared["extra_kv"] = randn(64 * draw(1, 6), d_qk)
+    if kind in ("two sources", "packed blocks"):
+        shared["extra_kv"] = source(64 * draw(1, 6))
         own["starts"] = ids(len(shared["extra_kv"]), 1)[:, 0] - 20
         own["ends"] = own["starts"] + 128
-    if kind == "blocks":
+    if kind == "packed sources":
+        shared["extra_kv"] = source(64 * draw(1, 6))
+        own["extra_indices"] = ids(len(shared["extra_kv"]), 150)
+        own["extra_topk_length"] = torch.randint(151, (queries,), generator=g).int().to(device)
+    if blocks:
         shared["index_block"] = 4
     return shared, own
 
@@ -157,8 +169,9 @@ def test_attention(kind: str, device: str) -> None:
         alone = {name: x[one : one + 1].contiguous() for name, x in own.items()}
         alone["indices"] = alone["indices"][:, : max(used, 1)].contiguous()
         turned = {name: x.flip(0) for name, x in own.items()}
-        wide = torch.nn.functional.pad(own["indices"], (0, 1 + 37 * seed), value=-1)
-        every = [attend(shared, own | {"indices": wide}), attend(shared, turned)]
+        lists = [name for name in own if name.endswith("indices")]
+        wide = {name: pad(own[name], (0, 1 + 37 * seed), value=-1) for name in lists}
+        every = [attend(shared, own | wide), attend(shared, turned)]
         for number, result in enumerate(found):
             assert torch.equal(every[0][number], result), (seed, "wide")
             assert torch.equal(every[1][number].flip(0), result), (seed, "turned")
@@ -201,7 +214,7 @@ def test_training_prefill_and_decode(kind: str, device: str) -> None:
     for seed in range(SEEDS[device]):
         shared, own = attention_batch(kind, device, seed)
         prefill = attend(shared, own)
-        longer = {"indices": torch.nn.functional.pad(own["indices"], (0, 9), value=-1)}
+        longer = {"indices": pad(own["indices"], (0, 9), value=-1)}
         if "topk_length" in own:
             slot = torch.arange(longer["indices"].shape[1], device=device)
             longer["indices"].masked_fill_(slot >= own["topk_length"][:, None], -1)
@@ -210,7 +223,7 @@ def test_training_prefill_and_decode(kind: str, device: str) -> None:
             one = {name: x[query : query + 1] for name, x in (own | longer).items()}
             for decode, whole in zip(attend(shared, one), prefill, strict=True):
                 assert torch.equal(decode[0], whole[query]), (seed, query)
-        if kind == "packed":
+        if kind.startswith("packed"):
             continue
         leaves = {"kv": shared["kv"], "extra_kv": shared.get("extra_kv"), "q": own["q"]}
         leaves = {name: x.clone().requires_grad_() for name, x in leaves.items() if x is not None}
@@ -238,44 +251,42 @@ def test_one_kernel_serves_every_batch(heads: int, packed: bool) -> None:
 
 
 def test_slots_after_the_last_row_count_for_no_share() -> None:
-    q, kv = torch.zeros(4, 1, 576), torch.zeros(9, 656, dtype=torch.uint8)
+    kv = torch.zeros(9, 656, dtype=torch.uint8)
     ids = torch.tensor([[3, -1, 8, -1], [-1, -1, -1, 9], [1, 2, 3, 4], [1, 2, 3, 4]]).int()
     lengths = torch.tensor([4, 4, 9, 2]).int()
-    assert used_slots(SparseMlaOperands(q, kv, ids, lengths)).tolist() == [3, 0, 4, 2]
-    assert used_slots(SparseMlaOperands(q, kv, ids)).tolist() == [3, 0, 4, 4]
-    assert used_slots(SparseMlaOperands(q, kv, ids), 4).tolist() == [0, 0, 2, 2]
+    assert used_slots(kv, ids, lengths).tolist() == [3, 0, 4, 2]
+    assert used_slots(kv, ids, None).tolist() == [3, 0, 4, 4]
+    assert used_slots(kv, ids, None, 4).tolist() == [0, 0, 2, 2]
+    assert used_slots(kv, ids[:, :0], None).tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", ["a second source", "blocks", "a range"])
-def test_hopper_refuses_packed_rows_of_what_it_joins(kind: str) -> None:
-    q = torch.zeros(2, 16, 512, dtype=torch.bfloat16)
-    kv = flashdsa.quantize_kv(torch.zeros(64, 512), kv_format="v4")
-    ids = torch.zeros(2, 64, dtype=torch.int32)
-    lists: dict[str, Any] = {
-        "a second source": {"indices": ids, "extra_kv": kv, "extra_indices": ids},
-        "blocks": {"indices": ids, "index_block": 4},
-        "a range": {"indices": (ids[:, 0], ids[:, 0] + 3)},
-    }
-    options: dict[str, Any] = {"batch_invariant": True, "backend": "emulate-sm90"}
-    with pytest.raises(UnsupportedError, match="batch_invariant: needed, not there"):
-        flashdsa.sparse_mla_fwd(q, kv, **lists[kind], **options)
+@pytest.mark.parametrize("kind", ["packed", "packed sources", "packed blocks"])
+def test_the_shares_of_a_list_on_hopper(kind: str) -> None:
+    """CTAs of a cluster share a list: a query's bits alone, and in tables that -1 widen, among
+    others."""
+    shared, own = attention_batch(kind, "cpu", seed=5)
+    shared["backend"] = "emulate-sm90"
+    own = {name: x[:3].contiguous() for name, x in own.items() if not name.endswith("length")}
+    own["indices"] = own["indices"][:, :300].contiguous()
+    lists = [name for name in own if name.endswith("indices")]
+    alone = attend(shared, {name: x[2:].contiguous() for name, x in own.items()})
+    found = attend(shared, own | {name: pad(own[name], (0, 700), value=-1) for name in lists})
+    for batch, single in zip(found, alone, strict=True):
+        assert torch.equal(batch[2], single[0])
 
 
-def test_flashmlas_call_makes_such_rows_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flashmlas_call_over_two_packed_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = partial(flashdsa.sparse_mla_fwd, backend="emulate-sm90")
     monkeypatch.setattr(flash_mla, "sparse_mla_fwd", forward)
     q = torch.zeros(2, 1, 64, 512, dtype=torch.bfloat16)
     cache = flashdsa.quantize_kv(torch.zeros(64, 512), kv_format="v4")[None, :, None]
-    ids, launched = torch.zeros(2, 1, 64, dtype=torch.int32), []
-    for batch_invariant in (False, True):
-        recorder = Recorder(H200)
-        with running_on(recorder):
-            flash_mla.flash_mla_with_kvcache(
-                q, cache, None, None, 512, None, indices=ids, extra_k_cache=cache,
-                extra_indices_in_kvcache=ids, enable_batch_invariant=batch_invariant,
-            )  # fmt: skip
-        launched.append(list(recorder.launched))
-    assert launched == [["mla_decode_v4_joined"], ["mla_fwd_512_max_logits_joined"]]
+    ids, recorder = torch.zeros(2, 1, 64, dtype=torch.int32), Recorder(H200)
+    with running_on(recorder):
+        flash_mla.flash_mla_with_kvcache(
+            q, cache, None, None, 512, None, indices=ids, extra_k_cache=cache,
+            extra_indices_in_kvcache=ids, enable_batch_invariant=True,
+        )  # fmt: skip
+    assert list(recorder.launched) == ["mla_decode_v4_joined"]
 
 
 def test_blackwell_refuses() -> None:

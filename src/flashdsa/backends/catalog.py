@@ -66,12 +66,11 @@ _SM90_JOINED = replace(
     _SM90_FORWARD,
     row_formats=tuple(form.name for form in JOINED_FORMATS),
     mixed_formats=tuple(form.name for form in MIXED_FORMATS),
-    batch_invariant=False,
     extra_kv=True,
     ranges=True,
     index_block=OneOf((1, 2, 4, 8, 16, 32, 64)),
 )
-_SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=(), batch_invariant=True)
+_SM90_BF16 = replace(_SM90_JOINED, max_logits=True, row_formats=())
 _SM90_BACKWARD = replace(_SM90_JOINED, row_formats=())
 _SM90_SCORES = Features(dtypes=("float32",), topk=UpTo(2048), sorted=True, deterministic=True)
 _SM90_QUANTIZE = Features(

@@ -138,11 +138,9 @@ def choose_invariant(
     of one size."""
     tile = Tile(operands.q.shape[2])
     if is_packed(operands.kv):
-        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, kv_format)
+        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, index_block, kv_format)
     if is_joined(operands, index_block):
         write = bind_joined(runner, operands, sm_scale, index_block)
-        if operands.ends is not None:
-            return write
         # The second list begins at a whole tile after the first one.
         return sparse_mla_decode.with_used_slots(write, index_block)
     return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)

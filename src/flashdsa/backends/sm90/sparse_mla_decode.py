@@ -14,7 +14,7 @@ from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import form_of, is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
-from flashdsa.backends.sparse_mla_launches import Inputs, Write, slots_of
+from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FEW_FORMATS, FewHeadsPlan
@@ -119,27 +119,38 @@ def bind_joined(
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
     packed. Tiles of rows without RoPE may be dealt, of one format; a range may be shorter than it
     seems, and the longest one tells the times."""
-    tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format)
-    has_form, extra = form is not None, ""
-    if operands.extra_kv is not None:
-        of_extra = form_of(operands.extra_kv, kv_format)
-        extra = of_extra.name if of_extra and of_extra != form else ""
-    plan = DecodePlan(packed=has_form, joined=True, form=form or V32, extra=extra, tile=tile)
-    tiles = joined_tiles(operands, index_block)
+    plan = joined_plan(operands, kv_format)
+    tile, tiles = plan.tile, joined_tiles(operands, index_block)
     items = items_of(operands.q)
     size = cluster_size_for(_capacity(runner, plan), items, tiles * tile.keys)
-    kind = PACKED if has_form else BF16
+    kind = PACKED if plan.packed else BF16
     if (
         not tile.has_rope
         and not plan.mixed
         and dealing_pays(runner, kind, plan, size, items, items, tiles)
     ):
-        plan = DealtPlan(packed=has_form, joined=True, form=form or V32, tile=tile)
+        plan = DealtPlan(packed=plan.packed, joined=True, form=plan.form, tile=tile)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
+def joined_plan(operands: SparseMlaOperands, kv_format: str | None) -> DecodePlan:
+    """The kernel of whole items for rows of two sources, ranges and blocks of rows."""
+    form, extra = form_of(operands.kv, kv_format), ""
+    if operands.extra_kv is not None:
+        of_extra = form_of(operands.extra_kv, kv_format)
+        extra = of_extra.name if of_extra and of_extra != form else ""
+    tile = Tile(operands.q.shape[2])
+    return DecodePlan(
+        packed=form is not None, joined=True, form=form or V32, extra=extra, tile=tile
+    )
+
+
 def bind_invariant(
-    runner: Runner, operands: SparseMlaOperands, sm_scale: float, kv_format: str | None
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    index_block: int,
+    kv_format: str | None,
 ) -> Write:
     """Bind the kernel for packed rows by which a query's bits do not depend on the others: one
     kernel for each number of heads, clusters of one size, and shares of the slots up to the last
@@ -147,25 +158,49 @@ def bind_invariant(
     num_heads = operands.q.shape[1]
     form, tile = form_of(operands.kv, kv_format) or V32, Tile(operands.q.shape[2])
     plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
-    if num_heads <= COLUMNS[-1] and form in FEW_FORMATS:
+    if is_joined(operands, index_block):
+        plan = joined_plan(operands, kv_format)
+    elif num_heads <= COLUMNS[-1] and form in FEW_FORMATS:
         plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads), tile.has_rope)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
-    return with_used_slots(bind_plan(runner, plan, size, operands, sm_scale), 1)
+    write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
+    return with_used_slots(write, index_block, extra=True)
 
 
-def with_used_slots(write: Write, index_block: int) -> Write:
+def with_used_slots(write: Write, index_block: int, *, extra: bool = False) -> Write:
     """`write` of lists that end at their last valid slot: so -1 that fill a table up, or a larger
-    length, change no share of a list."""
-    return lambda given: write(given._replace(topk_length=used_slots(given, index_block)))
+    length, change no share of a list. Ranges have no such slots.
+
+    Args:
+        extra: of the extra list, too.
+    """
+
+    def write_used(given: SparseMlaOutOperands) -> None:
+        if given.ends is None:
+            used = used_slots(given.kv, given.indices, given.topk_length, index_block)
+            given = given._replace(topk_length=used)
+        kv, ids = given.extra_kv, given.extra_indices
+        if extra and kv is not None and ids is not None and given.extra_ends is None:
+            used = used_slots(kv, ids, given.extra_topk_length)
+            given = given._replace(extra_topk_length=used)
+        write(given)
+
+    return write_used
 
 
-def used_slots(operands: SparseMlaOperands | SparseMlaOutOperands, index_block: int = 1) -> Tensor:
-    """Ids (S,) int32 of each query up to the last one that names a row."""
-    indices, length = operands.indices, operands.topk_length
-    numbers = torch.arange(1, indices.shape[1] + 1, dtype=torch.int32, device=indices.device)
-    valid = (indices >= 0) & (indices < -(-num_rows(operands.kv) // index_block))
-    if length is not None:
-        valid &= numbers <= length[:, None]
+def used_slots(kv: Tensor, ids: Tensor, lengths: Tensor | None, index_block: int = 1) -> Tensor:
+    """Ids (S,) int32 of each query up to the last one that names a row.
+
+    Args:
+        kv: rows or pages. ids: (S, any) int32. lengths: (S,) int32; None: every id counts.
+        index_block: rows that an id names.
+    """
+    if not ids.shape[1]:
+        return ids.new_zeros(len(ids))
+    numbers = torch.arange(1, ids.shape[1] + 1, dtype=torch.int32, device=ids.device)
+    valid = (ids >= 0) & (ids < -(-num_rows(kv) // index_block))
+    if lengths is not None:
+        valid &= numbers <= lengths[:, None]
     return numbers.where(valid, 0).amax(1)
 
 
