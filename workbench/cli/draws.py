@@ -226,13 +226,16 @@ def _show(rows: list[Row], *, lines: bool) -> None:
     from workbench.draws.report import CONDITIONS, reports
 
     console, found = new_console(), list(reports(rows))
-    headings = [f"{condition}: {_FIGURES[0]}" if not at else name
-                for condition in CONDITIONS for at, name in enumerate(_FIGURES)]  # fmt: skip
-    table = new_table([("operation", "left"), *((one, "right") for one in ("draws", *headings))])
+    headings = [(name, "right") for name in ("draws", *_FIGURES, "ceiling")]
+    table = new_table([("operation", "left"), ("", "left"), *headings])
     for one in found:
-        cells = [cell for condition in CONDITIONS for cell in _cells(one.figures.get(condition))]
-        table.add_row(one.operation, str(one.draws), *cells)
+        largest = "-" if one.at_ceiling is None else f"{one.at_ceiling:.2f}"
+        for condition in [c for c in CONDITIONS if c in one.figures] or CONDITIONS[:1]:
+            cells = _cells(one.figures.get(condition))
+            table.add_row(one.operation, condition, str(one.draws), *cells, largest)
+            largest = ""
     print_table(console, "fastest peer's time over ours", table)
+    console.print("ceiling: the mean that ours would have at the chip's own rates, which bind all")
     for one in found:
         _show_details(console, one)
     if lines:

@@ -17,6 +17,7 @@ from flashdsa.problem import D_QK, INDEX_HEAD_DIM, PAGE_SIZE
 from flashdsa.verify.tolerances import PRODUCT_TOLERANCE, SCORE_TOLERANCES
 from workbench.bench import prefill
 from workbench.bench.indexer import fill_scores
+from workbench.draws.ceilings import bound
 from workbench.draws.distribution import Draw
 from workbench.draws.ids import (
     causal_rows,
@@ -48,15 +49,16 @@ def case_of(draw: Draw, part: str = "") -> Case:
 
 def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
     """The task of a draw, or of one of its PARTS."""
-    if draw.operation in ("forward", "backward"):
+    if draw.operation == "backward":
         x = attention_inputs(draw, device)
-        if draw.operation == "backward":
-            return attention.backward_task(x, draw.values["tensors"], backend)
-        return attention.forward_task(x, backend, max_logits=draw.values["max_logits"])
+        return attention.backward_task(x, draw.values["tensors"], backend)
     if draw.operation.endswith("-512"):
         return make_two_sources(draw, device, backend)
-    if draw.operation == "decode":
-        return attention.forward_task(decode_inputs(draw, device), backend)
+    if draw.operation in ("forward", "decode"):
+        make = attention_inputs if draw.operation == "forward" else decode_inputs
+        x = make(draw, device)
+        task = attention.forward_task(x, backend, max_logits=draw.values.get("max_logits", False))
+        return bound(task, x.q, [(x.kv, x.indices, x.topk_length)])
     if draw.operation == "indexer":
         return exact_indexer(indexer_inputs(draw, device, backend), backend)
     if draw.operation.startswith("two-levels"):

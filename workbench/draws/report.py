@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from flashdsa.bench.result import OURS, Row
+from flashdsa.bench.result import CEILING, OURS, Row
 from workbench.draws.peers import PROMISES
 
 CONDITIONS = ("hot", "cold")
@@ -58,6 +58,8 @@ class Report:
 
     Attributes:
         figures: by condition. lowest: (ratio, hot or cold, peer, draw), the lowest first.
+        at_ceiling: geometric mean of the fastest peer's hot time over that of the same work at the
+            chip's ceiling, which no kernel passes; None where no ceiling was timed.
         cost: of the options that cost time.
         unserved: microseconds of ours, and the draw, where no peer serves it.
         missing: draws that a peer did not serve, by its name and why.
@@ -68,6 +70,7 @@ class Report:
     draws: int
     figures: dict[str, Figures] = field(default_factory=dict)
     lowest: list[tuple[float, str, str, str]] = field(default_factory=list)
+    at_ceiling: float | None = None
     cost: list[Cost] = field(default_factory=list)
     unserved: list[tuple[float, str]] = field(default_factory=list)
     missing: dict[str, int] = field(default_factory=dict)
@@ -76,6 +79,14 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """The same as JSON-ready data."""
         return asdict(self)
+
+
+def ratio_at_ceiling(row: Row) -> float | None:
+    """The fastest peer's hot time over that of the row's work at the ceiling's rate."""
+    times, peer = row.times.get("hot", {}), row.fastest_peer("hot")
+    if peer is None or CEILING not in times:
+        return None
+    return times[peer].median * 1e3 * row.ceiling_rate("hot") / row.work
 
 
 def by_operation(rows: Iterable[Row]) -> dict[str, list[Row]]:
@@ -89,7 +100,9 @@ def by_operation(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def reports(rows: Iterable[Row]) -> Iterator[Report]:
     """One an operation."""
     for operation, of_it in by_operation(rows).items():
-        report = Report(operation, len(of_it))
+        of_ceiling = Figures.of(filter(None, map(ratio_at_ceiling, of_it)))
+        largest = of_ceiling.geometric_mean if of_ceiling else None
+        report = Report(operation, len(of_it), at_ceiling=largest)
         ratios = [
             (ratio, condition, str(row.fastest_peer(condition)), row.case)
             for row in of_it
@@ -154,7 +167,7 @@ def changes(old: Iterable[Row], new: Iterable[Row]) -> Iterator[Change]:
             for condition in CONDITIONS
             for one in [before.get((operation, row.case), {}).get(condition, {})]
             for name, taken in row.times.get(condition, {}).items()
-            if name in one
+            if name in one and name != CEILING
         ]
         ours = [one[:3] for one in found if one[3] == OURS]
         figures, machine = {}, {}

@@ -18,10 +18,11 @@ import torch
 from flashdsa.backends.gpu import workspaces
 from flashdsa.bench.cases import Operation
 from flashdsa.bench.machine import clocks
-from flashdsa.bench.result import OURS, SCHEMA, Row, parse_result
+from flashdsa.bench.result import CEILING, OURS, SCHEMA, Row, parse_result
 from flashdsa.bench.runner import BenchOptions, OnProgress, in_a_line, measure_case, new_result
 from flashdsa.bench.timer import GpuHangError, Timer, WallTimer
 from flashdsa.errors import ArgumentValueError
+from workbench.draws.ceilings import time_ceilings
 from workbench.draws.distribution import Draw
 from workbench.draws.inputs import PARTS, case_of, make_task
 from workbench.draws.peers import peers_of
@@ -79,6 +80,7 @@ def run_draws(
     seeds = {draw.seed for draw in options.draws}
     bench = BenchOptions([], backend=options.backend, seed=min(seeds), brief=True)
     protocol, before, begin = options.protocol, clocks(), time.monotonic()
+    ceilings = time_ceilings() if bench.device == "cuda" else {}
     result = new_result(bench, str(protocol) if bench.device == "cuda" else WallTimer.protocol)
     done, longest, kept, stopped = 0, 0.0, begin, None
 
@@ -101,7 +103,10 @@ def run_draws(
             kept = start
         on_progress(done, len(options.draws), draw.line)
         try:
-            result.rows.extend(measure_draw(draw, options, bench, protocol))
+            for row in measure_draw(draw, options, bench, protocol):
+                result.rows.append(row)
+                if row.times and row.ceiling in ceilings:
+                    row.times["hot"][CEILING] = ceilings[row.ceiling]
         except GpuHangError as error:
             stopped = f"{draw.line}: {error}"
             break

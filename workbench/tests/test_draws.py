@@ -13,18 +13,20 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from flashdsa.bench.result import OURS, Row
+from flashdsa.bench.cases import Task, Verdict, products_ceiling
+from flashdsa.bench.result import CEILING, OURS, Row
 from flashdsa.bench.runner import BenchOptions
 from flashdsa.bench.timer import Times
 from tools import result_tables
 from workbench.__main__ import cli
 from workbench.draws import run as run_module
 from workbench.draws import timing
+from workbench.draws.ceilings import bound
 from workbench.draws.distribution import FIELDS, MOST, OPERATIONS, PAGE, Draw, draw, page
 from workbench.draws.ids import draw_ids, positions
 from workbench.draws.inputs import PARTS, decode_inputs, make_task
 from workbench.draws.peers import PROMISES
-from workbench.draws.report import Figures, changes, markdown, reports
+from workbench.draws.report import Figures, changes, markdown, ratio_at_ceiling, reports
 from workbench.draws.run import DrawOptions, measure_draw, rows_of, run_draws
 from workbench.draws.timing import FULL, SHORT, DrawTimer
 from workbench.tests.false_peers import install
@@ -226,6 +228,35 @@ def test_the_reports_arithmetic() -> None:
     assert found.missing == {"absent: not there": 1, "them: a wrong result": 1}
     assert "| it | 4 | 0.50 | 0.57 | 1.45 | 1.40 |" in markdown([found])
     assert Figures.of([]) is None
+
+
+def test_the_largest_mean_that_there_is() -> None:
+    """The peer's time over that of the same work at the ceiling's rate: 2 ways of 1 GB/us."""
+    rows = [
+        row("a", 10.0, 12.0),
+        row("b", 10.0, 27.0),
+        row("alone", 10.0),
+        row("untimed", 1.0, 2.0),
+    ]
+    for one in rows[:3]:
+        one.times["hot"][CEILING] = Times(5.0)
+    rows = [replace(one, work=4e6, ceiling_work=5e6) for one in rows]
+    assert [ratio_at_ceiling(one) for one in rows] == [pytest.approx(3.0), 6.75, None, None]
+    (found,) = reports(rows)
+    assert found.at_ceiling == pytest.approx((3.0 * 6.75) ** 0.5)
+    assert found.figures["hot"].count == 3
+
+
+def test_work_is_products_or_each_named_row_once() -> None:
+    q, kv = torch.zeros(2, 4, 8), torch.zeros(9, 8)
+    ids = torch.tensor([[3, 3, -1, 7], [3, 8, 99, 5]]).int()
+    products = Task(print, lambda _: Verdict({}, []), 1e9, products_ceiling("cpu"), None)
+    few = replace(products, work=10.0)
+    lists = [(kv, ids, torch.tensor([4, 3]).int()), (kv[:4], ids, None)]
+    assert bound(products, q, lists) == products
+    found = bound(few, q, lists)
+    # q and O; rows 3, 7, 8 of the first source, 3 of the second
+    assert found.ceiling.unit == "B" and found.work == 2 * 64 * 4 + (3 + 1) * 8 * 4
 
 
 def test_two_runs_are_compared_draw_by_draw() -> None:
