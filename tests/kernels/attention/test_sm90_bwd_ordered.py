@@ -13,6 +13,7 @@ from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results, judge_backward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
@@ -182,3 +183,24 @@ def test_chains_are_as_many_as_short_lists_need_and_memory_has_room_for(
 ) -> None:
     """Of 4,096 queries of 128 heads."""
     assert mla_bwd_grouped.buffers_for(num_keys, 576, 2048, topk) == buffers
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "topk", "pay"),
+    [
+        (8192, 64, True),
+        (65_536, 256, True),
+        (262_144, 2048, True),
+        (1 << 20, 2048, True),
+        (262_144, 1024, False),
+        (1 << 20, 256, False),
+    ],
+)
+def test_slots_replace_chains_that_would_wait(num_keys: int, topk: int, pay: bool) -> None:
+    """One dKV of many rows is one chain, whose groups wait for each other if lists are short."""
+    assert mla_bwd_grouped.chains_pay(num_keys, 576, topk) is pay
+    for deterministic in (False, True):
+        found = mla_bwd_grouped.grouping_for(
+            4096, 128, topk, 132, num_keys=num_keys, deterministic=deterministic, tile=Tile()
+        )
+        assert (found is not None) is (pay or not deterministic)

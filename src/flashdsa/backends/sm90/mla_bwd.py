@@ -193,6 +193,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
         num_heads,
         topk,
         runner.num_sms,
+        num_keys=num_keys,
         deterministic=deterministic,
         tile=tile,
         ranges=ranges,
