@@ -45,6 +45,9 @@ def test_lists_of_groups_must_not_cost_more_than_they_save() -> None:
     assert groups_for(1000, 16, 2048, 200_000, 132) == (4,)
     assert groups_for(1000, 16, 2048, 200_000, 132, varied=True) == (4,)
     assert groups_for(1000, 16, 2048, 300_000, 132, varied=True) == (1,)
+    # One of 67 items of 8,192 slots would take longer than all queries on 132 SMs.
+    assert groups_for(266, 16, 2048, 13_383, 132, varied=True) == (1,)
+    assert groups_for(266, 16, 2048, 13_383, 132) == (4,)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,10 +35,11 @@ tiles and besides; memory's rate. They reproduce `deterministic=True` over the d
 heads: topk 256 1.93, 512 1.43, 1,024 1.07."""
 WAVE = 132
 """An H100's and an H200's SMs. It does not depend on the device, and so the bits do not."""
-MOST_OF_WORK = 2.5
-"""Hand-overs of the chains, as a multiple of their groups' products, above which slots replace
-them. One dKV of 996,905 rows, lists of 256: 9,606 us by a chain, 4,250 by slots, 2,525 without
-order; one of 356,615, lists of 2,048: 2,482, 2,330 and 1,497."""
+MOST_OF_WORK, SHORT_US = 2.5, 50.0
+"""Time of the chains and their dKVs, as a multiple of the groups' products and besides, above which
+slots replace them. A call by chains, by slots and without order: 9,606, 4,250 and 2,525 us with
+996,905 rows and lists of 256; 617, 401 and 273 with 37,782 and 64; 638, 584 and 475 with 55,963
+and 256; 2,482, 2,330 and 1,497 with 356,615 and 2,048."""
 MOST_BUFFER_BYTES = 1 << 30
 """Most bytes of the deterministic backward's dKVs, each of S_kv rows in fp32; one exists in any
 case, the others are touched only where the large groups are taken."""
@@ -110,8 +111,7 @@ def grouping_for(
     """Choose groups of 256 rows; None if they never pay.
 
     A group of 64 rows has many queries anyway if heads are few. Large groups would leave streaming
-    multiprocessors idle if queries are few, and in order if kv has so many rows that few chains
-    have room.
+    multiprocessors idle if queries are few; in order chains must pay, too.
 
     Args:
         num_heads: one of HEADS. ranges: slots are of ranges, `topk` at most.
@@ -122,7 +122,7 @@ def grouping_for(
         or -(-num_queries // queries) * plans_of(queries, deterministic, tile)[2].slices < num_sms
     ):
         return None
-    if deterministic and not chains_pay(num_keys, tile.d_qk, topk):
+    if deterministic and not chains_pay(num_keys, tile.d_qk, -(-num_queries // queries), topk):
         return None
     ratio = max(ORDERED_RATIO, RATIO[num_heads]) if deterministic else RATIO[num_heads]
     most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / topk) if ranges else MOST_LENGTH
@@ -135,29 +135,31 @@ def buffers_for(num_keys: int, d_qk: int, num_groups: int, topk: int) -> int:
     Groups of a chain follow each other, so short lists need more chains; a pass zeroes each dKV and
     one adds it up. The bits depend on the number, so it depends on the call's sizes alone.
     """
-    row_bytes, most = 4 * d_qk * max(1, num_keys), most_buffers(num_keys, d_qk)
-
-    def time_of(buffers: int) -> float:
-        chain = num_groups / buffers * HAND_OVER_US
-        return max(num_groups * work_of(topk), chain) + buffers * 2 * row_bytes / BYTES_A_US
-
+    row_bytes = 4 * d_qk * max(1, num_keys)
+    most = max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // row_bytes))
+    time_of = partial(time_of_chains, num_keys, d_qk, num_groups, topk)
     return min(range(min(USUAL_BUFFERS, most), most + 1), key=time_of)
 
 
-def most_buffers(num_keys: int, d_qk: int) -> int:
-    """The most dKVs of so many rows that have room."""
-    return max(1, min(MOST_BUFFERS, MOST_BUFFER_BYTES // (4 * d_qk * max(1, num_keys))))
+def time_of_chains(num_keys: int, d_qk: int, num_groups: int, topk: int, buffers: int) -> float:
+    """Microseconds of dKV by so many chains, and of the dKVs of their own."""
+    chain = num_groups / buffers * HAND_OVER_US
+    passes = buffers * 2 * 4 * d_qk * max(1, num_keys) / BYTES_A_US
+    return max(time_of_products(num_groups, topk), chain) + passes
 
 
-def work_of(topk: int) -> float:
-    """Time of a group's products for dKV, microseconds of a GPU."""
+def time_of_products(num_groups: int, topk: int) -> float:
+    """Microseconds of dKV of groups whose additions have no order."""
     tiles = -(-topk // Tile().keys)
-    return DkvPlan.slices / WAVE * (TILE_US * tiles + GROUP_US)
+    return num_groups * DkvPlan.slices / WAVE * (TILE_US * tiles + GROUP_US)
 
 
-def chains_pay(num_keys: int, d_qk: int, topk: int) -> bool:
-    """Whether so many chains have room that groups do not wait for each other."""
-    return HAND_OVER_US / most_buffers(num_keys, d_qk) <= MOST_OF_WORK * work_of(topk)
+def chains_pay(num_keys: int, d_qk: int, num_groups: int, topk: int) -> bool:
+    """Whether chains take less time than slots: kv with many rows has few of them, in which groups
+    of short lists wait for each other."""
+    sizes = num_keys, d_qk, num_groups, topk
+    most = MOST_OF_WORK * time_of_products(num_groups, topk) + SHORT_US
+    return time_of_chains(*sizes, buffers_for(*sizes)) <= most
 
 
 @lru_cache

@@ -171,9 +171,9 @@ def groups_for(
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
         return (1,)
-    used = USED_SLOTS if varied else 1.0
-    alone = used * time_of_rounds(num_queries, topk, num_sms)
-    apart = used * time_of_rounds(-(-num_queries // group), group * topk, num_sms)
+    time_of = time_of_draws if varied else time_of_rounds
+    alone = time_of(num_queries, topk, num_sms)
+    apart = time_of(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS * alone
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
@@ -223,6 +223,13 @@ def _plan(group: int, max_logits: bool, drawn: bool, tile: Tile) -> FwdPlan:
 def time_of_rounds(items: int, slots: int, num_sms: int) -> float:
     """Microseconds of items of so many slots each, one a CTA at a time."""
     return -(-items // num_sms) * (ITEM_US + STEP_US * -(-slots // Tile().step_keys))
+
+
+def time_of_draws(items: int, slots: int, num_sms: int) -> float:
+    """Microseconds of items of up to so many slots, which CTAs draw: they share the work evenly,
+    but the longest item is one CTA's."""
+    steps, each = -(-slots // Tile().step_keys), items / num_sms
+    return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, USED_SLOTS * each)
 
 
 def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
