@@ -1,4 +1,4 @@
-"""What the chip could do at best: the ceiling of a draw's work, and its rate on this machine."""
+"""Ceilings of a draw's work: products or reading, and the time of each on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MACHINE = 900e12 / 4.5e12
 
 
 def bound(task: Task, q: Tensor, lists: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Task:
-    """The task of an attention whose work is its products: its ceiling is reading instead, where
+    """The task of an attention whose work is its products; its ceiling is reading instead where
     that takes longer: q, O, and each row that a query names once.
 
     Args:
