@@ -250,14 +250,12 @@ def test_one_kernel_serves_every_batch(heads: int, packed: bool) -> None:
     assert len(names) == 1 and len(*names) == 1
 
 
-def test_slots_after_the_last_row_count_for_no_share() -> None:
-    kv = torch.zeros(9, 656, dtype=torch.uint8)
-    ids = torch.tensor([[3, -1, 8, -1], [-1, -1, -1, 9], [1, 2, 3, 4], [1, 2, 3, 4]]).int()
+def test_slots_after_the_last_id_count_for_no_share() -> None:
+    ids = torch.tensor([[3, -1, 8, -1], [-1, -1, -1, -9], [1, 2, 3, 4], [1, 2, 3, 4]]).int()
     lengths = torch.tensor([4, 4, 9, 2]).int()
-    assert used_slots(kv, ids, lengths).tolist() == [3, 0, 4, 2]
-    assert used_slots(kv, ids, None).tolist() == [3, 0, 4, 4]
-    assert used_slots(kv, ids, None, 4).tolist() == [0, 0, 2, 2]
-    assert used_slots(kv, ids[:, :0], None).tolist() == [0, 0, 0, 0]
+    assert used_slots(ids, lengths).tolist() == [3, 0, 4, 2]
+    assert used_slots(ids, None).tolist() == [3, 0, 4, 4]
+    assert used_slots(ids[:, :0], None).tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["packed", "packed sources", "packed blocks"])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.packed_rows import form_of, is_packed, num_rows
+from flashdsa.backends.packed_rows import form_of, is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
@@ -154,7 +154,7 @@ def bind_invariant(
 ) -> Write:
     """Bind the kernel for packed rows by which a query's bits do not depend on the others: one
     kernel for each number of heads, clusters of one size, and shares of the slots up to the last
-    that names a row."""
+    that is not negative."""
     num_heads = operands.q.shape[1]
     form, tile = form_of(operands.kv, kv_format) or V32, Tile(operands.q.shape[2])
     plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
@@ -164,12 +164,12 @@ def bind_invariant(
         plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads), tile.has_rope)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
-    return with_used_slots(write, index_block, extra=True)
+    return with_used_slots(write, extra=True)
 
 
-def with_used_slots(write: Write, index_block: int, *, extra: bool = False) -> Write:
-    """`write` of lists that end at their last valid slot: so -1 that fill a table up, or a larger
-    length, change no share of a list. Ranges have no such slots.
+def with_used_slots(write: Write, *, extra: bool = False) -> Write:
+    """`write` of lists that end at their last slot that is not negative: so -1 that fill a table
+    up, or a larger length, change no share of a list. Ranges have no such slots.
 
     Args:
         extra: of the extra list, too.
@@ -177,31 +177,28 @@ def with_used_slots(write: Write, index_block: int, *, extra: bool = False) -> W
 
     def write_used(given: SparseMlaOutOperands) -> None:
         if given.ends is None:
-            used = used_slots(given.kv, given.indices, given.topk_length, index_block)
-            given = given._replace(topk_length=used)
-        kv, ids = given.extra_kv, given.extra_indices
-        if extra and kv is not None and ids is not None and given.extra_ends is None:
-            used = used_slots(kv, ids, given.extra_topk_length)
-            given = given._replace(extra_topk_length=used)
+            given = given._replace(topk_length=used_slots(given.indices, given.topk_length))
+        ids = given.extra_indices
+        if extra and ids is not None and given.extra_ends is None:
+            given = given._replace(extra_topk_length=used_slots(ids, given.extra_topk_length))
         write(given)
 
     return write_used
 
 
-def used_slots(kv: Tensor, ids: Tensor, lengths: Tensor | None, index_block: int = 1) -> Tensor:
-    """Ids (S,) int32 of each query up to the last one that names a row.
+def used_slots(ids: Tensor, lengths: Tensor | None) -> Tensor:
+    """Slots (S,) int32 of each query up to its last id that is not negative; few launches.
 
     Args:
-        kv: rows or pages. ids: (S, any) int32. lengths: (S,) int32; None: every id counts.
-        index_block: rows that an id names.
+        ids: (S, any) int32. lengths: (S,) int32; None: every id counts.
     """
     if not ids.shape[1]:
         return ids.new_zeros(len(ids))
     numbers = torch.arange(1, ids.shape[1] + 1, dtype=torch.int32, device=ids.device)
-    valid = (ids >= 0) & (ids < -(-num_rows(kv) // index_block))
+    counts = ids >= 0
     if lengths is not None:
-        valid &= numbers <= lengths[:, None]
-    return numbers.where(valid, 0).amax(1)
+        counts &= numbers <= lengths[:, None]
+    return numbers.where(counts, 0).amax(1)
 
 
 def bind_plan(
