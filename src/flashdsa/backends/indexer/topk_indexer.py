@@ -240,11 +240,9 @@ def _tables(plan: SelectPlan, size: int, a_cluster_each: bool) -> list[Table]:
     alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
     if not a_cluster_each:
         return [Table(0, alone)]
-    tables = [Table(0, plan)]
-    if size >= SMALL_SHARING_CLUSTER:
-        tables.append(Table(UNEVEN_PAGES * size, shared))
     if size < SMALL_SHARING_CLUSTER:
-        tables.append(Table(UNEVEN_PAGES * size, alone))
-    elif size < SHARING_CLUSTER:
+        return [Table(0, plan), Table(UNEVEN_PAGES * size, alone)]
+    tables = [Table(0, plan), Table(UNEVEN_PAGES * size, shared)]
+    if size < SHARING_CLUSTER:
         tables.append(Table(SHARED_PAGES * SPLITS_BY_SIZE * size * size, alone))
     return tables
