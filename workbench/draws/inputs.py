@@ -27,7 +27,7 @@ from workbench.draws.ids import (
     shuffled_pages,
 )
 from workbench.draws.two_levels import make_two_levels
-from workbench.draws.two_sources import make_two_sources
+from workbench.draws.two_sources import Source, make_two_sources
 
 PARTS = {"training": ("target", "scores", "backward")}
 """Calls of a draw that are timed one by one, where there is not one only."""
@@ -53,12 +53,14 @@ def make_task(draw: Draw, part: str, device: str, backend: str) -> Task:
         x = attention_inputs(draw, device)
         return attention.backward_task(x, draw.values["tensors"], backend)
     if draw.operation.endswith("-512"):
-        return make_two_sources(draw, device, backend)
+        task = make_two_sources(draw, device, backend)
+        forwards = draw.operation != "backward-512"
+        return bound(task, task.inputs.q, task.inputs.sources) if forwards else task
     if draw.operation in ("forward", "decode"):
         make = attention_inputs if draw.operation == "forward" else decode_inputs
         x = make(draw, device)
         task = attention.forward_task(x, backend, max_logits=draw.values.get("max_logits", False))
-        return bound(task, x.q, [(x.kv, x.indices, x.topk_length)])
+        return bound(task, x.q, [Source(x.kv, x.indices, x.topk_length)])
     if draw.operation == "indexer":
         return exact_indexer(indexer_inputs(draw, device, backend), backend)
     if draw.operation.startswith("two-levels"):

@@ -29,7 +29,6 @@ from flashdsa.bench.cases import (
 from flashdsa.problem import D_V, PAGE_SIZE
 from flashdsa.row_formats import ROW_FORMATS
 from workbench.bench.attention import Prepared, padded_heads, padded_lists
-from workbench.draws.ceilings import bound
 from workbench.draws.distribution import COLUMNS, WINDOW, Draw
 from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
 
@@ -114,8 +113,7 @@ def make_two_sources(draw: Draw, device: str, backend: str) -> Task:
     x = _decode_inputs(draw, device) if decodes else _forward_inputs(draw, device)
     if draw.operation == "backward-512":
         return _backward(x, draw.values["tensors"], backend)
-    lists = [(one.kv, one.ids, one.lengths) for one in x.sources]
-    return bound(forward_task(x, backend, decodes=False), x.q, lists)
+    return forward_task(x, backend, decodes=False)
 
 
 def forward_task(x: Inputs, backend: str, *, decodes: bool) -> Task:

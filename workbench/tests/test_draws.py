@@ -29,6 +29,7 @@ from workbench.draws.peers import PROMISES
 from workbench.draws.report import Figures, changes, markdown, ratio_at_ceiling, reports
 from workbench.draws.run import DrawOptions, measure_draw, rows_of, run_draws
 from workbench.draws.timing import FULL, SHORT, DrawTimer
+from workbench.draws.two_sources import Source
 from workbench.tests.false_peers import install
 
 
@@ -252,7 +253,7 @@ def test_work_is_products_or_each_named_row_once() -> None:
     ids = torch.tensor([[3, 3, -1, 7], [3, 8, 99, 5]]).int()
     products = Task(print, lambda _: Verdict({}, []), 1e9, products_ceiling("cpu"), None)
     few = replace(products, work=10.0)
-    lists = [(kv, ids, torch.tensor([4, 3]).int()), (kv[:4], ids, None)]
+    lists = [Source(kv, ids, torch.tensor([4, 3]).int()), Source(kv[:4], ids)]
     assert bound(products, q, lists) == products
     found = bound(few, q, lists)
     # q and O; rows 3, 7, 8 of the first source, 3 of the second

@@ -117,12 +117,13 @@ def grouping_for(
         num_heads: one of HEADS. ranges: slots are of ranges, `topk` at most.
     """
     queries = group_queries(num_heads)
+    num_groups = -(-num_queries // queries)
     if (
         num_heads not in RATIO
-        or -(-num_queries // queries) * plans_of(queries, deterministic, tile)[2].slices < num_sms
+        or num_groups * plans_of(queries, deterministic, tile)[2].slices < num_sms
     ):
         return None
-    if deterministic and not chains_pay(num_keys, tile.d_qk, -(-num_queries // queries), topk):
+    if deterministic and not chains_pay(num_keys, tile.d_qk, num_groups, topk):
         return None
     ratio = max(ORDERED_RATIO, RATIO[num_heads]) if deterministic else RATIO[num_heads]
     most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / topk) if ranges else MOST_LENGTH

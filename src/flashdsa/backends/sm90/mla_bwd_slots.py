@@ -36,9 +36,9 @@ does not depend on the device, and so the bits do not."""
 
 FAR_ROWS = {32: 57_344, 64: 40_960, 128: 65_536}
 """Rows of dKV, two to three times the second-level cache, above which additions may wait for
-memory, by heads. Random and causal ids take slots' time at 32,768 rows with 64 heads and
-1.15 of it at 49,152 (correlated ones 0.94 and 0.96); with 32 heads 1.01 at 49,152 and 1.20 at
-65,536 (0.95 and 1.00); with 128 heads 1.02 (0.87) at 65,536."""
+memory, by heads. Additions of random and causal ids took 1.01 of slots' time at 32,768 rows with 64
+heads and 1.15 at 49,152 (of correlated ones 0.94 and 0.96); with 32 heads 1.01 at 49,152 and 1.20
+at 65,536 (0.95 and 1.00); with 128 heads 1.02 (0.87) at 65,536; one H200."""
 DENSE = 8
 """Slots of a part for each row of dKV from which on slots are faster than additions: a part reads
 and writes each row once. Full lists of random rows took additions 1.15 to 1.25 times as long on an
