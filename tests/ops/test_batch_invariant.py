@@ -14,7 +14,6 @@ import flashdsa
 from flashdsa.adapters import flash_mla
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import running_on
-from flashdsa.backends.sm90.sparse_mla_decode import used_slots
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.launch_list import Recorder
 from tests.support.hopper_gpu import HOPPER_GPU
@@ -247,30 +246,24 @@ def test_one_kernel_serves_every_batch(heads: int, packed: bool) -> None:
             options: dict[str, Any] = {"batch_invariant": True, "backend": "emulate-sm90"}
             flashdsa.sparse_mla_fwd(q, kv, indices, **options)
             names.add(tuple(recorder.launched))
-    assert len(names) == 1 and len(*names) == 1
-
-
-def test_slots_after_the_last_id_count_for_no_share() -> None:
-    ids = torch.tensor([[3, -1, 8, -1], [-1, -1, -1, -9], [1, 2, 3, 4], [1, 2, 3, 4]]).int()
-    lengths = torch.tensor([4, 4, 9, 2]).int()
-    assert used_slots(ids, lengths).tolist() == [3, 0, 4, 2]
-    assert used_slots(ids, None).tolist() == [3, 0, 4, 4]
-    assert used_slots(ids[:, :0], None).tolist() == [0, 0, 0, 0]
+    kernels = ["mla_used_slots"] * packed
+    assert [launched[:-1] for launched in names] == [tuple(kernels)]
 
 
 @pytest.mark.parametrize("kind", ["packed", "packed sources", "packed blocks"])
 def test_the_shares_of_a_list_on_hopper(kind: str) -> None:
-    """CTAs of a cluster share a list: a query's bits alone, and in tables that -1 widen, among
-    others."""
+    """CTAs of a cluster share a list: a query's bits alone, and in tables that slots without a row
+    widen, among others."""
     shared, own = attention_batch(kind, "cpu", seed=5)
     shared["backend"] = "emulate-sm90"
     own = {name: x[:3].contiguous() for name, x in own.items() if not name.endswith("length")}
     own["indices"] = own["indices"][:, :300].contiguous()
     lists = [name for name in own if name.endswith("indices")]
     alone = attend(shared, {name: x[2:].contiguous() for name, x in own.items()})
-    found = attend(shared, own | {name: pad(own[name], (0, 700), value=-1) for name in lists})
-    for batch, single in zip(found, alone, strict=True):
-        assert torch.equal(batch[2], single[0])
+    for no_row in (-1, 1 << 30):
+        wide = {name: pad(own[name], (0, 700), value=no_row) for name in lists}
+        for batch, single in zip(attend(shared, own | wide), alone, strict=True):
+            assert torch.equal(batch[2], single[0])
 
 
 def test_flashmlas_call_over_two_packed_caches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +277,7 @@ def test_flashmlas_call_over_two_packed_caches(monkeypatch: pytest.MonkeyPatch) 
             q, cache, None, None, 512, None, indices=ids, extra_k_cache=cache,
             extra_indices_in_kvcache=ids, enable_batch_invariant=True,
         )  # fmt: skip
-    assert list(recorder.launched) == ["mla_decode_v4_joined"]
+    assert list(recorder.launched) == ["mla_used_slots", "mla_decode_v4_joined"]
 
 
 def test_blackwell_refuses() -> None:

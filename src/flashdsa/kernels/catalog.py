@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 from flashdsa.hw import SM90, SM100
@@ -20,6 +21,7 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
+from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
 from flashdsa.kernels.attention.sm100.bwd.heads.plan import HeadsPlan
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
@@ -45,10 +47,11 @@ _OTHER_STAGES = (1, 4)
 """Pages of a stage in further variants, one of each kernel, to compare with two pages."""
 _TILES = (Tile(), WITHOUT_ROPE)
 _INDEXER = "flashdsa.kernels.indexer.sm90"
+_hopper = partial(KernelSpec, arch=SM90.name)
+_blackwell = partial(KernelSpec, arch=SM100.name)
 
-INDEXER = KernelSpec(
+INDEXER = _hopper(
     name="indexer",
-    arch=SM90.name,
     operations=("dsa_topk_indexer",),
     plans=(
         *(
@@ -65,17 +68,15 @@ INDEXER = KernelSpec(
         "select": ("consume", "page_source", "pair_source"),
     },
 )
-INDEXER_UNSCORED = KernelSpec(
+INDEXER_UNSCORED = _hopper(
     name="indexer_unscored",
-    arch=SM90.name,
     operations=("dsa_topk_indexer",),
     plans=tuple(map(UnscoredPlan, (False, True))),
     build="flashdsa.kernels.indexer.sm90.unscored.kernel:compile_unscored",
     entry="unscored_kernel",
 )
-INDEXER_LOGITS = KernelSpec(
+INDEXER_LOGITS = _hopper(
     name="indexer_logits",
-    arch=SM90.name,
     operations=("indexer_logits",),
     plans=tuple(
         LogitsPlan(num_heads, mxfp4=mxfp4, of_blocks=of_blocks)
@@ -88,9 +89,8 @@ INDEXER_LOGITS = KernelSpec(
 )
 _SM100 = "flashdsa.kernels.indexer.sm100"
 
-INDEXER_SM100 = KernelSpec(
+INDEXER_SM100 = _blackwell(
     name="indexer",
-    arch=SM100.name,
     operations=("dsa_topk_indexer",),
     plans=(
         *(
@@ -109,9 +109,8 @@ INDEXER_SM100 = KernelSpec(
         "select": ("consume", "page_source"),
     },
 )
-INDEXER_LOGITS_SM100 = KernelSpec(
+INDEXER_LOGITS_SM100 = _blackwell(
     name="indexer_logits",
-    arch=SM100.name,
     operations=("indexer_logits",),
     plans=(
         *(sm100.LogitsPlan(num_heads) for num_heads in reversed(NUM_HEADS)),
@@ -126,9 +125,8 @@ INDEXER_LOGITS_SM100 = KernelSpec(
         "select": ("consume_pages", "page_source"),
     },
 )
-TOPK_INDICES = KernelSpec(
+TOPK_INDICES = _hopper(
     name="topk_indices",
-    arch=SM90.name,
     operations=("topk_indices",),
     plans=tuple(
         TopkPlan(topk=topk, sorted=by_score)
@@ -141,9 +139,8 @@ TOPK_INDICES = KernelSpec(
         "select": ("select_tiles", "select_by_cluster", "read_batch", "emit_unscored_rows"),
     },
 )
-TWO_LEVELS = KernelSpec(
+TWO_LEVELS = _hopper(
     name="two_levels",
-    arch=SM90.name,
     operations=("dsa_topk_indexer", "dsa_topk_prefill"),
     plans=tuple(
         LevelPlan(topk=topk, sorted=by_score, positions=positions, among=among)
@@ -161,51 +158,45 @@ TWO_LEVELS = KernelSpec(
 _PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
 _PREFILL_ROLES = {"load": ("load_all",), "score": ("score_all",)}
 
-PREFILL = KernelSpec(
+PREFILL = _hopper(
     name="prefill",
-    arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=prefill.RANKING,
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
     roles=_PREFILL_ROLES,
 )
-PREFILL_ORDER = KernelSpec(
+PREFILL_ORDER = _hopper(
     name="prefill_order",
-    arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=tuple(OrderPlan(width) for width in reversed(TOPK)),
     build="flashdsa.kernels.indexer.sm90.order.kernel:compile_order",
     entry="order_kernel",
 )
-PREFILL_LISTED = KernelSpec(
+PREFILL_LISTED = _hopper(
     name="prefill_listed",
-    arch=SM90.name,
     operations=("dsa_topk_prefill",),
     plans=(ListedPlan(),),
     build="flashdsa.kernels.indexer.sm90.listed.kernel:compile_listed",
     entry="listed_kernel",
 )
-PREFILL_LOGITS = KernelSpec(
+PREFILL_LOGITS = _hopper(
     name="prefill_logits",
-    arch=SM90.name,
     operations=("prefill_logits",),
     plans=prefill.SCORING,
     build=_PREFILL_BUILD,
     entry="prefill_kernel",
     roles=_PREFILL_ROLES,
 )
-QUANTIZE_INDEX = KernelSpec(
+QUANTIZE_INDEX = _hopper(
     name="quantize_index",
-    arch=SM90.name,
     operations=("quantize_index_k", "quantize_index_q"),
     plans=tuple(QuantizePlan(dtype, slot_bits=0) for dtype in ("bfloat16", "float32")),
     build=f"{_INDEXER}.quantize_kernel:compile_quantize",
     entry="quantize_kernel",
 )
-WRITE_INDEX_K_CACHE = KernelSpec(
+WRITE_INDEX_K_CACHE = _hopper(
     name="write_index_k_cache",
-    arch=SM90.name,
     operations=("write_index_k_cache",),
     plans=tuple(
         QuantizePlan(dtype, bits) for dtype, bits in product(("bfloat16", "float32"), (64, 32))
@@ -213,9 +204,8 @@ WRITE_INDEX_K_CACHE = KernelSpec(
     build=f"{_INDEXER}.quantize_kernel:compile_quantize",
     entry="quantize_kernel",
 )
-MLA_BWD = KernelSpec(
+MLA_BWD = _blackwell(
     name="mla_bwd",
-    arch=SM100.name,
     operations=("mla_bwd",),
     plans=(
         *(sm100_bwd.BwdPlan(group=group) for group in SM100_GROUPS),
@@ -232,9 +222,8 @@ MLA_BWD = KernelSpec(
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
-MLA_BWD_HEADS = KernelSpec(
+MLA_BWD_HEADS = _blackwell(
     name="mla_bwd_heads",
-    arch=SM100.name,
     operations=("mla_bwd",),
     plans=(HeadsPlan(),),
     build="flashdsa.kernels.attention.sm100.bwd.heads.kernel:compile_heads",
@@ -244,9 +233,8 @@ MLA_BWD_HEADS = KernelSpec(
     timeline="flashdsa.kernels.attention.sm100.bwd.heads.plan:TIMELINE",
 )  # fmt: skip
 _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
-SPARSE_MLA_FWD = KernelSpec(
+SPARSE_MLA_FWD = _hopper(
     name="mla_fwd",
-    arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(
         *(
@@ -265,9 +253,8 @@ SPARSE_MLA_FWD = KernelSpec(
     entry="forward_kernel",
     roles={"gather": ("gather_all",), **_CONSUMERS},
 )
-SPARSE_MLA_FWD_SM100 = KernelSpec(
+SPARSE_MLA_FWD_SM100 = _blackwell(
     name="mla_fwd",
-    arch=SM100.name,
     operations=("sparse_mla_fwd",),
     plans=(
         *(sm100_fwd.FwdPlan(group) for group in SM100_GROUPS),
@@ -283,9 +270,8 @@ SPARSE_MLA_FWD_SM100 = KernelSpec(
 )
 _GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
 
-MLA_BWD_SCORES = KernelSpec(
+MLA_BWD_SCORES = _hopper(
     name="mla_bwd_scores",
-    arch=SM90.name,
     operations=("mla_bwd",),
     plans=tuple(
         ScoresPlan(queries, optional=True, tile=tile) for tile, queries in product(_TILES, (2, 4))
@@ -294,18 +280,16 @@ MLA_BWD_SCORES = KernelSpec(
     entry="scores_kernel",
     roles={"gather": ("gather_all",), "score": ("score_all",)},
 )
-MLA_BWD_DQ = KernelSpec(
+MLA_BWD_DQ = _hopper(
     name="mla_bwd_dq",
-    arch=SM90.name,
     operations=("mla_bwd",),
     plans=(DqPlan(), DqPlan(WITHOUT_ROPE)),
     build=f"{_GROUPED_BWD}.dq.kernel:compile_dq",
     entry="dq_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
-MLA_BWD_DKV = KernelSpec(
+MLA_BWD_DKV = _hopper(
     name="mla_bwd_dkv",
-    arch=SM90.name,
     operations=("mla_bwd",),
     plans=tuple(DkvPlan(tile, ordered=ordered) for tile, ordered in product(_TILES, (False, True))),
     build=f"{_GROUPED_BWD}.dkv.kernel:compile_dkv",
@@ -317,25 +301,22 @@ MLA_BWD_DKV = KernelSpec(
         "multiply": ("multiply_all",),
     },
 )
-MLA_BWD_JOIN = KernelSpec(
+MLA_BWD_JOIN = _hopper(
     name="mla_bwd_join",
-    arch=SM90.name,
     operations=("mla_bwd",),
     plans=(JoinPlan(),),
     build="flashdsa.kernels.attention.sm90.join.kernel:compile_join",
     entry="join_kernel",
 )
-MLA_BWD_SINK = KernelSpec(
+MLA_BWD_SINK = _hopper(
     name="mla_bwd_sink",
-    arch=SM90.name,
     operations=("mla_bwd",),
     plans=(SinkPlan(),),
     build="flashdsa.kernels.attention.sm90.sink.kernel:compile_sink",
     entry="sink_kernel",
 )
-MLA_BWD_FUSED = KernelSpec(
+MLA_BWD_FUSED = _hopper(
     name="mla_bwd_fused",
-    arch=SM90.name,
     operations=("mla_bwd",),
     plans=(
         *(
@@ -363,9 +344,8 @@ MLA_BWD_FUSED = KernelSpec(
         "dkv": ("dkv_all",),
     },
 )
-SPARSE_MLA_DECODE = KernelSpec(
+SPARSE_MLA_DECODE = _hopper(
     name="mla_decode",
-    arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(
         decode.DecodePlan(),
@@ -385,9 +365,8 @@ SPARSE_MLA_DECODE = KernelSpec(
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},
 )
-SPARSE_MLA_DECODE_DEALT = KernelSpec(
+SPARSE_MLA_DECODE_DEALT = _hopper(
     name="mla_decode_dealt",
-    arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(
         DealtPlan(),
@@ -404,29 +383,33 @@ SPARSE_MLA_DECODE_DEALT = KernelSpec(
     entry="dealt_kernel",
     roles={"gather": ("gather_stretches",), **_CONSUMERS},
 )
-SPARSE_MLA_DECODE_FEW_HEADS = KernelSpec(
+SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     name="mla_decode_heads",
-    arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=tuple(FewHeadsPlan(heads, rope) for rope in (True, False) for heads in COLUMNS),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
 )
-SPARSE_MLA_DECODE_DEALT_FEW_HEADS = KernelSpec(
+SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     name="mla_decode_dealt_heads",
-    arch=SM90.name,
     operations=("sparse_mla_fwd",),
     plans=(DealtFewHeadsPlan(), DealtFewHeadsPlan(rope=False)),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.kernel:compile_dealt",
     entry="dealt_few_heads_kernel",
     roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
 )
+SPARSE_MLA_USED_SLOTS = _hopper(
+    name="mla_used_slots",
+    operations=("sparse_mla_fwd",),
+    plans=(UsedSlotsPlan(),),
+    build="flashdsa.kernels.attention.sm90.used_slots.kernel:compile_used_slots",
+    entry="used_slots_kernel",
+)
 _INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
 
-INDEXER_BWD = KernelSpec(
+INDEXER_BWD = _hopper(
     name="indexer_bwd",
-    arch=SM90.name,
     operations=("indexer_bwd",),
     plans=(
         index_bwd.BwdPlan(),
@@ -439,9 +422,8 @@ INDEXER_BWD = KernelSpec(
     entry="indexer_bwd_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
-INDEXER_BWD_SUM = KernelSpec(
+INDEXER_BWD_SUM = _hopper(
     name="indexer_bwd_sum",
-    arch=SM90.name,
     operations=("indexer_bwd",),
     plans=(index_bwd.SumPlan(),),
     build=f"{_INDEXER_BWD}.build:compile_sum",
@@ -449,9 +431,8 @@ INDEXER_BWD_SUM = KernelSpec(
 )
 
 _HEAD_SUMS_BUILD = "flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums"
-ATTENTION_TARGET = KernelSpec(
+ATTENTION_TARGET = _hopper(
     name="attention_target",
-    arch=SM90.name,
     operations=("attention_target",),
     plans=tuple(
         head_sums.target_plan(heads, width)
@@ -461,25 +442,22 @@ ATTENTION_TARGET = KernelSpec(
     entry="head_sums_kernel",
     roles={"gather": ("gather_all",), "add": ("add_all",)},
 )
-INDEXER_SCORES = KernelSpec(
+INDEXER_SCORES = _hopper(
     name="indexer_scores",
-    arch=SM90.name,
     operations=("indexer_scores",),
     plans=tuple(scores.ScoresPlan(heads) for heads in reversed(scores.NUM_HEADS)),
     build="flashdsa.kernels.indexer_training.sm90.scores.build:compile_scores",
     entry="scores_kernel",
 )
-INDEXER_KL = KernelSpec(
+INDEXER_KL = _hopper(
     name="indexer_kl",
-    arch=SM90.name,
     operations=("indexer_kl", "indexer_kl_bwd"),
     plans=(KlPlan(), KlPlan(gradient=True)),
     build="flashdsa.kernels.indexer_training.sm90.kl.build:compile_kl",
     entry="kl_kernel",
 )
-COMPRESS_KV = KernelSpec(
+COMPRESS_KV = _hopper(
     name="compress_kv",
-    arch=SM90.name,
     operations=("compress_kv", "compress_kv_bwd"),
     plans=entries.MODELS + entries.STATES + entries.GRADIENTS,
     build="flashdsa.kernels.entries.sm90.kernel:compile_compress",

@@ -142,7 +142,7 @@ def choose_invariant(
     if is_joined(operands, index_block):
         write = bind_joined(runner, operands, sm_scale, index_block)
         # The second list begins at a whole tile after the first one.
-        return sparse_mla_decode.with_used_slots(write)
+        return sparse_mla_decode.with_used_slots(runner, write, operands, index_block)
     return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
 
 

@@ -1,0 +1,1 @@
+"""The last slot of each query's lists that names a row."""

@@ -1,0 +1,98 @@
+"""Slots of each list up to the last one that names a row.
+
+A warp has a list and reads it from its end on, until a step has such a slot. Most lists are full:
+one step, and no more than 32 sectors of memory a list.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.attention.sm90.used_slots.plan import AT_ONCE, WARPS, UsedSlotsPlan
+from flashdsa.kernels.attention.union_slots import length_of
+
+
+class Lists(NamedTuple):
+    """Lists of all queries over one source."""
+
+    indices: cute.Tensor  # (S, any) int32
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    num_ids: Int32  # a slot names a row if 0 <= id < num_ids
+    used: cute.Tensor  # (S,) int32, written
+
+
+@cute.jit
+def write_used(x: Lists, query: Int32, lane: Int32):
+    """Write the used slots of a query; a warp calls."""
+    line = x.indices.iterator + Int64(query) * x.indices.shape[1]
+    end, used = length_of(x, query), Int32(0)
+    while end > 0 and used == 0:
+        for i in cutlass.range_constexpr(AT_ONCE):
+            slot = end - 1 - (i * WARP_SIZE + lane)
+            if slot >= 0:
+                row = (line + slot).load()
+                if row >= 0 and row < x.num_ids:
+                    used = cutlass.max(used, slot + 1)
+        used = Int32(cute.arch.warp_redux_sync(used, "max"))
+        end -= AT_ONCE * WARP_SIZE
+    if lane == 0:
+        (x.used.iterator + query).store(used)
+
+
+@cute.kernel
+def used_slots_kernel(main: Lists, extra: Lists):
+    """Four queries' lists over one source."""
+    thread, _, _ = cute.arch.thread_idx()
+    block, source, _ = cute.arch.block_idx()
+    query = block * WARPS + thread // WARP_SIZE
+    if query < main.used.shape[0]:
+        if source == 0:
+            write_used(main, query, thread % WARP_SIZE)
+        else:
+            write_used(extra, query, thread % WARP_SIZE)
+
+
+@cute.jit
+def launch_used_slots(
+    stream: Any,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    num_ids: Int32,
+    used: cute.Tensor,
+    extra_indices: cute.Tensor,
+    extra_topk_length: cute.Tensor,
+    num_extra_ids: Int32,
+    extra_used: cute.Tensor,
+):
+    """Launch on `stream`; fields as in `Lists`. Without an extra source `extra_used` has no
+    element, and its lists are not looked at."""
+    main = Lists(indices, topk_length, num_ids, used)
+    extra = Lists(extra_indices, extra_topk_length, num_extra_ids, extra_used)
+    sources = Int32(1) if extra_used.shape[0] == 0 else Int32(2)
+    used_slots_kernel(main, extra).launch(
+        grid=[(used.shape[0] + WARPS - 1) // WARPS, sources, 1],
+        block=[WARPS * WARP_SIZE, 1, 1],
+        stream=stream,
+    )
+
+
+def compile_used_slots(plan: UsedSlotsPlan) -> Any:
+    """Compile `launch_used_slots`."""
+    del plan
+    queries, extra_used = cute.sym_int32(), cute.sym_int32()
+
+    def of_source(used: Any) -> list[Any]:
+        return [
+            fake_tensor(Int32, (queries, cute.sym_int32()), 4),
+            fake_tensor(Int32, (cute.sym_int32(),), 4),
+            Int32(1),
+            fake_tensor(Int32, (used,), 4),
+        ]
+
+    return compile_launch(
+        SM90, launch_used_slots, None, *of_source(queries), *of_source(extra_used)
+    )
