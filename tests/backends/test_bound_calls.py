@@ -266,9 +266,8 @@ def test_items_are_drawn_where_lengths_are_given(heads: int, group: int) -> None
     sparse_mla.bind(runner, x, **OPTIONS)(x)
     ((plan, arguments),) = runner.launched
     assert plan == FwdPlan(group, drawn=True) and arguments[9] == 4  # CTAs
-    order, counters, choice = arguments[-3:]
-    assert order.shape == (20 // group, 4) and choice.shape == (0,)
-    assert counters.tolist() == [0] * 4
+    counters, choice = arguments[-2:]
+    assert counters.tolist() == [0] * 4 and choice.shape == (0,)
 
 
 def test_long_calls_launch_groups_and_single_queries_of_which_one_is_chosen(
@@ -284,7 +283,7 @@ def test_long_calls_launch_groups_and_single_queries_of_which_one_is_chosen(
     for (_, groups), (_, queries) in zip(runner.launched[::2], runner.launched[1::2], strict=True):
         assert groups[0].data_ptr() == queries[0].data_ptr()  # of q
         assert groups[-1] is queries[-1] and groups[-1].shape == (1,)
-        assert groups[0].shape[0] == queries[-3].shape[0]  # of the order
+        assert groups[0].shape[0] == queries[0].shape[0]
 
 
 def test_buffers_of_the_caller_must_be_writable_each_time() -> None:

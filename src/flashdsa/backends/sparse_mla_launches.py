@@ -30,6 +30,8 @@ MOST_UNION_BYTES = 256 << 20
 """Most bytes of the lists of one launch; queries that need more are launched in parts."""
 OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 """Fields of `Operands` with a row for each query."""
+LIKELY_RANGE = 128
+"""Slots that a range is taken to have, of a longer source: DeepSeek-V4's window."""
 COUNTERS_KEY, COUNTERS = 0, 4
 """Key of the workspace of a drawn forward, as those of other launches are sizes; its words."""
 
@@ -128,6 +130,17 @@ def slots_of(operands: Lists, index_block: int) -> tuple[int, int]:
     return main, slots.shape[1] if operands.extra_ends is None else num_rows(kv)
 
 
+def likely_slots(operands: Lists, index_block: int) -> tuple[int, int]:
+    """Likewise for estimates of times: the host does not know how long a range is, and one over a
+    long source is a window far more often than all of it."""
+    main, extra = slots_of(operands, index_block)
+    if operands.ends is not None:
+        main = min(main, LIKELY_RANGE)
+    if operands.extra_ends is not None:
+        extra = min(extra, LIKELY_RANGE)
+    return main, extra
+
+
 def _given(one: Tensor | None, none: Tensor) -> Tensor:
     """An operand without gaps, or what stands for none."""
     return none if one is None else one.contiguous()
@@ -206,7 +219,7 @@ class Form(NamedTuple):
 
     Attributes:
         function: its arguments: `Operands`, max_logits, `last`, joined `MoreOperands`, lists of
-            groups of several queries, and if items are drawn their order, counters and a choice.
+            groups of several queries, and if items are drawn counters and a choice.
         group: queries of a group.
         last: arguments by the number of queries.
         drawn: items are drawn.
@@ -224,7 +237,7 @@ class Form(NamedTuple):
     def lists(
         self, runner: Runner, num_queries: int, topk: int, main_slots: int = 0
     ) -> list[Callable[[], Any]]:
-        """Functions that allocate the lists of so many queries, and their order.
+        """Functions that allocate the lists of so many queries' groups.
 
         Args:
             topk: slots of all lists of a query. main_slots: those of the main list, if joined.
@@ -240,9 +253,7 @@ class Form(NamedTuple):
             runner.allocator(num_queries, dtype=torch.int32),
             lambda: main_slots,
         ]
-        order = [runner.allocator(groups, 4, dtype=torch.int32)]
-        in_groups = of_groups + of_both * self.joined
-        return in_groups * (self.group > 1) + order * self.drawn
+        return (of_groups + of_both * self.joined) * (self.group > 1)
 
 
 def queries_at_a_time(group: int, topk: int) -> int:

@@ -68,8 +68,8 @@ DRAWN = {
     "mla-fwd-sm_90a": (
         "mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4 removed",
     ),
-    # An item that was drawn, in front of the first step and after any.
-    "mla-fwd-drawn-sm_90a": ("barrier#2 removed", "barrier#3 removed"),
+    # The order of the lists; an item that was drawn, in front of the first step and after any.
+    "mla-fwd-drawn-sm_90a": ("barrier#3 removed", "barrier#6 removed", "barrier#7 removed"),
 }  # fmt: skip
 
 

@@ -119,11 +119,10 @@ def run(case: SparseMlaCase, device: Device, when: str = "late") -> list[LaunchS
 )
 def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
     """One CTA takes all items, whose last steps have two tiles or one, in turns or, if lists have
-    lengths, as it draws them: then the order is made first."""
-    *order, setup = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
+    lengths, as it draws them."""
+    (setup,) = run(replace(case, max_logits=True), Device(1, {1: 1}), when)
     drawn = case.topk_length or bool(case.ranges)
     plan = FwdPlan(max_logits=True, drawn=drawn, joined=True, tile=Tile(case.d_qk))
-    assert len(order) == drawn
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
 
 
@@ -133,7 +132,7 @@ def test_groups_of_few_heads_have_the_union_over_both_sources(
     """O of the query that does not name the NaN row is mended; largest logits go nowhere."""
     monkeypatch.setattr("flashdsa.backends.sm90.sparse_mla.LISTS_US", 0.0)  # beside so few queries
     setups = run(IN_GROUPS, Device(1, {1: 1}))
-    assert len(setups) == 5  # joint lists, unions, the order, the forward, and what mends O
+    assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
 
 
 @pytest.mark.parametrize(

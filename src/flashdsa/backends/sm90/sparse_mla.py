@@ -9,12 +9,13 @@ from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sm90.sparse_mla_decode import INT32_MAX
+from flashdsa.backends.sm90.sparse_mla_decode import INT32_MAX, items_of
 from flashdsa.backends.sparse_mla_launches import (
     Form,
     Launches,
     Write,
     is_joined,
+    likely_slots,
     queries_at_a_time,
     slots_of,
 )
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
 LISTS_US = 10.0
 """Time of the kernels that groups have besides, without passing over bits."""
-MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, 1.4
+MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, {2: 1.2, 4: 1.4, 8: 1.4}
 """Groups are taken without a sample if their lists take at most so much of the time of queries one
-by one, and all together, if queries had nothing in common, at most so much of it."""
+by one, and all together, if queries had nothing in common, at most so much of it, by the queries
+of a group: two save half at best."""
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
@@ -72,8 +74,8 @@ def choose(
     if len(groups) > 1:
         return bind_either(runner, plan, operands, sm_scale)
     tiles = sparse_mla_decode.tiles_of(topk)
-    deals = sparse_mla_decode.beats_the_forward
-    if group == 1 and not max_logits and deals(runner, num_queries, num_heads, tiles):
+    deals = partial(sparse_mla_decode.beats_the_forward, runner, num_queries, num_heads, tiles)
+    if group == 1 and not max_logits and deals(drawn=varied):
         return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
@@ -93,16 +95,19 @@ def choose_joined(
     num_queries, num_heads, _ = operands.q.shape
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
-    topk, sources = sum(slots_of(operands, index_block)), (operands.kv, operands.extra_kv)
+    most, likely = slots_of(operands, index_block), likely_slots(operands, index_block)
+    sources, num_sms = (operands.kv, operands.extra_kv), runner.num_sms
     num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
     varied = operands.topk_length is not None or operands.extra_topk_length is not None
-    groups = groups_for(num_queries, num_heads, topk, num_keys, runner.num_sms, varied=varied)
-    if num_queries > queries_at_a_time(groups[0], topk) or num_keys > INT32_MAX:
+    groups = groups_for(num_queries, num_heads, sum(likely), num_keys, num_sms, varied=varied)
+    if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
         groups = (1,)
     tile = Tile(operands.q.shape[2])
     if groups == (1,) and not max_logits and not tile.has_rope:
-        tiles = sparse_mla_decode.joined_tiles(operands, index_block)
-        if sparse_mla_decode.beats_the_forward(runner, num_queries, num_heads, tiles):
+        tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
+        can_deal = sparse_mla_decode.can_deal(num_sms, items_of(operands.q), most_tiles)
+        deals = partial(sparse_mla_decode.beats_the_forward, runner, num_queries, num_heads, tiles)
+        if can_deal and deals(drawn=draws(operands)):
             plan = DealtPlan(joined=True, tile=tile)
             return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
     return bind_joined(runner, operands, sm_scale, index_block, groups)
@@ -118,11 +123,16 @@ def bind_joined(
     """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
     numbers a sample chooses."""
     tile = Tile(operands.q.shape[2])
-    lengths = operands.topk_length, operands.ends, operands.extra_topk_length, operands.extra_ends
-    drawn = groups != (1,) or any(one is not None for one in lengths)
+    drawn = groups != (1,) or draws(operands)
     plans = (FwdPlan(group, True, drawn, joined=True, tile=tile) for group in groups)
     forms = (form_of(runner, plan, operands) for plan in plans)
     return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
+
+
+def draws(operands: SparseMlaOperands) -> bool:
+    """Whether lists differ in length, so that the forward's CTAs draw items."""
+    lengths = operands.topk_length, operands.ends, operands.extra_topk_length, operands.extra_ends
+    return any(one is not None for one in lengths)
 
 
 def choose_invariant(
@@ -175,7 +185,7 @@ def groups_for(
     alone = time_of(num_queries, topk, num_sms)
     apart = time_of(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
-    pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS * alone
+    pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS[group] * alone
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
     if alone > least and lists < alone / 2:
         return group, 1

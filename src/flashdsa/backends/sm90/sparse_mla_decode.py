@@ -58,8 +58,9 @@ them, of which the formula sees no overlap."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_TURNS = 0.95
-"""Likewise of the forward's time, for bf16 rows."""
+MOST_OF_TURNS, MOST_OF_DRAWS = 0.95, 0.85
+"""Likewise of the forward's time, for bf16 rows; and of its time in turns where it draws items of
+more than two waves, whose ends are level, too."""
 SHORT_TILES, MOST_SHORT_WAVES = 12, 2
 """Lists of fewer tiles are dealt up to so many waves: beyond, both take the same time."""
 PACKED, BF16, SIXTEEN = range(3)
@@ -122,7 +123,7 @@ def bind_joined(
     packed. Tiles of rows without RoPE may be dealt, of one format; a range may be shorter than it
     seems, and the longest one tells the times."""
     plan = joined_plan(operands, kv_format)
-    tile, tiles = plan.tile, joined_tiles(operands, index_block)
+    tile, tiles = plan.tile, joined_tiles(slots_of(operands, index_block))
     items = items_of(operands.q)
     size = cluster_size_for(_capacity(runner, plan), items, tiles * tile.keys)
     kind = PACKED if plan.packed else BF16
@@ -318,10 +319,15 @@ def choose_clusters(
     return many, many_size
 
 
+def can_deal(num_sms: int, items: int, tiles: int) -> bool:
+    """Whether items of so many tiles, at most, may be dealt out among all SMs: the kernel counts
+    shares of them in int32."""
+    return items * (tiles + OVERHEAD_TILES) * num_sms <= INT32_MAX
+
+
 def time_of_dealing(kind: int, num_sms: int, items: int, tiles: int) -> float:
-    """Time of items of so many tiles, at most, that are dealt out among all SMs."""
-    line = items * (tiles + OVERHEAD_TILES)
-    if items > MOST_WAVES * num_sms or line * num_sms > INT32_MAX:
+    """Time of items of so many tiles that are dealt out among all SMs."""
+    if items > MOST_WAVES * num_sms or not can_deal(num_sms, items, tiles):
         return math.inf
     return time_of_dealt(DEALT_TIMES[kind], items, tiles, num_sms)
 
@@ -331,19 +337,23 @@ def tiles_of(topk: int) -> int:
     return -(-topk // Tile().keys)
 
 
-def joined_tiles(operands: SparseMlaOperands, index_block: int) -> int:
-    """Tiles of a query's lists over both sources, without lengths."""
-    return sum(map(tiles_of, slots_of(operands, index_block)))
+def joined_tiles(slots: tuple[int, int]) -> int:
+    """Tiles of a query's lists over both sources, of `slots_of` or `likely_slots`."""
+    return sum(map(tiles_of, slots))
 
 
-def beats_the_forward(runner: Runner, queries: int, num_heads: int, tiles: int) -> bool:
+def beats_the_forward(
+    runner: Runner, queries: int, num_heads: int, tiles: int, *, drawn: bool
+) -> bool:
     """Whether dealt bf16 rows of more items than SMs take less time than the forward's, a CTA an
-    item, by 5 %."""
+    item; `drawn`: its CTAs draw items."""
+    num_sms = runner.num_sms
     items = queries * -(-num_heads // ROWS)
-    if tiles < SHORT_TILES and items > MOST_SHORT_WAVES * runner.num_sms:
+    if tiles < SHORT_TILES and items > MOST_SHORT_WAVES * num_sms:
         return False
-    by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // runner.num_sms))
-    return time_of_dealing(BF16, runner.num_sms, items, tiles) < MOST_OF_TURNS * by_turns
+    by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // num_sms))
+    most = MOST_OF_DRAWS if drawn and items > MOST_SHORT_WAVES * num_sms else MOST_OF_TURNS
+    return time_of_dealing(BF16, num_sms, items, tiles) < most * by_turns
 
 
 def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:

@@ -11,7 +11,6 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.gmem import load_if
 from flashdsa.kernels.attention.operands import MoreOperands
-from flashdsa.kernels.attention.sm90.core.tile import Tile
 
 
 class Source(NamedTuple):
@@ -58,17 +57,34 @@ def end_of(slots: Any) -> Any:
 @cute.jit
 def count_slots(source: Source, query: Int32, block_log2: Any) -> Int32:
     """Slots of a query's list that may be valid; of a range those of rows that exist."""
-    count = Int32(source.slots.shape[1])
+    return count_lists(source, [query], block_log2)[0]
+
+
+@cute.jit
+def count_lists(source: Source, queries: list[Int32], block_log2: Any) -> list[Int32]:
+    """Likewise of several queries, which wait for memory once."""
+    counts = [Int32(source.slots.shape[1]) for _ in queries]
     if source.ends.shape[0] > 0:
-        first = cutlass.max((source.slots.iterator + query).load(), Int32(0))
-        end = cutlass.min((source.ends.iterator + query).load(), Int32(num_rows(source.kv)))
-        count = cutlass.max(cutlass.max(end, Int32(0)) - first, Int32(0))
+        firsts = [
+            cutlass.max((source.slots.iterator + query).load(), Int32(0)) for query in queries
+        ]
+        ends = [
+            cutlass.min((source.ends.iterator + query).load(), Int32(num_rows(source.kv)))
+            for query in queries
+        ]
+        counts = [
+            cutlass.max(cutlass.max(end, Int32(0)) - first, Int32(0))
+            for first, end in zip(firsts, ends, strict=True)
+        ]
     else:
         if source.lengths.shape[0] > 0:
-            given = (source.lengths.iterator + query).load()
-            count = cutlass.min(cutlass.max(given, Int32(0)), count)
-        count = count << block_log2
-    return count
+            given = [(source.lengths.iterator + query).load() for query in queries]
+            counts = [
+                cutlass.min(cutlass.max(length, Int32(0)), count)
+                for length, count in zip(given, counts, strict=True)
+            ]
+        counts = [count << block_log2 for count in counts]
+    return counts
 
 
 def split_after(main: Any, keys: int) -> Any:
@@ -79,21 +95,24 @@ def split_after(main: Any, keys: int) -> Any:
 @cute.jit
 def join_slots(sources: Sources, query: Int32, keys: cutlass.Constexpr) -> JoinedSlots:
     """A query's slots; `keys`: of a tile."""
-    main = count_slots(sources.main, query, sources.block_log2)
-    split = split_after(main, keys)
-    extra = count_slots(sources.extra, query, Int32(0))
-    end = main
-    if extra > 0:
-        end = split + extra
-    return JoinedSlots(main, split, end)
+    return join_lists(sources, [query], keys)[0]
 
 
 @cute.jit
-def count_joined(sources: Sources, query: Int32, _: Int32) -> tuple[Int32, Int32]:
-    """Slots of a query over both sources, and those of its main list, for the order in which items
-    are drawn."""
-    joined = join_slots(sources, query, Tile().keys)
-    return joined.end, joined.main
+def join_lists(
+    sources: Sources, queries: list[Int32], keys: cutlass.Constexpr
+) -> list[JoinedSlots]:
+    """Likewise of several queries."""
+    mains = count_lists(sources.main, queries, sources.block_log2)
+    splits = [split_after(main, keys) for main in mains]
+    extras = count_lists(sources.extra, queries, Int32(0))
+    joined = []
+    for main, split, extra in zip(mains, splits, extras, strict=True):
+        end = main
+        if extra > 0:
+            end = split + extra
+        joined.append(JoinedSlots(main, split, end))
+    return joined
 
 
 @cute.jit

@@ -19,6 +19,7 @@ class FwdMemory(StepMemory):
 
     flags: Region
     drawn: Region  # if items are drawn
+    order: Region  # likewise
     q_free: Barriers
 
 
@@ -35,6 +36,11 @@ class Context(NamedTuple):
     num_items: Int32
     blocks: Int32
     thread: Int32  # in its warpgroup
+
+    @property
+    def num_lists(self) -> Any:
+        """Lists of slots, each of the items that share it."""
+        return self.num_items // self.blocks
 
     @property
     def plan(self) -> FwdPlan:

@@ -1,30 +1,41 @@
 """Items that the role gather draws from a counter, late: each in the step before the last one of
 the item before it, so that nobody waits for the answer.
 
-One thread draws a place, reads which item has it, and stores the item's number and slots for its
+One thread draws a place, looks up which item has it, and stores the item's number and slots for its
 role. The consumers get the number with the flags of the item's last step.
+
+Places are in the order of the queries, so that neighbours read the same rows at the same time, but
+the last lists come longest first, so that all CTAs end together. Every CTA finds this order for
+itself while its first rows come.
 """
 
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Int32, cute
+from cutlass import Boolean, Int32, Uint16, cute
 
-from flashdsa.dsl.gmem import draw, load4
-from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.dsl.gmem import draw
+from flashdsa.dsl.warp import LAST_LANE, prefix_sum
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.fwd.context import Context
-from flashdsa.kernels.attention.sm90.fwd.plan import DRAWN_WORDS
+from flashdsa.kernels.attention.sm90.fwd.plan import DRAWN_WORDS, MOST_SORTED, THREAD_LISTS
 
 DRAWN_FULL = 3
 """Named barrier of the role gather; 1 and 2 are the consumers'."""
 COUNTS = 2
 """First counter of a sample, see `launch_sample`."""
+SORTED_TURNS = 3
+"""Items that are drawn longest first, as a multiple of CTAs."""
+CLASSES = WARP_SIZE
+"""Lists are told apart by classes of their steps."""
+EXACT_STEPS, MOST_OCTAVE = 16, 7
+"""Fewer steps are each a class; more share a quarter of an octave, up to this one, of 128."""
+WARPS = WARPGROUP_SIZE // WARP_SIZE
 
 
 class Draws(NamedTuple):
-    """Order of the lists, which are the queries' or the groups'."""
+    """The counters of a launch's draws, and its choice."""
 
-    order: cute.Tensor  # (lists, 4) int32: number and slots; see `launch_order`
     counters: cute.Tensor  # (4,) int32, 0 before the launch and after it: draws, none, counts (2,)
     choice: cute.Tensor  # (1,) int32 says whether the launch has work, or (0,): it has
 
@@ -51,15 +62,110 @@ def draw_place(ctx: Context, draws: Draws, is_due: Boolean) -> Int32:
     return place
 
 
+class Order(NamedTuple):
+    """Lists that are drawn longest first, `count` of them from list `first` on, the last ones.
+
+    The region `order` has their places' lists: list first + order[i] comes at place first + i.
+    """
+
+    first: Int32
+    count: Int32
+
+
 @cute.jit
-def item_at(ctx: Context, draws: Draws, place: Int32) -> Drawn:
-    """The item at a place: of a list's items one has its place after the other."""
-    item, slots, main = ctx.num_items, Int32(0), Int32(0)
-    if place < ctx.num_items:
-        number = place // ctx.blocks
-        of_list, slots, main, _ = load4(draws.order.iterator + 4 * number)
-        item = of_list * ctx.blocks + (place - number * ctx.blocks)
-    return Drawn(item, slots, main)
+def order_of(ctx: Context) -> Order:
+    """Which lists are put in order: none that has a CTA's first item."""
+    own = (ctx.num_ctas + ctx.blocks - 1) // ctx.blocks
+    turns = cutlass.min(SORTED_TURNS * ctx.num_ctas // ctx.blocks, Int32(MOST_SORTED))
+    count = cutlass.min(turns, ctx.num_lists - own)
+    return Order(ctx.num_lists - count, count)
+
+
+def order_words(ctx: Context) -> Any:
+    """The region `order`."""
+    return ctx.memory.order.array(Uint16, MOST_SORTED)
+
+
+@cute.jit
+def class_of(slots: Int32, step_keys: cutlass.Constexpr) -> Int32:
+    """The class of a list of so many slots, in [0, CLASSES); it does not fall with the slots."""
+    steps = (slots + step_keys - 1) // step_keys
+    octave = cutlass.min(Int32(31) - Int32(cute.arch.clz(steps | EXACT_STEPS)), MOST_OCTAVE)
+    quarter = cutlass.min(steps >> (octave - 2), Int32(7)) - 4
+    large = EXACT_STEPS + 4 * (octave - 4) + quarter
+    return steps if steps < EXACT_STEPS else large
+
+
+@cute.jit
+def lanes_alike(number: Int32) -> Int32:
+    """Mask of the lanes that have the same number in [0, CLASSES); all call."""
+    alike = Int32(-1)
+    for bit in cutlass.range_constexpr(CLASSES.bit_length() - 1):
+        is_set = (number >> bit) & 1
+        lanes = Int32(cute.arch.vote_ballot_sync(is_set == 1))
+        # -1 where the bit is 0, so that its complement counts.
+        alike &= lanes ^ (is_set - 1)
+    return alike
+
+
+def meet() -> None:
+    """All threads of the role: DRAWN_FULL orders their accesses to shared memory."""
+    cute.arch.barrier(barrier_id=DRAWN_FULL, number_of_threads=WARPGROUP_SIZE)
+
+
+@cute.jit
+def sort_lists(words: cute.Tensor, classes: list[Int32], thread: Int32) -> None:
+    """Put numbers in order by their classes, the largest first, and of a class as they come; a
+    warpgroup calls.
+
+    Args:
+        words: (MOST_SORTED,) uint16, written: the numbers. First they count: of each chunk, 32
+            neighbouring numbers, its numbers of each class.
+        classes: of the thread's numbers thread, thread + 128, ...
+    """
+    warp, lane = cute.arch.make_warp_uniform(thread // WARP_SIZE), thread % WARP_SIZE
+    for turn in cutlass.range_constexpr(THREAD_LISTS):
+        words[turn * WARPGROUP_SIZE + thread] = Uint16(0)
+    # A chunk's words are those that its own warp has cleared.
+    cute.arch.sync_warp()
+    ranks = []
+    for turn in cutlass.range_constexpr(THREAD_LISTS):
+        alike = lanes_alike(classes[turn])
+        ranks.append(Int32(cute.arch.popc(alike & Int32(cute.arch.lanemask_lt()))))
+        if ranks[turn] == 0:
+            chunk = turn * WARPS + warp
+            words[chunk * CLASSES + classes[turn]] = Uint16(cute.arch.popc(alike))
+    meet()
+    if warp == 0:
+        # A lane has a class: its first place in each chunk takes the place of its count.
+        total = Int32(0)
+        for chunk in cutlass.range_constexpr(THREAD_LISTS * WARPS):
+            total += Int32(words[chunk * CLASSES + lane])
+        up_to = prefix_sum(total, lane)
+        place = cute.arch.shuffle_sync(up_to, LAST_LANE) - up_to
+        for chunk in cutlass.range_constexpr(THREAD_LISTS * WARPS):
+            count = Int32(words[chunk * CLASSES + lane])
+            words[chunk * CLASSES + lane] = Uint16(place)
+            place += count
+    meet()
+    places = []
+    for turn in cutlass.range_constexpr(THREAD_LISTS):
+        at = (turn * WARPS + warp) * CLASSES + classes[turn]
+        places.append(Int32(words[at]) + ranks[turn])
+    # All have read: the places are taken.
+    meet()
+    for turn in cutlass.range_constexpr(THREAD_LISTS):
+        words[places[turn]] = Uint16(turn * WARPGROUP_SIZE + thread)
+    meet()
+
+
+@cute.jit
+def list_at(ctx: Context, order: Order, place: Int32) -> Int32:
+    """The list at a place, after `sort_lists`."""
+    number = place
+    if place >= order.first:
+        number = order.first + Int32(order_words(ctx)[place - order.first])
+    return number
 
 
 def drawn_words(ctx: Context) -> Any:
@@ -78,7 +184,7 @@ def publish(ctx: Context, number: Int32, drawn: Drawn) -> None:
         words = drawn_words(ctx)
         for i in cutlass.range_constexpr(DRAWN_WORDS):
             words[(number & 1) * DRAWN_WORDS + i] = drawn[i]
-    cute.arch.barrier(barrier_id=DRAWN_FULL, number_of_threads=WARPGROUP_SIZE)
+    meet()
 
 
 @cute.jit

@@ -11,7 +11,7 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.gmem import load_if
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import (
     acquire,
     copies_of_thread,
@@ -25,6 +25,7 @@ from flashdsa.kernels.attention.sm90.core.sources import (
     JoinedSlots,
     ask_slot,
     end_of,
+    join_lists,
     join_slots,
     row_of_slot,
     rows_of_tile,
@@ -41,11 +42,17 @@ from flashdsa.kernels.attention.sm90.core.tile import (
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 from flashdsa.kernels.attention.sm90.fwd.draws import (
     Drawn,
+    Order,
+    class_of,
     draw_place,
-    item_at,
+    list_at,
+    order_of,
+    order_words,
     publish,
     read_drawn,
+    sort_lists,
 )
+from flashdsa.kernels.attention.sm90.fwd.plan import THREAD_LISTS
 
 
 class Gatherer(NamedTuple):
@@ -104,6 +111,53 @@ def join_slots_of(role: Gatherer, item: Int32) -> JoinedSlots:
     if item < role.ctx.num_items:
         slots = join_slots(role.sources, item // role.ctx.blocks, role.ctx.plan.tile.keys)
     return slots
+
+
+@cute.jit
+def count_of_lists(role: Gatherer, order: Order) -> list[Int32]:
+    """Slots of the thread's lists among those that are put in order; any number after the last."""
+    ctx = role.ctx
+    lists = [
+        cutlass.min(order.first + turn * WARPGROUP_SIZE + ctx.thread, ctx.num_lists - 1)
+        for turn in range(THREAD_LISTS)
+    ]
+    if cutlass.const_expr(role.reads_sources):
+        return [one.end for one in join_lists(role.sources, lists, ctx.plan.tile.keys)]
+    counts = [Int32(role.slots.shape[1]) for _ in lists]
+    if role.num_slots.shape[0] > 0:
+        given = [(role.num_slots.iterator + one).load() for one in lists]
+        counts = [
+            cutlass.min(cutlass.max(length, Int32(0)), count)
+            for length, count in zip(given, counts, strict=True)
+        ]
+    return counts
+
+
+@cute.jit
+def put_in_order(ctx: Context, order: Order, counts: list[Int32]) -> None:
+    """Find the order of the last lists, of `count_of_lists`; all four warps call."""
+    classes = []
+    for turn in cutlass.range_constexpr(THREAD_LISTS):
+        of_list = class_of(counts[turn], ctx.plan.tile.step_keys)
+        # What is no list comes last.
+        exists = turn * WARPGROUP_SIZE + ctx.thread < order.count
+        classes.append(of_list if exists else Int32(0))
+    sort_lists(order_words(ctx), classes, ctx.thread)
+
+
+@cute.jit
+def item_at(role: Gatherer, order: Order, place: Int32) -> Drawn:
+    """The item at a place: of a list's items one has its place after the other."""
+    ctx = role.ctx
+    item, slots, main = ctx.num_items, Int32(0), Int32(0)
+    if place < ctx.num_items:
+        number = place // ctx.blocks
+        item = list_at(ctx, order, number) * ctx.blocks + (place - number * ctx.blocks)
+        counted = count_slots(role, item)
+        slots = end_of(counted)
+        if cutlass.const_expr(role.reads_sources):
+            main = counted.main
+    return Drawn(item, slots, main)
 
 
 def slots_of_drawn(role: Gatherer, drawn: Drawn) -> Any:
@@ -251,15 +305,19 @@ def gather_all(role: Gatherer) -> None:
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    cursor = first_cursor(role)
-    slots = rows_of(role, cursor, ask_slots(role, cursor, lane), lane)
+    order = order_of(ctx)
     if cutlass.const_expr(role.draws is not None):
-        # The kernel that makes the order, which this one follows early, has ended.
-        cute.arch.griddepcontrol_wait()
+        counts = count_of_lists(role, order)
+    cursor = first_cursor(role)
+    asked = ask_slots(role, cursor, lane)
+    if cutlass.const_expr(role.draws is not None):
+        # The first ids come meanwhile.
         is_due = ends_item(role, cursor)
-        drawn = item_at(ctx, role.draws, draw_place(ctx, role.draws, is_due))
+        place = draw_place(ctx, role.draws, is_due)
+        put_in_order(ctx, order, counts)
         if is_due:
-            publish(ctx, cursor.number + 1, drawn)
+            publish(ctx, cursor.number + 1, item_at(role, order, place))
+    slots = rows_of(role, cursor, asked, lane)
     step, items = Int32(0), Int32(0)
     more = Boolean(cursor.item < ctx.num_items)
     while more:
@@ -298,7 +356,7 @@ def gather_all(role: Gatherer) -> None:
                     store_masks(role, slots, flags, lane, half.tile)
             # The place has come during the copies before, and the item comes during those after.
             if cutlass.const_expr(number == 1 and role.draws is not None):
-                drawn = item_at(ctx, role.draws, place)
+                drawn = item_at(role, order, place)
         if cutlass.const_expr(role.draws is not None):
             if is_due:
                 publish(ctx, following.number + 1, drawn)

@@ -32,10 +32,9 @@ from flashdsa.kernels.attention.fake_operands import (
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import Operands, split, split_more
-from flashdsa.kernels.attention.order import count_slots, launch_order
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import count_joined, sources_of
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
@@ -50,8 +49,6 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 RATIOS = {2: 1.7, 4: 3.3, 8: 6.0}
 """Longest union of a group, as a multiple of a query's list, with which groups are taken, if making
 the union took no time."""
-SORTED_TURNS = 4
-"""Items that are drawn longest first, as a multiple of CTAs."""
 
 
 @cute.kernel
@@ -159,8 +156,7 @@ def run_roles(
 
 @cute.jit
 def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the forward on `stream`; the kernels for the groups' unions and for the order of items
-    come first.
+    """Launch the forward on `stream`; the kernels for the groups' unions come first.
 
     Args:
         arguments: those of `Operands`, of a group with H = plan.group_heads. Then
@@ -172,7 +168,6 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             counts: (groups,) int32, written.
         of a joined one with topk slots of both lists those of `JoinedIds`,
         and where items are drawn those of `Draws`
-            order: (groups or S, 2) int32, written.
             counters: see `Draws`.
             choice: (1,) int32, of a group written from a sample: whether the groups are taken; or
             (0,): they are, or there are none.
@@ -185,7 +180,6 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     # Operands with one list of ids for each query, and the second source.
     of_queries: Any = x
     extra_kv: Any = more.extra_kv if plan.joined else None
-    blocks = Int32(1)
     if cutlass.const_expr(plan.group > 1):
         lists = Lists(*lists_and_draws[:3])
         num_keys = Int32(x.kv.shape[0])
@@ -210,33 +204,17 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     else:
         slots = x.indices, x.topk_length, None
         q_map = make(x.q, box_dims=(1, ROWS, CHUNK), stride_order=(2, 1, 0), swizzle=wide)
-        blocks = (Int32(x.q.shape[1]) + ROWS - 1) // ROWS
-    if cutlass.const_expr(plan.drawn):
-        most, own = Int32(slots[0].shape[1]), (num_ctas + blocks - 1) // blocks
-        in_order = cutlass.min(SORTED_TURNS * num_ctas // blocks, draws.order.shape[0] - own)
-        lengths, count = slots[1], count_slots
-        if cutlass.const_expr(plan.joined and plan.group == 1):
-            lengths, count = sources_of((x.kv, x.indices, x.topk_length), more), count_joined
-        number = grouping_of(plan)
-        launch_order(lengths, draws.order, most, in_order, choice, number, stream, count)
     results = x.out, x.lse, max_logits
     forward_kernel(
         q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=plan.drawn,
-    )
+    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
     if cutlass.const_expr(plan.group > 1):
         launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
 
 
 def fake_draws() -> list[Any]:
-    """Order, counters and choice of items that are drawn."""
-    numbers = [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
-    return [fake_tensor(Int32, (cute.sym_int32(), 4), 16), *numbers]
+    """Counters and choice of items that are drawn."""
+    return [fake_tensor(Int32, (cute.sym_int32(),), 4) for _ in range(2)]
 
 
 def fake_joined(operands: Operands) -> list[Any]:

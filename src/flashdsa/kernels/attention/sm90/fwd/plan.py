@@ -16,6 +16,10 @@ UNION_BIT_US = 2.8e-5
 """Time of a group's union for each bit, a row and query: 13 to 50 ps were measured."""
 DRAWN_WORDS = 3
 """Words of an item that was drawn: its number, its slots, and those of its main list."""
+THREAD_LISTS = 3
+"""Lists of a thread of the role gather, of those that are put in order."""
+MOST_SORTED = THREAD_LISTS * WARPGROUP_SIZE
+"""Most lists at the end that are drawn longest first."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +30,8 @@ class FwdPlan(Sm90Plan):
         group: neighbouring queries whose 64 / group heads share the rows of a work item, over the
             union of their keys; 1: an item is 64 heads of one query.
         max_logits: the largest logits are written, which takes 0.8% more time.
-        drawn: a CTA draws its next item from a counter when it needs one, in the order of a list
-            that a kernel in front makes; else CTA c takes items c, c + CTAs, ...
+        drawn: a CTA draws its next item from a counter when it needs one, in the order of
+            `draws.py`; else CTA c takes items c, c + CTAs, ...
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`; an item's
             last step may have one tile.
         gather_registers, consumer_registers: of a thread.
@@ -79,7 +83,8 @@ class FwdPlan(Sm90Plan):
         chunks = f"{tile.chunks} x [64, 64] SW128"
         largest = [SmemRegion("largest", ROWS * FP32, 16, "the largest scores of tile 1's keys")]
         drawn = [
-            SmemRegion("drawn", 2 * DRAWN_WORDS * 4, 16, "two items by turns, and their slots")
+            SmemRegion("drawn", 2 * DRAWN_WORDS * 4, 16, "two items by turns, and their slots"),
+            SmemRegion("order", 2 * MOST_SORTED, 16, "the last lists, longest first"),
         ]
         return [
             SmemRegion("q", tile.q_bytes, 1024, f"Q of an item, {chunks}"),
