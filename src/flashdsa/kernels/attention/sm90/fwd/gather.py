@@ -305,8 +305,8 @@ def gather_all(role: Gatherer) -> None:
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    order = order_of(ctx)
     if cutlass.const_expr(role.draws is not None):
+        order = order_of(ctx)
         counts = count_of_lists(role, order)
     cursor = first_cursor(role)
     asked = ask_slots(role, cursor, lane)
