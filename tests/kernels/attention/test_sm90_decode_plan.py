@@ -145,8 +145,8 @@ def test_few_heads_have_four_scales_a_row(name: str) -> None:
 
 
 def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> None:
-    """Items that are drawn end level, too: more than two waves of them are dealt more rarely."""
-    for queries, heads, topk, dealt, drawn in [
+    """More than two waves are dealt more rarely where the time of turns is unsure."""
+    for queries, heads, topk, dealt, unsure in [
         (140, 64, 2048, True, True),
         (140, 64, 128, True, True),
         (160, 64, 2048, True, True),
@@ -160,7 +160,7 @@ def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> N
     ]:
         with subtests.test(f"{queries} x {heads}, {topk=}"):
             deals = partial(beats_the_forward, Emulator(), queries, heads, tiles_of(topk))
-            assert [deals(drawn=False), deals(drawn=True)] == [dealt, drawn]
+            assert [deals(unsure=False), deals(unsure=True)] == [dealt, unsure]
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:

@@ -75,7 +75,7 @@ def choose(
         return bind_either(runner, plan, operands, sm_scale)
     tiles = sparse_mla_decode.tiles_of(topk)
     deals = partial(sparse_mla_decode.beats_the_forward, runner, num_queries, num_heads, tiles)
-    if group == 1 and not max_logits and deals(drawn=varied):
+    if group == 1 and not max_logits and deals(unsure=varied or num_keys > NEAR_KEYS):
         return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
@@ -107,7 +107,7 @@ def choose_joined(
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
         can_deal = sparse_mla_decode.can_deal(num_sms, items_of(operands.q), most_tiles)
         deals = partial(sparse_mla_decode.beats_the_forward, runner, num_queries, num_heads, tiles)
-        if can_deal and deals(drawn=draws(operands)):
+        if can_deal and deals(unsure=draws(operands) or num_keys > NEAR_KEYS):
             plan = DealtPlan(joined=True, tile=tile)
             return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
     return bind_joined(runner, operands, sm_scale, index_block, groups)

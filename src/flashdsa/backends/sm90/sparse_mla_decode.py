@@ -58,9 +58,8 @@ them, of which the formula sees no overlap."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_TURNS, MOST_OF_DRAWS = 0.95, 0.85
-"""Likewise of the forward's time, for bf16 rows; and of its time in turns where it draws items of
-more than two waves, whose ends are level, too."""
+MOST_OF_TURNS, MOST_OF_UNSURE = 0.95, 0.87
+"""Likewise of the forward's time, for bf16 rows; and if that is unsure, of more than two waves."""
 SHORT_TILES, MOST_SHORT_WAVES = 12, 2
 """Lists of fewer tiles are dealt up to so many waves: beyond, both take the same time."""
 PACKED, BF16, SIXTEEN = range(3)
@@ -71,6 +70,9 @@ WAVE_TIMES = {
     SIXTEEN: Times(7.0, 1.47, item=1.0),
 }
 """Times by clusters; those of packed rows are of 32 heads, too."""
+ALONE_US = 1.9
+"""Time by which a CTA alone ends an item of packed rows and 64 heads earlier: no other one adds to
+its O."""
 DEALT_TIMES = {
     PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
     BF16: Times(9.4, 2.0, item=4.0, merge=12.0, part=1.0),
@@ -292,6 +294,8 @@ def dealing_pays(
     """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`."""
     waves = -(-items // _capacity(runner, plan)[size])
     by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
+    if size == 1 and plan.packed and isinstance(plan, DecodePlan):
+        by_clusters -= ALONE_US * waves
     return time_of_dealing(kind, runner.num_sms, dealt_items, tiles) < MOST_OF_WAVES * by_clusters
 
 
@@ -343,16 +347,21 @@ def joined_tiles(slots: tuple[int, int]) -> int:
 
 
 def beats_the_forward(
-    runner: Runner, queries: int, num_heads: int, tiles: int, *, drawn: bool
+    runner: Runner, queries: int, num_heads: int, tiles: int, *, unsure: bool
 ) -> bool:
     """Whether dealt bf16 rows of more items than SMs take less time than the forward's, a CTA an
-    item; `drawn`: its CTAs draw items."""
+    item.
+
+    Args:
+        unsure: its CTAs draw items, so that their ends are level, too; or rows come from far, which
+            neighbours read at the same time in the forward only.
+    """
     num_sms = runner.num_sms
     items = queries * -(-num_heads // ROWS)
     if tiles < SHORT_TILES and items > MOST_SHORT_WAVES * num_sms:
         return False
     by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // num_sms))
-    most = MOST_OF_DRAWS if drawn and items > MOST_SHORT_WAVES * num_sms else MOST_OF_TURNS
+    most = MOST_OF_UNSURE if unsure and items > MOST_SHORT_WAVES * num_sms else MOST_OF_TURNS
     return time_of_dealing(BF16, num_sms, items, tiles) < most * by_turns
 
 

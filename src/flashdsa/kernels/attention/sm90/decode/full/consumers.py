@@ -7,6 +7,7 @@ largest number one from 2^14 to 2^15; packed rows have no values that are too la
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack, quad_reduce, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
@@ -26,9 +27,11 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
+from flashdsa.kernels.attention.sm90.core.results import ItemRows
 from flashdsa.kernels.attention.sm90.core.softmax import Rows, multiply_rows
-from flashdsa.kernels.attention.sm90.core.tile import FP32, TILES
+from flashdsa.kernels.attention.sm90.core.tile import BF16, FP32, TILES
 from flashdsa.kernels.attention.sm90.decode.full.query import take_query, unscale
+from flashdsa.kernels.attention.sm90.decode.shared.combine import factors_of_rows, rows_of_thread
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
@@ -66,7 +69,7 @@ def consume0(w: Output) -> None:
         finish_scores(ctx, Int32(0))
         for step in cutlass.range(steps_of(num_tiles), unroll=1):
             take_step(w, r, step, num_tiles - step * TILES)
-    stage_share(w, r, 0)
+    end_item(w, r, 0)
 
 
 @cute.jit
@@ -117,7 +120,7 @@ def consume1(w: Output) -> None:
             wait_for_scores()
             issue_tile0(w, r, num_tiles // TILES)
             warpgroup.wait_group(0)
-    stage_share(w, r, 1)
+    end_item(w, r, 1)
 
 
 @cute.jit
@@ -129,8 +132,9 @@ def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
 
 
 @cute.jit
-def stage_share(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
-    """Stage a consumer's half of O for the CTAs of the cluster, and what they must know of it."""
+def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
+    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it. A CTA alone
+    writes the rows if kv is packed: bf16 rows lose more by the code than they gain."""
     ctx = w.ctx
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, r.rows, w.scale, Int32(0), consumer)
@@ -138,11 +142,22 @@ def stage_share(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         announce(w, consumer)
-    units = normalise(ctx, r.out, sums)
-    stage_dims(w, r.out, consumer)
-    stage_statistics(ctx, r.rows, sums, units, consumer)
-    # The bulk copies read what threads have staged.
-    cute.arch.fence_proxy("async.shared", space="cta")
+    if cutlass.const_expr(ctx.plan.packed):
+        item = rows_of_thread(w)
+        factors, units = [Float32(0.0)] * THREAD_ROWS, [Float32(1.0)] * THREAD_ROWS
+        if ctx.num_ctas > 1:
+            factors, units = normalise(ctx, r.out, sums)
+        else:
+            factors = factors_of_rows(w, r.rows, sums, item, consumer)
+        multiply_rows(r.out, factors)
+        if ctx.num_ctas > 1:
+            stage_share(w, r, sums, units, consumer)
+        else:
+            send_rows(w, r.out, factors, item, consumer)
+    else:
+        factors, units = normalise(ctx, r.out, sums)
+        multiply_rows(r.out, factors)
+        stage_share(w, r, sums, units, consumer)
 
 
 @cute.jit
@@ -159,9 +174,74 @@ def announce(w: Output, consumer: cutlass.Constexpr) -> None:
 
 
 @cute.jit
-def normalise(ctx: Context, out: cute.Tensor, sums: list[Float32]) -> list[Float32]:
-    """Divide O by the CTA's own sums, 0 of a row without a key; return the scales that O is divided
-    by."""
+def stage_share(
+    w: Output,
+    r: Registers,
+    sums: list[Float32],
+    units: list[Float32],
+    consumer: cutlass.Constexpr,
+) -> None:
+    """Stage this consumer's half of O, and its statistics."""
+    stage_dims(w, r.out, consumer)
+    stage_statistics(w.ctx, r.rows, sums, units, consumer)
+    # The bulk copies read what threads have staged.
+    cute.arch.fence_proxy("async.shared", space="cta")
+
+
+@cute.jit
+def send_rows(
+    w: Output,
+    out: cute.Tensor,
+    factors: list[Float32],
+    item: ItemRows,
+    consumer: cutlass.Constexpr,
+) -> None:
+    """Write this consumer's half of the item's rows, of a CTA alone: each warp stages 16 rows in
+    bf16, where keys were, and sends each by a bulk copy.
+
+    Args:
+        out: O times the factors. factors: 0 of a row whose O is 0, whatever it says.
+    """
+    ctx = w.ctx
+    tile = ctx.plan.tile
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    first = warp * MMA_ROWS
+    # Rows are a group longer than O: the eight rows of a matrix are in different banks.
+    row_bytes, half_bytes = tile.d_v * BF16 + GROUP_BYTES, tile.half_dims * BF16
+    offset = first * row_bytes + consumer * half_bytes
+    # sums0_full, sums1_full: no warp of either consumer reads keys any more.
+    (ctx.memory.sums0_full, ctx.memory.sums1_full)[consumer].wait(0)
+    if first < item.count:
+        own = lane % MMA_ROWS * row_bytes + lane // MMA_ROWS * GROUP_BYTES
+        to = ctx.memory.k.address() + (offset + own)
+        for pair in cutlass.range_constexpr(half_bytes // (2 * GROUP_BYTES)):
+            words = []
+            for i in cutlass.range_constexpr(4):
+                word = pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1])
+                words.append(word if factors[i % THREAD_ROWS] != 0.0 else Int32(0))
+            store_matrices(to, words)
+            to = to + 2 * GROUP_BYTES
+        # The bulk copies read what the warp's threads have staged.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        cute.arch.sync_warp()
+        if lane < MMA_ROWS and first + lane < item.count:
+            row = (item.first + first + lane) * tile.d_v + consumer * tile.half_dims
+            prims.cp_async_bulk_global_shared_cta(
+                (w.out.iterator + row).to_llvm_ptr(),
+                (ctx.memory.k.bytes() + (offset + lane * row_bytes)).to_llvm_ptr(),
+                half_bytes,
+            )
+        cute.arch.cp_async_bulk_commit_group()
+        # Shared memory must last until it has been read.
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+
+
+@cute.jit
+def normalise(
+    ctx: Context, out: cute.Tensor, sums: list[Float32]
+) -> tuple[list[Float32], list[Float32]]:
+    """The factors that divide O by the CTA's own sums, 0 of a row without a key, and scale it; and
+    the scales that undo the latter."""
     factors, units = [], []
     for h in cutlass.range_constexpr(THREAD_ROWS):
         factor = cute.arch.rcp_approx(sums[h]) if sums[h] != 0.0 else Float32(0.0)
@@ -176,8 +256,7 @@ def normalise(ctx: Context, out: cute.Tensor, sums: list[Float32]) -> list[Float
             unit = power_of_two(-power)
         factors.append(factor)
         units.append(unit)
-    multiply_rows(out, factors)
-    return units
+    return factors, units
 
 
 @cute.jit
@@ -195,11 +274,16 @@ def stage_dims(w: Output, out: cute.Tensor, consumer: cutlass.Constexpr) -> None
             words = [
                 pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1], F16_KIND) for i in range(4)
             ]
-            cute.arch.inline_ptx(
-                "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                read_only_args=[to, *words],
-            )
+            store_matrices(to, words)
             to = to + 2 * count * GROUP_BYTES
+
+
+def store_matrices(to: Int32, words: list[Int32]) -> None:
+    """A warp: store four matrices of eight rows of 16 bytes, a row at the address of each lane."""
+    cute.arch.inline_ptx(
+        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[to, *words],
+    )
 
 
 @cute.jit

@@ -10,10 +10,11 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.fragments import exp2, pack
+from flashdsa.dsl.fragments import THREAD_ROWS, exp2, pack, row_of_thread
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E
+from flashdsa.kernels.attention.sm90.core.results import ItemRows
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E, Rows
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Output, meet_consumers
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import (
@@ -115,6 +116,30 @@ def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tupl
             if sink == float("inf"):
                 factor = Float32(0.0)  # of a sum that is NaN too
     return factor, lse
+
+
+def rows_of_thread(w: Output) -> ItemRows:
+    """The thread's rows of an item that no other CTA shares."""
+    row = row_of_thread(w.ctx.thread)
+    return ItemRows(first_row(w), rows_of_item(w), w.ctx.head + row, row)
+
+
+@cute.jit
+def factors_of_rows(
+    w: Output, rows: Rows, sums: list[Float32], item: ItemRows, consumer: cutlass.Constexpr
+) -> list[Float32]:
+    """The factors of O of `rows_of_thread`; consumer 0 writes lse."""
+    factors = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        factor, lse = Float32(0.0), Float32(0.0)
+        if item.row + 8 * h < item.count:
+            top = rows.out_max[h] * w.scale.factor
+            factor, lse = factor_and_lse(w, top, sums[h], item.head + 8 * h)
+            if cutlass.const_expr(consumer == 0):
+                if w.ctx.thread % 4 == 0:
+                    (w.lse.iterator + (item.first + item.row + 8 * h)).store(lse)
+        factors.append(factor)
+    return factors
 
 
 @cute.jit

@@ -6,7 +6,6 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import THREAD_ROWS, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import (
@@ -23,13 +22,13 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.results import ItemRows, clear_rows, store_rows
+from flashdsa.kernels.attention.sm90.core.results import clear_rows, store_rows
 from flashdsa.kernels.attention.sm90.core.softmax import Scale, multiply_rows, restart
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before
 from flashdsa.kernels.attention.sm90.decode.full.query import convert_query, unscale
-from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
+from flashdsa.kernels.attention.sm90.decode.shared.combine import factors_of_rows, rows_of_thread
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     DecodeMemory,
@@ -45,7 +44,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     parts_of_item,
     take_stretch,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
 
 
@@ -205,20 +203,9 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
 @cute.jit
 def write_rows(w: Output, r: Registers, sums: list[Float32], consumer: cutlass.Constexpr) -> None:
     """Write a consumer's half of the item's rows, divided by their sums; consumer 0 writes lse."""
-    ctx = w.ctx
-    row = row_of_thread(ctx.thread)
-    item = ItemRows(first_row(w), rows_of_item(w), ctx.head + row, row)
-    factors = []
-    for h in cutlass.range_constexpr(THREAD_ROWS):
-        factor, lse = Float32(0.0), Float32(0.0)
-        if row + 8 * h < item.count:
-            top = r.rows.out_max[h] * w.scale.factor
-            factor, lse = factor_and_lse(w, top, sums[h], item.head + 8 * h)
-            if cutlass.const_expr(consumer == 0):
-                if ctx.thread % 4 == 0:
-                    (w.lse.iterator + (item.first + row + 8 * h)).store(lse)
-        factors.append(factor)
+    item = rows_of_thread(w)
+    factors = factors_of_rows(w, r.rows, sums, item, consumer)
     multiply_rows(r.out, factors)
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(r.out, factors)
-    store_rows(ctx, w.out, r.out, item, consumer)
+    store_rows(w.ctx, w.out, r.out, item, consumer)

@@ -13,7 +13,7 @@ from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack, row_of_thr
 from flashdsa.dsl.gmem import store4
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import Registers
-from flashdsa.kernels.attention.sm90.core.softmax import LEAST, Scale
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, Scale, multiply_rows
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.full.consumers import normalise
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
@@ -49,7 +49,8 @@ def store_part(
     cta, _, _ = cute.arch.block_idx()
     slot = slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
-    units = normalise(ctx, r.out, sums)
+    factors, units = normalise(ctx, r.out, sums)
+    multiply_rows(r.out, factors)
     for line in cutlass.range_constexpr(cute.size(r.out) // LINE_VALUES):
         values = [r.out[LINE_VALUES * line + i] for i in range(LINE_VALUES)]
         words = [pack(values[2 * i], values[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
