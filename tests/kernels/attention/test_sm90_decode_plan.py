@@ -155,7 +155,8 @@ def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> N
         (300, 64, 2048, True, True),
         (264, 64, 2048, False, False),
         (70, 128, 2048, True, True),
-        (529, 64, 2048, True, False),
+        (445, 64, 2048, True, False),
+        (529, 64, 2048, True, True),
         (1024, 64, 2048, False, False),
     ]:
         with subtests.test(f"{queries} x {heads}, {topk=}"):
