@@ -15,7 +15,7 @@ from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall, bind_per_item
 from flashdsa.errors import UnsupportedError
-from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
+from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_autograd, check_backward
@@ -108,20 +108,6 @@ def test_padded_heads_are_the_next_that_kernels_take() -> None:
     assert mla_bwd.head_parts(300) == [
         (slice(0, 128), 128), (slice(128, 256), 128), (slice(256, 300), 64),
     ]  # fmt: skip
-
-
-def test_few_queries_of_few_heads_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = mla_bwd.Sizes(Emulator(), 281, 10_099, 2_048, 1.0, True, Tile(), False)
-    assert mla_bwd.head_parts(16, apart=True) == [(slice(0, 16), 64)]
-    for heads, queries, has_lengths, apart in [
-        (16, 281, True, True), (16, 281, False, False), (8, 132, False, True),
-        (8, 1_024, True, True), (8, 2_048, True, False), (32, 281, True, False),
-        (64, 9, True, False), (300, 9, True, False),
-    ]:  # fmt: skip
-        some = sizes._replace(num_queries=queries, has_lengths=has_lengths)
-        assert mla_bwd.pays_apart(some, heads) == apart, (heads, queries, has_lengths)
-    monkeypatch.setattr(mla_bwd, "PADDING_US", 0.0)
-    check(SparseMlaCase("apart", 5, 60, 8, 130, topk_length=True, invalid=True, poison=True))
 
 
 ALIKE = {"d_qk": 512, "attn_sink": "finite", **EVERY_FEATURE}

@@ -30,20 +30,15 @@ from flashdsa.backends.sm90.mla_bwd_per_item import (
     bind_per_item,
 )
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, is_far
-from flashdsa.backends.sm90.sparse_mla import USED_SLOTS
 from flashdsa.backends.sparse_mla_launches import is_joined, slots_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.catalog import MLA_BWD_SINK
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
-LIST_TILE_US, PADDING_US = 5.0, 25.0
-"""Times of a tile of a list of random rows, and of what padding a call's heads takes."""
-MOST_OF_APART = 1.4
-"""Groups may take so much of the time of queries one by one, if these had nothing in common."""
 EXTRA_KV = 9
 """Place of the second source among the operands."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -127,13 +122,12 @@ def bind(
 
 def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of some queries and all heads, those that kernels take at a time."""
-    apart = not deterministic and pays_apart(sizes, num_heads)
     parts = [
         (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
-        for heads, padded in head_parts(num_heads, apart=apart)
+        for heads, padded in head_parts(num_heads)
     ]
     runner = sizes.runner
-    if parts[0][1] == num_heads:
+    if num_heads in HEADS:
         launch_all = parts[0][2]
 
         def launch(inputs: Inputs, outputs: Outputs) -> None:
@@ -162,31 +156,13 @@ def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     return launch_padded
 
 
-def head_parts(num_heads: int, *, apart: bool = False) -> list[tuple[slice, int]]:
-    """Heads of each part, and the number of heads in its kernel: the rest is padding.
-
-    Args:
-        apart: few heads are padded to an item of one query.
-    """
-    parts, least = [], ROWS if apart else min(HEADS)
+def head_parts(num_heads: int) -> list[tuple[slice, int]]:
+    """Heads of each part, and the number of heads in its kernel: the rest is padding."""
+    parts = []
     for first in range(0, num_heads, max(HEADS)):
         heads = slice(first, min(first + max(HEADS), num_heads))
-        parts.append((heads, min(n for n in HEADS if n >= max(heads.stop - first, least))))
+        parts.append((heads, min(n for n in HEADS if n >= heads.stop - first)))
     return parts
-
-
-def pays_apart(sizes: Sizes, num_heads: int) -> bool:
-    """Whether queries of few heads are faster one by one, padded, than in groups that share an
-    item: these may be too few for the SMs, and one with long lists that have nothing in common is
-    one CTA's. Full lists may have much in common: then if no CTA has two queries."""
-    padded = min((n for n in HEADS if n >= num_heads), default=ROWS)
-    group, num_sms, queries = ROWS // padded, sizes.runner.num_sms, sizes.num_queries
-    if group < 2 or (queries > num_sms and not sizes.has_lengths):
-        return False
-    list_us = LIST_TILE_US * -(-sizes.topk // sizes.tile.keys)
-    items = queries, -(-queries // group)
-    alone, in_groups = (max(1.0, USED_SLOTS * n / num_sms) * list_us for n in items)
-    return group * in_groups > MOST_OF_APART * (alone + PADDING_US)
 
 
 def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
