@@ -292,12 +292,18 @@ TABLE: dict[str, Row] = {
         decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True,
                 sms=2),
     )),
+    "mla-used-slots-sm_90a": Row("mla_used_slots", (
+        decode("lists of any length", 5, heads=40, topk=330, packed="ue8m0", topk_length=True,
+               batch_invariant=True),
+        attention("two sources", 5, KEYS, 16, 70, d_qk=512, extra_keys=90, extra_topk=40,
+                  topk_length=True, batch_invariant=True),
+    ), mutated=0),
     # Synchronised as the rows above are.
     "mla-decode-formats-sm_90a": Row("mla_decode", of_formats(1, 40, 330, sms=2), mutated=0),
     "mla-decode-formats-joined-sm_90a": Row("mla_decode", of_formats(
         2, 20, 150, sms=4, joined=True, mixed=True), mutated=0),
     "mla-decode-dealt-formats-sm_90a": Row(
-        "mla_decode_dealt", of_formats(3, 40, 150, sms=2), mutated=0),
+        "mla_decode_dealt", of_formats(4, 40, 330, sms=3), mutated=0),
     "mla-decode-dealt-formats-joined-sm_90a": Row("mla_decode_dealt", of_formats(
         4, 20, 330, sms=3, joined=True, topk_length=True), mutated=0),
     "mla-decode-heads-formats-sm_90a": Row("mla_decode_heads", tuple(

@@ -26,6 +26,7 @@ def sparse_mla_fwd(
         inputs.rows,
         d_v=inputs.case.d_v,
         return_max_logits=with_max_logits and inputs.case.max_logits,
+        batch_invariant=inputs.case.batch_invariant,
         backend=backend,
         **inputs.options,
     )
@@ -55,6 +56,7 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
         out=out,
         lse=lse,
         return_max_logits=case.max_logits,
+        batch_invariant=case.batch_invariant,
         backend=backend,
         **options,
     )
@@ -75,7 +77,7 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
         return written._replace(ends=inputs.ends)
 
     given_to_bind: dict[str, Any] = {"sm_scale": case.sm_scale, "index_block": case.index_block}
-    given_to_bind |= inputs.of_format
+    given_to_bind |= inputs.of_format | {"batch_invariant": case.batch_invariant}
     bound = operands()
     serve = flashdsa.bind("sparse_mla_fwd_out", bound, backend=backend, **given_to_bind)
     serve(bound)

@@ -56,6 +56,8 @@ FORWARD = [
     SparseMlaCase("pages of bf16 rows", 4, 256, 64, 96, page_size=64, duplicates=True,
                   invalid=True),
     SparseMlaCase("packed rows", 5, 300, 64, 128, packed="ue8m0", topk_length=True),
+    SparseMlaCase("packed rows, batch invariant", 5, 300, 64, 128, packed="ue8m0", invalid=True,
+                  topk_length=True, batch_invariant=True),
     SparseMlaCase("packed rows, 8 heads, any scale", 4, 200, 8, 130, packed="fp32", invalid=True,
                   poison=True, attn_sink="finite"),
     SparseMlaCase("packed pages, 32 heads", 4, 256, 32, 96, packed="ue8m0", page_size=64,

@@ -74,6 +74,8 @@ class SparseMlaCase:
     """Lists that are ranges, of `topk` or `extra_topk` rows at most: "kv", "extra_kv" or both."""
     index_block: int = 1
     """Rows of kv that an id names."""
+    batch_invariant: bool = False
+    """The forward is asked for bits that do not depend on the batch."""
     cancels: bool = False
     """dS all but vanishes (a single key, say), so norms of gradients say nothing; rows still do."""
 
