@@ -75,8 +75,8 @@ def test_every_kernel_and_every_value_of_each_choice_is_reached(owner, reached):
             continue
         for choice in fields(plans[0]):
             values, taken = ({getattr(p, choice.name) for p in x} for x in (kernel.plans, plans))
-            never = NEVER_CHOSEN.get((owner, kernel.name, choice.name), set())
-            never = never | NO_CASE_YET.get((owner, kernel.name, choice.name), set())
+            key = owner, kernel.name, choice.name
+            never = NEVER_CHOSEN.get(key, set()) | NO_CASE_YET.get(key, set())
             assert not never & taken, "it is chosen: take it off the list"
             if values - taken - never:
                 unreached[kernel.name, choice.name] = values - taken - never

@@ -1,5 +1,6 @@
-"""bf16 matrices in the registers of a warp."""
+"""Matrices of 16-bit numbers in the registers of a warp."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Int32, cute
@@ -20,4 +21,19 @@ def transpose_8x8(word: Any) -> Any:
         "movmatrix.sync.aligned.m8n8.trans.b16 {$w0}, {$r0};",
         write_only_types=[Int32],
         read_only_args=[word],
+    )
+
+
+def store_matrices(to: Any, words: Sequence[Any], *, transposed: bool = False) -> None:
+    """Store four 8 x 8 matrices to shared memory, a word of each a lane; the warp calls.
+
+    Args:
+        to: the lane's address of 16 bytes, of row lane % 8 of matrix lane // 8.
+        words: of the matrices. transposed: columns are stored in place of rows.
+    """
+    trans = ".trans" * transposed
+    cute.arch.inline_ptx(
+        f"stmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 "
+        "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+        read_only_args=[to, *words],
     )

@@ -76,8 +76,12 @@ def sparse_mla_fwd_out(inputs: SparseMlaInputs, backend: str) -> dict[str, tuple
             )
         return written._replace(ends=inputs.ends)
 
-    given_to_bind: dict[str, Any] = {"sm_scale": case.sm_scale, "index_block": case.index_block}
-    given_to_bind |= inputs.of_format | {"batch_invariant": case.batch_invariant}
+    given_to_bind: dict[str, Any] = {
+        "sm_scale": case.sm_scale,
+        "index_block": case.index_block,
+        "batch_invariant": case.batch_invariant,
+        **inputs.of_format,
+    }
     bound = operands()
     serve = flashdsa.bind("sparse_mla_fwd_out", bound, backend=backend, **given_to_bind)
     serve(bound)

@@ -14,12 +14,20 @@ from cutlass.cute.runtime import from_dlpack
 from cutlass.memory import SmemAllocator
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.fwd.draws import class_of, sort_lists
-from flashdsa.kernels.attention.sm90.fwd.plan import MOST_SORTED, THREAD_LISTS
+from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
+from flashdsa.kernels.attention.sm90.fwd.draws import class_of, order_of, sort_lists
+from flashdsa.kernels.attention.sm90.fwd.gather import (
+    Gatherer,
+    count_of_lists,
+    item_at,
+    put_in_order,
+)
+from flashdsa.kernels.attention.sm90.fwd.plan import MOST_SORTED, THREAD_LISTS, FwdPlan
 from ptxemu.cutedsl import emulate
 
 STEP_KEYS = 128
 """Slots of a step."""
+PLAN = FwdPlan(drawn=True)
 
 
 @cute.kernel
@@ -70,3 +78,51 @@ def test_long_lists_share_classes_of_a_quarter_of_an_octave() -> None:
     first = [classes.index(one) for one in range(32)]
     assert first == [*range(16), *range(16, 32, 4), *range(32, 64, 8), *range(64, 128, 16),
                      *range(128, 256, 32)]  # fmt: skip
+
+
+@cute.kernel
+def places_kernel(
+    lse: cute.Tensor, indices: cute.Tensor, topk_length: cute.Tensor, items: cute.Tensor
+):
+    place, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    ctx = locate(lse, FwdMemory.allocate(PLAN))
+    role = Gatherer(ctx, None, indices, indices, topk_length, None, None, None)
+    order = order_of(ctx)
+    put_in_order(ctx, order, count_of_lists(role, order))
+    if place < ctx.num_items:
+        drawn = item_at(role, order, place)
+        items[cta, place, 0], items[cta, place, 1] = drawn.item, drawn.slots
+
+
+@cute.jit
+def launch_places(
+    lse: cute.Tensor, indices: cute.Tensor, topk_length: cute.Tensor, items: cute.Tensor
+):
+    """Write each CTA's item at each place, and its slots."""
+    places_kernel(lse, indices, topk_length, items).launch(
+        grid=(items.shape[0], 1, 1), block=(WARPGROUP_SIZE, 1, 1)
+    )
+
+
+@pytest.mark.parametrize(("heads", "ctas"), [(8, 2), (70, 2), (70, 3)])
+@pytest.mark.parametrize("lengths", [True, False])
+def test_the_last_queries_come_longest_first(heads: int, ctas: int, lengths: bool) -> None:
+    """CTAs sort the last three lists a CTA, but those of the first items; queries of as many steps
+    keep their order, and every CTA has the same."""
+    queries, topk, blocks = 10, 300, -(-heads // 64)
+    given = torch.tensor([9, -1, 200, 0, 300, 128, 129, 900, 1, 257]).int()
+    given = given if lengths else given[:0]
+    lse, indices = torch.zeros(queries, heads), torch.zeros(queries, topk, dtype=torch.int32)
+    items = torch.full((ctas, queries * blocks, 2), -1, dtype=torch.int32)
+    with emulate():
+        launch_places(*(from_dlpack(x) for x in (lse, indices, given, items)))
+    slots = given.clamp(0, topk).tolist() if lengths else [topk] * queries
+    own = -(-ctas // blocks)
+    first = queries - min(3 * ctas // blocks, queries - own)
+    last = sorted(
+        range(first, queries), key=lambda query: -((slots[query] + STEP_KEYS - 1) // STEP_KEYS)
+    )
+    order = [*range(first), *last]
+    expected = [[q * blocks + block, slots[q]] for q in order for block in range(blocks)]
+    assert items.tolist() == [expected] * ctas

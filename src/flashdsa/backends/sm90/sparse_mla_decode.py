@@ -71,8 +71,7 @@ WAVE_TIMES = {
 }
 """Times by clusters; those of packed rows are of 32 heads, too."""
 ALONE_US = 1.9
-"""Time by which a CTA alone ends an item of packed rows and 64 heads earlier: no other one adds to
-its O."""
+"""Time by which a CTA alone ends an item earlier, of a plan whose CTAs then write rows alone."""
 DEALT_TIMES = {
     PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
     BF16: Times(9.4, 2.0, item=4.0, merge=12.0, part=1.0),
@@ -294,7 +293,7 @@ def dealing_pays(
     """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`."""
     waves = -(-items // _capacity(runner, plan)[size])
     by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
-    if size == 1 and plan.packed and isinstance(plan, DecodePlan):
+    if size == 1 and plan.writes_alone:
         by_clusters -= ALONE_US * waves
     return time_of_dealing(kind, runner.num_sms, dealt_items, tiles) < MOST_OF_WAVES * by_clusters
 

@@ -16,7 +16,7 @@ from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Barriers, arrive_warp
 from flashdsa.dsl.smem import load_words, store_float
 from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.warp_matrix import pack_bf16
+from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
@@ -213,10 +213,7 @@ def store_matrix(matrix: Int32, words: list[Any], thread: Int32, half: cutlass.C
     key = thread // WARP_SIZE * MMA_ROWS + lane % 16
     for i in cutlass.range_constexpr(2):
         unit = 4 * half + 2 * i + lane // 16
-        cute.arch.inline_ptx(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[matrix + swizzled_128(key, unit), *words[4 * i : 4 * i + 4]],
-        )
+        store_matrices(matrix + swizzled_128(key, unit), words[4 * i : 4 * i + 4])
 
 
 @cute.jit

@@ -19,6 +19,7 @@ from flashdsa.dsl.fragments import (
     quad_reduce,
     row_of_thread,
 )
+from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepContext
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
@@ -148,13 +149,8 @@ def store_p(ctx: StepContext, p: Any, rows: Rows, address: Any, tile: cutlass.Co
     row = ctx.thread // WARP_SIZE * MMA_ROWS + lane % MMA_ROWS
     for block in cutlass.range_constexpr(ctx.plan.tile.keys // MMA_ROWS):
         unit = (2 * block + lane // MMA_ROWS) ^ (lane % 8)
-        cute.arch.inline_ptx(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[
-                address + row * ROW_BYTES + unit * 16,
-                *(p[4 * block + i] for i in range(4)),
-            ],
-        )
+        words = [p[4 * block + i] for i in range(4)]
+        store_matrices(address + row * ROW_BYTES + unit * 16, words)
     if lane % 4 == 0:
         maxima = ctx.memory.row_max.array(Float32, TILES * ROWS)
         for h in cutlass.range_constexpr(THREAD_ROWS):

@@ -78,13 +78,18 @@ def count_lists(source: Source, queries: list[Int32], block_log2: Any) -> list[I
         ]
     else:
         if source.lengths.shape[0] > 0:
-            given = [(source.lengths.iterator + query).load() for query in queries]
-            counts = [
-                cutlass.min(cutlass.max(length, Int32(0)), count)
-                for length, count in zip(given, counts, strict=True)
-            ]
+            counts = limited(counts, source.lengths, queries)
         counts = [count << block_log2 for count in counts]
     return counts
+
+
+def limited(counts: list[Int32], lengths: cute.Tensor, queries: list[Int32]) -> list[Int32]:
+    """Numbers of ids of several queries' lists, which end at their lengths (S,) int32."""
+    given = [(lengths.iterator + query).load() for query in queries]
+    return [
+        cutlass.min(cutlass.max(length, Int32(0)), count)
+        for length, count in zip(given, counts, strict=True)
+    ]
 
 
 def split_after(main: Any, keys: int) -> Any:

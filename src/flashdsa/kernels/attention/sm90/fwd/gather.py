@@ -27,6 +27,7 @@ from flashdsa.kernels.attention.sm90.core.sources import (
     end_of,
     join_lists,
     join_slots,
+    limited,
     row_of_slot,
     rows_of_tile,
     source_of_row,
@@ -125,11 +126,7 @@ def count_of_lists(role: Gatherer, order: Order) -> list[Int32]:
         return [one.end for one in join_lists(role.sources, lists, ctx.plan.tile.keys)]
     counts = [Int32(role.slots.shape[1]) for _ in lists]
     if role.num_slots.shape[0] > 0:
-        given = [(role.num_slots.iterator + one).load() for one in lists]
-        counts = [
-            cutlass.min(cutlass.max(length, Int32(0)), count)
-            for length, count in zip(given, counts, strict=True)
-        ]
+        counts = limited(counts, role.num_slots, lists)
     return counts
 
 

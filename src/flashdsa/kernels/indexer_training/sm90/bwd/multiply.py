@@ -25,7 +25,7 @@ from flashdsa.dsl.pipeline import RingConsumer, arrive_warp
 from flashdsa.dsl.smem import shared_pointer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.warp_matrix import pack_bf16
+from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.load import (
@@ -90,10 +90,7 @@ def gate(
                     values.append(open_gate * weights[of_row])
                 words.append(pack_bf16(*values))
         unit = 2 * piece + lane // MMA_ROWS
-        cute.arch.inline_ptx(
-            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[matrix + swizzled_128(row, unit), *words],
-        )
+        store_matrices(matrix + swizzled_128(row, unit), words)
 
 
 def clear(acc: Any, count: int) -> None:

@@ -12,6 +12,7 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.smem import load_words
+from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, WARPS
@@ -209,13 +210,7 @@ def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> No
         values = [value * factors[i // 2 % THREAD_ROWS] for i, value in enumerate(p)]
         words = [pack(values[2 * j], values[2 * j + 1], F16_KIND) for j in range(len(p) // 2)]
         for four in cutlass.range_constexpr(len(words) // 4):
-            cute.arch.inline_ptx(
-                "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 "
-                "[{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                read_only_args=[
-                    at + (part * ctx.plan.operand_bytes + four * 16 * ROW_BYTES),
-                    *words[4 * four : 4 * four + 4],
-                ],
-            )
+            place = at + (part * ctx.plan.operand_bytes + four * 16 * ROW_BYTES)
+            store_matrices(place, words[4 * four : 4 * four + 4], transposed=True)
     # The products read P through the asynchronous proxy.
     cute.arch.fence_proxy("async.shared", space="cta")

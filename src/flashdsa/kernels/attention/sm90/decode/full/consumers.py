@@ -12,6 +12,7 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack, quad_reduce, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import store_float
+from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
@@ -133,8 +134,8 @@ def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
 
 @cute.jit
 def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
-    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it. A CTA alone
-    writes the rows if kv is packed: bf16 rows lose more by the code than they gain."""
+    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or write its
+    rows, if the plan says so, of a CTA alone. One code multiplies O for both."""
     ctx = w.ctx
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, r.rows, w.scale, Int32(0), consumer)
@@ -142,7 +143,7 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
     cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         announce(w, consumer)
-    if cutlass.const_expr(ctx.plan.packed):
+    if cutlass.const_expr(ctx.plan.writes_alone):
         item = rows_of_thread(w)
         factors, units = [Float32(0.0)] * THREAD_ROWS, [Float32(1.0)] * THREAD_ROWS
         if ctx.num_ctas > 1:
@@ -276,14 +277,6 @@ def stage_dims(w: Output, out: cute.Tensor, consumer: cutlass.Constexpr) -> None
             ]
             store_matrices(to, words)
             to = to + 2 * count * GROUP_BYTES
-
-
-def store_matrices(to: Int32, words: list[Int32]) -> None:
-    """A warp: store four matrices of eight rows of 16 bytes, a row at the address of each lane."""
-    cute.arch.inline_ptx(
-        "stmatrix.sync.aligned.m8n8.x4.shared.b16 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-        read_only_args=[to, *words],
-    )
 
 
 @cute.jit

@@ -83,7 +83,7 @@ def decode_kernel(
             ctx = locate(memory, lse, indices, topk_length, sources)
             consume1(Output(ctx, out, lse, attn_sink, scale))
         ctx = locate(memory, lse, indices, topk_length, sources)
-        if cutlass.const_expr(not plan.packed) or ctx.num_ctas > 1:
+        if cutlass.const_expr(not plan.writes_alone) or ctx.num_ctas > 1:
             write_share(Output(ctx, out, lse, attn_sink, scale), group - CONSUMER0)
 
 

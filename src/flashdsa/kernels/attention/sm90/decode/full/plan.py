@@ -70,6 +70,11 @@ class DecodePlan(ClusterPlan):
         return ROW_FORMATS[self.extra] if self.extra else None
 
     @property
+    def writes_alone(self) -> bool:
+        """Of packed rows: bf16 rows lose more by the code than they gain."""
+        return self.packed
+
+    @property
     def scale_words(self) -> int:
         """Words of a lane's scales, of the format that has most."""
         return max(words_of_scales(form) for form in (self.form, self.extra_form) if form)
@@ -152,7 +157,7 @@ class DecodePlan(ClusterPlan):
             Barrier("sums0_full", 1, zero, every, one, 0, "consumer0's sums are stored",
                     also_awaited_by=(zero,)),
             Barrier("sums1_full", 1, one, every, zero, 0, "consumer1's sums are stored",
-                    also_awaited_by=(one,) if self.packed else ()),
+                    also_awaited_by=(one,) if self.writes_alone else ()),
             Barrier("q_converted", 1, zero, every, one, 0,
                     "packed: Q is as the products take it", also_produced_by=one,
                     also_awaited_by=(zero,)),

@@ -73,6 +73,11 @@ class ClusterPlan(Sm90Plan):
         return self.extra_form is not None
 
     @property
+    def writes_alone(self) -> bool:
+        """Whether a CTA that has an item alone writes its rows without an exchange."""
+        return False
+
+    @property
     def paged(self) -> bool:
         """Whether kv has three dimensions, pages with a stride; other rows follow each other."""
         return self.packed and self.form != V32
