@@ -123,7 +123,7 @@ def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
     cases = list_launches("sm90", ["sparse_mla_fwd"])
     names = {case.case: [one.name for one in case.kernels] for case in cases}
     assert names["model sizes: 4 x 128 heads, 2048 of 8192 keys"] == ["mla_fwd"]
-    assert names["one query, 64 of 200 keys"] == ["mla_decode"]
+    assert names["one query, 64 of 200 keys"] == ["mla_decode_alone"]
 
 
 def test_a_plan_that_is_not_compiled_is_an_error():

@@ -258,17 +258,24 @@ TABLE: dict[str, Row] = {
     ), mutated=0),
     "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
-        decode("a CTA", 1, heads=20, topk=330),
-        decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
         decode("two CTAs", 1, heads=40, topk=600, sms=2),
         decode("four CTAs", 1, heads=20, topk=900, sms=4),
+        growing(20, 256, sms=2),
+    )),
+    "mla-decode-alone-sm_90a": Row("mla_decode", (
+        decode("a CTA", 1, heads=20, topk=330),
+        decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
         growing(20, 256),
     )),
     "mla-decode-packed-sm_90a": Row("mla_decode", (
-        decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
-        decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
         decode("any scale", 1, heads=40, topk=600, packed="fp32", sms=2),
         decode("four CTAs", 1, heads=40, topk=900, packed="ue8m0", sms=4),
+        growing(40, 256, "ue8m0", sms=2),
+    )),
+    "mla-decode-packed-alone-sm_90a": Row("mla_decode", (
+        decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
+        decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
+        decode("any scale", 1, heads=40, topk=600, packed="fp32"),
         growing(40, 256, "ue8m0"),
     )),
     "mla-decode-joined-sm_90a": Row("mla_decode", (

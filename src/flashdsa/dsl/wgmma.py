@@ -42,6 +42,11 @@ def along_n(address: Any) -> Any:
     return Int32(matrix_descriptor(address, CHUNK_BYTES, ATOM_BYTES, "SW128"))
 
 
+def behind(low: Any, offset: Any) -> Any:
+    """The low word of the descriptor `offset` bytes on, a multiple of 16."""
+    return low + (offset >> 4)
+
+
 def descriptor_behind(low: Any, offset: int) -> Any:
     """The descriptor `offset` bytes after that of `low`. Only low words differ."""
     high = (ATOM_BYTES >> 4 | 1 << 30) << 32

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -344,23 +345,21 @@ MLA_BWD_FUSED = _hopper(
         "dkv": ("dkv_all",),
     },
 )
+_DECODE_PLANS = (
+    decode.DecodePlan(),
+    decode.DecodePlan(packed=True),
+    decode.DecodePlan(tile=WITHOUT_ROPE),
+    *(decode.DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE) for form in decode.FORMATS[1:]),
+    *(
+        decode.DecodePlan(packed=True, joined=True, form=form, extra=extra, tile=WITHOUT_ROPE)
+        for form, extra in decode.JOINED_PAIRS
+    ),
+    *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES),
+)
 SPARSE_MLA_DECODE = _hopper(
     name="mla_decode",
     operations=("sparse_mla_fwd",),
-    plans=(
-        decode.DecodePlan(),
-        decode.DecodePlan(packed=True),
-        decode.DecodePlan(tile=WITHOUT_ROPE),
-        *(
-            decode.DecodePlan(packed=True, form=form, tile=WITHOUT_ROPE)
-            for form in decode.FORMATS[1:]
-        ),
-        *(
-            decode.DecodePlan(packed=True, joined=True, form=form, extra=extra, tile=WITHOUT_ROPE)
-            for form, extra in decode.JOINED_PAIRS
-        ),
-        *(decode.DecodePlan(joined=True, tile=tile) for tile in _TILES),
-    ),
+    plans=(*_DECODE_PLANS, *(replace(plan, alone=True) for plan in _DECODE_PLANS)),
     build="flashdsa.kernels.attention.sm90.decode.full.kernel:compile_decode",
     entry="decode_kernel",
     roles={"gather": ("gather",), **_CONSUMERS},

@@ -284,7 +284,10 @@ OF_V4 = DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param(plan, marks=[] if plan in (DecodePlan(), OF_V4) else pytest.mark.slow)
+        pytest.param(
+            replace(plan, alone=alone),
+            marks=[] if plan in (DecodePlan(), OF_V4) else pytest.mark.slow,
+        )
         for plan in (
             DecodePlan(),
             DecodePlan(packed=True),
@@ -295,6 +298,7 @@ OF_V4 = DecodePlan(packed=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
                 for form in JOINED_FORMATS
             ),
         )
+        for alone in (False, True)
     ],
     ids=lambda plan: plan.name,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -70,8 +71,10 @@ WAVE_TIMES = {
     SIXTEEN: Times(7.0, 1.47, item=1.0),
 }
 """Times by clusters; those of packed rows are of 32 heads, too."""
+ALONE_TILES = 2
+"""Tiles of 64 heads up to which a CTA ends an item sooner than a cluster that shares it."""
 ALONE_US = 1.9
-"""Time by which a CTA alone ends an item earlier, of a plan whose CTAs then write rows alone."""
+"""Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {
     PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
     BF16: Times(9.4, 2.0, item=4.0, merge=12.0, part=1.0),
@@ -94,10 +97,18 @@ def items_of(q: Tensor) -> int:
     return q.shape[0] * -(-q.shape[1] // ROWS)
 
 
-def cluster_size_for(capacity: Mapping[int, int], items: int, topk: int) -> int:
+def cluster_size_for(
+    capacity: Mapping[int, int], items: int, topk: int, *, alone_up_to: int = 0
+) -> int:
     """CTAs of an item: all clusters run at once and each CTA has the fewest tiles; the smallest
-    such number. One if the items are more than the SMs."""
+    such number. One if the items are more than the SMs.
+
+    Args:
+        alone_up_to: number of tiles that one CTA takes sooner than several.
+    """
     tiles = tiles_of(topk)
+    if tiles <= alone_up_to:
+        return 1
     fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
@@ -126,7 +137,8 @@ def bind_joined(
     plan = joined_plan(operands, kv_format)
     tile, tiles = plan.tile, joined_tiles(slots_of(operands, index_block))
     items = items_of(operands.q)
-    size = cluster_size_for(_capacity(runner, plan), items, tiles * tile.keys)
+    capacity = _capacity(runner, plan)
+    size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=ALONE_TILES)
     kind = PACKED if plan.packed else BF16
     if (
         not tile.has_rope
@@ -234,6 +246,8 @@ def bind_plan(
     Args:
         cluster_size: CTAs of an item; of dealt tiles any.
     """
+    if type(plan) is DecodePlan:
+        plan = replace(plan, alone=cluster_size == 1)
     function = runner.function(spec_of(plan), plan)
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)
@@ -293,7 +307,7 @@ def dealing_pays(
     """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`."""
     waves = -(-items // _capacity(runner, plan)[size])
     by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
-    if size == 1 and plan.writes_alone:
+    if size == 1 and isinstance(plan, DecodePlan):
         by_clusters -= ALONE_US * waves
     return time_of_dealing(kind, runner.num_sms, dealt_items, tiles) < MOST_OF_WAVES * by_clusters
 
@@ -308,7 +322,8 @@ def choose_clusters(
     shorter.
     """
     sizes = _capacity(runner, many)
-    many_size = cluster_size_for(sizes, queries * many.items(num_heads), topk)
+    many_items = queries * many.items(num_heads)
+    many_size = cluster_size_for(sizes, many_items, topk, alone_up_to=ALONE_TILES)
     if not many.packed or many.form not in FEW_FORMATS:
         return many, many_size
     columns = next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1])

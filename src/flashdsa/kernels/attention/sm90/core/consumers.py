@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, quad_reduce, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
-from flashdsa.dsl.wgmma import along_k, along_n
+from flashdsa.dsl.wgmma import along_k, along_n, behind
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepContext
 from flashdsa.kernels.attention.sm90.core.products import (
@@ -30,7 +30,12 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     rescale_to_own,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import (
+    Q_CHUNK_BYTES,
+    ROWS,
+    SLICE_CHUNKS,
+    Tile,
+)
 
 SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""
@@ -93,11 +98,12 @@ def issue_scores(
 
 
 @cute.jit
-def finish_scores(ctx: StepContext, step: Int32) -> None:
-    """Consumer 0: announce that all of the step's S is computed, so that consumer 1 may compute
-    its own; wait for the tile's masks."""
-    cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
-    ctx.memory.masks_full.wait(ctx.phase(step), 0)
+def finish_scores(ctx: StepContext, step: Int32, consumer: cutlass.Constexpr) -> None:
+    """Wait for the masks of the consumer's tile, whose S is computed. Consumer 0 announces that all
+    of the step's is, so that consumer 1 may compute its own."""
+    if cutlass.const_expr(consumer == 0):
+        cute.arch.barrier_arrive(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
+    ctx.memory.masks_full.wait(ctx.phase(step), consumer)
 
 
 def wait_for_scores() -> None:
@@ -108,8 +114,7 @@ def wait_for_scores() -> None:
 
 @cute.jit
 def compute_scores(ctx: StepContext, s: cute.Tensor, step: Int32) -> None:
-    """Consumer 1: compute S of its tile, first of the high half, which was freed first; wait for
-    the tile's masks."""
+    """Consumer 1: compute S of its tile, first of the high half, which was freed first."""
     tile = ctx.plan.tile
     q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address() + tile.bytes)
     for slices in (tile.high_slices, tile.low_slices):
@@ -122,7 +127,35 @@ def compute_scores(ctx: StepContext, s: cute.Tensor, step: Int32) -> None:
             multiply_scores(tile, s, q, k, slice_, is_first, ctx.kind_of_slice(slice_))
     warpgroup.commit_group()
     warpgroup.wait_group(0)
-    ctx.memory.masks_full.wait(ctx.phase(step), 1)
+
+
+@cute.jit
+def compute_scores_in_loop(
+    ctx: StepContext, s: cute.Tensor, step: Int32, consumer: cutlass.Constexpr
+) -> None:
+    """Compute S of the consumer's tile, first of the half that was freed first, RoPE's columns at
+    last. Code that runs once costs most, as it is fetched: one code serves both halves."""
+    tile = ctx.plan.tile
+    q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address() + consumer * tile.bytes)
+    full = (ctx.memory.k0_full, ctx.memory.k1_full)[consumer]
+    count, rope = len(tile.low_slices), tile.value_chunks // SLICE_CHUNKS
+    s.fill(0.0)
+    for number in cutlass.range(2, unroll=1):
+        first = (number ^ consumer) * count
+        for i in cutlass.range_constexpr(count):
+            # full: the slice has been copied by threads; the fence shows it to wgmma.
+            full.wait(ctx.phase(step), first + i)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        of_q = behind(q, first * (SLICE_CHUNKS * Q_CHUNK_BYTES))
+        of_k = behind(k, first * (SLICE_CHUNKS * tile.chunk_bytes))
+        for i in cutlass.range_constexpr(count):
+            multiply_scores(tile, s, of_q, of_k, i, False, ctx.kind)
+    if cutlass.const_expr(tile.has_rope):
+        full.wait(ctx.phase(step), rope)
+        cute.arch.fence_proxy("async.shared", space="cta")
+        multiply_scores(tile, s, q, k, rope, False, ctx.kind_of_slice(rope))
+    warpgroup.commit_group()
+    warpgroup.wait_group(0)
 
 
 @cute.jit

@@ -128,7 +128,7 @@ def wait_for_next_query(ctx: Context, items: Int32, flags: Int32) -> None:
 def announce_scores(ctx: Context, step: Int32) -> None:
     """Announce that all of the step's S is computed: tile 1's may follow, and after the item's last
     step its Q."""
-    finish_scores(ctx, step)
+    finish_scores(ctx, step, 0)
     if ctx.flags(0) != 0:
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
 
@@ -171,6 +171,7 @@ def take_step(
     """
     ctx, (v0, v1, p0) = role.ctx, operands
     compute_scores(ctx, r.s, step)
+    finish_scores(ctx, step, 1)
     flags = ctx.flags(1)
     more = flags & LAST_STEP_OF_CTA == 0
     if flags != 0:

@@ -26,7 +26,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume,
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, find_item
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 GATHER = 0
@@ -55,18 +55,18 @@ def few_heads_kernel(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(memory, lse, indices, topk_length)
+        ctx = find_item(memory, lse, indices, topk_length)
         gather_pieces(Gatherer(ctx, None, kv, indices))
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(sm_scale * LOG2_E)
-        ctx = locate(memory, lse, indices, topk_length)
+        ctx = find_item(memory, lse, indices, topk_length)
         consumer = group - GATHER - 1
         r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
         # Computed again: values that are used after the steps would be live through them.
-        ctx = locate(memory, lse, indices, topk_length)
+        ctx = find_item(memory, lse, indices, topk_length)
         output = Output(ctx, out, lse, attn_sink, scale)
         stage_share(Math(ctx, output, q, consumer), r)
         write_share(output, consumer)

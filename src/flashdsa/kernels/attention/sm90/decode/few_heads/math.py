@@ -170,6 +170,8 @@ def consume(role: Math) -> Registers:
     r = Registers(out, new_heads(ctx, role.consumer))
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
+    # The CTAs of the cluster have initialised their barriers: none is sent anything before.
+    cute.arch.cluster_wait()
     num_tiles = wait_for_extent(ctx)
     ring = RingConsumer(ctx.memory.full, ctx.memory.free)
     for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
@@ -264,8 +266,6 @@ def stage_share(role: Math, r: Registers) -> None:
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.
     meet_consumers(ctx.memory.all_read)
-    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
-    cute.arch.cluster_wait()
     if ctx.num_ctas > 1:
         if role.consumer == 0:
             expect_parts(role.output)

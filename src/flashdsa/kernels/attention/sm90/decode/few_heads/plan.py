@@ -121,15 +121,14 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        statistics = MOST_CTAS * ROWS * (STATISTICS + 2) * FP32
+        statistics = MOST_CTAS * ROWS * STATISTICS * FP32
         of_warps = CONSUMERS * WARPS * (self.columns + 4) * FP32
         return [
             SmemRegion(
                 "q",
                 max(self.tile.chunks * self.operand_bytes, statistics),
                 1024,
-                f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; "
-                "then all CTAs' statistics and weights",
+                f"Q of the item, {self.tile.chunks} x [heads, 64] SW128; then all CTAs' statistics",
             ),
             SmemRegion(
                 "p",

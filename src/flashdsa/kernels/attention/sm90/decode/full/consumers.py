@@ -19,6 +19,7 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     add_tile0,
     add_tile1,
     compute_scores,
+    compute_scores_in_loop,
     finish_scores,
     issue_others,
     issue_scores,
@@ -62,15 +63,35 @@ def consume0(w: Output) -> None:
     ctx = w.ctx
     tile = ctx.plan.tile
     r = new_registers(tile)
+    meet_cluster(ctx)
     take_query(ctx, 0)
     num_tiles = wait_for_extent(ctx)
     if num_tiles > 0:
-        issue_scores(ctx, r.s, Int32(0), True, tile.low_slices + tile.high_slices)
-        warpgroup.wait_group(0)
-        finish_scores(ctx, Int32(0))
+        scores_of_tile(ctx, r.s, Int32(0), 0)
+        finish_scores(ctx, Int32(0), 0)
         for step in cutlass.range(steps_of(num_tiles), unroll=1):
             take_step(w, r, step, num_tiles - step * TILES)
     end_item(w, r, 0)
+
+
+@cute.jit
+def scores_of_tile(ctx: Context, s: cute.Tensor, step: Int32, consumer: cutlass.Constexpr) -> None:
+    """Compute S of the consumer's tile, by the code that takes the plan less time."""
+    tile = ctx.plan.tile
+    if cutlass.const_expr(ctx.plan.scores_in_loop):
+        compute_scores_in_loop(ctx, s, step, consumer)
+    elif cutlass.const_expr(consumer == 0):
+        issue_scores(ctx, s, step, True, tile.low_slices + tile.high_slices)
+        warpgroup.wait_group(0)
+    else:
+        compute_scores(ctx, s, step)
+
+
+def meet_cluster(ctx: Context) -> None:
+    """A consumer: wait until the CTAs of the cluster have initialised their barriers; none is sent
+    anything before."""
+    if not ctx.plan.alone:
+        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -95,7 +116,7 @@ def take_step(w: Output, r: Registers, step: Int32, num_tiles: Int32) -> None:
             arrive_warp(ctx.memory.low_free, 1, ctx.thread)
             issue_scores(ctx, r.s, step + 1, True, tile.high_slices)
             warpgroup.wait_group(0)
-            finish_scores(ctx, step + 1)
+            finish_scores(ctx, step + 1, 0)
         else:
             warpgroup.wait_group(0)
 
@@ -106,12 +127,14 @@ def consume1(w: Output) -> None:
     ctx = w.ctx
     v1 = values_of(ctx, 1, 1)
     r = new_registers(ctx.plan.tile)
+    meet_cluster(ctx)
     take_query(ctx, 1)
     num_tiles = wait_for_extent(ctx)
     if num_tiles > 0:
         for step in cutlass.range(num_tiles // TILES, unroll=1):
             wait_for_scores()
-            compute_scores(ctx, r.s, step)
+            scores_of_tile(ctx, r.s, step, 1)
+            finish_scores(ctx, step, 1)
             issue_tile0(w, r, step)
             if cutlass.const_expr(ctx.plan.packed):
                 unscale(ctx, r.s)
@@ -134,28 +157,18 @@ def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
 
 @cute.jit
 def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
-    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or write its
-    rows, if the plan says so, of a CTA alone. One code multiplies O for both."""
+    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or send its
+    rows, of a CTA alone."""
     ctx = w.ctx
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, r.rows, w.scale, Int32(0), consumer)
-    # The CTAs of the cluster have initialised their barriers: none has been sent anything before.
-    cute.arch.cluster_wait()
-    if ctx.num_ctas > 1:
-        announce(w, consumer)
-    if cutlass.const_expr(ctx.plan.writes_alone):
+    if cutlass.const_expr(ctx.plan.alone):
         item = rows_of_thread(w)
-        factors, units = [Float32(0.0)] * THREAD_ROWS, [Float32(1.0)] * THREAD_ROWS
-        if ctx.num_ctas > 1:
-            factors, units = normalise(ctx, r.out, sums)
-        else:
-            factors = factors_of_rows(w, r.rows, sums, item, consumer)
+        factors = factors_of_rows(w, r.rows, sums, item, consumer)
         multiply_rows(r.out, factors)
-        if ctx.num_ctas > 1:
-            stage_share(w, r, sums, units, consumer)
-        else:
-            send_rows(w, r.out, factors, item, consumer)
+        send_rows(w, r.out, factors, item, consumer)
     else:
+        announce(w, consumer)
         factors, units = normalise(ctx, r.out, sums)
         multiply_rows(r.out, factors)
         stage_share(w, r, sums, units, consumer)
@@ -250,7 +263,7 @@ def normalise(
         if cutlass.const_expr(not ctx.plan.packed):
             top = Float32(0.0)
             for i in [i for i in range(cute.size(out)) if i // 2 % THREAD_ROWS == h]:
-                top = cute.arch.fmax(top, cute.arch.fmax(out[i], -out[i]))
+                top = cute.arch.fmax(top, cute.math.absf(out[i]))
             exponent = (bits_of(quad_reduce(top * factor, cute.arch.fmax)) >> 23) - BIAS
             power = cutlass.min(TOP_EXPONENT - exponent, Int32(MOST_POWER))
             factor = factor * power_of_two(power)

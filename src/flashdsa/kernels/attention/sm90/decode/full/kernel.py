@@ -2,6 +2,8 @@
 
 Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
 their O over distributed shared memory and each writes a share of the dims (`shared/combine.py`).
+A CTA that has an item alone is of a plan of its own and sends the rows: code that is not there is
+not fetched.
 
 gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
@@ -21,6 +23,7 @@ from cutlass import Float32, GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
@@ -36,11 +39,19 @@ from flashdsa.kernels.attention.sm90.decode.full.gather import (
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, locate
+from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    DecodeMemory,
+    Output,
+    find_item,
+    load_item,
+    store_item,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
+FINDING_WARP = 1
+"""It finds the item while the first one initialises barriers."""
 
 
 @cute.kernel
@@ -59,31 +70,39 @@ def decode_kernel(
     """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
-    enter_cluster(memory, thread)
-    # The previous launch, which this one may follow early, has written the ids, or still reads the
-    # results.
-    cute.arch.griddepcontrol_wait()
     sources: Any = None
     if cutlass.const_expr(plan.joined):
         sources = sources_of((kv, indices, topk_length), more)
-    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
-    # Each role computes its own coordinates: values shared by all would be live in every role.
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == FINDING_WARP:
+        # The previous launch, which this one may follow early, has written the lengths.
+        cute.arch.griddepcontrol_wait()
+        store_item(find_item(memory, lse, indices, topk_length, sources))
+    if cutlass.const_expr(plan.alone):
+        initialise_barriers(memory, thread)
+        cute.arch.sync_threads()
+    else:
+        enter_cluster(memory, thread)
+    # It has written the ids, or still reads the results.
+    cute.arch.griddepcontrol_wait()
+    group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    # Each role loads its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = locate(memory, lse, indices, topk_length, sources)
+        ctx = load_item(memory)
         gather(Gatherer(ctx, q_map.get_ptr(), kv, indices, sources))
     else:
         scale = make_scale(sm_scale * LOG2_E)
         if group == CONSUMER0:
             cute.arch.setmaxregister_increase(plan.consumer0.registers)
-            ctx = locate(memory, lse, indices, topk_length, sources)
+            ctx = load_item(memory)
             consume0(Output(ctx, out, lse, attn_sink, scale))
         else:
             cute.arch.setmaxregister_increase(plan.consumer1.registers)
-            ctx = locate(memory, lse, indices, topk_length, sources)
+            ctx = load_item(memory)
             consume1(Output(ctx, out, lse, attn_sink, scale))
-        ctx = locate(memory, lse, indices, topk_length, sources)
-        if cutlass.const_expr(not plan.writes_alone) or ctx.num_ctas > 1:
+        if cutlass.const_expr(not plan.alone):
+            ctx = load_item(memory)
             write_share(Output(ctx, out, lse, attn_sink, scale), group - CONSUMER0)
 
 

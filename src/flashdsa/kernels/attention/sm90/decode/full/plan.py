@@ -8,7 +8,7 @@ from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
-from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, ClusterPlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, OF_CLUSTERS, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import KV_GROUP
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
@@ -39,6 +39,7 @@ class DecodePlan(ClusterPlan):
         packed: kv has packed rows, which are expanded to f16 in shared memory.
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         form: of packed rows. extra: name of the format of a second source's, if it is another.
+        alone: a CTA has an item, and sends its rows; else a cluster has, and adds them up.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.
@@ -48,6 +49,7 @@ class DecodePlan(ClusterPlan):
     joined: bool = False
     form: RowFormat = V32
     extra: str = ""
+    alone: bool = False
     gather_registers: int = 104
     consumer0_registers: int = 208
     consumer1_registers: int = 192
@@ -62,7 +64,8 @@ class DecodePlan(ClusterPlan):
     def name(self) -> str:
         """Exported name of its function."""
         extra = f"_and_{self.extra}" if self.extra else ""
-        return "mla_decode" + self.suffix + extra + "_joined" * self.joined
+        name = "mla_decode" + self.suffix + extra + "_joined" * self.joined
+        return name + "_alone" * self.alone
 
     @property
     def extra_form(self) -> RowFormat | None:
@@ -70,9 +73,11 @@ class DecodePlan(ClusterPlan):
         return ROW_FORMATS[self.extra] if self.extra else None
 
     @property
-    def writes_alone(self) -> bool:
-        """Of packed rows: bf16 rows lose more by the code than they gain."""
-        return self.packed
+    def scores_in_loop(self) -> bool:
+        """Whether one code computes the scores of both halves of a tile: the CTAs of a cluster have
+        few steps, and code is fetched. A step takes 2 % longer by it, without RoPE's columns
+        12 %."""
+        return self.tile.has_rope and not self.alone
 
     @property
     def scale_words(self) -> int:
@@ -88,8 +93,7 @@ class DecodePlan(ClusterPlan):
                 "q",
                 tile.q_bytes,
                 1024,
-                f"Q of the item, {tile.chunks} x [64, 64] SW128; "
-                "then all CTAs' statistics and weights",
+                f"Q of the item, {tile.chunks} x [64, 64] SW128; then all CTAs' statistics",
             ),
             SmemRegion(
                 "k",
@@ -141,7 +145,7 @@ class DecodePlan(ClusterPlan):
         gather, zero, one = self.roles
         thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         slices, q_bytes = self.tile.slices, self.tile.q_bytes
-        return (
+        barriers = (
             Barrier("extent_full", 1, gather, thread, zero, 0, "the number of steps is stored",
                     also_awaited_by=(one,)),
             Barrier("k0_full", slices, gather, every, zero, 0, "a slice of tile 0 has come"),
@@ -157,7 +161,7 @@ class DecodePlan(ClusterPlan):
             Barrier("sums0_full", 1, zero, every, one, 0, "consumer0's sums are stored",
                     also_awaited_by=(zero,)),
             Barrier("sums1_full", 1, one, every, zero, 0, "consumer1's sums are stored",
-                    also_awaited_by=(one,) if self.writes_alone else ()),
+                    also_awaited_by=(one,) if self.alone else ()),
             Barrier("q_converted", 1, zero, every, one, 0,
                     "packed: Q is as the products take it", also_produced_by=one,
                     also_awaited_by=(zero,)),
@@ -170,3 +174,4 @@ class DecodePlan(ClusterPlan):
             Barrier("done", 1, zero, thread, zero, 0, "all CTAs have what this one sent",
                     bytes_from_peer=True),
         )  # fmt: skip
+        return tuple(x for x in barriers if not self.alone or x.name not in OF_CLUSTERS)

@@ -1,11 +1,11 @@
 """The end of an item: each CTA of its cluster adds up a share of the dims of all their O.
 
 `exchange.py` documents the layout of O and its transfer. A warp has eight rows: it finds
-the weight of each CTA's part of them, adds the parts in the CTAs' order, and writes its share of
-the results.
+the maximum of each of them, adds the CTAs' parts in the CTAs' order, each times its weight, and
+writes its share of the results.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
@@ -15,9 +15,9 @@ from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.results import ItemRows
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E, Rows
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Output, meet_consumers
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import (
+    Share,
     address_of_dims,
     exchange,
     leave,
@@ -29,18 +29,27 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CTA_STATISTICS_BYTES,
     GROUP_BYTES,
     GROUP_DIMS,
-    MOST_CTAS,
+    STATISTICS,
     STATISTICS_BYTES,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_float, store_pair
+from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_float
 
-WEIGHTS_AT = MOST_CTAS * CTA_STATISTICS_BYTES
-"""Offset in region q of the weights of each half of each CTA's rows, after the statistics."""
-WEIGHTS_BYTES = 2 * FP32
 WARP_ROWS = 8
 LANES_A_ROW = WARP_SIZE // WARP_ROWS
-AT_ONCE = 4
+WARPS = 8
+"""Of both consumers."""
+AT_ONCE = 2
 """Groups that a lane adds up together."""
+WORDS = GROUP_BYTES // 4
+"""Of a group."""
+
+
+class Place(NamedTuple):
+    """A lane's part of the CTA's share: a row, and every so many groups of dims of it."""
+
+    row: Int32
+    number: Int32  # of its first group
+    stride: Int32  # from a group to its next one
 
 
 @cute.jit
@@ -51,52 +60,40 @@ def write_share(w: Output, consumer: Int32) -> None:
     meet_consumers(ctx.memory.staged)
     if ctx.num_ctas > 1:
         exchange(w, consumer)
-    lane = ctx.thread % WARP_SIZE
-    row = (ctx.thread + consumer * WARPGROUP_SIZE) // WARP_SIZE * WARP_ROWS + lane % WARP_ROWS
-    factor = weigh_row(w, row, lane // WARP_ROWS)
-    cute.arch.sync_warp()
-    if row < rows_of_item(w):
-        add_up(w, row, lane // WARP_ROWS, factor)
+    place = place_of_lane(w, ctx.thread + consumer * WARPGROUP_SIZE)
+    top = top_of_row(w, place.row)
+    if place.row < rows_of_item(w):
+        add_up(w, place, top)
     if ctx.num_ctas > 1:
         leave(ctx, consumer)
 
 
 @cute.jit
-def weigh_row(w: Output, row: Int32, number: Int32) -> Float32:
-    """Return the factor of the sum of a row's weighted O; the first CTA writes the row's lse.
+def place_of_lane(w: Output, thread: Int32) -> Place:
+    """The part of a thread of both consumers. Eight lanes have eight rows, four have neighbouring
+    groups of a row; warps share eight rows if there are fewer such than warps."""
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
+    log2 = cutlass.min(staged_rows(w) // (2 * WARP_ROWS), Int32(3))
+    return Place(
+        (warp & ((1 << log2) - 1)) * WARP_ROWS + lane % WARP_ROWS,
+        (warp >> log2) * LANES_A_ROW + lane // WARP_ROWS,
+        (WARPS * LANES_A_ROW) >> log2,
+    )
 
-    Args:
-        number: of the lane among the four that share the row; each weighs every fourth CTA.
-    """
+
+@cute.jit
+def top_of_row(w: Output, row: Int32) -> Float32:
+    """The largest of the CTAs' maxima of a row, to all four lanes of a warp that have it."""
     ctx = w.ctx
-    base = ctx.memory.q.address() + row * STATISTICS_BYTES
-    weights = ctx.memory.q.address() + (WEIGHTS_AT + row * WEIGHTS_BYTES)
-    top, total, factor = Float32(LEAST), Float32(0.0), Float32(0.0)
-    is_present = row < rows_of_item(w)
-    if is_present:
+    number = cute.arch.lane_idx() // WARP_ROWS
+    top = Float32(LEAST)
+    if row < rows_of_item(w):
+        base = ctx.memory.q.address() + row * STATISTICS_BYTES
         for rank in cutlass.range(number, ctx.num_ctas, LANES_A_ROW, unroll=1):
-            top = cute.arch.fmax(top, load_words(base + rank * CTA_STATISTICS_BYTES, Float32)[0])
-    top = row_reduce(top, cute.arch.fmax)
-    if is_present:
-        for rank in cutlass.range(number, ctx.num_ctas, LANES_A_ROW, unroll=1):
-            words = load_words(base + rank * CTA_STATISTICS_BYTES, Float32)
-            weight = words[1] * exp2((words[0] - top) * w.scale.factor)
-            total += weight
-            to = weights + rank * (ROWS * WEIGHTS_BYTES)
-            store_pair(to, weight * words[2], weight * words[3])
-    total = row_reduce(total, lambda a, b: a + b)
-    if is_present:
-        factor, lse = factor_and_lse(w, top * w.scale.factor, total, ctx.head + row)
-        if ctx.rank == 0 and number == 0:
-            (w.lse.iterator + (first_row(w) + row)).store(lse)
-    return factor
-
-
-def row_reduce(value: Any, combine: Any) -> Any:
-    """Reduce over the four lanes that share a row; all four get the result."""
+            top = cute.arch.fmax(top, load_float(base + rank * CTA_STATISTICS_BYTES))
     for offset in (WARP_ROWS, 2 * WARP_ROWS):
-        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
-    return value
+        top = cute.arch.fmax(top, cute.arch.shuffle_sync_bfly(top, offset))
+    return top
 
 
 @cute.jit
@@ -143,53 +140,76 @@ def factors_of_rows(
 
 
 @cute.jit
-def add_up(w: Output, row: Int32, number: Int32, factor: Float32) -> None:
-    """Add up every fourth group of this CTA's dims of a row: the CTAs' O times their weights.
+def add_up(w: Output, place: Place, top: Float32) -> None:
+    """Add up a lane's groups of a row: the CTAs' O times their weights; the first CTA writes lse.
 
-    Several groups are added at a time while that many are left: each alone waits for shared memory.
+    Args:
+        top: the largest of the CTAs' maxima.
     """
-    i, count = number, share_of(w.ctx, w.ctx.rank).count
-    while i + (AT_ONCE - 1) * LANES_A_ROW < count:
-        add_groups(w, row, i, factor, AT_ONCE)
-        i += AT_ONCE * LANES_A_ROW
-    while i < count:
-        add_groups(w, row, i, factor, 1)
-        i += LANES_A_ROW
+    i, share = place.number, share_of(w.ctx, w.ctx.rank)
+    while i < share.count:
+        add_groups(w, share, place, i, top)
+        i += AT_ONCE * place.stride
 
 
 @cute.jit
-def add_groups(
-    w: Output, row: Int32, first: Int32, factor: Float32, num_groups: cutlass.Constexpr
-) -> None:
-    """Add up groups `first`, `first` + 4, ... of this CTA's dims of a row."""
+def add_groups(w: Output, share: Share, place: Place, first: Int32, top: Float32) -> None:
+    """Add up groups `first`, `first` + stride, ... of this CTA's dims of a row, as far as they
+    exist. A CTA's words are loaded while those of the one before are added."""
     ctx = w.ctx
-    share, rows = share_of(ctx, ctx.rank), staged_rows(w)
-    weights = ctx.memory.q.address() + (WEIGHTS_AT + row * WEIGHTS_BYTES)
     half_groups = ctx.plan.dim_groups // 2
-    numbers = [first + n * LANES_A_ROW for n in range(num_groups)]
-    halves = [(share.first + i) // half_groups * FP32 for i in numbers]
-    sums = [Float32(0.0) for _ in range(num_groups * GROUP_DIMS)]
+    # A group that does not exist is read as the last one.
+    groups = [cutlass.min(first + n * place.stride, share.count - 1) for n in range(AT_ONCE)]
+    is_high = [share.first + group >= half_groups for group in groups]
+    sums = [Float32(0.0) for _ in range(AT_ONCE * GROUP_DIMS)]
+    total = Float32(0.0)
+    statistics, units = load_part(w, place.row, groups, Int32(0))
     for rank in cutlass.range(ctx.num_ctas, unroll=1):
-        base = address_of_dims(w, rank) + row * GROUP_BYTES
-        units = [load_words(base + i * (rows * GROUP_BYTES), Int32) for i in numbers]
-        for n in cutlass.range_constexpr(num_groups):
-            weight = load_float(weights + rank * (ROWS * WEIGHTS_BYTES) + halves[n])
-            values = [value for word in range(4) for value in from_f16(units[n][word])]
-            for d in cutlass.range_constexpr(GROUP_DIMS):
+        following = cutlass.min(rank + 1, ctx.num_ctas - 1)
+        next_statistics, next_units = load_part(w, place.row, groups, following)
+        weight = statistics[1] * exp2((statistics[0] - top) * w.scale.factor)
+        total += weight
+        low, high = weight * statistics[2], weight * statistics[3]
+        for n in cutlass.range_constexpr(AT_ONCE):
+            factor = high if is_high[n] else low
+            for word in cutlass.range_constexpr(WORDS):
                 # 0 times what a part without a key sends may be NaN.
-                value = values[d] if weight != 0.0 else Float32(0.0)
-                sums[n * GROUP_DIMS + d] = sums[n * GROUP_DIMS + d] + weight * value
-    for n in cutlass.range_constexpr(num_groups):
+                values = from_f16(units[WORDS * n + word] if factor != 0.0 else Int32(0))
+                for d in cutlass.range_constexpr(2):
+                    i = n * GROUP_DIMS + 2 * word + d
+                    sums[i] = sums[i] + factor * values[d]
+        statistics, units = next_statistics, next_units
+    factor, lse = factor_and_lse(w, top * w.scale.factor, total, ctx.head + place.row)
+    if ctx.rank == 0 and first == 0:
+        (w.lse.iterator + (first_row(w) + place.row)).store(lse)
+    for n in cutlass.range_constexpr(AT_ONCE):
         of_group = [value * factor for value in sums[n * GROUP_DIMS : (n + 1) * GROUP_DIMS]]
         words = [pack(of_group[2 * j], of_group[2 * j + 1]) for j in range(GROUP_DIMS // 2)]
         if factor == 0.0:
             words = [Int32(0) for _ in range(GROUP_DIMS // 2)]
-        group = share.first + numbers[n]
-        to = w.out.iterator + ((first_row(w) + row) * ctx.plan.tile.d_v + group * GROUP_DIMS)
-        cute.arch.inline_ptx(
-            "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-            read_only_args=[to, *words],
-        )
+        group = share.first + groups[n]
+        to = w.out.iterator + ((first_row(w) + place.row) * ctx.plan.tile.d_v + group * GROUP_DIMS)
+        if first + n * place.stride < share.count:
+            cute.arch.inline_ptx(
+                "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
+                read_only_args=[to, *words],
+            )
+
+
+@cute.jit
+def load_part(
+    w: Output, row: Int32, groups: list[Int32], rank: Int32
+) -> tuple[list[Float32], list[Int32]]:
+    """Load a CTA's statistics of a row, and its O of some groups of this CTA's dims."""
+    base = address_of_dims(w, rank) + row * GROUP_BYTES
+    group_bytes = staged_rows(w) * GROUP_BYTES
+    units = []
+    for group in groups:
+        unit = load_words(base + group * group_bytes, Int32)
+        units += [unit[word] for word in range(WORDS)]
+    at = w.ctx.memory.q.address() + (rank * CTA_STATISTICS_BYTES + row * STATISTICS_BYTES)
+    words = load_words(at, Float32)
+    return [words[i] for i in range(STATISTICS)], units
 
 
 def first_row(w: Output) -> Any:

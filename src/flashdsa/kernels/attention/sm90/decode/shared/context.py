@@ -6,12 +6,14 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
+from flashdsa.dsl.integers import divide
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
+from flashdsa.dsl.smem import VECTOR, store_words
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
-from flashdsa.kernels.attention.sm90.core.sources import join_slots
+from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 
 
@@ -21,6 +23,7 @@ class DecodeMemory(StepMemory):
     row_unit: Region
     tokens: Region
     extent: Region
+    item: Region
     tops: Region
     sums: Region
     maxima: Region
@@ -102,7 +105,7 @@ class Output(NamedTuple):
 
 
 @cute.jit
-def locate(
+def find_item(
     memory: DecodeMemory,
     lse: cute.Tensor,
     indices: cute.Tensor,
@@ -115,13 +118,12 @@ def locate(
         lse: (S, H). indices: (S, topk). lengths: (S,) int32, or (0,): every slot counts.
         sources: of a joined plan `Sources`.
     """
-    thread, _, _ = cute.arch.thread_idx()
     item, _, _ = cute.arch.cluster_idx()
-    num_ctas = Int32(cute.arch.cluster_size())
-    rank = Int32(cute.arch.block_idx_in_cluster())
     rows = memory.plan.group_heads
-    blocks = (Int32(lse.shape[1]) + rows - 1) // rows
-    query = item // blocks
+    blocks = divide(Int32(lse.shape[1]) + rows - 1, rows)
+    query = item
+    if blocks > 1:
+        query = divide(item, blocks)
     keys = memory.plan.tile.keys
     joined: Any = None
     num_slots = Int32(indices.shape[1])
@@ -131,9 +133,11 @@ def locate(
     elif lengths.shape[0] > 0:
         given = (lengths.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
-    tiles = (num_slots + keys - 1) // keys
-    first = tiles * rank // num_ctas
-    end = tiles * (rank + 1) // num_ctas
+    tiles = divide(num_slots + keys - 1, keys)
+    num_ctas, rank = num_ctas_and_rank(memory.plan)
+    first, end = Int32(0), tiles
+    if cutlass.const_expr(not memory.plan.alone):
+        first, end = divide(tiles * rank, num_ctas), divide(tiles * (rank + 1), num_ctas)
     return Context(
         memory,
         query,
@@ -143,8 +147,57 @@ def locate(
         first * keys,
         cutlass.min(end * keys, num_slots),
         end - first,
-        thread % WARPGROUP_SIZE,
+        thread_of_warpgroup(),
         joined,
+    )
+
+
+def num_ctas_and_rank(plan: Any) -> tuple[Int32, Int32]:
+    """CTAs of the cluster, and this one's rank."""
+    if plan.alone:
+        return Int32(1), Int32(0)
+    return Int32(cute.arch.cluster_size()), Int32(cute.arch.block_idx_in_cluster())
+
+
+def thread_of_warpgroup() -> Any:
+    """This thread's number in its warpgroup."""
+    thread, _, _ = cute.arch.thread_idx()
+    return thread % WARPGROUP_SIZE
+
+
+@cute.jit
+def store_item(ctx: Context) -> None:
+    """One warp: store the item and its slots for `load_item`, whose threads the CTA meets first."""
+    of_lists = ctx.joined if ctx.plan.joined else JoinedSlots(Int32(0), Int32(0), Int32(0))
+    words = [ctx.query, ctx.head, ctx.first_slot, ctx.end_slot, ctx.num_tiles, *of_lists]
+    if cute.arch.lane_idx() == 0:
+        for four in cutlass.range_constexpr(len(words) // VECTOR):
+            to = ctx.memory.item.address() + four * VECTOR * 4
+            store_words(to, words[VECTOR * four : VECTOR * (four + 1)])
+
+
+def load_item(memory: DecodeMemory) -> Context:
+    """This thread's context, of what `store_item` has stored. Whoever needs it later loads it
+    again, as registers are few."""
+    at = memory.item.address()
+    query, head, first_slot, end_slot = load_words_again(at)
+    num_tiles, *of_lists = load_words_again(at + VECTOR * 4)
+    num_ctas, rank = num_ctas_and_rank(memory.plan)
+    thread = thread_of_warpgroup()
+    joined = JoinedSlots(*of_lists) if memory.plan.joined else None
+    return Context(
+        memory, query, head, rank, num_ctas, first_slot, end_slot, num_tiles, thread, joined
+    )
+
+
+def load_words_again(address: Any) -> list[Int32]:
+    """Load four words of shared memory at each call: no earlier ones are kept for them."""
+    return list(
+        cute.arch.inline_ptx(
+            "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * VECTOR,
+            read_only_args=[address],
+        )
     )
 
 

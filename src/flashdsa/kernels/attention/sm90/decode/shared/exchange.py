@@ -13,6 +13,7 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.cluster import copy_to_peer, peer_address, store_async
 from flashdsa.dsl.fragments import MMA_ROWS
+from flashdsa.dsl.integers import divide
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, Output
@@ -38,8 +39,8 @@ class Share(NamedTuple):
 def share_of(ctx: Context, rank: Any) -> Share:
     """A CTA's share."""
     groups = ctx.plan.dim_groups
-    first = rank * groups // ctx.num_ctas
-    return Share(first, (rank + 1) * groups // ctx.num_ctas - first)
+    first = divide(rank * groups, ctx.num_ctas)
+    return Share(first, divide((rank + 1) * groups, ctx.num_ctas) - first)
 
 
 def rows_of_item(w: Output) -> Any:
@@ -49,7 +50,7 @@ def rows_of_item(w: Output) -> Any:
 
 def staged_rows(w: Output) -> Any:
     """Rows that are staged: those of every warp that has any."""
-    return (rows_of_item(w) + (MMA_ROWS - 1)) // MMA_ROWS * MMA_ROWS
+    return divide(rows_of_item(w) + (MMA_ROWS - 1), MMA_ROWS) * MMA_ROWS
 
 
 def told_of(ctx: Context) -> tuple[Barriers, Barriers]:
@@ -74,13 +75,22 @@ def expect_parts(w: Output) -> None:
 
 
 @cute.jit
+def peer_of_thread(ctx: Context) -> Int32:
+    """The CTA that one of the first threads sends to: each CTA begins with the one after it."""
+    peer = ctx.rank + ctx.thread
+    if peer >= ctx.num_ctas:
+        peer -= ctx.num_ctas
+    return peer
+
+
+@cute.jit
 def tell_others(ctx: Context, token: cutlass.Constexpr) -> None:
     """Tell every other CTA that all work before the call is done.
 
     A barrier of the cluster with release semantics would also be a fence of the whole GPU.
     """
     if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
-        peer = (ctx.rank + ctx.thread) % ctx.num_ctas
+        peer = peer_of_thread(ctx)
         offset = token * MOST_CTAS * TOKEN_BYTES
         to = ctx.memory.tokens.address() + (offset + ctx.rank * TOKEN_BYTES)
         barrier = Int32(told_of(ctx)[token].at().toint())
@@ -95,7 +105,7 @@ def exchange(w: Output, consumer: Int32) -> None:
         # ready: no other CTA reads keys, which O overwrites, or Q any more.
         ctx.memory.ready.wait(0)
         if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
-            send_to(w, (ctx.rank + ctx.thread) % ctx.num_ctas)
+            send_to(w, peer_of_thread(ctx))
         cute.arch.sync_warp()
     # o_full: all other CTAs' dims and statistics have come.
     ctx.memory.o_full.wait(0)

@@ -33,6 +33,8 @@ CUT_WORDS = 3
 """Words of a cut: its item, its tile in the item, and the item's position on the line."""
 DEALT_WORDS = 2 * CUT_WORDS + 2
 """Words of a CTA's cuts, of the line's length, and of the CTAs that take part."""
+ITEM_WORDS = 8
+"""Words of a CTA's item and slots."""
 CTA_SLOTS = 2
 """Slots of a CTA in the workspace: for its first stretch and for its last one, if they are
 parts."""
@@ -45,6 +47,8 @@ class ClusterPlan(Sm90Plan):
     packed: bool
     form: RowFormat
     joined: bool = False
+    alone = False
+    """Whether a CTA has an item alone, and sends its rows itself."""
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.
@@ -71,11 +75,6 @@ class ClusterPlan(Sm90Plan):
     def mixed(self) -> bool:
         """Whether two sources have packed rows of different formats."""
         return self.extra_form is not None
-
-    @property
-    def writes_alone(self) -> bool:
-        """Whether a CTA that has an item alone writes its rows without an exchange."""
-        return False
 
     @property
     def paged(self) -> bool:
@@ -106,10 +105,12 @@ class ClusterPlan(Sm90Plan):
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
         """Shared memory regions of messages."""
+        tokens = 2 * MOST_CTAS * 4
         return [
-            SmemRegion("tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"),
+            SmemRegion("tokens", tokens, 16, "words from each CTA that mean no more"),
             SmemRegion("extent", 4, 4, "steps of the CTA"),
-        ]
+            SmemRegion("item", ITEM_WORDS * 4, 16, "the CTA's item, and its slots of it"),
+        ][self.alone :]
 
     @property
     def dealt_buffers(self) -> list[SmemRegion]:

@@ -75,7 +75,7 @@ def consume0(role: Consumer) -> None:
         if num_tiles > 0:
             issue_scores(ctx, r.s, before.use(0, 0), True, tile.low_slices + tile.high_slices)
             warpgroup.wait_group(0)
-            finish_scores(ctx, before.use(0, 0))
+            finish_scores(ctx, before.use(0, 0), 0)
             free_query(ctx, num_tiles <= TILES)
             for step in cutlass.range(steps_of(num_tiles), unroll=1):
                 take_step(ctx, r, role.scale, before, step, num_tiles - step * TILES)
@@ -109,7 +109,7 @@ def take_step(
             arrive_warp(ctx.memory.low_free, 1, ctx.thread)
             issue_scores(ctx, r.s, following, True, tile.high_slices)
             warpgroup.wait_group(0)
-            finish_scores(ctx, following)
+            finish_scores(ctx, following, 0)
             free_query(ctx, num_tiles <= 2 * TILES)
         else:
             warpgroup.wait_group(0)
@@ -129,6 +129,7 @@ def consume1(role: Consumer) -> None:
         for step in cutlass.range(num_tiles // TILES, unroll=1):
             wait_for_scores()
             compute_scores(ctx, r.s, before.use(1, step))
+            finish_scores(ctx, before.use(1, step), 1)
             free_query(ctx, num_tiles - step * TILES < 2 * TILES)
             issue_tile0(ctx, r, role.scale, before.use(0, step))
             if cutlass.const_expr(ctx.plan.packed):

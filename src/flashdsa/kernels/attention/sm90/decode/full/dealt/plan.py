@@ -23,11 +23,6 @@ class DealtPlan(DecodePlan):
         return "mla_decode_dealt" + self.suffix + "_joined" * self.joined
 
     @property
-    def writes_alone(self) -> bool:
-        """No: each item ends as its parts do."""
-        return False
-
-    @property
     def cluster_buffers(self) -> list[SmemRegion]:
         """Shared memory regions of cuts and tickets."""
         return self.dealt_buffers
