@@ -12,7 +12,6 @@ import flashdsa
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.kernels.catalog import BACKENDS, KERNELS
-from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify import launch_list
 from flashdsa.verify.check_list import NEEDS
 from flashdsa.verify.launch_list import Reached, list_launches
@@ -29,9 +28,6 @@ the exported solutions."""
 NO_CASE_YET = {
     ("sm90", "indexer", "by_lengths"): {True},
     ("sm100", "indexer", "by_lengths"): {True},
-    ("sm90", "indexer_unscored", "positions"): {True},
-    ("sm90", "mla_decode", "form"): {ROW_FORMATS["v32_no_rope"]},
-    ("sm90", "mla_decode_dealt_heads", "rope"): {False},
     ("sm90", "indexer_bwd", "blocks"): {4},
 }
 """Values that operations take and no case reaches: tests of their kernels do. A case takes one off

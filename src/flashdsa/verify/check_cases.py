@@ -125,8 +125,12 @@ FORWARD = [
     ),
     SparseMlaCase("packed rows, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048,
                   packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
+    SparseMlaCase("v32_no_rope, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048, d_qk=512,
+                  packed="fp32", kv_format="v32_no_rope", invalid=True, topk_length=True),
     SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,
                   topk_length=True, poison=True),
+    SparseMlaCase("v32_no_rope, 70 queries", 70, 100, 64, 24, d_qk=512, packed="ue8m0",
+                  kv_format="v32_no_rope", invalid=True, poison=True, attn_sink="finite"),
 ]
 INTO_BUFFERS = [
     SparseMlaCase("buffers of the caller", 4, 200, 16, 64, invalid=True, topk_length=True),
@@ -219,6 +223,7 @@ INDEXER = [
     IndexerCase("candidates of 8, sorted, 2 queries a request", (1500, 1501, 64, 65), 512,
                 num_heads=32, next_n=2, block=8, num_candidates=90, sorted=True, plateaus=True),
     IndexerCase("all of at most 450 tokens", (450, 449, 0, 1, 64, 65, 300, 127), 650, next_n=2),
+    IndexerCase("all of at most 450 tokens, positions", (450, 0, 65), 650, positions=True),
 ]
 PREFILL = [
     PrefillCase("16 heads, 512 of 600 keys", causal(8, 600), 512, num_heads=16),
