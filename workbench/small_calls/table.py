@@ -264,7 +264,7 @@ TABLE: dict[str, Row] = {
     )),
     "mla-decode-alone-sm_90a": Row("mla_decode", (
         decode("a CTA", 1, heads=20, topk=330),
-        decode("two tiles of heads", 1, heads=70, topk=200, sms=2),
+        decode("two tiles of heads", 1, heads=70, topk=130, sms=2),
         growing(20, 256),
     )),
     "mla-decode-packed-sm_90a": Row("mla_decode", (
@@ -274,7 +274,7 @@ TABLE: dict[str, Row] = {
     )),
     "mla-decode-packed-alone-sm_90a": Row("mla_decode", (
         decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
-        decode("two tiles of heads", 1, heads=70, topk=200, packed="ue8m0", sms=2),
+        decode("two tiles of heads", 1, heads=70, topk=130, packed="ue8m0", sms=2),
         decode("any scale", 1, heads=40, topk=600, packed="fp32"),
         growing(40, 256, "ue8m0"),
     )),
