@@ -88,18 +88,21 @@ class DecodePlan(ClusterPlan):
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
         tile = self.tile
+        statistics, rows = "; then all CTAs' statistics", "all CTAs' O of this one's dims"
+        if self.alone:
+            statistics, rows = "", "rows of O in bf16"
         return [
             SmemRegion(
                 "q",
                 tile.q_bytes,
                 1024,
-                f"Q of the item, {tile.chunks} x [64, 64] SW128; then all CTAs' statistics",
+                f"Q of the item, {tile.chunks} x [64, 64] SW128{statistics}",
             ),
             SmemRegion(
                 "k",
                 max(TILES * tile.bytes, self.staged_at + ROWS * tile.d_v * F16),
                 1024,
-                f"keys of a step likewise{tile.with_p0}; then all CTAs' O of this one's dims",
+                f"keys of a step likewise{tile.with_p0}; then {rows}",
             ),
             tile.p_region,
             SmemRegion("masks", TILES * tile.mask_words * 4, 16, "valid keys: a bit each, a tile"),
