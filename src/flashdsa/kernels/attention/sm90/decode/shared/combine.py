@@ -37,11 +37,11 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_f
 WARP_ROWS = 8
 LANES_A_ROW = WARP_SIZE // WARP_ROWS
 WARPS = 8
-"""Of both consumers."""
+"""Warps of both consumers."""
 AT_ONCE = 2
 """Groups that a lane adds up together."""
 WORDS = GROUP_BYTES // 4
-"""Of a group."""
+"""Words of a group."""
 
 
 class Place(NamedTuple):
