@@ -42,7 +42,7 @@ def along_n(address: Any) -> Any:
     return Int32(matrix_descriptor(address, CHUNK_BYTES, ATOM_BYTES, "SW128"))
 
 
-def behind(low: Any, offset: Any) -> Any:
+def low_word_behind(low: Any, offset: Any) -> Any:
     """The low word of the descriptor `offset` bytes on, a multiple of 16."""
     return low + (offset >> 4)
 
@@ -50,7 +50,7 @@ def behind(low: Any, offset: Any) -> Any:
 def descriptor_behind(low: Any, offset: int) -> Any:
     """The descriptor `offset` bytes after that of `low`. Only low words differ."""
     high = (ATOM_BYTES >> 4 | 1 << 30) << 32
-    return Int64(Uint32(low + Int32(offset >> 4))) | Int64(high)
+    return Int64(Uint32(low_word_behind(low, offset))) | Int64(high)
 
 
 def mma_async(

@@ -244,7 +244,7 @@ def bind_plan(
     """Bind the one launch of a plan's kernel.
 
     Args:
-        cluster_size: CTAs of an item; of dealt tiles any.
+        cluster_size: CTAs of an item, of dealt tiles any; one takes the plan of a CTA alone.
     """
     if type(plan) is DecodePlan:
         plan = replace(plan, alone=cluster_size == 1)

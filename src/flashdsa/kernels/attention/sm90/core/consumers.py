@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, quad_reduce, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
-from flashdsa.dsl.wgmma import along_k, along_n, behind
+from flashdsa.dsl.wgmma import along_k, along_n, low_word_behind
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepContext
 from flashdsa.kernels.attention.sm90.core.products import (
@@ -146,8 +146,8 @@ def compute_scores_in_loop(
             # full: the slice has been copied by threads; the fence shows it to wgmma.
             full.wait(ctx.phase(step), first + i)
         cute.arch.fence_proxy("async.shared", space="cta")
-        of_q = behind(q, first * (SLICE_CHUNKS * Q_CHUNK_BYTES))
-        of_k = behind(k, first * (SLICE_CHUNKS * tile.chunk_bytes))
+        of_q = low_word_behind(q, first * (SLICE_CHUNKS * Q_CHUNK_BYTES))
+        of_k = low_word_behind(k, first * (SLICE_CHUNKS * tile.chunk_bytes))
         for i in cutlass.range_constexpr(count):
             multiply_scores(tile, s, of_q, of_k, i, False, ctx.kind)
     if cutlass.const_expr(tile.has_rope):

@@ -2,8 +2,8 @@
 
 Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
 their O over distributed shared memory and each writes a share of the dims (`shared/combine.py`).
-A CTA that has an item alone is of a plan of its own and sends the rows: code that is not there is
-not fetched.
+A CTA that has an item alone has a plan of its own and sends the rows: code that is not there is not
+fetched.
 
 gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
@@ -75,7 +75,8 @@ def decode_kernel(
         sources = sources_of((kv, indices, topk_length), more)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == FINDING_WARP:
-        # The previous launch, which this one may follow early, has written the lengths.
+        # The previous launch, which this one may follow early, has written the lengths and ids, or
+        # still reads the results: every warp waits for it.
         cute.arch.griddepcontrol_wait()
         store_item(find_item(memory, lse, indices, topk_length, sources))
     if cutlass.const_expr(plan.alone):
@@ -83,7 +84,6 @@ def decode_kernel(
         cute.arch.sync_threads()
     else:
         enter_cluster(memory, thread)
-    # It has written the ids, or still reads the results.
     cute.arch.griddepcontrol_wait()
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role loads its own coordinates: values shared by all would be live in every role.

@@ -36,7 +36,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16, load_f
 
 WARP_ROWS = 8
 LANES_A_ROW = WARP_SIZE // WARP_ROWS
-WARPS = 8
+WARPS = 2 * WARPGROUP_SIZE // WARP_SIZE
 """Warps of both consumers."""
 AT_ONCE = 2
 """Groups that a lane adds up together."""
@@ -73,7 +73,8 @@ def place_of_lane(w: Output, thread: Int32) -> Place:
     """The part of a thread of both consumers. Eight lanes have eight rows, four have neighbouring
     groups of a row; warps share eight rows if there are fewer such than warps."""
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
-    log2 = cutlass.min(staged_rows(w) // (2 * WARP_ROWS), Int32(3))
+    # Warps that have rows of their own: two for 16 rows, four for 32, all for 48 and 64.
+    log2 = cutlass.min(staged_rows(w) // (2 * WARP_ROWS), Int32(WARPS.bit_length() - 1))
     return Place(
         (warp & ((1 << log2) - 1)) * WARP_ROWS + lane % WARP_ROWS,
         (warp >> log2) * LANES_A_ROW + lane // WARP_ROWS,

@@ -135,9 +135,7 @@ def find_item(
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
     tiles = divide(num_slots + keys - 1, keys)
     num_ctas, rank = num_ctas_and_rank(memory.plan)
-    first, end = Int32(0), tiles
-    if cutlass.const_expr(not memory.plan.alone):
-        first, end = divide(tiles * rank, num_ctas), divide(tiles * (rank + 1), num_ctas)
+    first, end = divide(tiles * rank, num_ctas), divide(tiles * (rank + 1), num_ctas)
     return Context(
         memory,
         query,

@@ -105,12 +105,14 @@ class ClusterPlan(Sm90Plan):
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
         """Shared memory regions of messages."""
-        tokens = 2 * MOST_CTAS * 4
+        tokens = SmemRegion(
+            "tokens", 2 * MOST_CTAS * 4, 16, "words from each CTA that mean no more"
+        )
         return [
-            SmemRegion("tokens", tokens, 16, "words from each CTA that mean no more"),
+            *([] if self.alone else [tokens]),
             SmemRegion("extent", 4, 4, "steps of the CTA"),
             SmemRegion("item", ITEM_WORDS * 4, 16, "the CTA's item, and its slots of it"),
-        ][self.alone :]
+        ]
 
     @property
     def dealt_buffers(self) -> list[SmemRegion]:
