@@ -103,8 +103,8 @@ def test_the_list_says_which_case_reaches_which_kernel_and_runs_nothing(
     result = run("check", "--list", "--backend", "sm90", *wanted)
     assert result.exit_code == 0 and "operations" not in asked
     lines = [line.split() for line in result.output.splitlines()]
-    assert ["133", "queries", "mla_fwd", "mla_fwd"] in lines
-    assert ["133", "queries,", "lengths", "mla_fwd", "mla_fwd_drawn"] in lines
+    assert ["530", "queries", "mla_fwd", "mla_fwd"] in lines
+    assert ["530", "queries,", "lengths", "mla_fwd", "mla_fwd_drawn"] in lines
     assert ["fp64", "not", "taken"] in lines
     assert ["3", "parts,", "bf16", "torch"] in lines
     document = json.loads(run("check", "--list", "--json", *wanted).stdout)

@@ -99,7 +99,9 @@ def test_the_hopper_prefill_forward_is_reached_by_calls_of_more_items_than_sms(r
         for case in reached["sm90"]
         if case.operation == "sparse_mla_fwd"
     }
-    assert by_case["133 queries, lengths"] == ["mla_fwd"]
+    assert by_case["530 queries, lengths"] == ["mla_fwd"]
+    groups = {name for name in by_case if "in groups" in name}
+    assert len(groups) == 6 and all(by_case[name] == ["mla_fwd"] for name in groups)
     assert by_case["one query, 64 of 200 keys"] == ["mla_decode"]
 
 
@@ -114,11 +116,11 @@ def test_an_emulated_backend_chooses_as_its_gpu_s(reached):
 
 
 def test_the_choice_is_the_backend_s_own_and_depends_on_the_device(monkeypatch):
-    """With 4 SMs a call of 5 items goes to the forward, which one of 132 SMs gives the decode."""
+    """With 4 SMs a call of 18 items goes to the forward, which one of 132 SMs gives the decode."""
     monkeypatch.setitem(launch_list.DEVICES, "emulate-sm90", SMALL)
     cases = list_launches("sm90", ["sparse_mla_fwd"])
     names = {case.case: [one.name for one in case.kernels] for case in cases}
-    assert names["model sizes: 4 x 128 heads, 2048 of 8192 keys"] == ["mla_fwd"]
+    assert names["pools of 4 and a tail"] == ["mla_fwd_512_max_logits_drawn_joined"]
     assert names["one query, 64 of 200 keys"] == ["mla_decode_alone"]
 
 

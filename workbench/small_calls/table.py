@@ -190,9 +190,9 @@ TABLE: dict[str, Row] = {
         for S, topk in ((5, 40), (2, 110))
     )),
     "mla-fwd-sm_90a": Row("mla_fwd", (
-        attention("three items of a CTA", 3, KEYS, 64, 128, max_logits=True),
-        attention("two CTAs", 5, KEYS, 64, 200, sms=2),
-        *checked("sparse_mla_fwd", "133 queries", "265 queries in groups of 2",
+        attention("four items, one empty", 4, KEYS, 64, 200, max_logits=True, empty_rows=True),
+        attention("two CTAs", 7, KEYS, 64, 140, sms=2),
+        *checked("sparse_mla_fwd", "530 queries", "264 queries in groups of 2",
                  "265 queries in groups of 4", "926 queries in groups of 8"),
         *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
                     max_logits=True) for group in (2, 4, 8)),
@@ -201,15 +201,15 @@ TABLE: dict[str, Row] = {
         attention("lists of any length, one CTA", 5, KEYS, 64, 200, topk_length=True),
         attention("lists of any length, two CTAs", 7, KEYS, 70, 300, sms=2, topk_length=True),
         attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
-        *checked("sparse_mla_fwd", "133 queries, lengths", "402 queries in groups of 2, lengths"),
+        *checked("sparse_mla_fwd", "530 queries, lengths", "402 queries in groups of 2, lengths"),
     ), mutated=1),
     "mla-fwd-joined-sm_90a": Row("mla_fwd", (
         attention("pools of 4 and a tail", 5, 203, 64, 40, d_qk=512, max_logits=True, index_block=4,
                   extra_keys=203, extra_topk=13, ranges="extra_kv", topk_length=True),
         attention("groups over two sources", 11, KEYS, 16, 140, sms=2, extra_keys=90,
                   extra_topk=70),
-        *checked("sparse_mla_fwd", "133 queries of two sources",
-                 "265 queries of two sources in groups of 2"),
+        *checked("sparse_mla_fwd", "530 queries of two sources",
+                 "265 queries of two sources in groups of 4"),
     ), mutated=1),
     # Seven tiles: every ring goes round.
     "mla-fwd-sm_100a": Row("mla_fwd", (growing(128, 448, backend=BLACKWELL, sms=2),)),
@@ -284,15 +284,15 @@ TABLE: dict[str, Row] = {
         decode("tiles go round", 1, heads=20, topk=600, extra_keys=90, extra_topk=200, sms=2),
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (
-        decode("two CTAs", 3, heads=20, topk=1500, sms=2),
-        decode("three CTAs, lengths", 4, heads=20, topk=1200, topk_length=True, sms=3),
+        decode("three CTAs", 4, heads=20, topk=1900, sms=3),
+        decode("four CTAs, lengths", 5, heads=20, topk=1600, topk_length=True, sms=4),
     )),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
         decode("three CTAs", 7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
     )),
     "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
-        decode("two CTAs", 3, heads=20, topk=1200, topk_length=True, sms=2, **ENTRIES),
-        decode("three CTAs", 7, heads=40, topk=1500, sms=3, **ENTRIES),
+        decode("three CTAs, lengths", 4, heads=20, topk=1850, topk_length=True, sms=3, **ENTRIES),
+        decode("four CTAs", 5, heads=40, topk=1600, sms=4, **ENTRIES),
     )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
         decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),

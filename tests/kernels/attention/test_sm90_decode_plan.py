@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,11 +11,11 @@ import torch
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla_decode import (
-    beats_the_forward,
+    Turns,
     choose,
+    choose_for_turns,
     cluster_size_for,
     serves,
-    tiles_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
@@ -144,24 +144,46 @@ def test_few_heads_have_four_scales_a_row(name: str) -> None:
         assert isinstance(plan, FewHeadsPlan) == (form.num_scales == 4)
 
 
-def test_bf16_rows_are_dealt_instead_of_a_wave_too_many(subtests: CaseLoop) -> None:
-    """More than two waves are dealt more rarely where the time of turns is unsure."""
-    for queries, heads, topk, dealt, unsure in [
-        (140, 64, 2048, True, True),
-        (140, 64, 128, True, True),
-        (160, 64, 2048, True, True),
-        (200, 64, 2048, True, True),
-        (250, 64, 2048, False, False),
-        (300, 64, 2048, True, True),
-        (264, 64, 2048, False, False),
-        (70, 128, 2048, True, True),
-        (445, 64, 2048, True, False),
-        (529, 64, 2048, True, True),
-        (1024, 64, 2048, False, False),
-    ]:
-        with subtests.test(f"{queries} x {heads}, {topk=}"):
-            deals = partial(beats_the_forward, Emulator(), queries, heads, tiles_of(topk))
-            assert [deals(unsure=False), deals(unsure=True)] == [dealt, unsure]
+ALONE = DecodePlan(tile=Tile(512))
+JOINED = DecodePlan(joined=True, tile=Tile(512))
+NEAR, FAR = 1000, 100_000
+
+
+@pytest.mark.parametrize(
+    ("items", "tiles", "full", "varied"),
+    [
+        (133, 2, "alone", "alone"),
+        (140, 32, "dealt", "dealt"),
+        (164, 16, "alone", "alone"),
+        (200, 32, "alone", "forward"),
+        (264, 6, "alone", "alone"),
+        (264, 8, "alone", "forward"),
+        (396, 4, "alone", "alone"),
+        (397, 4, "forward", "forward"),
+    ],
+)
+def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
+    items: int, tiles: int, full: str, varied: str
+) -> None:
+    """By whether lists vary in length; of many turns the forward overlaps ends and beginnings."""
+    names = {type(None): "forward", DecodePlan: "alone", DealtPlan: "dealt"}
+    calls = (Turns(items, 64, FAR, tiles, tiles, varies) for varies in (False, True))
+    chosen = [choose_for_turns(Emulator(), ALONE, call) for call in calls]
+    assert [names[type(plan)] for plan in chosen] == [full, varied]
+    assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
+
+
+def test_what_may_not_be_dealt() -> None:
+    """Two sources of rows with RoPE; two items a query that read rows from far; so many slots, at
+    most, that the kernel cannot count shares of them."""
+    near = Turns(70, 128, NEAR, 32, 32, False)
+    assert type(choose_for_turns(Emulator(), JOINED, near)) is DealtPlan
+    for plan, call in (
+        (replace(JOINED, tile=Tile()), near),
+        (JOINED, near._replace(num_keys=FAR)),
+        (JOINED, near._replace(most_tiles=1 << 20)),
+    ):
+        assert choose_for_turns(Emulator(), plan, call) == plan
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
+from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.sparse_mla import bind_plan
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
@@ -50,10 +52,22 @@ ALL_AT_ONCE = SparseMlaCase(
 )
 
 
-def run(case: SparseMlaCase, plan: FwdPlan, policy: Policy | None = None) -> Emulator:
-    """The case by that plan; its results are judged, and nothing may be found."""
+def run(
+    case: SparseMlaCase,
+    plan: FwdPlan,
+    policy: Policy | None = None,
+    ends: tuple[int, ...] = (),
+    **device: Any,
+) -> Emulator:
+    """The case by that plan; its results are judged, and nothing may be found.
+
+    Args:
+        ends: of the lists, from where on no slot names a row.
+    """
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    emulator = Emulator(policy=policy, on_finding="collect")
+    for slots, end in zip(inputs.indices, ends, strict=False):
+        slots[..., end:] = torch.tensor([-1, case.num_keys]).repeat(case.topk)[: case.topk - end]
+    emulator = Emulator(policy=policy, on_finding="collect", **device)
     out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
     lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
     operands = SparseMlaOutOperands(
@@ -81,6 +95,18 @@ def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
     (setup,) = run(TWO_STEPS, plan, Policy(asynchronous=when, seed=3)).setups
     assert setup.smem == plan.smem.total
     assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
+
+
+def test_steps_after_the_last_slot_that_names_a_row_are_left_out() -> None:
+    """A CTA has all items: those after its first one end with their lists, which may be empty."""
+    case = replace(TWO_STEPS, num_queries=5, topk=500, poison=False, invalid=False)
+    one = Device(1, {1: 1})
+    lists = [(500, *ends) for ends in ((500,) * 4, (10, 0, 129, 384))]
+    full, short = (run(case, FwdPlan(), ends=ends, device=one).setups[0] for ends in lists)
+    steps = [4 + sum(max(1, -(-end // 128)) for end in ends) for _, *ends in lists]
+    assert steps == [20, 11]
+    instructions = [setup.launch().warp_instructions for setup in (full, short)]
+    assert 0.55 < instructions[1] / instructions[0] < 0.75
 
 
 def test_every_feature() -> None:

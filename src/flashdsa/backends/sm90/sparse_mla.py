@@ -9,7 +9,13 @@ from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.packed_rows import is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sm90.sparse_mla_decode import INT32_MAX, items_of
+from flashdsa.backends.sm90.sparse_mla_decode import (
+    INT32_MAX,
+    NEAR_KEYS,
+    Turns,
+    choose_for_turns,
+    tiles_of,
+)
 from flashdsa.backends.sparse_mla_launches import (
     Form,
     Launches,
@@ -20,7 +26,7 @@ from flashdsa.backends.sparse_mla_launches import (
     slots_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.fwd.plan import (
     GROUPS,
     ITEM_US,
@@ -42,10 +48,8 @@ of a group: two save half at best."""
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
-"""Estimated time of a call from which on groups are sampled; that costs 10."""
-NEAR_KEYS = 1 << 16
-"""Rows up to which it is so; over more, calls of twice the time are: queries one by one wait longer
-for rows outside the second-level cache."""
+"""Estimated time of a call from which on groups are sampled, which costs 10; twice the time over
+more rows than `NEAR_KEYS`, as queries one by one wait longer for rows from far."""
 
 
 def choose(
@@ -73,10 +77,12 @@ def choose(
     plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
     if len(groups) > 1:
         return bind_either(runner, plan, operands, sm_scale)
-    tiles = sparse_mla_decode.tiles_of(topk)
-    deals = partial(sparse_mla_decode.beats_the_forward, runner, num_queries, num_heads, tiles)
-    if group == 1 and not max_logits and deals(unsure=varied or num_keys > NEAR_KEYS):
-        return sparse_mla_decode.bind_plan(runner, DealtPlan(tile=tile), 1, operands, sm_scale)
+    if group == 1 and not max_logits:
+        tiles = tiles_of(topk)
+        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied)
+        by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
+        if by_decode is not None:
+            return sparse_mla_decode.bind_plan(runner, by_decode, 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
 
@@ -102,14 +108,15 @@ def choose_joined(
     groups = groups_for(num_queries, num_heads, sum(likely), num_keys, num_sms, varied=varied)
     if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
         groups = (1,)
-    tile = Tile(operands.q.shape[2])
-    if groups == (1,) and not max_logits and not tile.has_rope:
+    if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
-        can_deal = sparse_mla_decode.can_deal(num_sms, items_of(operands.q), most_tiles)
-        deals = partial(sparse_mla_decode.beats_the_forward, runner, num_queries, num_heads, tiles)
-        if can_deal and deals(unsure=draws(operands) or num_keys > NEAR_KEYS):
-            plan = DealtPlan(joined=True, tile=tile)
-            return sparse_mla_decode.bind_plan(runner, plan, 1, operands, sm_scale, index_block)
+        turns = Turns(num_queries, num_heads, num_keys, tiles, most_tiles, draws(operands))
+        plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
+        by_decode = choose_for_turns(runner, plan, turns)
+        if by_decode is not None:
+            return sparse_mla_decode.bind_plan(
+                runner, by_decode, 1, operands, sm_scale, index_block
+            )
     return bind_joined(runner, operands, sm_scale, index_block, groups)
 
 

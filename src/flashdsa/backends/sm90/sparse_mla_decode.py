@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,10 +59,16 @@ them, of which the formula sees no overlap."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_TURNS, MOST_OF_UNSURE = 0.95, 0.87
-"""Likewise of the forward's time, for bf16 rows; and if that is unsure, of more than two waves."""
-SHORT_TILES, MOST_SHORT_WAVES = 12, 2
-"""Lists of fewer tiles are dealt up to so many waves: beyond, both take the same time."""
+MOST_OF_ALONE, DEALT_CODE_US = 0.9, 8.0
+"""Likewise of that of CTAs alone, of bf16 rows and more items than SMs; dealt tiles have 57 KB more
+code, which takes a cold call so long to fetch."""
+MOST_ALONE_TURNS = 3
+"""Such items, as a multiple of the SMs, which CTAs alone end sooner than the forward's."""
+SHORT_TILES, MOST_VARIED_TILES = 6, 6
+"""The forward takes lists that vary in length longest first. CTAs alone take them up to so many
+tiles, and longer ones if these times the turns after the first are no more than that."""
+NEAR_KEYS = 1 << 16
+"""Rows that the second-level cache keeps until another item reads them."""
 PACKED, BF16, SIXTEEN = range(3)
 """Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
 WAVE_TIMES = {
@@ -80,11 +86,7 @@ DEALT_TIMES = {
     BF16: Times(9.4, 2.0, item=4.0, merge=12.0, part=1.0),
     SIXTEEN: Times(7.0, 1.57, item=5.0, merge=1.0, part=1.0),
 }
-"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items; of 16 heads predicted. In
-bf16 they and the forward's choose best among 124 drawn calls: 1.5 % slower than the faster one in
-the mean, where the forward alone would be 2.4 %."""
-FORWARD_TIMES = Times(11.0, 2.0, item=4.5)
-"""Times of an item of the forward."""
+"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items; of 16 heads predicted."""
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -360,23 +362,49 @@ def joined_tiles(slots: tuple[int, int]) -> int:
     return sum(map(tiles_of, slots))
 
 
-def beats_the_forward(
-    runner: Runner, queries: int, num_heads: int, tiles: int, *, unsure: bool
-) -> bool:
-    """Whether dealt bf16 rows of more items than SMs take less time than the forward's, a CTA an
-    item.
+class Turns(NamedTuple):
+    """bf16 rows of more items than SMs.
+
+    Attributes:
+        tiles: of a query's lists. most_tiles: if all ranges are as long as their sources.
+        varied: lists differ in length.
+    """
+
+    num_queries: int
+    num_heads: int
+    num_keys: int
+    tiles: int
+    most_tiles: int
+    varied: bool
+
+    @property
+    def items(self) -> int:
+        """Their number."""
+        return self.num_queries * -(-self.num_heads // ROWS)
+
+    @property
+    def reads_far_rows_together(self) -> bool:
+        """Whether items of one query read rows from far, at the same time if they begin so."""
+        return self.num_heads > ROWS and self.num_keys > NEAR_KEYS
+
+
+def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan | None:
+    """The kernel that takes less time than the forward; None: the forward.
 
     Args:
-        unsure: its CTAs draw items, so that their ends are level, too; or rows come from far, which
-            neighbours read at the same time in the forward only.
+        plan: of CTAs alone.
     """
-    num_sms = runner.num_sms
-    items = queries * -(-num_heads // ROWS)
-    if tiles < SHORT_TILES and items > MOST_SHORT_WAVES * num_sms:
-        return False
-    by_turns = time_of_waves(FORWARD_TIMES, tiles, -(-items // num_sms))
-    most = MOST_OF_UNSURE if unsure and items > MOST_SHORT_WAVES * num_sms else MOST_OF_TURNS
-    return time_of_dealing(BF16, num_sms, items, tiles) < most * by_turns
+    num_sms, tiles = runner.num_sms, of.tiles
+    turns, waves = of.items / num_sms, -(-of.items // num_sms)
+    by_turns = time_of_waves(WAVE_TIMES[BF16], tiles, waves) - ALONE_US * waves
+    can = can_deal(num_sms, of.items, of.most_tiles) and not (plan.joined and plan.tile.has_rope)
+    if can and not of.reads_far_rows_together:
+        dealt = time_of_dealing(BF16, num_sms, of.items, tiles) + DEALT_CODE_US
+        if dealt < MOST_OF_ALONE * by_turns:
+            return DealtPlan(joined=plan.joined, tile=plan.tile)
+    varied = (of.varied and tiles > SHORT_TILES) or plan.joined
+    too_long = varied and tiles * (turns - 1) > MOST_VARIED_TILES
+    return None if turns > MOST_ALONE_TURNS or too_long else plan
 
 
 def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:

@@ -73,6 +73,12 @@ class Gatherer(NamedTuple):
         """Whether slots are those of both sources' lists, and no union's."""
         return self.sources is not None and self.members is None
 
+    @property
+    def finds_ends(self) -> bool:
+        """Whether it looks for the last slot of a list that names a row. The slots of a union all
+        do; items that are drawn, and two sources, have lengths."""
+        return self.sources is None and self.members is None and self.draws is None
+
 
 class Cursor(NamedTuple):
     """A step: its item, its number in the item, and the item's length."""
@@ -81,7 +87,9 @@ class Cursor(NamedTuple):
     list: Int32  # the row of `slots`
     step: Int32
     num_slots: Any  # Int32; of a joined plan `JoinedSlots`
-    next_slots: Any  # of the item after it; None if items are drawn
+    next_list: Any  # of the item after it; None if items are drawn
+    next_slots: Any  # likewise
+    next_end: Any  # this lane's slot of that list's last 32; None: its end is not looked for
     number: Any  # of the item among the CTA's, if items are drawn; else None
 
 
@@ -165,36 +173,85 @@ def slots_of_drawn(role: Gatherer, drawn: Drawn) -> Any:
     return JoinedSlots(drawn.main, split, drawn.slots)
 
 
+def line_of(role: Gatherer, number: Int32) -> Any:
+    """Pointer to a list; after the last one to that."""
+    existing = cutlass.min(number, role.slots.shape[0] - 1)
+    return role.slots.iterator + Int64(existing) * role.slots.shape[1]
+
+
+def names_row(role: Gatherer, slot: Int32) -> Any:
+    """Whether a slot names a row of kv."""
+    return (slot >= 0) & (slot < role.kv.shape[0])
+
+
 @cute.jit
-def first_cursor(role: Gatherer) -> Cursor:
+def ask_end(role: Gatherer, number: Int32, lane: Int32) -> Any:
+    """Load this lane's slot of a list's last 32; nobody waits for it before `end_of_list`."""
+    if cutlass.const_expr(not role.finds_ends):
+        return None
+    slot = cutlass.max(Int32(role.slots.shape[1]) - 1 - lane, Int32(0))
+    return (line_of(role, number) + slot).load()
+
+
+@cute.jit
+def end_of_list(role: Gatherer, number: Int32, count: Any, asked: Any, lane: Int32) -> Any:
+    """Slots of a list up to those of the last step that names a row; with lengths `count`.
+
+    Args:
+        asked: result of `ask_end`.
+    """
+    if cutlass.const_expr(not role.finds_ends):
+        return count
+    end, step_keys = count, role.ctx.plan.tile.step_keys
+    if role.num_slots.shape[0] == 0 and number < role.slots.shape[0]:
+        more = Boolean(cute.arch.vote_any_sync(names_row(role, asked)) == 0)
+        while more:
+            # The step that has the last slot before `end`.
+            last, named = (end - 1) // step_keys * step_keys, Boolean(False)
+            for i in cutlass.range_constexpr(step_keys // WARP_SIZE):
+                slot = cutlass.min(last + i * WARP_SIZE + lane, end - 1)
+                named = named | names_row(role, (line_of(role, number) + slot).load())
+            more = Boolean(cute.arch.vote_any_sync(named) == 0) & (last > 0)
+            if more:
+                end = last
+    return end
+
+
+@cute.jit
+def first_cursor(role: Gatherer, lane: Int32) -> Cursor:
     """The CTA's first step."""
     ctx, item = role.ctx, role.ctx.first_item
-    slots = count_slots(role, item)
+    slots, number = count_slots(role, item), item // ctx.blocks
     if cutlass.const_expr(role.draws is not None):
-        return Cursor(item, item // ctx.blocks, Int32(0), slots, None, Int32(0))
-    next_slots = count_slots(role, item + ctx.num_ctas)
-    return Cursor(item, item // ctx.blocks, Int32(0), slots, next_slots, None)
+        return Cursor(item, number, Int32(0), slots, None, None, None, Int32(0))
+    following = item + ctx.num_ctas
+    next_list = following // ctx.blocks
+    next_slots, next_end = count_slots(role, following), ask_end(role, next_list, lane)
+    return Cursor(item, number, Int32(0), slots, next_list, next_slots, next_end, None)
 
 
 @cute.jit
-def next_cursor(role: Gatherer, cursor: Cursor) -> Cursor:
+def next_cursor(role: Gatherer, cursor: Cursor, lane: Int32) -> Cursor:
     """The step after a step: an item has one, even without a slot."""
     item, row, step = cursor.item, cursor.list, cursor.step + 1
     num_slots, next_slots, number = cursor.num_slots, cursor.next_slots, cursor.number
+    next_list, next_end = cursor.next_list, cursor.next_end
     if step * role.ctx.plan.tile.step_keys >= end_of(num_slots):
         if cutlass.const_expr(role.draws is None):
             item += role.ctx.num_ctas
-            row = item // role.ctx.blocks
+            row = next_list
             step = Int32(0)
-            num_slots = next_slots
+            num_slots = end_of_list(role, row, next_slots, next_end, lane)
+            next_list = (item + role.ctx.num_ctas) // role.ctx.blocks
             next_slots = count_slots(role, item + role.ctx.num_ctas)
+            next_end = ask_end(role, next_list, lane)
         else:
             number += 1
             drawn = read_drawn(role.ctx, number)
             item, num_slots = drawn.item, slots_of_drawn(role, drawn)
             row = item // role.ctx.blocks
             step = Int32(0)
-    return Cursor(item, row, step, num_slots, next_slots, number)
+    return Cursor(item, row, step, num_slots, next_list, next_slots, next_end, number)
 
 
 @cute.jit
@@ -305,7 +362,7 @@ def gather_all(role: Gatherer) -> None:
     if cutlass.const_expr(role.draws is not None):
         order = order_of(ctx)
         counts = count_of_lists(role, order)
-    cursor = first_cursor(role)
+    cursor = first_cursor(role, lane)
     asked = ask_slots(role, cursor, lane)
     if cutlass.const_expr(role.draws is not None):
         # The first ids come meanwhile.
@@ -318,7 +375,7 @@ def gather_all(role: Gatherer) -> None:
     step, items = Int32(0), Int32(0)
     more = Boolean(cursor.item < ctx.num_items)
     while more:
-        following = next_cursor(role, cursor)
+        following = next_cursor(role, cursor, lane)
         more = following.item < ctx.num_items
         flags = Int32(0)
         if following.step == 0:
