@@ -186,6 +186,16 @@ def test_what_may_not_be_dealt() -> None:
         assert choose_for_turns(Emulator(), plan, call) == plan
 
 
+@pytest.mark.parametrize(("queries", "near", "far"), [(100, True, True), (160, True, False)])
+def test_two_items_of_a_query_over_far_rows_are_dealt_up_to_two_turns(
+    queries: int, near: bool, far: bool
+) -> None:
+    """Side by side they read these rows once."""
+    for num_keys, dealt in ((NEAR, near), (FAR, far)):
+        plan, _ = choose(Emulator(), True, queries, 128, 2048, num_keys=num_keys)
+        assert isinstance(plan, DealtPlan) == dealt
+
+
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
     for size, d_qk in product(CLUSTER_SIZES, (512, 576)):
         with subtests.test(f"{size=}, {d_qk=}"):

@@ -69,6 +69,9 @@ SHORT_TILES, MOST_VARIED_TILES = 6, 6
 tiles, and longer ones if these times the turns after the first are no more than that."""
 NEAR_KEYS = 1 << 16
 """Rows that the second-level cache keeps until another item reads them."""
+MOST_FAR_TURNS = 2
+"""Items of packed rows, as a multiple of the SMs, that may be dealt if they `share_far_rows`: dealt
+ones take an eighth longer then. None of bf16 rows may be beyond one turn."""
 PACKED, BF16, SIXTEEN = range(3)
 """Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
 WAVE_TIMES = {
@@ -122,7 +125,8 @@ def choose_kernel(
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
     tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format) or V32
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form)
+    num_keys = num_rows(operands.kv)
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form, num_keys)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
@@ -142,11 +146,10 @@ def bind_joined(
     capacity = _capacity(runner, plan)
     size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=ALONE_TILES)
     kind = PACKED if plan.packed else BF16
-    if (
-        not tile.has_rope
-        and not plan.mixed
-        and dealing_pays(runner, kind, plan, size, items, items, tiles)
-    ):
+    sources = (kv for kv in (operands.kv, operands.extra_kv) if kv is not None)
+    far = share_far_rows(operands.q.shape[1], sum(map(num_rows, sources)))
+    can = not tile.has_rope and not plan.mixed
+    if can and dealing_pays(runner, kind, plan, size, items, items, tiles, far=far):
         plan = DealtPlan(packed=plan.packed, joined=True, form=plan.form, tile=tile)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
@@ -285,6 +288,7 @@ def choose(
     topk: int,
     tile: Tile = Tile(),
     form: RowFormat = V32,
+    num_keys: int = 0,
 ) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
@@ -298,15 +302,36 @@ def choose(
     if packed and form in FEW_FORMATS and num_heads <= COLUMNS[0]:
         dealt, kind = DealtFewHeadsPlan(rope=tile.has_rope), SIXTEEN
     items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
-    if dealing_pays(runner, kind, plan, size, *items, tiles_of(topk)):
+    far = share_far_rows(num_heads, num_keys)
+    if dealing_pays(runner, kind, plan, size, *items, tiles_of(topk), far=far):
         return dealt, 1
     return plan, size
 
 
+def share_far_rows(num_heads: int, num_keys: int) -> bool:
+    """Whether a query has several items, and reads rows from far: once if these run side by side,
+    as dealt ones do not."""
+    return num_heads > ROWS and num_keys > NEAR_KEYS
+
+
 def dealing_pays(
-    runner: Runner, kind: int, plan: Plan, size: int, items: int, dealt_items: int, tiles: int
+    runner: Runner,
+    kind: int,
+    plan: Plan,
+    size: int,
+    items: int,
+    dealt_items: int,
+    tiles: int,
+    *,
+    far: bool,
 ) -> bool:
-    """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`."""
+    """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`.
+
+    Args:
+        far: of `share_far_rows`.
+    """
+    if far and items > MOST_FAR_TURNS * runner.num_sms:
+        return False
     waves = -(-items // _capacity(runner, plan)[size])
     by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
     if size == 1 and isinstance(plan, DecodePlan):
@@ -382,11 +407,6 @@ class Turns(NamedTuple):
         """Their number."""
         return self.num_queries * -(-self.num_heads // ROWS)
 
-    @property
-    def reads_far_rows_together(self) -> bool:
-        """Whether items of one query read rows from far, at the same time if they begin so."""
-        return self.num_heads > ROWS and self.num_keys > NEAR_KEYS
-
 
 def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan | None:
     """The kernel that takes less time than the forward; None: the forward.
@@ -398,7 +418,7 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     turns, waves = of.items / num_sms, -(-of.items // num_sms)
     by_turns = time_of_waves(WAVE_TIMES[BF16], tiles, waves) - ALONE_US * waves
     can = can_deal(num_sms, of.items, of.most_tiles) and not (plan.joined and plan.tile.has_rope)
-    if can and not of.reads_far_rows_together:
+    if can and not share_far_rows(of.num_heads, of.num_keys):
         dealt = time_of_dealing(BF16, num_sms, of.items, tiles) + DEALT_CODE_US
         if dealt < MOST_OF_ALONE * by_turns:
             return DealtPlan(joined=plan.joined, tile=plan.tile)
