@@ -36,15 +36,25 @@ def newest_draws() -> tuple[list[Path], list[Report]]:
 
 
 def draws_table() -> str:
-    """Figures of the newest draws in Markdown, hot / cold, and the documents; "" without any."""
+    """Figures of the newest draws in Markdown, hot / cold, and what was drawn where; "" without
+    any."""
     newest_ones, found = newest_draws()
     if not newest_ones:
         return ""
     from workbench.draws.report import markdown
+    from workbench.draws.run import machine_of, read_document
 
-    places = [path.relative_to(ROOT) for path in newest_ones]
-    links = ", ".join(f"[{place.name}]({place.as_posix()})" for place in places)
-    return f"{markdown(found)}\n\nNumbers: {links}\n"
+    runs: dict[str, tuple[dict[str, None], list[str]]] = {}
+    for path in newest_ones:
+        document, place = read_document(path), path.relative_to(ROOT)
+        operations, links = runs.setdefault(machine_of(document), ({}, []))
+        operations.update(dict.fromkeys(row["operation"] for row in document["rows"]))
+        links.append(f"[{place.name}]({place.as_posix()})")
+    lines = [
+        f"One {machine}: {', '.join(operations)} ({', '.join(links)})."
+        for machine, (operations, links) in runs.items()
+    ]
+    return "\n".join([markdown(found), "", *lines, ""])
 
 
 def means() -> str:

@@ -24,7 +24,7 @@ from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.result import parse_result
 from workbench import dense_to_sparse
 from workbench.draws.report import CONDITIONS, Figures, by_operation
-from workbench.draws.run import Document, read_document, rows_of
+from workbench.draws.run import Document, machine_of, read_document, rows_of
 
 INK, MUTED, FASTER, SLOWER, LOSS = "#1f2933", "#7b8794", "#1d5fa8", "#d55e00", "#fbe9e7"
 HEADS = {16: "#4f8f5b", 64: "#1d5fa8", 128: "#e8890c"}
@@ -289,10 +289,11 @@ def draw_draws(documents: list[Document], target: Path) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("time of the fastest peer / ours, a dot a draw; right: lowest, 5 %, mean")
-    gpus = documents[0]["machine"]["gpus"]
-    where = gpus[0]["name"] if gpus else documents[0]["machine"]["cpu"]
-    seeds = ", ".join(str(document["seed"]) for document in documents)
-    axes.set_title(f"{where}, seed {seeds}", fontsize=10, loc="left", color=INK)
+    seeds: dict[str, list[str]] = {}
+    for document in documents:
+        seeds.setdefault(machine_of(document), []).append(str(document["seed"]))
+    where = "; ".join(f"{machine}, seed {', '.join(some)}" for machine, some in seeds.items())
+    axes.set_title(where, fontsize=10, loc="left", color=INK)
     _save(figure, target, 128)
 
 

@@ -186,6 +186,12 @@ def read_document(path: Path) -> Document:
     return document
 
 
+def machine_of(document: Mapping[str, Any]) -> str:
+    """Name of the GPU that a document's draws were timed on, or of the CPU."""
+    machine = document["machine"]
+    return str(machine["gpus"][0]["name"] if machine["gpus"] else machine["cpu"])
+
+
 def read_draws(path: Path) -> list[Row]:
     """The rows of a file."""
     return rows_of(read_document(path), str(path))
