@@ -5,6 +5,8 @@ The host reads no value, and copies none to the device: a CUDA graph may capture
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -126,9 +128,9 @@ def form_of(kv: Tensor, kv_format: str | None) -> RowFormat | None:
     return find_row_format("kv", kv.shape, kv_format, alone=False) if is_packed(kv) else None
 
 
-def num_rows(kv: Tensor) -> int:
-    """Rows of kv (S_kv, width), or of pages (num_pages, page_size, width)."""
-    return kv.shape[0] if kv.dim() == 2 else kv.shape[0] * kv.shape[1]
+def num_rows(*sources: Tensor | None) -> int:
+    """Rows of all sources, each (S_kv, width), or pages (num_pages, page_size, width), or None."""
+    return sum(math.prod(kv.shape[:-1]) for kv in sources if kv is not None)
 
 
 def aligned_pages(kv: Tensor, form: RowFormat) -> Tensor:

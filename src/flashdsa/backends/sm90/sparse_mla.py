@@ -6,7 +6,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from flashdsa.backends import sparse_mla_launches
-from flashdsa.backends.packed_rows import is_packed
+from flashdsa.backends.packed_rows import is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sm90.sparse_mla_decode import (
@@ -102,8 +102,7 @@ def choose_joined(
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
     most, likely = slots_of(operands, index_block), likely_slots(operands, index_block)
-    sources, num_sms = (operands.kv, operands.extra_kv), runner.num_sms
-    num_keys = sum(kv.shape[0] for kv in sources if kv is not None)
+    num_keys, num_sms = num_rows(operands.kv, operands.extra_kv), runner.num_sms
     varied = operands.topk_length is not None or operands.extra_topk_length is not None
     groups = groups_for(num_queries, num_heads, sum(likely), num_keys, num_sms, varied=varied)
     if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:

@@ -94,12 +94,12 @@ DEALT_TIMES = {
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
     """Whether the decode takes the call: packed rows, or no more items than SMs."""
-    return is_packed(operands.kv) or items_of(operands.q) <= num_sms
+    return is_packed(operands.kv) or items_of(*operands.q.shape[:2]) <= num_sms
 
 
-def items_of(q: Tensor) -> int:
+def items_of(num_queries: int, num_heads: int) -> int:
     """Items, each 64 heads of a query."""
-    return q.shape[0] * -(-q.shape[1] // ROWS)
+    return num_queries * -(-num_heads // ROWS)
 
 
 def cluster_size_for(
@@ -142,12 +142,11 @@ def bind_joined(
     seems, and the longest one tells the times."""
     plan = joined_plan(operands, kv_format)
     tile, tiles = plan.tile, joined_tiles(slots_of(operands, index_block))
-    items = items_of(operands.q)
+    items = items_of(*operands.q.shape[:2])
     capacity = _capacity(runner, plan)
     size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=ALONE_TILES)
     kind = PACKED if plan.packed else BF16
-    sources = (kv for kv in (operands.kv, operands.extra_kv) if kv is not None)
-    far = share_far_rows(operands.q.shape[1], sum(map(num_rows, sources)))
+    far = share_far_rows(operands.q.shape[1], num_rows(operands.kv, operands.extra_kv))
     can = not tile.has_rope and not plan.mixed
     if can and dealing_pays(runner, kind, plan, size, items, items, tiles, far=far):
         plan = DealtPlan(packed=plan.packed, joined=True, form=plan.form, tile=tile)
@@ -314,6 +313,13 @@ def share_far_rows(num_heads: int, num_keys: int) -> bool:
     return num_heads > ROWS and num_keys > NEAR_KEYS
 
 
+def time_of_clusters(kind: int, plan: Plan, size: int, tiles: int, waves: int) -> float:
+    """Time of items of so many tiles that clusters of `size` CTAs take in waves."""
+    time = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
+    alone = size == 1 and isinstance(plan, DecodePlan)
+    return time - ALONE_US * waves if alone else time
+
+
 def dealing_pays(
     runner: Runner,
     kind: int,
@@ -333,9 +339,7 @@ def dealing_pays(
     if far and items > MOST_FAR_TURNS * runner.num_sms:
         return False
     waves = -(-items // _capacity(runner, plan)[size])
-    by_clusters = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
-    if size == 1 and isinstance(plan, DecodePlan):
-        by_clusters -= ALONE_US * waves
+    by_clusters = time_of_clusters(kind, plan, size, tiles, waves)
     return time_of_dealing(kind, runner.num_sms, dealt_items, tiles) < MOST_OF_WAVES * by_clusters
 
 
@@ -405,7 +409,7 @@ class Turns(NamedTuple):
     @property
     def items(self) -> int:
         """Their number."""
-        return self.num_queries * -(-self.num_heads // ROWS)
+        return items_of(self.num_queries, self.num_heads)
 
 
 def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan | None:
@@ -416,7 +420,7 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     """
     num_sms, tiles = runner.num_sms, of.tiles
     turns, waves = of.items / num_sms, -(-of.items // num_sms)
-    by_turns = time_of_waves(WAVE_TIMES[BF16], tiles, waves) - ALONE_US * waves
+    by_turns = time_of_clusters(BF16, plan, 1, tiles, waves)
     can = can_deal(num_sms, of.items, of.most_tiles) and not (plan.joined and plan.tile.has_rope)
     if can and not share_far_rows(of.num_heads, of.num_keys):
         dealt = time_of_dealing(BF16, num_sms, of.items, tiles) + DEALT_CODE_US
