@@ -157,14 +157,16 @@ def test_without_keys_a_plain_tuple_is_served() -> None:
         (4096, 64, 131_072, 2048, True),
         (4096, 128, 131_072, 2048, True),
         (6549, 32, 78_186, 2048, True),
-        (5681, 16, 177_085, 1024, False),
+        (5681, 16, 177_085, 1024, True),
+        (7018, 8, 90_928, 512, True),
+        (7018, 8, 90_928, 256, False),  # short lists
         (4096, 64, 32_768, 2048, False),  # dKV is hardly more than the second-level cache
         (4096, 64, 49_152, 2048, True),
         (4096, 32, 49_152, 2048, False),
         (4096, 32, 65_536, 2048, True),
         (4096, 128, 65_536, 2048, False),
-        (4461, 64, 749_680, 768, False),  # a row has few slots in each part
-        (1000, 64, 131_072, 2048, False),  # less than one part
+        (4461, 64, 749_680, 768, False),  # a row has few slots
+        (1000, 64, 131_072, 2048, True),
     ],
 )
 def test_slots_replace_additions_where_a_far_row_has_many(

@@ -86,7 +86,8 @@ def test_few_queries_and_packed_rows_are_its_own(subtests: CaseLoop) -> None:
 
 
 def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
-    """Whole waves, and clusters of which all run at once, keep the function that they had."""
+    """Whole waves, and clusters of which all run at once, keep the function that they had. bf16
+    rows are not dealt within the SMs: 72 items of 2,048 slots took 62.0 us in place of 60.0."""
     for queries, heads, topk, packed, dealt in [
         (32, 64, 2048, True, False),
         (39, 64, 2048, True, False),
@@ -94,7 +95,7 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
         (40, 64, 2048, False, False),
         (66, 64, 2048, True, False),
         (67, 64, 2048, True, True),
-        (67, 64, 2048, False, True),
+        (67, 64, 2048, False, False),
         (132, 64, 2048, True, False),
         (132, 64, 2048, False, False),
         (132, 64, 256, True, False),

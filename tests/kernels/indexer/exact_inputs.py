@@ -49,8 +49,9 @@ def make_inputs(
 
     Args:
         values: "random"; "equal": one key everywhere; "two": one of two keys a token; "ascending":
-            scores that grow with the position, all different; "descending"; "nan": every third
-            token's key is NaN, as far as it has one.
+            scores that grow with the position, all different; "descending"; "level": they grow up
+            to the middle of a row, and stay; "nan": every third token's key is NaN, as far as it
+            has one.
     """
     generator = torch.Generator().manual_seed(seed)
     pages_of = [-(-length // 64) for length in lengths]
@@ -74,8 +75,8 @@ def make_inputs(
         keys, scales = keys.expand(num_pages, 64, 128).clone(), torch.ones(num_pages, 64)
     if values == "nan":
         keys[:, ::3, 5] = torch.nan
-    if values in ("ascending", "descending"):
-        _order_by_position(q, keys, weights, scales, table, lengths, values == "descending")
+    if values in ("ascending", "descending", "level"):
+        _order_by_position(q, keys, weights, scales, table, lengths, values)
     cache = torch.empty(num_pages, PAGE_BYTES, dtype=torch.uint8)
     cache[:, :PAGE_KEY_BYTES] = keys.to(torch.float8_e4m3fn).view(torch.uint8).view(num_pages, -1)
     cache[:, PAGE_KEY_BYTES:] = scales.view(torch.uint8).view(num_pages, -1)
@@ -112,9 +113,10 @@ def _order_by_position(
     scales: Tensor,
     table: Tensor,
     lengths: list[int],
-    descending: bool,
+    values: str,
 ) -> None:
-    """Make the score position + 1, or length - position: the key is one 1, the scale the rest."""
+    """Make the score position + 1, at most half the length if `values` is "level", or length -
+    position: the key is one 1, the scale the rest."""
     q.zero_()
     q[:, 0, 0] = 1
     weights.zero_()
@@ -124,5 +126,7 @@ def _order_by_position(
     for row, length in enumerate(lengths):
         pages = table[row, : -(-length // 64)].long()
         rising = torch.arange(1, len(pages) * 64 + 1).float()
-        scores = length + 1 - rising if descending else rising
+        scores = length + 1 - rising if values == "descending" else rising
+        if values == "level":
+            scores = rising.clamp_max(length // 2)
         scales[pages] = scores.view(-1, 64)

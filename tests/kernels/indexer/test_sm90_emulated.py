@@ -21,6 +21,7 @@ from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.ops.indexer import TopkIndexerOperands
+from flashdsa.problem import PAGE_SIZE
 from ptxemu import Policy
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Observer, Space
@@ -42,6 +43,9 @@ OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read",
 
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
+
+# Which of two warps appends to a list first does not matter.
+ANY_ORDER = {("weak-order", "launch.py")}
 
 
 def test_lengths_around_a_page_and_topk() -> None:
@@ -177,6 +181,26 @@ def test_a_part_is_compacted_and_then_followed_by_a_short_row(values: str) -> No
     """Of equal scores the first ones stay; of ascending ones every page replaces others."""
     inputs = make_inputs([600, 9000], num_heads=16, values=values)
     assert_as_the_cpu(SMALL, inputs, 1, 1)
+
+
+@pytest.mark.parametrize("plan", [TIGHT, replace(TIGHT, rows=By.CTAS)], ids=["cluster", "CTAs"])
+def test_equal_scores_between_both_ends_win_by_their_positions(plan: IndexerPlan) -> None:
+    """The list is first cut when it has some of them from the row's end, and not yet the first."""
+    length = 3000
+    first, capacity = plan.lists.first_fill_pages * PAGE_SIZE, plan.lists.capacity
+    assert first // 2 < length // 2 < length - first // 2 and length > capacity
+    inputs = make_inputs([length], num_heads=16, values="level")
+    assert_as_the_cpu(plan, inputs, 1, 1, warnings=ANY_ORDER)
+
+
+def test_growing_scores_are_listed_once() -> None:
+    """The list has the best ones when it is cut first: as many instructions as for falling ones."""
+    launches = [
+        assert_as_the_cpu(TIGHT, make_inputs([6000], num_heads=16, values=values), 1, 1)
+        for values in ("ascending", "descending")
+    ]
+    rising, falling = (launch.setups[0].launch().warp_instructions for launch in launches)
+    assert 0.9 < rising / falling < 1.1
 
 
 @pytest.mark.parametrize("values", [pytest.param("ascending", marks=LATER), "descending"])

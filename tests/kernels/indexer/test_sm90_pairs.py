@@ -106,7 +106,12 @@ def test_keys_alone_with_infinite_scores_and_bad_pages(values: str) -> None:
 
 @pytest.mark.parametrize(
     "values",
-    ["two", "descending", *(pytest.param(v, marks=LATER) for v in ("random", "ascending"))],
+    [
+        "two",
+        "descending",
+        "level",
+        *(pytest.param(v, marks=LATER) for v in ("random", "ascending")),
+    ],
 )
 def test_lists_are_cut_down_together(values: str) -> None:
     """The shorter row ends before the lists are full for the second time."""

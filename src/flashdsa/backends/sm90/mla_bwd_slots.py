@@ -33,17 +33,14 @@ WAVE = 132
 """Row blocks that a part has a multiple of, if that many have room: an H100's and an H200's SMs. It
 does not depend on the device, and so the bits do not."""
 
-
-FAR_ROWS = {32: 57_344, 64: 40_960, 128: 65_536}
+FAR_ROWS = {8: 65_536, 16: 40_960, 32: 57_344, 64: 40_960, 128: 65_536}
 """Rows of dKV, two to three times the second-level cache, above which additions may wait for
-memory, by heads. Additions of random and causal ids took 1.01 of slots' time at 32,768 rows with 64
-heads and 1.15 at 49,152 (of correlated ones 0.94 and 0.96); with 32 heads 1.01 at 49,152 and 1.20
-at 65,536 (0.95 and 1.00); with 128 heads 1.02 (0.87) at 65,536; one H200."""
-DENSE = 8
-"""Slots of a part for each row of dKV from which on slots are faster than additions: a part reads
-and writes each row once. Full lists of random rows took additions 1.15 to 1.25 times as long on an
-H200, and 0.58 to 1.0 with fewer slots a row. Lists with lengths, as joined ones and those of ranges
-are, may be short: 0.6 to 1.3."""
+memory, by heads."""
+LEAST_SLOTS, DENSE = 512, 8
+"""Slots of a query, and slots of all queries for each row of dKV, from which on slots are faster
+than additions, which read and write a row each. Sixteen such calls of an H100 took additions 0.87 to
+1.63 of slots' time, 1.21 in the mean, shorter lists 0.59 to 1.02. Lists with lengths may be short:
+0.60 to 1.59."""
 
 
 class Sizes(NamedTuple):
@@ -62,11 +59,9 @@ class Sizes(NamedTuple):
 
 def is_far(call: Call) -> bool:
     """Whether slots are faster than additions, if lists are full and have little in common."""
-    if call.num_heads not in FAR_ROWS or call.has_lengths:
+    if call.has_lengths or call.topk < LEAST_SLOTS:
         return False
-    if call.num_groups < MOST_PART_GROUPS:
-        return False
-    slots = MOST_PART_GROUPS * call.group_queries * call.topk
+    slots = call.num_queries * call.topk
     return call.num_keys > FAR_ROWS[call.num_heads] and slots >= DENSE * call.num_keys
 
 

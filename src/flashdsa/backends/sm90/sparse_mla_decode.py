@@ -54,8 +54,8 @@ INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
 """Waves of items, a CTA each, beyond which dealing saves little."""
 MOST_OF_WAVES = 0.94
-"""Dealt tiles take less than this of the time by clusters, or clusters are taken: whole waves of
-them, of which the formula sees no overlap."""
+"""Dealt tiles of packed rows take less than this of the time by clusters, or clusters are taken:
+whole waves of them, of which the formula sees no overlap."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
@@ -138,18 +138,17 @@ def bind_joined(
     kv_format: str | None,
 ) -> Write:
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
-    packed. Tiles of rows without RoPE may be dealt, of one format; a range may be shorter than it
-    seems, and the longest one tells the times."""
+    packed. Tiles of packed rows without RoPE may be dealt, of one format; a range may be shorter
+    than it seems, and the longest one tells the times."""
     plan = joined_plan(operands, kv_format)
     tile, tiles = plan.tile, joined_tiles(slots_of(operands, index_block))
     items = items_of(*operands.q.shape[:2])
     capacity = _capacity(runner, plan)
     size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=ALONE_TILES)
-    kind = PACKED if plan.packed else BF16
     far = share_far_rows(operands.q.shape[1], num_rows(operands.kv, operands.extra_kv))
-    can = not tile.has_rope and not plan.mixed
-    if can and dealing_pays(runner, kind, plan, size, items, items, tiles, far=far):
-        plan = DealtPlan(packed=plan.packed, joined=True, form=plan.form, tile=tile)
+    can = plan.packed and not tile.has_rope and not plan.mixed
+    if can and dealing_pays(runner, PACKED, plan, size, items, items, tiles, far=far):
+        plan = DealtPlan(packed=True, joined=True, form=plan.form, tile=tile)
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
@@ -291,14 +290,17 @@ def choose(
 ) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
-    Tiles are dealt out where that takes less time than clusters. Dealt items of 17 to 32 heads are
-    of the kernel of 64, which has the same time a tile there.
+    Tiles of packed rows are dealt out where that takes less time than clusters; bf16 rows have no
+    more items than SMs here, and gain nothing. Dealt items of 17 to 32 heads are of the kernel of
+    64, which has the same time a tile there.
     """
     many = DecodePlan(packed=packed, form=form, tile=tile)
     plan, size = choose_clusters(runner, many, queries, num_heads, topk)
-    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=packed, form=form, tile=tile)
-    kind = PACKED if packed else BF16
-    if packed and form in FEW_FORMATS and num_heads <= COLUMNS[0]:
+    if not packed:
+        return plan, size
+    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=True, form=form, tile=tile)
+    kind = PACKED
+    if form in FEW_FORMATS and num_heads <= COLUMNS[0]:
         dealt, kind = DealtFewHeadsPlan(rope=tile.has_rope), SIXTEEN
     items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
     far = share_far_rows(num_heads, num_keys)
@@ -331,7 +333,8 @@ def dealing_pays(
     *,
     far: bool,
 ) -> bool:
-    """Whether dealt tiles take less time than clusters of `size` CTAs that take `items`.
+    """Whether dealt tiles of packed rows take less time than clusters of `size` CTAs that take
+    `items`.
 
     Args:
         far: of `share_far_rows`.

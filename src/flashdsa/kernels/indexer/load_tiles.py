@@ -24,6 +24,7 @@ from cutlass import Float32, Int32, Int64, Uint32, Uint64, const_expr, cute
 
 from flashdsa.dsl.pipeline import PipelineState, RingProducer, acquire_reused
 from flashdsa.dsl.tma import EVICT_LAST, load_box, load_bytes
+from flashdsa.kernels.indexer.page_order import page_in_turn
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import Coord, index_of_turn
 from flashdsa.kernels.indexer.schedule.page_partition import divide
@@ -170,8 +171,9 @@ SPREAD = 5
 def announce(
     ctx: Any, number: Int32, tile: WorkTile, lane: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Announce a tile: description, queries and weights; return the id of its page `lane`."""
-    ids = ask_for_ids(ctx, tile, lane)  # on their way while the tile is announced
+    """Announce a tile: description, queries and weights; return the id of the page that is scored
+    in the turn `lane`."""
+    ids = ask_for_id(ctx, tile, lane, plan)  # on their way while the tile is announced
     describe(ctx, number, tile, lane, plan)
     return ids
 
@@ -239,12 +241,12 @@ def page_table(ctx: Any, tile: WorkTile) -> Any:
 
 
 @cute.jit
-def ask_for_ids(ctx: Any, tile: WorkTile, lane: Int32) -> Int32:
-    """The id of the tile's page `lane`; 0 if it has fewer pages."""
-    ids = Int32(0)
-    if lane < tile.num_pages:
-        ids = (page_table(ctx, tile) + lane).load()
-    return ids
+def ask_for_id(ctx: Any, tile: WorkTile, turn: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The id of the tile's page that is scored in that turn; 0 if it has fewer pages."""
+    page = Int32(0)
+    if turn < tile.num_pages:
+        page = (page_table(ctx, tile) + page_in_turn(turn, tile.num_pages, plan)).load()
+    return page
 
 
 @cute.jit

@@ -301,6 +301,12 @@ class SelectPlan:
         return 0 if self.sorted else self.topk
 
     @property
+    def pages_in_order(self) -> int | None:
+        """Pages of a part up to which they are scored in the order of positions; see page_order.py.
+        None: always."""
+        return None
+
+    @property
     def lists_in_order(self) -> bool:
         """Whether the list, until it is compacted, and so the winners are in the order of
         positions."""

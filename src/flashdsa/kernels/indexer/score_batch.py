@@ -8,7 +8,9 @@ from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.static import Static
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
+from flashdsa.kernels.indexer.page_order import pages_between
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, word_in
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
@@ -83,8 +85,10 @@ def score_batch(
     # Opaque, so that one register holds it through the loops, and not a second one the sum.
     stop = opaque(cutlass.min(tile.num_pages, listed.pages + room))
     first_number = word_in(s.inputs.tiles, stage, "first_number")
-    pages = PageRange(stage, tile.first_page, first_number, listed.pages, stop)
-    sink = ListSink(s.select, tile.first_page * PAGE_SIZE, tile.length, floor, in_order)
+    pages = PageRange(stage, tile.first_page, tile.num_pages, first_number, listed.pages, stop)
+    turn = s.thread // WARPGROUP_SIZE - first_number  # one of the warpgroup's turns, modulo 2
+    first_page = tile.first_page + pages_between(turn, stop, tile.num_pages, plan)
+    sink = ListSink(s.select, first_page * PAGE_SIZE, tile.length, floor, in_order)
     scoring.score_pages(x, prepared, pages, list_score, sink)
     # Orders the reads of the tile's weights before the copy that may overwrite them later.
     cute.arch.fence_proxy("async.shared", space="cta")

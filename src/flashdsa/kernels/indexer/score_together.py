@@ -12,7 +12,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, word_in
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring
-from flashdsa.kernels.indexer.select.keys import NO_POSITION, bin_of, sortable
+from flashdsa.kernels.indexer.select.keys import LOWEST_KEY, NO_POSITION, bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
     PageRange,
@@ -36,8 +36,6 @@ FIRST_ROWS_LANES = 0x33333333
 """Bits of the lanes whose SECOND_ROW bit is 0."""
 ROW_LANES = WARP_SIZE // 2
 """Lanes of a warp that have scores of the same row."""
-LOWEST_KEY = 1
-"""Lowest key of all tokens: see `sortable`."""
 WARP_TOKENS = ROW_LANES
 """Tokens of a page that a warp has: one for each of those lanes."""
 
@@ -136,7 +134,7 @@ def score_together(
     while more:
         begin = stop
         stop = opaque(cutlass.min(tile.num_pages, begin + room))
-        pages = PageRange(stage, tile.first_page, first_number, begin, stop)
+        pages = PageRange(stage, tile.first_page, tile.num_pages, first_number, begin, stop)
         sink = PairSink(
             lists, first_position, length, lane_floor, ordered, slot, row_lanes, lanes_before
         )

@@ -99,7 +99,9 @@ def write_scores(
     tile = wait_for_tile(ctx.inputs, number, plan)
     while tile.row >= 0:
         stage = ctx.inputs.tile_ring.state(number).stage
-        pages = PageRange(stage, tile.first_page, tile.first_number, Int32(0), tile.num_pages)
+        pages = PageRange(
+            stage, tile.first_page, tile.num_pages, tile.first_number, Int32(0), tile.num_pages
+        )
         sink = OutputSink(ctx, tile.row, tile.length)
         scoring = source.scoring
         x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))

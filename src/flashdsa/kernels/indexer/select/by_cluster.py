@@ -51,7 +51,7 @@ def select_by_cluster(
                 s, scored and s.coord.num_parts > 1, not scored, part, phases
             )
             if not scored:
-                listed = compacted(s, listed, threshold)
+                listed = compacted(s, tile, listed, threshold)
             elif const_expr(plan.sorted):
                 winners = compact(s, part.entries, threshold.key, threshold.position)
                 phases = emit_sorted(s, tile.row, winners, threshold, phases)

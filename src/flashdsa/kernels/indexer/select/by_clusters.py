@@ -109,7 +109,7 @@ def select_by_clusters(
                 merges,
             )
             if not scored:
-                listed = compacted(s, listed, threshold)
+                listed = compacted(s, tile, listed, threshold)
             elif publishes:
                 merges, entries = publish_part(here, tile, part, threshold)
                 listed = listed._replace(entries=entries)

@@ -49,6 +49,7 @@ from flashdsa.kernels.indexer.select.published import (
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
     is_full,
+    next_floor,
     nothing_listed,
     part_of,
     release_tile,
@@ -117,10 +118,9 @@ def select_by_ctas(
             threshold, phases = find_threshold(
                 here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
             )
-            # An equal key further on has a larger position.
-            floor = cutlass.max(threshold.key + 1, listed.floor)
+            floor = cutlass.max(next_floor(tile, listed, threshold, s.plan), listed.floor)
             if counts:
-                threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
+                threshold, floor = raise_threshold(s, threshold, floor, settles)
             if not scored:
                 entries = compact(s, listed.entries, threshold.key, threshold.position)
                 listed = Listed(entries, listed.pages, floor)
@@ -147,7 +147,7 @@ def raise_threshold(
     list's next floor. Ends synced.
 
     Args:
-        settles: `contribute` has found what the counts allow.
+        floor: of the list without these counts. settles: `contribute` has found what they allow.
     """
     select, thread, plan = s.select, s.thread, s.plan
     if not settles:
@@ -158,13 +158,12 @@ def raise_threshold(
         # All consumers: the row's floor is written.
         consumer_sync(plan)
     least = Uint32(select.scratch[SCRATCH_FLOOR])
-    key, position, next_floor = threshold.key, threshold.position, threshold.key + 1
+    key, position = threshold.key, threshold.position
     if least > key:
-        key, position, next_floor = least, Uint32(LAST_POSITION), least
-    next_floor = cutlass.max(next_floor, floor)
+        key, position, floor = least, Uint32(LAST_POSITION), cutlass.max(least, floor)
     # All consumers: the floor has been read, so that it may be written again.
     consumer_sync(plan)
-    return threshold._replace(key=key, position=position), next_floor
+    return threshold._replace(key=key, position=position), floor
 
 
 @cute.jit

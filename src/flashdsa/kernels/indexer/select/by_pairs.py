@@ -57,6 +57,7 @@ from flashdsa.kernels.indexer.select.published import (
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
     is_full,
+    next_floor,
     nothing_listed,
     part_of,
     release_tile,
@@ -122,10 +123,10 @@ def select_by_team(
             threshold, phases = find_threshold(
                 here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
             )
-            # An equal key further on has a larger position.
-            floor, entries = cutlass.max(threshold.key + 1, listed.floor), listed.entries
+            floor = cutlass.max(next_floor(tile, listed, threshold, s.plan), listed.floor)
+            entries = listed.entries
             if counts:
-                threshold, floor = raise_threshold(s, threshold, listed.floor, settles)
+                threshold, floor = raise_threshold(s, threshold, floor, settles)
             if not scored:
                 if merges:
                     entries = compact(s, entries, threshold.key, threshold.position)
@@ -191,6 +192,8 @@ def compact_segments(s: Selecting, threshold: Threshold) -> None:
                     select.positions[slot] = Int32(positions[i])
                     if threshold.recounted:
                         count_in_bin(select, bin_of(keys[i]))
+        # All lanes have read the number of entries, also of an empty segment.
+        cute.arch.sync_warp()
         if lane == 0:
             select.scratch[SCRATCH_SEGMENTS + segment] = kept - begin
     # All consumers: the list is as it is to be.

@@ -31,6 +31,8 @@ WINDOW_START = 112 * 64
 BIN_BITS = 12
 SIGN = -(2**31)
 """Flips the order of unsigned words into that of signed ones."""
+LOWEST_KEY = 1
+"""Lowest key of all tokens: see `sortable`."""
 NO_POSITION = -(2**31)
 """The position of no token; as an unsigned number it is above all positions."""
 

@@ -162,11 +162,12 @@ class Listed(NamedTuple):
 
 
 class PageRange(NamedTuple):
-    """Pages to score: those of a tile from its page `begin` to before its page `end`."""
+    """Pages to score: those of a tile from turn `begin` to before turn `end`; see page_order.py."""
 
     tile_stage: Int32  # of the tile's queries, weights and description
     first_page: Int32  # of the tile, in the row
-    first_number: Int32  # of the tile's first page, among the CTA's pages
+    num_pages: Int32  # of the tile
+    first_number: Int32  # of the tile's first turn, among the CTA's
     begin: Int32
     end: Int32
 
@@ -174,13 +175,13 @@ class PageRange(NamedTuple):
 class ListSink(NamedTuple):
     """Destination of scored tokens.
 
-    A token's index in the list is that of its position in the part until the list is first
+    A token's index in the list is its place among the listed pages until the list is first
     compacted, so that no thread waits for a counter; afterwards the tokens that can win are
     appended.
     """
 
     select: SelectBuffers
-    first_position: Int32  # of the part
+    first_position: Int32  # the index 0 of the list, as the caller's positions count it
     length: Int32  # tokens of the row
     floor: Uint32  # keys below it cannot win any more
     in_order: cutlass.Boolean

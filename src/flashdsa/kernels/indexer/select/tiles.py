@@ -22,9 +22,10 @@ from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting
+from flashdsa.kernels.indexer.page_order import from_both_ends, pages_from_front
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, wait_for_tile
 from flashdsa.kernels.indexer.select.exchange import EVENTS
-from flashdsa.kernels.indexer.select.keys import Part
+from flashdsa.kernels.indexer.select.keys import LOWEST_KEY, Part
 from flashdsa.kernels.indexer.select.lists import Listed, compact, reset
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.problem import PAGE_SIZE
@@ -86,8 +87,22 @@ def part_of(tile: WorkTile, entries: Int32) -> Part:
 
 
 @cute.jit
-def compacted(s: Selecting, listed: Listed, threshold: Threshold) -> Listed:
+def next_floor(
+    tile: WorkTile, listed: Listed, threshold: Threshold, plan: cutlass.Constexpr
+) -> Uint32:
+    """The least key of an entry that may still win, after a list is cut at the threshold; of a list
+    of what others published, perhaps the key below."""
+    floor = threshold.key + 1
+    if from_both_ends(tile.num_pages, plan):
+        unseen = tile.first_page + pages_from_front(listed.pages, tile.num_pages, plan)
+        if threshold.position >= Uint32(unseen * PAGE_SIZE):
+            # An equal key of a page to come may have a smaller position.
+            floor = cutlass.max(threshold.key, Uint32(LOWEST_KEY))
+    return floor
+
+
+@cute.jit
+def compacted(s: Selecting, tile: WorkTile, listed: Listed, threshold: Threshold) -> Listed:
     """Keep only the list's accepted entries. Ends synced."""
     entries = compact(s, listed.entries, threshold.key, threshold.position)
-    # An equal key further on has a larger position.
-    return Listed(entries, listed.pages, threshold.key + 1)
+    return Listed(entries, listed.pages, next_floor(tile, listed, threshold, s.plan))

@@ -11,9 +11,9 @@ from flashdsa.kernels.indexer.load_tiles import (
     TileLoader,
     acquire_stage,
     announce,
+    ask_for_id,
     describe,
     finish,
-    page_table,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
 from flashdsa.kernels.indexer.smem_views import InputBuffers
@@ -48,12 +48,11 @@ def load_pages(
         depth: pages in flight, in steps of 1 / DEPTH_STEPS; None: one for each stage.
     """
     count = tile.num_pages
-    table = page_table(ctx, tile)
-    ahead = first_ids  # this lane's page id of the next 32
+    ahead = first_ids  # this lane's page id of the next 32 turns
     for block in cutlass.range(0, count, WARP_SIZE, unroll=1):
         ids = ahead
         if block + WARP_SIZE + lane < count:
-            ahead = (table + block + WARP_SIZE + lane).load()
+            ahead = ask_for_id(ctx, tile, block + WARP_SIZE + lane, plan)
         # A warp loads for one warpgroup: pages whose number is its own, modulo the warpgroups.
         first = (ctx.warp - tile.first_number - block) & (plan.consumer_warpgroups - 1)
         stop = cutlass.min(count - block, Int32(WARP_SIZE))

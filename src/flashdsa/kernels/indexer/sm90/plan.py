@@ -71,6 +71,11 @@ class IndexerPlan(SelectPlan):
         return 1
 
     @property
+    def pages_in_order(self) -> int | None:
+        """Pages that the list has room for before it is cut."""
+        return self.ordered_entries // PAGE_SIZE
+
+    @property
     def valid_words(self) -> int:
         """Words of a stage that say which of its tokens are in the cache."""
         return self.pages_per_stage
@@ -220,6 +225,11 @@ class LogitsPlan(IndexerPlan):
         """Exported name of its function."""
         kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks
         return f"indexer_logits_h{self.num_heads}{kinds}"
+
+    @property
+    def pages_in_order(self) -> int | None:
+        """No page waits for others."""
+        return None
 
     @property
     def tokens_of_score(self) -> int:

@@ -19,6 +19,7 @@ from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.indexer.page_order import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90 import mxfp4
@@ -102,15 +103,14 @@ def load_weights(
             mine[2 * c + odd] = weight * 0.5
 
 
-def token_of_lane(warp: Int32, lane: Int32, plan: IndexerPlan) -> Int32:
-    """The token whose score this lane ends up with, of a page and of the warpgroup's next one."""
-    second = lane // 2 % 2
-    return warp % 4 * 16 + lane // 4 + lane % 2 * 8 + second * next_page_tokens(plan)
+def token_of_lane(warp: Int32, lane: Int32) -> Int32:
+    """The token of a page whose score this lane ends up with."""
+    return warp % 4 * 16 + lane // 4 + lane % 2 * 8
 
 
-def next_page_tokens(plan: IndexerPlan) -> int:
-    """Tokens from a page of a warpgroup to its next one."""
-    return PAGE_SIZE * plan.consumer_warpgroups
+def is_of_second(lane: Int32) -> cutlass.Boolean:
+    """Whether this lane's score is of the second of two pages."""
+    return lane // 2 % 2 == 1
 
 
 @cute.jit
@@ -205,15 +205,6 @@ def sum_heads(
     return upper + upper_odd, lower + lower_odd
 
 
-class PageSpan(NamedTuple):
-    """Pages of a tile that the calling warpgroup scores: every `consumer_warpgroups`-th one."""
-
-    count: Int32
-    first_number: Int32  # of the first one, among the CTA's pages
-    first_position: Int32  # of its first token in the row
-    tile_stage: Int32  # of the row's queries and weights
-
-
 class Prepared(NamedTuple):
     """Values of a tile that a consumer keeps while it scores some of the tile's pages."""
 
@@ -234,55 +225,45 @@ def prepare(x: Scoring, tile_stage: Int32) -> Prepared:
 def score_pages(
     x: Scoring, prepared: Prepared, pages: PageRange, store: cutlass.Constexpr, sink: Any
 ) -> None:
-    """Score the calling warpgroup's pages: those whose number in the CTA is its own, modulo the
-    warpgroups. `store` as in `score_span`."""
-    groups = x.plan.consumer_warpgroups
-    first = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
-    span = PageSpan(
-        count=cutlass.max(pages.end - first + groups - 1, Int32(0)) // groups,
-        first_number=pages.first_number + first,
-        first_position=(pages.first_page + first) * PAGE_SIZE,
-        tile_stage=uniform(pages.tile_stage),
-    )
-    score_span(x, prepared.weights, span, store, sink)
-
-
-@cute.jit
-def score_span(
-    x: Scoring, weights: cute.Tensor, span: PageSpan, store: cutlass.Constexpr, sink: Any
-) -> None:
-    """Score the pages, two at a time.
+    """Score the calling warpgroup's pages, two at a time: those whose number in the CTA is its own,
+    modulo the warpgroups.
 
     Args:
-        store: called for each pair as store(sink, score, position, valid, present): the score of
-            this lane's token, see `token_of_lane`, whether its page id is in the cache, and whether
-            the lane has a page.
+        store: called for each two pages as store(sink, score, position, valid, present): the score
+            of this lane's token, whether its page id is in the cache, and whether the lane has a
+            page.
     """
     inputs, thread, plan = x.inputs, x.thread, x.plan
+    groups, weights = plan.consumer_warpgroups, prepared.weights
+    turn = pages.begin + ((prepared.group - pages.first_number - pages.begin) & (groups - 1))
+    count = cutlass.max(pages.end - turn + groups - 1, Int32(0)) // groups
+    course = course_from(turn, pages.num_pages, plan)
+    tile_stage = uniform(pages.tile_stage)
     lane = thread % WARP_SIZE
-    token = token_of_lane(thread // WARP_SIZE, lane, plan)
-    in_page = token % PAGE_SIZE
-    position = span.first_position + token
+    token = token_of_lane(thread // WARP_SIZE, lane)
+    position = (pages.first_page + course.first) * PAGE_SIZE + token
+    if is_of_second(lane):
+        position += course.tokens_apart
     ring = inputs.page_ring
     # Held in uniform registers, as are the stage and the queries' descriptors then: no instruction
     # moves them into such registers before a product.
-    state = ring.state(uniform(span.first_number))
-    for done in cutlass.range(0, span.count, 2, unroll=1):
-        both = done + 1 < span.count
-        first = score_page(x, weights, state, span.tile_stage, in_page)
-        state = state.advanced(plan.consumer_warpgroups)
+    state = ring.state(uniform(pages.first_number + turn))
+    for done in cutlass.range(0, count, 2, unroll=1):
+        both = done + 1 < count
+        first = score_page(x, weights, state, tile_stage, token)
+        state = state.advanced(groups)
         second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
         if both:
-            second = score_page(x, weights, state, span.tile_stage, in_page)
-            state = state.advanced(plan.consumer_warpgroups)
+            second = score_page(x, weights, state, tile_stage, token)
+            state = state.advanced(groups)
         score, valid = finish_pair(first, second, lane)
-        store(sink, score, position, valid, both or lane // 2 % 2 == 0)
-        position += 2 * next_page_tokens(plan)
+        store(sink, score, position, valid, both or not is_of_second(lane))
+        position += 2 * course.tokens_apart
 
 
 @cute.jit
 def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlass.Boolean]:
-    """(score of `token_of_lane`, whether its page is valid). Every token's sums have the same
+    """(score of this lane's token, whether its page is valid). Every token's sums have the same
     order."""
     # Lanes 0 and 2 of each four finish upper rows, 1 and 3 lower ones; 0 and 1 the first page's.
     odd = lane % 2 == 1
@@ -290,7 +271,7 @@ def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlas
     kept += cute.arch.shuffle_sync_bfly(first.upper if odd else first.lower, 1)
     kept_second = second.lower if odd else second.upper
     kept_second += cute.arch.shuffle_sync_bfly(second.upper if odd else second.lower, 1)
-    of_second = lane // 2 % 2 == 1
+    of_second = is_of_second(lane)
     given = kept if of_second else kept_second
     total = kept_second if of_second else kept
     total += cute.arch.shuffle_sync_bfly(given, 2)

@@ -20,6 +20,7 @@ from flashdsa.dsl.warp import kept, uniform
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
+from flashdsa.kernels.indexer.page_order import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -142,7 +143,8 @@ def score_pages(
     first_number = uniform(pages.first_number + begin)
     end_number = uniform(pages.first_number + pages.end)
     token = thread // WARP_SIZE % 4 * 16 + Int32(lane // 4 + lane % 2 * 8)
-    position = (pages.first_page + begin) * PAGE_SIZE + token
+    course = course_from(begin, pages.num_pages, plan)
+    position = (pages.first_page + course.first) * PAGE_SIZE + token
     scales = opaque(Int32(scale_of(scorer, Int32(0), token, plan).toint()))
     accumulator = cute.make_rmem_tensor(plan.tile_heads // 2, Float32)
     # The second row's weights go into registers that the first one's sums leave: all would be too
@@ -173,7 +175,7 @@ def score_pages(
         upper, lower = sum_row(accumulator, weights, plan.num_heads // 2, plan)
         score, is_valid = finish_pair(first, Sums(upper, lower, scale, valid), lane)
         slot = store(sink, slot, score, position, is_valid)
-        position += groups * PAGE_SIZE
+        position += course.tokens_apart
     return slot
 
 

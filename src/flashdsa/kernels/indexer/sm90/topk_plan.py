@@ -47,6 +47,11 @@ class TopkPlan(IndexerPlan):
         return 1
 
     @property
+    def pages_in_order(self) -> int | None:
+        """Scores are read in the order of positions."""
+        return None
+
+    @property
     def lists_in_order(self) -> bool:
         """Given scores are appended to the list, in no special order."""
         return False
