@@ -38,9 +38,9 @@ FAR_ROWS = {8: 65_536, 16: 40_960, 32: 57_344, 64: 40_960, 128: 65_536}
 memory, by heads."""
 LEAST_SLOTS, DENSE = 512, 8
 """Slots of a query, and slots of all queries for each row of dKV, from which on slots are faster
-than additions, which read and write a row each. Sixteen such calls of an H100 took additions 0.87 to
-1.63 of slots' time, 1.21 in the mean, shorter lists 0.59 to 1.02. Lists with lengths may be short:
-0.60 to 1.59."""
+than additions, which read and write a row each. Sixteen such calls of an H100 took additions 0.87
+to 1.63 of slots' time, 1.21 in the mean, shorter lists 0.59 to 1.02. Lists with lengths may be
+short: 0.60 to 1.59."""
 
 
 class Sizes(NamedTuple):
