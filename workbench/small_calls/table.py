@@ -117,7 +117,6 @@ _CHECKED: dict[str, Sequence[Any]] = {
 }
 """Cases whose results are judged on the CPU; the others' where they are."""
 
-
 _index_backward = partial(training, "indexer_bwd", heads=8, keys=260)
 _target = partial(training, "attention_target", topk_length=True)
 _scores = partial(training, "indexer_scores", heads=8, topk_length=True)
@@ -131,9 +130,8 @@ _SIZES = (
     ("16 heads", 16, 9, 100, 2), ("8 heads", 8, 17, 70, 2),
 )  # fmt: skip
 _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
-_TICKETS = tuple(
-    backward(x, min(H, 64), S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES
-)
+_TICKETS = tuple(backward(x, H, S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
+_PACED = {"flashdsa.backends.sm90.mla_bwd_per_item:PACED_ROWS": {64: 0}}
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
 _CHAIN = {
     "flashdsa.backends.sm90.mla_bwd_grouped:buffers_for": lambda *sizes: 1,
@@ -234,7 +232,9 @@ TABLE: dict[str, Row] = {
         _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
     ), mutated=6, ignored=("stale-read",)),
     "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _TURNS, mutated=2),
-    "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", _TICKETS, mutated=2),
+    "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", (
+        *_TICKETS, backward("in step", 64, 7, 400, sms=3, settings=_PACED),
+    ), mutated=2),
     "mla-bwd-slots-sm_90a": Row("mla_bwd_fused", (
         _slots("a CTA", 128, 2, 100),
         _slots("three CTAs", 128, 2, 170, sms=3),

@@ -324,17 +324,14 @@ MLA_BWD_FUSED = _hopper(
             per_item.PerItemPlan(queries, more, slots, tickets)
             for slots, tickets in ((False, False), (True, False), (False, True))
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
-            if more != 2 or not tickets
         ),
         *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
-        per_item.PerItemPlan(more=4, tickets=True, short=True),
-        *(per_item.PerItemPlan(more=more, tile=WITHOUT_ROPE) for more in (0, 2)),
+        *(per_item.PerItemPlan(more=more, tickets=True, short=True) for more in (2, 4)),
         *(
             per_item.PerItemPlan(queries, more, slots, not slots, tile=WITHOUT_ROPE)
             for slots in (False, True)
-            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 4))
+            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
         ),
-        per_item.PerItemPlan(more=2, slots=True, tile=WITHOUT_ROPE),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.kernel:compile_per_item",
     entry="per_item_kernel",

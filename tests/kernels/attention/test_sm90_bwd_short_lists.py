@@ -1,4 +1,4 @@
-"""Lists that a warp sorts, and the order of the last tickets, on ptxemu."""
+"""Lists that a warp sorts, and the order of the tickets, on ptxemu."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
-from cutlass import Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import short_kernel
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    FREE,
+    LENGTHS,
+    TAIL,
+    Items,
+    order_items,
+)
 from flashdsa.kernels.attention.union_slots import THREADS
 from flashdsa.verify.draw_rows import invalid_values
 from ptxemu.cutedsl import emulate
@@ -69,23 +76,58 @@ def test_lists_ascend_with_repeats_and_delta_is_made(topk: int) -> None:
         assert (rows[query, padded:] == -7).all() and (members[query, padded:] == 7).all()
 
 
+ORDER_THREADS = 64
+
+
 @cute.kernel
-def tail_kernel(tickets: cute.Tensor, counts: cute.Tensor):
-    order_tail(tickets, counts, 32)
+def order_kernel(
+    tickets: cute.Tensor,
+    counts: cute.Tensor,
+    shared: tuple[cute.Tensor, cute.Tensor],
+    varied: Int32,
+    far: Int32,
+):
+    items = Items(counts, shared, Float32(0.5), Boolean(varied != 0), Boolean(far != 0))
+    order_items(tickets, items, TILE, ORDER_THREADS)
 
 
 @cute.jit
-def order(tickets: cute.Tensor, counts: cute.Tensor):
-    tail_kernel(tickets, counts).launch(grid=[1, 1, 1], block=[32, 1, 1])
+def order(
+    tickets: cute.Tensor,
+    counts: cute.Tensor,
+    shared: tuple[cute.Tensor, cute.Tensor],
+    varied: Int32,
+    far: Int32,
+):
+    launched = order_kernel(tickets, counts, shared, varied, far)
+    launched.launch(grid=[1, 1, 1], block=[ORDER_THREADS, 1, 1])
 
 
-@pytest.mark.parametrize(("groups", "num_ctas"), [(90, 40), (90, 1), (7, 10)])
-def test_the_last_items_are_ordered_by_length(groups: int, num_ctas: int) -> None:
-    counts = torch.randint(5, (groups,), generator=torch.Generator().manual_seed(1)).int()
-    tickets = torch.full((1 + num_ctas,), -7, dtype=torch.int32)
+@pytest.mark.parametrize("far", [0, 1])
+@pytest.mark.parametrize(("varied", "near"), [(0, 0), (1, 0), (1, 1)])
+@pytest.mark.parametrize("groups", [1, 90, 400])
+def test_items_are_ordered_by_length_unless_neighbours_share(
+    groups: int, varied: int, near: int, far: int
+) -> None:
+    counts = torch.randint(5 * TILE, (groups,), generator=torch.Generator().manual_seed(1)).int()
+    counts[groups // 2] = 2 * LENGTHS * TILE
+    tickets = torch.full((ORDER + groups,), -7, dtype=torch.int32)
+    # The share of a union is near at 0.5 or less.
+    named = torch.full((9,), 100, dtype=torch.int32)
+    shared = torch.full((9,), 50 if near else 51, dtype=torch.int32), named
     with emulate() as emulator:
-        order(from_dlpack(tickets), from_dlpack(counts))
+        operands = from_dlpack(tickets), from_dlpack(counts), tuple(map(from_dlpack, shared))
+        order(*operands, varied, far)
     assert list(emulator.findings) == []
-    items = range(groups)[-num_ctas:]
-    want = sorted(items, key=lambda item: (-int(counts[item]), item))
-    assert tickets[: 1 + len(want)].tolist() == [0, *want]
+    assert tickets[DRAWN] == 0
+    by_length = varied and not near
+    assert tickets[MET] == (0 if far and (by_length or not varied) else FREE)
+    got = tickets[ORDER:].tolist()
+    assert sorted(got) == list(range(groups))
+    if by_length:
+        tiles = (-(counts // -TILE)).clamp(max=LENGTHS - 1)[got]
+        assert (tiles[1:] <= tiles[:-1]).all()
+    else:
+        first = max(0, groups - TAIL)
+        tail = sorted(range(first, groups), key=lambda group: (-int(counts[group]), group))
+        assert got == [*range(first), *tail]

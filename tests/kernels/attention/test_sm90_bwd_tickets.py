@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,9 +12,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.emulated.runner import compiled, emulation
 from flashdsa.backends.sm90 import mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call
+from flashdsa.kernels.attention.sm90.bwd_per_item import tickets
 from flashdsa.verify import draw_rows
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
@@ -32,9 +35,19 @@ def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw_rows, "length_values", lambda topk: LENGTHS)
 
 
-def gradients_of(heads: int, queries: int, device: Device, policy: Policy) -> tuple[Tensor, ...]:
+@pytest.fixture
+def afresh() -> Iterator[None]:
+    """Kernels are compiled in the test, and not kept."""
+    compiled.cache_clear()
+    yield
+    compiled.cache_clear()
+
+
+def gradients_of(
+    heads: int, queries: int, device: Device, policy: Policy, varied: bool = True
+) -> tuple[Tensor, ...]:
     """dQ and dKV, within the contract; ptxemu finds nothing."""
-    case = SparseMlaCase("tickets", queries, 260, heads, TOPK, topk_length=True, poison=True)
+    case = SparseMlaCase("tickets", queries, 260, heads, TOPK, topk_length=varied, poison=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
     with emulation(device, policy=policy) as emulator:
@@ -53,6 +66,7 @@ def gradients_of(heads: int, queries: int, device: Device, policy: Policy) -> tu
     ("heads", "queries", "device", "short"),
     [
         (64, 7, TWO_SMS, 0),
+        pytest.param(128, 5, SMALL, TOPK, marks=pytest.mark.slow),
         pytest.param(64, 11, SMALL, TOPK, marks=pytest.mark.slow),
         pytest.param(16, 30, SMALL, TOPK, marks=pytest.mark.slow),
     ],
@@ -66,3 +80,30 @@ def test_dq_has_the_bits_of_items_in_turns(
     drawn = gradients_of(heads, queries, device, policy)[0]
     monkeypatch.setattr(Call, "tickets", property(lambda call: False))
     assert torch.equal(drawn, gradients_of(heads, queries, device, Policy())[0])
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "varied", "polls"),
+    [
+        (64, 7, True, 512),
+        pytest.param(64, 7, False, 512, marks=pytest.mark.slow),
+        pytest.param(64, 7, False, 1, marks=pytest.mark.slow),  # all waits are too long
+        pytest.param(128, 5, True, 512, marks=pytest.mark.slow),
+        pytest.param(16, 30, False, 512, marks=pytest.mark.slow),
+    ],
+)
+def test_dq_has_the_bits_of_items_in_turns_where_ctas_keep_pace(
+    heads: int,
+    queries: int,
+    varied: bool,
+    polls: int,
+    monkeypatch: pytest.MonkeyPatch,
+    afresh: None,
+) -> None:
+    monkeypatch.setattr(mla_bwd_per_item, "PACED_ROWS", {heads: 0})
+    monkeypatch.setattr(tickets, "MOST_POLLS", polls)
+    monkeypatch.setattr(tickets, "PACE_TILES", 2)
+    policy = Policy(asynchronous="random", seed=4)
+    paced = gradients_of(heads, queries, TWO_SMS, policy, varied)[0]
+    monkeypatch.setattr(Call, "tickets", property(lambda call: False))
+    assert torch.equal(paced, gradients_of(heads, queries, TWO_SMS, Policy(), varied)[0])

@@ -24,6 +24,8 @@ its members."""
 SPREAD = 5
 """Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
 rows."""
+PACED_ROWS = {8: 57_344, 16: 57_344, 32: 28_672, 64: 28_672, 128: 28_672}
+"""Rows of dKV above which CTAs keep pace, by heads."""
 NEAR_ROWS = 12_288
 """Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
 
@@ -119,11 +121,15 @@ class Call(NamedTuple):
 
     @property
     def tickets(self) -> bool:
-        """Whether CTAs draw their items: else one that has longer ones than others is the last.
-        The two items of a query of 128 heads drift apart: 5 % slower than by turns. Without RoPE
-        columns all others are drawn: one plan serves both."""
-        varied = self.has_lengths and self.row_blocks > self.num_ctas
-        return self.num_heads <= ROWS and (varied or not self.tile.has_rope)
+        """Whether CTAs draw their items, and keep pace: else one that has longer ones than others
+        is the last. Without RoPE columns they always do: one plan serves both."""
+        more = self.row_blocks > self.num_ctas
+        return (more and (self.has_lengths or self.is_far)) or not self.tile.has_rope
+
+    @property
+    def is_far(self) -> bool:
+        """Whether dKV has many more rows than the second-level cache."""
+        return self.num_keys > PACED_ROWS[self.num_heads]
 
     def plan(self, *, slots: bool = False) -> PerItemPlan:
         """Plan of the kernel."""
@@ -132,13 +138,14 @@ class Call(NamedTuple):
         kind = (True, False, False) if slots else (False, self.tickets, short)
         return plan_of(self.num_heads, more, *kind, self.tile)
 
-    def tickets_allocator(self) -> Callable[[], tuple[Tensor, ...]]:
-        """A function that allocates the tickets, if there are any: the last argument of
+    def tickets_allocator(self) -> Callable[[], tuple[Any, ...]]:
+        """A function that allocates the tickets, if there are any: the last arguments of
         `launch_backward`."""
         if not self.tickets:
             return tuple
-        allocate = self.runner.allocator(num_tickets(self.num_ctas), dtype=torch.int32)
-        return lambda: (allocate(),)
+        allocate = self.runner.allocator(num_tickets(self.num_groups), dtype=torch.int32)
+        far = int(self.is_far)
+        return lambda: (allocate(), far)
 
 
 @lru_cache

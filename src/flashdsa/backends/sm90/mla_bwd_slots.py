@@ -33,10 +33,10 @@ WAVE = 132
 """Row blocks that a part has a multiple of, if that many have room: an H100's and an H200's SMs. It
 does not depend on the device, and so the bits do not."""
 
-FAR_ROWS = {8: 65_536, 16: 40_960, 32: 57_344, 64: 40_960, 128: 65_536}
+FAR_ROWS = {32: 57_344, 64: 40_960}
 """Rows of dKV, two to three times the second-level cache, above which additions may wait for
-memory, by heads."""
-LEAST_SLOTS, DENSE = 512, 8
+memory, by heads. Few heads have less of them, and of 128 heads two CTAs add to each row."""
+LEAST_SLOTS, DENSE = 512, 24
 """Slots of a query, and slots of all queries for each row of dKV, from which on slots are faster
 than additions, which read and write a row each. Sixteen such calls of an H100 took additions 0.87
 to 1.63 of slots' time, 1.21 in the mean, shorter lists 0.59 to 1.02. Lists with lengths may be
@@ -57,12 +57,13 @@ class Sizes(NamedTuple):
     words: int
 
 
-def is_far(call: Call) -> bool:
+def slots_pay(call: Call) -> bool:
     """Whether slots are faster than additions, if lists are full and have little in common."""
     if call.has_lengths or call.topk < LEAST_SLOTS:
         return False
     slots = call.num_queries * call.topk
-    return call.num_keys > FAR_ROWS[call.num_heads] and slots >= DENSE * call.num_keys
+    far = call.num_keys > FAR_ROWS.get(call.num_heads, call.num_keys)
+    return far and slots >= DENSE * call.num_keys
 
 
 @lru_cache

@@ -48,7 +48,7 @@ class Context(NamedTuple):
     num_items: Int32
     spread: Int32
     thread: Int32  # in its warpgroup
-    tickets: Any  # (1 + num_ctas,) int32, see `tickets.py`; None: the plan has none
+    tickets: Any  # (2 + groups,) int32, see `tickets.py`; None: the plan has none
 
     @property
     def plan(self) -> PerItemPlan:
@@ -56,8 +56,8 @@ class Context(NamedTuple):
         return self.memory.plan
 
     def group_of(self, item: Int32) -> Int32:
-        """The item's group; with tickets itself."""
-        return item if self.plan.tickets else item // self.row_blocks
+        """The item's group."""
+        return item // self.row_blocks
 
     def line_of(self, of_lists: Any, item: Int32) -> Any:
         """Pointer to the first entry of the item's group in `rows` or `members`."""

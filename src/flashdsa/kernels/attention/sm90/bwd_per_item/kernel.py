@@ -170,7 +170,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             choice: (1,) int32, written: FIRST where they are taken.
             ratio, most_keys: see `launch_choice`.
         and if plan.tickets
-            tickets: (1 + num_ctas,) int32, written.
+            tickets: see `order_items`, written. far: 1: its CTAs keep pace where that pays.
     """
     front = Operands._fields.index("lists")
     behind = front + LIST_TENSORS
@@ -189,16 +189,16 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         dq=flat(given.dq, d_qk),
     )
     rest = arguments[end:]
-    more, choice, tickets = None, None, None
+    more, choice, tickets, far = None, None, None, None
     if cutlass.const_expr(plan.tickets):
-        rest, tickets = rest[:-1], rest[-1]
+        rest, (tickets, far) = rest[:-2], rest[-2:]
     if cutlass.const_expr(plan.more > 0):
         of_more = rest[-LIST_TENSORS - 3 :]
         choice = of_more[LIST_TENSORS]
         more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
     of_delta = x.do, x.out, x.delta
     of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
-    launch_prepare(of_delta, x.heads, of_slots, keys, lists, (more, tickets), plan, stream)
+    launch_prepare(of_delta, x.heads, of_slots, keys, lists, (more, tickets, far), plan, stream)
     operands = x.q, x.copy, x.do
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
@@ -270,7 +270,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
     more = []
     if plan.more:
         more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
-    tickets = [fake_tensor(Int32, (cute.sym_int32(),), 4)] if plan.tickets else []
+    tickets = [fake_tensor(Int32, (cute.sym_int32(),), 4), Int32(1)] if plan.tickets else []
     return compile_launch(
         SM90,
         launch_backward,

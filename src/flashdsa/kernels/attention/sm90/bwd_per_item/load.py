@@ -7,7 +7,7 @@ warps of role high copy Q and dO of an item's 64 rows.
 from typing import NamedTuple
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units, copy_word
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
@@ -19,7 +19,13 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_ROWS,
     ROWS_CHUNK_BYTES,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    is_paced,
+    item_at,
+    keep_pace,
+    next_item,
+    stop_pace,
+)
 from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -62,12 +68,18 @@ def read_rows(ctx: Context, line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 @cute.jit
 def gather_item(
-    role: Gatherer, item: Int32, place: tuple[Int32, Int32], to: Int32, number: Int32
+    role: Gatherer,
+    item: Int32,
+    place: tuple[Int32, Int32],
+    to: Int32,
+    number: Int32,
+    paced: Boolean,
 ) -> Int32:
     """Copy every tile of an item; return the number of the CTA's tiles then.
 
     Args:
         place: this thread's row, of those copied at once, and its unit. to: where it copies to.
+        paced: whether this thread waits for the other CTAs.
     """
     ctx = role.ctx
     own, unit = place
@@ -79,6 +91,9 @@ def gather_item(
         # The next tile's numbers come while this tile's chunks become free.
         tile = tile_after(tile, tiles.count)
         ahead = read_rows(ctx, line, tile)
+        if cutlass.const_expr(ctx.plan.tickets):
+            if paced:
+                keep_pace(ctx, number)
         copy_tile(role, rows, to, unit, number)
         rows = ahead
         number += 1
@@ -94,13 +109,16 @@ def gather_all(role: Gatherer) -> None:
     number = Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
         item, drawn = item_at(ctx, ctx.cta), Int32(0)
+        paced = is_paced(ctx) & (ctx.thread == 0)
         while item >= 0:
-            number = gather_item(role, item, (own, unit), to, number)
+            number = gather_item(role, item, (own, unit), to, number, paced)
             item = next_item(ctx, drawn)
             drawn += 1
+        if paced:
+            stop_pace(ctx)
     else:
         for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            number = gather_item(role, item, (own, unit), to, number)
+            number = gather_item(role, item, (own, unit), to, number, Boolean(False))
 
 
 class Rows(NamedTuple):

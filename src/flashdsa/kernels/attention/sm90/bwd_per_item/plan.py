@@ -42,9 +42,14 @@ KEY_WORDS = 4
 """Words of a key that has rows."""
 
 
-def num_tickets(num_ctas: int) -> int:
-    """Words of a launch's tickets: positions drawn, and the last items in order."""
-    return 1 + num_ctas
+DRAWN, MET, ORDER = range(3)
+"""Words of a launch's tickets: positions that were drawn; how far its CTAs have come together; and
+the first of the groups in their order."""
+
+
+def num_tickets(groups: int) -> int:
+    """Words of a launch's tickets."""
+    return ORDER + groups
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class PerItemPlan(Sm90Plan):
             have much in common.
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `ordered_slots/offsets.py`.
-        tickets: items, each a group, are drawn, see `tickets.py`; else CTAs take turns.
+        tickets: items are put in order and drawn, see `tickets.py`; else CTAs take turns.
         short: queries have at most SHORT_SLOTS slots, see `short_lists.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
             score and high, on average.

@@ -10,7 +10,7 @@ kernel copies the keys so.
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.hw import WARP_SIZE
@@ -18,7 +18,7 @@ from flashdsa.kernels.attention.choice import SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import delta_of, launch_delta
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import order_tail
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
 from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
 from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, allocate_shared, can_pack
 
@@ -46,7 +46,7 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
             store_four(to + half * WORDS, every[half::2])
     if cutlass.const_expr(order is not None):
         if taken and block == 0:
-            order_tail(*order, COPY_THREADS)
+            order_items(*order, COPY_THREADS)
 
 
 def load_four(pointer: Any) -> Any:
@@ -69,7 +69,7 @@ def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, 
     Args:
         kv: (S_kv, 576) bf16. copy: the same with its columns in order, written.
         choice: written where it is SECOND, see `choice.py`; None: written.
-        order: tickets, written, and counts of the lists; None: there are none.
+        order: tickets, written, and what else `order_items` takes; None: there are no tickets.
     """
     pieces = kv.shape[0] * (kv.shape[1] // PIECE_DIMS)
     permute_kernel(kv, copy, choice, order).launch(
@@ -159,7 +159,7 @@ def launch_prepare(
     slots: tuple[cute.Tensor, cute.Tensor],
     keys: tuple[cute.Tensor, cute.Tensor],
     lists: Lists,
-    more_and_tickets: tuple[Any, Any],
+    more_and_tickets: tuple[Any, Any, Any],
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -170,13 +170,16 @@ def launch_prepare(
         slots: indices (S, topk) int32; topk_length (S,) int32, or (0,). keys: kv, copy.
         lists: of groups of plan.queries queries, written.
         more_and_tickets: lists of groups of plan.more queries, choice, and ratio and most_keys, see
-            `launch_choice`, None: no choice; see `tickets.py`, written, None: none.
+            `launch_choice`, None: no choice; tickets, see `tickets.py`, written, None: none, and
+            far, see `launch_backward`.
     """
     num_keys = Int32(keys[0].shape[0])
-    more, tickets = more_and_tickets
+    more, tickets, far = more_and_tickets
     choice = None
+    shared, queries = lists, plan.queries
     if cutlass.const_expr(more is not None):
         of_more, choice, (ratio, most_keys) = more
+        shared, queries = of_more, plan.more
         launch_union(*slots, of_more, num_keys, plan.more, stream, plan.tile.keys, packs=True)
         unordered = of_more.present if cutlass.const_expr(plan.slots) else None
         statistics = of_more.counts, of_more.named
@@ -192,5 +195,9 @@ def launch_prepare(
         )
     order = None
     if cutlass.const_expr(tickets is not None):
-        order = tickets, lists.counts
+        of_shared = (shared.counts, shared.named) if queries > 1 else None
+        varied = Boolean(slots[1].shape[0] > 0)
+        near = Float32(NEAR_RATIO[queries] / queries)
+        items = Items(lists.counts, of_shared, near, varied, Boolean(far != 0))
+        order = tickets, items, plan.tile.keys
     launch_permute(*keys, choice, order, stream)
