@@ -7,7 +7,7 @@ accumulators is added while the other one's products run.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
@@ -183,8 +183,16 @@ def pairs_of(keys: list[Int32], lane: Int32) -> list[Int32]:
 
 
 @cute.jit
-def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
-    """Add dS^T Q + P^T dO to dKV of a tile."""
+def free_chunk(role: Dkv, chunk: cutlass.Constexpr, is_last: Boolean) -> None:
+    """Let the next item have a chunk of Q and dO, if this was the last tile of its item: its
+    products have ended, and S and dP of the tile before them."""
+    if is_last & (role.ctx.thread % WARP_SIZE == 0):
+        role.ctx.memory.rows_free.arrive(chunk)
+
+
+@cute.jit
+def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32], is_last: Boolean) -> None:
+    """Add dS^T Q + P^T dO to dKV of a tile, the last one of its item or not."""
     ctx, last = role.ctx, 0
     lane = ctx.thread % WARP_SIZE
     dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
@@ -196,6 +204,8 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
         ahead = rows + (chunk + 1) * ROWS_CHUNK_BYTES
         for i in cutlass.range_constexpr(2):
             warpgroup.wait_group(1)
+            if cutlass.const_expr(i == 1):
+                free_chunk(role, chunk, is_last)
             add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
             issue_line(accs[i], p, ds, line_at(ahead, i))
         at = at + CHUNK
@@ -203,15 +213,19 @@ def add_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
         last = CHUNK
         for i in cutlass.range_constexpr(2):
             warpgroup.wait_group(1)
+            if cutlass.const_expr(i == 1):
+                free_chunk(role, ctx.plan.tile.value_chunks - 1, is_last)
             add_line(role, accs[i], at + i * LINE_DIMS, keys, lane)
             issue_line(accs[i], p, ds, line_at(rows + ctx.plan.rope_at, i, False))
     for i, in_flight in enumerate((1, 0)):
         warpgroup.wait_group(in_flight)
+        if cutlass.const_expr(i == 1):
+            free_chunk(role, ctx.plan.tile.chunks - 1, is_last)
         add_line(role, accs[i], at + (last + i * LINE_DIMS), keys, lane)
 
 
 @cute.jit
-def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None:
+def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32], is_last: Boolean) -> None:
     """Store a tile's dS^T Q + P^T dO to the slots; keys: this thread's rows of them."""
     plan, rows = role.ctx.plan, role.ctx.memory.rows.address()
     pack, value_lines = role.ctx.thread % LINE_PACKS, plan.tile.value_chunks * CHUNK_LINES
@@ -227,6 +241,8 @@ def store_tile(role: Dkv, accs: Any, p: Any, ds: Any, keys: list[Int32]) -> None
         if cutlass.const_expr(i + 1 < plan.lines):
             issue_line(accs[(i + 1) % 2], p, ds, lines[i + 1])
         warpgroup.wait_group(1 if i + 1 < plan.lines else 0)
+        if cutlass.const_expr(i % CHUNK_LINES == 1):
+            free_chunk(role, i // CHUNK_LINES, is_last)
         for h in cutlass.range_constexpr(KEYS):
             packed = pack_line(accs[i % 2], h)
             words[h] = [*words[h], *packed] if i % 2 else list(packed)
@@ -277,7 +293,8 @@ def dkv_item(
         # Q and dO have been copied by threads; the fence shows them to wgmma.
         cute.arch.fence_proxy("async.shared", space="cta")
         items += 1
-    for _ in cutlass.range(tiles.count, unroll=1):
+    for index in cutlass.range(tiles.count, unroll=1):
+        is_last = Boolean(index + 1 == tiles.count)
         tile = tile_after(tile, tiles.count)
         ahead = read_keys(role, line, tiles, tile)
         ctx.memory.scores_full.wait_round(number)
@@ -286,11 +303,9 @@ def dkv_item(
         arrive_warp(ctx.memory.scores_free, 0, ctx.thread)
         if cutlass.const_expr(ctx.plan.slots):
             block = item % ctx.row_blocks
-            store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys])
+            store_tile(role, accs, p, ds, [key * ctx.row_blocks + block for key in keys], is_last)
         else:
-            add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE))
+            add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE), is_last)
         keys = ahead
         number += 1
-    if tiles.count > 0:
-        arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
     return number, items

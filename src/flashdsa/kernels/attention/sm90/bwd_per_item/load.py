@@ -31,8 +31,8 @@ from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE
-ROPE_WARP = 3
-"""Warp that copies the columns that only Q has."""
+WARP_ROWS = ROWS // WARPS
+"""Rows of an item that a warp copies."""
 
 
 class Gatherer(NamedTuple):
@@ -130,23 +130,31 @@ class Rows(NamedTuple):
 
 
 @cute.jit
-def copy_rows(role: Rows, item: Int32) -> None:
-    """Copy the warp's chunks of an item, a word of each row a lane; zeros of a query that names no
-    key, or is past the last. The order of columns is that of `prepare.py`."""
+def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
+    """Copy an item's rows, a quarter of each chunk a warp and a word of each row a lane; zeros of a
+    query that names no key, or is past the last. The order of columns is that of `prepare.py`.
+
+    Args:
+        items: with keys, of this CTA, before this one.
+    """
     ctx, tile = role.ctx, role.ctx.plan.tile
     present = ctx.lists.present[ctx.group_of(item)]
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    to = ctx.memory.rows.address() + place_of_word(lane)
-    row = Int64(item) * ROWS
+    half, own = warp // 2, warp * WARP_ROWS
+    to = ctx.memory.rows.address() + place_of_word(lane) + own % HALF_ROWS * ROW_BYTES
+    row = Int64(item) * ROWS + own
     q = role.q.iterator + (row * tile.d_qk + lane * WORD_DIMS)
     do = role.do.iterator + (row * tile.d_v + lane * WORD_DIMS)
-    for chunk in cutlass.range(warp, tile.value_chunks, WARPS, unroll=1):
-        place, column = to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
-        copy_chunk(ctx, q + column, place, present, tile.d_qk, 2 * HALF_BYTES)
-        copy_chunk(ctx, do + column, place + HALF_BYTES, present, tile.d_v, 2 * HALF_BYTES)
+    for chunk in cutlass.range(tile.value_chunks, unroll=1):
+        # rows_free: dKV of the item before has read the chunk, and S and dP before it.
+        ctx.memory.rows_free.wait_round(items - 1, chunk)
+        place, column = to + chunk * ROWS_CHUNK_BYTES + half * 2 * HALF_BYTES, chunk * CHUNK
+        copy_chunk(ctx, q + column, place, present, own, tile.d_qk)
+        copy_chunk(ctx, do + column, place + HALF_BYTES, present, own, tile.d_v)
     if cutlass.const_expr(tile.has_rope):
-        if warp == ROPE_WARP:
-            copy_chunk(ctx, q + tile.d_v, to + ctx.plan.rope_at, present, tile.d_qk, HALF_BYTES)
+        ctx.memory.rows_free.wait_round(items - 1, tile.value_chunks)
+        place = to + ctx.plan.rope_at + half * HALF_BYTES
+        copy_chunk(ctx, q + tile.d_v, place, present, own, tile.d_qk)
     arrive_when_copied(ctx.memory.rows_full.at())
 
 
@@ -156,20 +164,19 @@ def copy_chunk(
     source: cute.Pointer,
     to: Int32,
     present: Int32,
+    own: Int32,
     dims: cutlass.Constexpr,
-    half_bytes: cutlass.Constexpr,
 ) -> None:
-    """Copy 64 columns of the item's rows.
+    """Copy 64 columns of the warp's rows of an item.
 
     Args:
         source: this lane's word of the first row. to: its address in the first row's line.
-        dims: of a row. half_bytes: from row 0 to row 32.
+        own: the first row. dims: of a row.
     """
-    for rows in cutlass.range_constexpr(ROWS // QUERY_ROWS):
-        query = rows * QUERY_ROWS * ctx.plan.queries // ROWS
+    for rows in cutlass.range_constexpr(WARP_ROWS // QUERY_ROWS):
+        query = (own + rows * QUERY_ROWS) * ctx.plan.queries // ROWS
         none = ((present >> query) & 1) - 1
         for line in cutlass.range_constexpr(QUERY_ROWS):
             # The swizzle of row `line` of eight: its number into bits 4 to 6.
             row = rows * QUERY_ROWS + line
-            target = row // HALF_ROWS * half_bytes + row % HALF_ROWS * ROW_BYTES
-            copy_word(to ^ (line << 4), source, none, target, row * dims * BF16)
+            copy_word(to ^ (line << 4), source, none, row * ROW_BYTES, row * dims * BF16)

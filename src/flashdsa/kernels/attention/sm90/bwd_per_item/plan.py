@@ -250,8 +250,8 @@ class PerItemPlan(Sm90Plan):
                 also_awaited_by=(dkv,),
             ),
             Barrier(
-                "rows_free", 1, score, Arrives.EVERY_WARP, high, 0, "Q and dO have been read",
-                also_produced_by=dkv,
+                "rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,
+                "a chunk of Q and dO has been read",
             ),
             *(drawn if self.tickets else ()),
         )  # fmt: skip

@@ -112,7 +112,7 @@ def store_dq(
 class Scorer(NamedTuple):
     """Reads k and rows; writes p, ds, statistics, dQ.
 
-    Signals scores_full, k_free_low, rows_free.
+    Signals scores_full, k_free_low.
     """
 
     ctx: Context
@@ -297,8 +297,6 @@ def score_item(
         add_dq(ctx, accs, ctx.plan.low_chunks, ctx.memory.k_free_low)
         tile = tile_after(tile, tiles.count)
         number += 1
-    if tiles.count > 0:
-        arrive_warp(ctx.memory.rows_free, 0, ctx.thread)
     for dq, chunks in zip(accs, ctx.plan.low_chunks, strict=True):
         store_dq(ctx, role.dq, dq, item, chunks)
     return number, items
@@ -343,9 +341,7 @@ def high_item(
     number, items = numbers
     tiles = tiles_of(ctx, item)
     if tiles.count > 0:
-        # rows_free: S, dP and dKV of the item before have read its Q and dO.
-        ctx.memory.rows_free.wait_round(items - 1)
-        copy_rows(Rows(ctx, role.q, role.do), item)
+        copy_rows(Rows(ctx, role.q, role.do), item, items)
         items += 1
     for acc in accs:
         acc.fill(0.0)
