@@ -197,7 +197,7 @@ def launch_prepare(
     if cutlass.const_expr(tickets is not None):
         of_shared = (shared.counts, shared.named) if queries > 1 else None
         varied = Boolean(slots[1].shape[0] > 0)
-        near = Float32(NEAR_RATIO[queries] / queries)
+        near = Float32(NEAR_RATIO[plan.more] / queries)
         items = Items(lists.counts, of_shared, near, varied, Boolean(far != 0))
         order = tickets, items, plan.tile.keys
     launch_permute(*keys, choice, order, stream)
