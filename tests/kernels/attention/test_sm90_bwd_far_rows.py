@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -16,14 +14,6 @@ from flashdsa.kernels.attention import union
 from flashdsa.verify.judge_sparse_mla import forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.findings import unexpected
-
-
-@pytest.fixture
-def afresh() -> Iterator[None]:
-    """Kernels are compiled in the test, and not kept."""
-    compiled.cache_clear()
-    yield
-    compiled.cache_clear()
 
 
 @pytest.mark.slow

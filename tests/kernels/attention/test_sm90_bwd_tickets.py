@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +10,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
-from flashdsa.backends.emulated.runner import compiled, emulation
+from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_per_item import Call
 from flashdsa.kernels.attention.sm90.bwd_per_item import tickets
@@ -33,14 +31,6 @@ LENGTHS = [130, 0, 0, 200, 1, 65, 64, 0, 192, 128, 3]
 def lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries' lengths go round these."""
     monkeypatch.setattr(draw_rows, "length_values", lambda topk: LENGTHS)
-
-
-@pytest.fixture
-def afresh() -> Iterator[None]:
-    """Kernels are compiled in the test, and not kept."""
-    compiled.cache_clear()
-    yield
-    compiled.cache_clear()
 
 
 def gradients_of(
