@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.memory import readable
+from flashdsa.backends.packed_rows import num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_grouped import bind_large, grouping_for
 from flashdsa.backends.sm90.mla_bwd_joined import (
     bind_join,
-    num_rows,
     of_sources,
     queries_at_a_time,
     rows_of,
@@ -56,7 +56,8 @@ def bind(
     index_block: int = 1,
 ) -> Callable[[MlaBwdOperands], Gradients]:
     """Gradients of calls of these sizes; two sources, ranges and blocks are joined first."""
-    (num_queries, num_heads, d_qk), num_keys = operands.q.shape, num_rows(operands)
+    num_queries, num_heads, d_qk = operands.q.shape
+    num_keys = num_rows(operands.kv, operands.extra_kv)
     if not num_queries or not num_keys:
         return partial(without_keys, dkv_dtype=dkv_dtype)
     topk, has_lengths = operands.indices.shape[1], operands.topk_length is not None

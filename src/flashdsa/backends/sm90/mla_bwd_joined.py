@@ -38,11 +38,6 @@ def some_of(x: Tensor, some: slice | None) -> Tensor:
     return x if some is None else x[some]
 
 
-def num_rows(operands: MlaBwdOperands) -> int:
-    """Rows of both sources."""
-    return operands.kv.shape[0] + (0 if operands.extra_kv is None else operands.extra_kv.shape[0])
-
-
 def rows_of(operands: MlaBwdOperands) -> Tensor:
     """Rows of both sources, kv's first, as kernels read them."""
     if operands.extra_kv is None:
