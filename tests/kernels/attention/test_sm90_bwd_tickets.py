@@ -64,25 +64,28 @@ def gradients_of(
 def test_dq_has_the_bits_of_items_in_turns(
     heads: int, queries: int, device: Device, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With lists of a bitmap, and of a sort where they are short."""
+    """With and without pace; with lists of a bitmap, and of a sort where they are short."""
     monkeypatch.setattr(mla_bwd_per_item, "SHORT_SLOTS", short)
     policy = Policy(asynchronous="random", seed=3)
     drawn = gradients_of(heads, queries, device, policy)[0]
+    monkeypatch.setattr(mla_bwd_per_item, "PACED_ROWS", {heads: 0})
+    paced = gradients_of(heads, queries, device, policy)[0]
     monkeypatch.setattr(Call, "tickets", property(lambda call: False))
-    assert torch.equal(drawn, gradients_of(heads, queries, device, Policy())[0])
+    in_turns = gradients_of(heads, queries, device, Policy())[0]
+    assert torch.equal(drawn, in_turns) and torch.equal(paced, in_turns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "queries", "varied", "polls"),
     [
-        (64, 7, True, 512),
-        pytest.param(64, 7, False, 512, marks=pytest.mark.slow),
-        pytest.param(64, 7, False, 1, marks=pytest.mark.slow),  # all waits are too long
-        pytest.param(128, 5, True, 512, marks=pytest.mark.slow),
-        pytest.param(16, 30, False, 512, marks=pytest.mark.slow),
+        (64, 7, False, 512),
+        (64, 7, False, 1),  # all waits are too long
+        (128, 5, True, 512),
+        (16, 30, False, 512),
     ],
 )
-def test_dq_has_the_bits_of_items_in_turns_where_ctas_keep_pace(
+def test_dq_has_the_bits_of_items_in_turns_where_ctas_meet_often(
     heads: int,
     queries: int,
     varied: bool,
