@@ -121,8 +121,9 @@ class Call(NamedTuple):
 
     @property
     def tickets(self) -> bool:
-        """Whether CTAs draw their items, and keep pace: else one that has longer ones than others
-        is the last. Without RoPE columns they always do: one plan serves both."""
+        """Whether CTAs draw their items. By turns one that has longer ones than others would be the
+        last, and none waits for others. Without RoPE columns all are drawn: one plan serves both.
+        """
         more = self.row_blocks > self.num_ctas
         return (more and (self.has_lengths or self.is_far)) or not self.tile.has_rope
 
