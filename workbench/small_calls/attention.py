@@ -34,15 +34,14 @@ without_rope = partial(
 )
 
 
-def of_few_heads(heads: int) -> tuple[SmallCall, ...]:
-    """Decodes: rings that go round, clusters, scales that are no powers of two."""
-    return (
-        decode("a CTA", 1, heads=heads, topk=330, packed="ue8m0"),
-        decode("two CTAs", 2, heads=heads - 7, topk=200, packed="ue8m0", sms=2),
-        decode("any scale", 1, heads=heads, topk=600, packed="fp32", sms=2),
-        decode("four CTAs", 1, heads=heads, topk=900, packed="ue8m0", sms=4),
-        growing(heads, 256, "ue8m0"),
-    )
+FEW_HEADS = (
+    decode("a CTA", 1, heads=16, topk=330, packed="ue8m0"),
+    decode("two CTAs", 2, heads=9, topk=200, packed="ue8m0", sms=2),
+    decode("any scale", 1, heads=16, topk=600, packed="fp32", sms=2),
+    decode("four CTAs", 1, heads=16, topk=900, packed="ue8m0", sms=4),
+    growing(16, 256, "ue8m0"),
+)
+"""Decodes: rings that go round, clusters, scales that are no powers of two."""
 
 
 def of_formats(

@@ -16,7 +16,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -382,7 +382,7 @@ SPARSE_MLA_DECODE_DEALT = _hopper(
 SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     name="mla_decode_heads",
     operations=("sparse_mla_fwd",),
-    plans=tuple(FewHeadsPlan(heads, rope) for rope in (True, False) for heads in COLUMNS),
+    plans=(FewHeadsPlan(), FewHeadsPlan(rope=False)),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},

@@ -84,9 +84,27 @@ def launched(
     return out, lse
 
 
+@pytest.mark.parametrize(
+    "plan", [DecodePlan(), pytest.param(FewHeadsPlan(), marks=pytest.mark.slow)], ids=["64", "16"]
+)
+def test_ctas_with_a_tile_share_a_short_item(plan: DecodePlan | FewHeadsPlan) -> None:
+    """In clusters of eight: no tile, one, two (one CTA takes them of 64 heads), three, nine."""
+    draw = torch.Generator().manual_seed(0)
+    kv, q = torch.randn(90, 576, generator=draw), torch.randn(5, 5, 576, generator=draw).bfloat16()
+    indices = torch.randint(-1, 90, (5, 520), generator=draw).int()
+    lengths = torch.tensor([0, 60, 128, 190, 520], dtype=torch.int32)
+    rows = flashdsa.quantize_kv(kv, scale="fp32") if plan.packed else kv.bfloat16()
+    operands = SparseMlaOperands(q, rows, indices, lengths)
+    O, lse = launched(plan, operands, 8, 576**-0.5, Policy(asynchronous="late"))
+    values = reference.unpack_kv(rows) if plan.packed else rows
+    expected = reference.sparse_mla_fwd(q, values, indices, topk_length=lengths)
+    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(("packed", "sizes"), [("", (1, 16)), ("ue8m0", (1, 4))])
 def test_clusters_of_any_size_give_the_same(packed: str, sizes: tuple[int, ...]) -> None:
-    """With three tiles at most three CTAs have one; the others send that they have no key."""
+    """With three tiles at most three CTAs have one; the others take no part."""
     case = replace(TWO_STEPS, packed=packed)
     when = ("late", "eager", "late")
     first_O, first_lse = run(case, sizes[0])

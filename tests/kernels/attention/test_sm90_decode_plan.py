@@ -19,7 +19,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FEW_FORMATS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FEW_FORMATS, HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
@@ -125,21 +125,32 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
         (132, 16, FewHeadsPlan),
         (133, 16, DealtFewHeadsPlan),
         (200, 8, DealtFewHeadsPlan),
-        (132, 32, FewHeadsPlan),
+        (32, 32, FewHeadsPlan),
         (133, 32, DealtPlan),
-        (3, 64, FewHeadsPlan),
+        (2, 64, FewHeadsPlan),
+        (4, 64, DecodePlan),
     ],
 )
-def test_few_heads_are_dealt_by_16_or_by_64(queries: int, heads: int, plan: type) -> None:
-    """O of 32 heads would spill in the kernel of few."""
+def test_who_takes_few_heads_of_long_lists(queries: int, heads: int, plan: type) -> None:
+    """Items of 16 heads as long as their CTAs run at once; then those of 64."""
     assert type(choose(Emulator(), True, queries, heads, 2048)[0]) is plan
+
+
+@pytest.mark.parametrize("heads", [64, 128])
+def test_short_lists_of_few_queries_are_taken_by_16_heads(heads: int) -> None:
+    """They take 7 us in place of 10."""
+    for queries in (1, 4, 8):
+        plan, size = choose(Emulator(), True, queries, heads, 128)
+        assert type(plan) is FewHeadsPlan
+        assert size == 2
+    assert type(choose(Emulator(), True, 48, heads, 128)[0]) is DecodePlan
 
 
 @pytest.mark.parametrize("name", ["v32_no_rope", "v4", "v41", "v41_fp4"])
 def test_few_heads_have_four_scales_a_row(name: str) -> None:
     """P is stored times each scale of a key, so that other formats take the kernel of 64 heads."""
     form, tile = ROW_FORMATS[name], Tile(512)
-    for queries, heads in ((8, 16), (132, 32), (133, 16)):
+    for queries, heads in ((8, 16), (32, 32), (133, 16)):
         plan = choose(Emulator(), True, queries, heads, 2048, tile, form)[0]
         assert plan.form == form and plan.tile == tile
         assert isinstance(plan, FewHeadsPlan) == (form.num_scales == 4)
@@ -208,15 +219,15 @@ def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
 
 def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:
     """Other CTAs send while a CTA's consumers still add up their halves."""
-    for size, columns, form in product(CLUSTER_SIZES, COLUMNS, FEW_FORMATS):
-        with subtests.test(f"{size=}, {columns=}, {form.name}"):
-            plan = FewHeadsPlan(columns, bool(form.rope))
+    for size, form in product(CLUSTER_SIZES, FEW_FORMATS):
+        with subtests.test(f"{size=}, {form.name}"):
+            plan = FewHeadsPlan(bool(form.rope))
             (region, offset), _ = plan.halves
             assert region == "k"
-            assert size * -(-plan.dim_groups // size) * columns * 16 <= offset
-            assert offset + 128 * (4 * columns // 2) * 4 <= plan.staged_at
+            assert size * -(-plan.dim_groups // size) * HEADS * 16 <= offset
+            assert offset + 128 * (4 * HEADS // 2) * 4 <= plan.staged_at
             k = next(region for region in plan.buffers if region.name == "k")
-            assert plan.staged_at + columns * 512 * 2 <= k.bytes
+            assert plan.staged_at + HEADS * 512 * 2 <= k.bytes
 
 
 @pytest.mark.parametrize("registers", [240, 216])

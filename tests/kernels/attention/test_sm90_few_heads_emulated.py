@@ -1,4 +1,4 @@
-"""The Hopper decode of at most 32 heads on ptxemu: within the contract, without a finding."""
+"""The Hopper decode of items of 16 heads on ptxemu: within the contract, without a finding."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    COLUMNS,
     FEW_FORMATS,
+    HEADS,
     FewHeadsPlan,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
@@ -48,17 +48,15 @@ ALL_AT_ONCE = SparseMlaCase(
 NO_ROPE = FEW_FORMATS[1]
 
 
-@pytest.mark.parametrize(
-    ("columns", "size"), [(16, 1), pytest.param(16, 3, marks=pytest.mark.slow), (32, 2)]
-)
-def test_rows_without_rope_in_pages(columns: int, size: int) -> None:
-    """Seven steps, three and so on; every feature but a second source."""
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_rows_without_rope_in_pages(size: int) -> None:
+    """Seven steps, four and so on; every feature but a second source."""
     case = SparseMlaCase(
-        "no RoPE", 2, 192, columns - 3, 420, d_qk=512, packed="fp32", kv_format=NO_ROPE.name,
+        "no RoPE", 2, 192, 13, 420, d_qk=512, packed="fp32", kv_format=NO_ROPE.name,
         page_size=64, invalid=True, topk_length=True, poison=True, attn_sink="finite",
     )  # fmt: skip
     asynchronous = "late" if size == 1 else "eager"
-    run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(columns, rope=False))
+    run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(rope=False))
 
 
 def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
@@ -79,8 +77,8 @@ def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
 
 
 def test_clusters_of_any_size_give_the_same() -> None:
-    """With three tiles at most three CTAs have one; the others send that they have no key."""
-    plan = FewHeadsPlan(COLUMNS[0])
+    """With three tiles at most three CTAs have one; the others take no part."""
+    plan = FewHeadsPlan()
     first_O, first_lse = run(TWO_STEPS, 1, plan=plan)
     for size, asynchronous in ((2, "late"), (5, "eager")):
         O, lse = run(TWO_STEPS, size, Policy(asynchronous=asynchronous, seed=3), plan)
@@ -98,7 +96,7 @@ def test_the_public_operation_takes_every_feature() -> None:
 def test_a_ring_goes_round() -> None:
     """Seven steps: each stage is filled several times, by one warp and the other one."""
     case = SparseMlaCase("rounds", 1, 90, 27, 800, packed="fp32")
-    run(case, 1, Policy(asynchronous="late", seed=0), FewHeadsPlan(COLUMNS[1]))
+    run(case, 1, Policy(asynchronous="late", seed=0), FewHeadsPlan())
 
 
 def test_scales_of_a_query_may_be_far_apart() -> None:
@@ -117,29 +115,27 @@ def test_scales_of_a_query_may_be_far_apart() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("size", CLUSTER_SIZES)
-def test_every_cluster_and_two_blocks_of_heads(columns: int, size: int) -> None:
+def test_every_cluster_and_three_items_of_a_query(size: int) -> None:
     case = SparseMlaCase("heads", 1, 300, 37, 900, packed="fp32", invalid=True, attn_sink="finite")
-    run(case, size, plan=FewHeadsPlan(columns))
+    run(case, size, plan=FewHeadsPlan())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("columns", COLUMNS)
-def test_the_order_of_warps_does_not_matter(columns: int) -> None:
+def test_the_order_of_warps_does_not_matter() -> None:
     """Many rounds of each stage, which goes from warp to warp where their number is odd."""
-    case = SparseMlaCase("steps", 1, 90, columns, 1000, packed="ue8m0", topk_length=True)
+    case = SparseMlaCase("steps", 1, 90, 16, 1000, packed="ue8m0", topk_length=True)
     for seed in range(5):
-        run(case, 1, Policy(seed=seed), FewHeadsPlan(columns))
-        run(case, 2, Policy(seed=seed), FewHeadsPlan(columns))
+        run(case, 1, Policy(seed=seed), FewHeadsPlan())
+        run(case, 2, Policy(seed=seed), FewHeadsPlan())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("scale", [0.0, -0.05])
 def test_any_finite_scale_and_large_logits(scale: float) -> None:
-    plan = FewHeadsPlan(COLUMNS[0])
+    plan = FewHeadsPlan()
     case = SparseMlaCase("scale", 1, 50, 8, 300, packed="ue8m0", sm_scale=scale)
     run(case, 2, plan=plan)
     case = SparseMlaCase("huge", 1, 50, 8, 130, packed="ue8m0", logit_scale=1e30)
@@ -147,22 +143,15 @@ def test_any_finite_scale_and_large_logits(scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "form"),
-    [
-        (16, FEW_FORMATS[0]),
-        (32, FEW_FORMATS[1]),
-        pytest.param(16, FEW_FORMATS[1], marks=pytest.mark.slow),
-        pytest.param(32, FEW_FORMATS[0], marks=pytest.mark.slow),
-    ],
-    ids=lambda x: getattr(x, "name", str(x)),
+    "form",
+    [FEW_FORMATS[0], pytest.param(FEW_FORMATS[1], marks=pytest.mark.slow)],
+    ids=lambda form: form.name,
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(
-    tmp_path: Path, columns: int, form: RowFormat
-) -> None:
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, form: RowFormat) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    plan = FewHeadsPlan(columns, bool(form.rope))
+    plan = FewHeadsPlan(bool(form.rope))
     text = str(compiled(SPARSE_MLA_DECODE_FEW_HEADS, plan).__ptx__).rstrip("\0")
     kinds = {"bf16", "f16"} if plan.tile.has_rope else {"f16"}
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds
-    assert set(re.findall(r"wgmma\.\S*m64n(\d+)k16", text)) == {str(columns)}
+    assert set(re.findall(r"wgmma\.\S*m64n(\d+)k16", text)) == {str(HEADS)}
     assert_it_assembles_without_spills(text, tmp_path)

@@ -65,6 +65,24 @@ def make_lists_by_rows(
     launch_by_rows(num_keys, launch, packs)
 
 
+@cute.jit
+def make_lists_that_pay(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    rows: cute.Tensor,
+    members: cute.Tensor,
+    counts: cute.Tensor,
+    num_keys: Int32,
+    least_saved: Int32,
+    group: cutlass.Constexpr,
+):
+    lists = Lists(rows, members, counts)
+    kernel = union_kernel(
+        indices, topk_length, lists, num_keys, group, 0, None, least_saved=least_saved
+    )
+    kernel.launch(grid=[counts.shape[0], 1, 1], block=[THREADS, 1, 1])
+
+
 def draw(kind: str, queries: int) -> Tensor:
     """(queries, TOPK) int32 of distinct rows, but where they are to be repeated.
 
@@ -147,3 +165,28 @@ def test_many_rows_are_packed_if_that_is_asked_for() -> None:
     (of_few,) = judge(near, group, 0, make_lists_by_rows, num_keys=FAR_ROWS, packs=True)
     (of_many,) = judge(far.int(), group, 0, make_lists_by_rows, num_keys=num_keys, packs=True)
     assert of_few.kernel != of_many.kernel
+
+
+@pytest.mark.parametrize("least_saved", [250, 251])
+def test_lists_that_a_union_could_not_shorten_have_all_slots(least_saved: int) -> None:
+    """Two queries name 300 and 250 of the same rows: a union may have 250 less than both."""
+    group, lengths = 2, [300, 250]
+    indices = torch.arange(TOPK, dtype=torch.int32).expand(group, -1).contiguous()
+    indices[0, 7] = -1
+    rows = torch.full((1, group * TOPK), -7, dtype=torch.int32)
+    members = torch.zeros(rows.shape, dtype=torch.uint8)
+    counts = torch.full((1,), -7, dtype=torch.int32)
+    with emulate() as emulator:
+        given = (indices, torch.tensor(lengths, dtype=torch.int32), rows, members, counts)
+        make_lists_that_pay(*map(from_dlpack, given), Int32(NUM_KEYS), Int32(least_saved), group)
+    assert list(emulator.findings) == []
+    if least_saved <= 250:
+        assert torch.equal(rows[0, :300], torch.arange(300, dtype=torch.int32))
+        expected = torch.tensor([3] * 250 + [1] * 50, dtype=torch.uint8)
+        expected[7] = 2
+    else:
+        assert torch.equal(rows[0, :550], torch.cat([indices[0, :300], indices[1, :250]]))
+        expected = torch.tensor([1] * 300 + [2] * 250, dtype=torch.uint8)
+        expected[7] = 0
+    assert int(counts[0]) == len(expected)
+    assert torch.equal(members[0, : len(expected)], expected)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 LISTS_US = 10.0
 """Time of the kernels that groups have besides, without passing over bits."""
-MOST_OF_LISTS, MOST_OF_GROUPS = 0.2, {2: 1.2, 4: 1.4, 8: 1.4}
+MOST_OF_LISTS, MOST_OF_GROUPS = {2: 0.15, 4: 0.2, 8: 0.2}, {2: 1.2, 4: 1.4, 8: 1.4}
 """Groups are taken without a sample if their lists take at most so much of the time of queries one
 by one, and all together, if queries had nothing in common, at most so much of it, by the queries
 of a group: two save half at best."""
@@ -191,7 +191,7 @@ def groups_for(
     alone = time_of(num_queries, topk, num_sms)
     apart = time_of(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
-    pays = lists <= MOST_OF_LISTS * alone and lists + apart <= MOST_OF_GROUPS[group] * alone
+    pays = lists <= MOST_OF_LISTS[group] * alone and lists + apart <= MOST_OF_GROUPS[group] * alone
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
     if alone > least and lists < alone / 2:
         return group, 1

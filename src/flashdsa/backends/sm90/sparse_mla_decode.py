@@ -18,7 +18,7 @@ from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_wav
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FEW_FORMATS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FEW_FORMATS, HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
@@ -53,7 +53,7 @@ _SPECS: Mapping[type[Plan], KernelSpec] = {
 INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
 """Waves of items, a CTA each, beyond which dealing saves little."""
-MOST_OF_WAVES = 0.94
+MOST_OF_WAVES = 0.97
 """Dealt tiles of packed rows take less than this of the time by clusters, or clusters are taken:
 whole waves of them, of which the formula sees no overlap."""
 INVARIANT_CTAS = 4
@@ -77,17 +77,15 @@ PACKED, BF16, SIXTEEN = range(3)
 WAVE_TIMES = {
     PACKED: Times(9.4, 2.53, item=9.4),
     BF16: Times(9.4, 1.9, item=9.4),
-    SIXTEEN: Times(7.0, 1.47, item=1.0),
+    SIXTEEN: Times(6.4, 1.41, item=5.5),
 }
-"""Times by clusters; those of packed rows are of 32 heads, too."""
-ALONE_TILES = 2
-"""Tiles of 64 heads up to which a CTA ends an item sooner than a cluster that shares it."""
+"""Times by clusters; those of 16 heads are within 12 % of 135 calls of 32, 64 and 128."""
 ALONE_US = 1.9
 """Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {
     PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
     BF16: Times(9.4, 2.0, item=4.0, merge=12.0, part=1.0),
-    SIXTEEN: Times(7.0, 1.57, item=5.0, merge=1.0, part=1.0),
+    SIXTEEN: Times(6.0, 1.45, item=3.8, merge=2.6, part=1.3),
 }
 """Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items; of 16 heads predicted."""
 
@@ -144,11 +142,12 @@ def bind_joined(
     tile, tiles = plan.tile, joined_tiles(slots_of(operands, index_block))
     items = items_of(*operands.q.shape[:2])
     capacity = _capacity(runner, plan)
-    size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=ALONE_TILES)
+    size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=plan.alone_tiles)
     far = share_far_rows(operands.q.shape[1], num_rows(operands.kv, operands.extra_kv))
+    dealt = DealtPlan(packed=True, joined=True, form=plan.form, tile=tile)
     can = plan.packed and not tile.has_rope and not plan.mixed
-    if can and dealing_pays(runner, PACKED, plan, size, items, items, tiles, far=far):
-        plan = DealtPlan(packed=True, joined=True, form=plan.form, tile=tile)
+    if can and dealing_pays(runner, dealt, plan, size, items, items, tiles, far=far):
+        plan = dealt
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
 
@@ -179,8 +178,8 @@ def bind_invariant(
     plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
     if is_joined(operands, index_block):
         plan = joined_plan(operands, kv_format)
-    elif num_heads <= COLUMNS[-1] and form in FEW_FORMATS:
-        plan = FewHeadsPlan(next(c for c in COLUMNS if c >= num_heads), tile.has_rope)
+    elif num_heads <= HEADS and form in FEW_FORMATS:
+        plan = FewHeadsPlan(tile.has_rope)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
     return with_used_slots(runner, write, operands, index_block, extra=True)
@@ -291,20 +290,18 @@ def choose(
     """The kernel, and CTAs of an item, one where tiles are dealt.
 
     Tiles of packed rows are dealt out where that takes less time than clusters; bf16 rows have no
-    more items than SMs here, and gain nothing. Dealt items of 17 to 32 heads are of the kernel of
-    64, which has the same time a tile there.
+    more items than SMs here, and gain nothing.
     """
     many = DecodePlan(packed=packed, form=form, tile=tile)
     plan, size = choose_clusters(runner, many, queries, num_heads, topk)
     if not packed:
         return plan, size
     dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=True, form=form, tile=tile)
-    kind = PACKED
-    if form in FEW_FORMATS and num_heads <= COLUMNS[0]:
-        dealt, kind = DealtFewHeadsPlan(rope=tile.has_rope), SIXTEEN
+    if form in FEW_FORMATS and num_heads <= HEADS:
+        dealt = DealtFewHeadsPlan(rope=tile.has_rope)
     items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
     far = share_far_rows(num_heads, num_keys)
-    if dealing_pays(runner, kind, plan, size, *items, tiles_of(topk), far=far):
+    if dealing_pays(runner, dealt, plan, size, *items, tiles_of(topk), far=far):
         return dealt, 1
     return plan, size
 
@@ -315,16 +312,28 @@ def share_far_rows(num_heads: int, num_keys: int) -> bool:
     return num_heads > ROWS and num_keys > NEAR_KEYS
 
 
-def time_of_clusters(kind: int, plan: Plan, size: int, tiles: int, waves: int) -> float:
+def kind_of(plan: Plan) -> int:
+    """The kind of a plan's items."""
+    if isinstance(plan, FewHeadsPlan):
+        return SIXTEEN
+    return PACKED if plan.packed else BF16
+
+
+def time_of_clusters(plan: Plan, size: int, tiles: int, waves: int) -> float:
     """Time of items of so many tiles that clusters of `size` CTAs take in waves."""
-    time = time_of_waves(WAVE_TIMES[kind], -(-tiles // size), waves)
+    time = time_of_waves(WAVE_TIMES[kind_of(plan)], -(-tiles // size), waves)
     alone = size == 1 and isinstance(plan, DecodePlan)
     return time - ALONE_US * waves if alone else time
 
 
+def waves_of(runner: Runner, plan: Plan, size: int, items: int) -> int:
+    """Waves of items that clusters of `size` CTAs take."""
+    return -(-items // _capacity(runner, plan)[size])
+
+
 def dealing_pays(
     runner: Runner,
-    kind: int,
+    dealt: Plan,
     plan: Plan,
     size: int,
     items: int,
@@ -341,9 +350,9 @@ def dealing_pays(
     """
     if far and items > MOST_FAR_TURNS * runner.num_sms:
         return False
-    waves = -(-items // _capacity(runner, plan)[size])
-    by_clusters = time_of_clusters(kind, plan, size, tiles, waves)
-    return time_of_dealing(kind, runner.num_sms, dealt_items, tiles) < MOST_OF_WAVES * by_clusters
+    by_clusters = time_of_clusters(plan, size, tiles, waves_of(runner, plan, size, items))
+    by_dealing = time_of_dealing(kind_of(dealt), runner.num_sms, dealt_items, tiles)
+    return by_dealing < MOST_OF_WAVES * by_clusters
 
 
 def choose_clusters(
@@ -351,24 +360,23 @@ def choose_clusters(
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel of whole items, and CTAs of an item: `many`, of 64 heads, or that of few.
 
-    Packed rows of four fp32 scales take the kernel of few heads if heads are few; or if so many of
-    its CTAs run at once that none has more steps than with all 64 heads in each, as its steps are
-    shorter.
+    Packed rows of four fp32 scales take the kernel of few heads if heads are few, or if several
+    items of a query take less time than one: their steps are shorter.
     """
-    sizes = _capacity(runner, many)
-    many_items = queries * many.items(num_heads)
-    many_size = cluster_size_for(sizes, many_items, topk, alone_up_to=ALONE_TILES)
+    many_items, tiles = queries * many.items(num_heads), tiles_of(topk)
+    many_size = cluster_size_for(
+        _capacity(runner, many), many_items, topk, alone_up_to=many.alone_tiles
+    )
     if not many.packed or many.form not in FEW_FORMATS:
         return many, many_size
-    columns = next((c for c in COLUMNS if c >= num_heads), COLUMNS[-1])
-    few = FewHeadsPlan(columns, many.tile.has_rope)
-    sizes = _capacity(runner, few)
+    few = FewHeadsPlan(many.tile.has_rope)
     few_items = queries * few.items(num_heads)
-    few_size = cluster_size_for(sizes, few_items, topk)
-    at_once = few_items <= sizes.get(few_size, 0) and few_size >= many_size
-    if num_heads <= COLUMNS[-1] or at_once:
-        return few, few_size
-    return many, many_size
+    few_size = cluster_size_for(_capacity(runner, few), few_items, topk)
+    by_few = time_of_clusters(few, few_size, tiles, waves_of(runner, few, few_size, few_items))
+    by_many = time_of_clusters(
+        many, many_size, tiles, waves_of(runner, many, many_size, many_items)
+    )
+    return (few, few_size) if num_heads <= HEADS or by_few < by_many else (many, many_size)
 
 
 def can_deal(num_sms: int, items: int, tiles: int) -> bool:
@@ -423,7 +431,7 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     """
     num_sms, tiles = runner.num_sms, of.tiles
     turns, waves = of.items / num_sms, -(-of.items // num_sms)
-    by_turns = time_of_clusters(BF16, plan, 1, tiles, waves)
+    by_turns = time_of_clusters(plan, 1, tiles, waves)
     can = can_deal(num_sms, of.items, of.most_tiles) and not (plan.joined and plan.tile.has_rope)
     if can and not share_far_rows(of.num_heads, of.num_keys):
         dealt = time_of_dealing(BF16, num_sms, of.items, tiles) + DEALT_CODE_US

@@ -3,8 +3,9 @@
 Each group has a CTA. Each row of a range has a byte in shared memory, or two, with a bit for each
 query; those that are not 0 come out in an order that only they decide. A row that a query names
 again comes again after them, in order, so that a group's list is the same every time. If very many
-rows are named again, the group gets all its queries' slots one after another. Over many rows there
-may be no more bits a row than queries of the group: fewer ranges, and the same lists.
+rows are named again, the group gets all its queries' slots one after another; likewise if a union
+could not save what it costs. Over many rows there may be no more bits a row than queries of the
+group: fewer ranges, and the same lists.
 
 A list may be asked for in whole tiles. Then every number in it, up to the next multiple of `tile`,
 is of a row that the group names, so that none needs a test before it is read.
@@ -13,7 +14,7 @@ is of a row that the group names, so that none needs a test before it is read.
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
@@ -337,6 +338,17 @@ def fill_tile(x: Slots, lists: Lists, count: Int32, thread: Int32) -> None:
         store_members(lists, line + place, Int32(0))
 
 
+@cute.jit
+def union_may_pay(x: Slots, least_saved: Int32) -> Boolean:
+    """Whether a union may have so many slots less than the group's queries one after another."""
+    together, longest = Int32(0), Int32(0)
+    for member in cutlass.range_constexpr(x.group):
+        length = length_of(x, x.first_query + member)
+        together += length
+        longest = cutlass.max(longest, length)
+    return Boolean(together - longest >= least_saved)
+
+
 @cute.kernel
 def union_kernel(
     indices: cute.Tensor,
@@ -348,6 +360,7 @@ def union_kernel(
     choice: Any,
     grouping: cutlass.Constexpr = SECOND,
     packs: cutlass.Constexpr = False,
+    least_saved: Any = None,
 ):
     """One group; arguments as in `launch_union`, packs: see `Slots`."""
     number, _, _ = cute.arch.block_idx()
@@ -355,15 +368,15 @@ def union_kernel(
     lean = grouping == FIRST
     x = Slots(indices, topk_length, num_keys, number * group, group, tile, lean, packs)
     if cutlass.const_expr(choice is None):
-        make_list(x, shared, lists)
+        make_list(x, shared, lists, least_saved)
     else:
         if is_taken(choice, Int32(grouping)):
-            make_list(x, shared, lists)
+            make_list(x, shared, lists, least_saved)
 
 
 @cute.jit
-def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
-    """Write the group's list."""
+def make_list(x: Slots, shared: Shared, lists: Lists, least_saved: Any = None) -> None:
+    """Write the group's list. `least_saved`: see `launch_union`."""
     thread, _, _ = cute.arch.thread_idx()
     number, _, _ = cute.arch.block_idx()
     num_keys, tile = x.num_keys, x.tile
@@ -373,7 +386,12 @@ def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
             shared.present[0] = Int32(0)
             shared.named[0] = Int32(0)
             shared.named[1] = Int32(0)
-    count = Int32(0)
+    count, takes_all = Int32(0), Boolean(False)
+    if cutlass.const_expr(least_saved is not None):
+        if not union_may_pay(x, least_saved):
+            takes_all, num_keys = Boolean(True), Int32(0)
+            # num_repeats is read below.
+            cute.arch.sync_threads()
     for base in cutlass.range(0, num_keys, RANGE_WORDS * x.word_rows, unroll=1):
         num_rows = cutlass.min(num_keys - base, Int32(RANGE_WORDS * x.word_rows))
         num_words = clear_range(x, shared, num_rows, thread)
@@ -381,7 +399,7 @@ def make_list(x: Slots, shared: Shared, lists: Lists) -> None:
         mark(x, shared, Int32(base), thread)
         cute.arch.sync_threads()
         count = write_range(x, shared, lists, Int32(base), num_words, count, thread)
-    if shared.num_repeats[0] > MOST_REPEATS:
+    if takes_all or shared.num_repeats[0] > MOST_REPEATS:
         count = write_all_slots(x, shared, lists, thread)
     elif shared.num_repeats[0] > 0:
         count = write_repeats(shared, lists, count, thread)
@@ -409,6 +427,7 @@ def launch_union(
     choice: Any = None,
     grouping: cutlass.Constexpr = SECOND,
     packs: cutlass.Constexpr = False,
+    least_saved: Any = None,
 ):
     """Launch on `stream`.
 
@@ -418,11 +437,22 @@ def launch_union(
         tile: lists are made up to a multiple of it, at most THREADS; 0: they are not.
         choice: lists are made if it says `grouping`, see `choice.py`; None: they are made.
         packs: rows beyond FAR_ROWS have no more bits in shared memory than they need.
+        least_saved: Int32, of lists that are not made up: a list has all slots of its queries if a
+            union could not have so many less; None: it is a union in any case.
     """
 
     def launch(packed: bool) -> None:
         made = union_kernel(
-            indices, topk_length, lists, num_keys, group, tile, choice, grouping, packed
+            indices,
+            topk_length,
+            lists,
+            num_keys,
+            group,
+            tile,
+            choice,
+            grouping,
+            packed,
+            least_saved,
         )
         made.launch(grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
 

@@ -121,6 +121,11 @@ def longest_union(group: int, num_keys: Int32, topk: Int32) -> Any:
     return Float32(RATIOS[group]) - union_us / (Float32(steps) * STEP_US + ITEM_US)
 
 
+def least_saved(group: int, num_keys: Int32) -> Any:
+    """Slots whose steps take the time of passing over a group's bits of all rows."""
+    return Int32(Float32(num_keys) * (group * UNION_BIT_US / STEP_US * Tile().step_keys))
+
+
 @cute.jit
 def run_roles(
     memory: FwdMemory,
@@ -196,7 +201,10 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
                 launch_sample(*asked, num_keys, counts, choice, ratio, plan.group, stream)
         grouping = FIRST if plan.drawn else SECOND
         named = of_queries.indices, of_queries.topk_length
-        launch_union(*named, lists, num_keys, plan.group, stream, 0, choice, grouping)
+        least = least_saved(plan.group, num_keys)
+        launch_union(
+            *named, lists, num_keys, plan.group, stream, 0, choice, grouping, least_saved=least
+        )
         slots = lists.rows, lists.counts, lists.members
         rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
         flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))

@@ -23,7 +23,7 @@ from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, find_item
@@ -80,7 +80,7 @@ def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
     """
     x, (cluster_size,) = split(arguments)
-    items = x.q.shape[0] * ((x.q.shape[1] + plan.columns - 1) // plan.columns)
+    items = x.q.shape[0] * ((x.q.shape[1] + HEADS - 1) // HEADS)
     few_heads_kernel(*x, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],

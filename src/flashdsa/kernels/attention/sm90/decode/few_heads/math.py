@@ -25,7 +25,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     state_of_piece,
     tiles_of_consumer,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, WARPS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
     multiply_tile,
@@ -49,6 +49,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
     meet_consumers,
+    takes_part,
     wait_for_extent,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts, staged_rows
@@ -93,7 +94,7 @@ class Math(NamedTuple):
 class Registers(NamedTuple):
     """Registers of a thread."""
 
-    out: cute.Tensor  # O^T: 8 blocks of 64 dims, columns / 2 fp32 each
+    out: cute.Tensor  # O^T: 8 blocks of 64 dims, HEADS / 2 fp32 each
     heads: Heads
 
 
@@ -104,8 +105,8 @@ def meet(ctx: Context, consumer: Any) -> None:
 
 def read_units(ctx: Context) -> list[Any]:
     """Scales of the lane's heads of Q."""
-    count = ctx.plan.columns // 4
-    shared = ctx.memory.row_unit.array(Float32, ctx.plan.columns)
+    count = HEADS // 4
+    shared = ctx.memory.row_unit.array(Float32, HEADS)
     first = first_head(ctx.thread % WARP_SIZE)
     return [shared[first + offset_of_head(number)] for number in range(count)]
 
@@ -158,14 +159,14 @@ def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
         moved = moved | (factor != 1.0)
     if cute.arch.vote_any_sync(moved):
         for i in cutlass.range_constexpr(cute.size(out)):
-            out[i] = out[i] * factors[head_of(i % (ctx.plan.columns // 2))]
+            out[i] = out[i] * factors[head_of(i % (HEADS // 2))]
 
 
 @cute.jit
 def consume(role: Math) -> Registers:
     """Take every step of the CTA in which this consumer has a tile."""
     ctx = role.ctx
-    out = cute.make_rmem_tensor(blocks_of(ctx.plan) * ctx.plan.columns // 2, Float32)
+    out = cute.make_rmem_tensor(blocks_of(ctx.plan) * HEADS // 2, Float32)
     out.fill(0.0)
     r = Registers(out, new_heads(ctx, role.consumer))
     if ctx.num_steps > 0:
@@ -196,7 +197,7 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     """
     tile = ctx.plan.tile
     rope_units = (tile.d_qk - tile.d_v) // UNIT
-    threads = CONSUMERS * WARPGROUP_SIZE // ctx.plan.columns
+    threads = CONSUMERS * WARPGROUP_SIZE // HEADS
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, number = thread // threads, thread % threads
     # A head past the last is read like a row of kv that is not valid.
@@ -218,7 +219,7 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     words = [to_f16(scaled(word, factor)) for word in words]
     rope = [scaled(word, factor) for word in rope]
     if number == 0:
-        ctx.memory.row_unit.array(Float32, ctx.plan.columns)[row] = power_of_two(-power)
+        ctx.memory.row_unit.array(Float32, HEADS)[row] = power_of_two(-power)
     base = ctx.memory.q.address()
     for i in cutlass.range_constexpr(pairs):
         pair = number + i * threads
@@ -266,7 +267,7 @@ def stage_share(role: Math, r: Registers) -> None:
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.
     meet_consumers(ctx.memory.all_read)
-    if ctx.num_ctas > 1:
+    if ctx.num_ctas > 1 and takes_part(ctx):
         if role.consumer == 0:
             expect_parts(role.output)
     half = exchange_halves(role, r, find_factors(role, r))
@@ -281,12 +282,11 @@ def stage_share(role: Math, r: Registers) -> None:
 def publish_sums(role: Math, r: Registers) -> None:
     """Publish each warp's sums."""
     ctx = role.ctx
-    columns = ctx.plan.columns
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    pitch = columns + 4
+    pitch = HEADS + 4
     sums = ctx.memory.sums.array(Float32, CONSUMERS * WARPS * pitch)
     base = (role.consumer * WARPS + warp) * pitch + first_head(lane)
-    for number in cutlass.range_constexpr(columns // 4):
+    for number in cutlass.range_constexpr(HEADS // 4):
         total = reduce_keys(r.heads.total[number], lambda a, b: a + b)
         if lane < 4:
             sums[base + offset_of_head(number)] = total
@@ -303,10 +303,10 @@ class Merged(NamedTuple):
 def merge_sums(role: Math, number: int) -> Merged:
     """Merge the sums of the lane's head of that number."""
     ctx = role.ctx
-    columns, factor = ctx.plan.columns, role.output.scale.factor
-    pitch = columns + 4
+    factor = role.output.scale.factor
+    pitch = HEADS + 4
     sums = ctx.memory.sums.array(Float32, CONSUMERS * WARPS * pitch)
-    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * columns)
+    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * HEADS)
     at = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
     offset = offset_of_head(number)
     tops = [maxima[first_maximum(ctx, consumer, 0) + offset] for consumer in range(CONSUMERS)]
@@ -324,7 +324,7 @@ def find_factors(role: Math, r: Registers) -> list[Any]:
     a key."""
     unit = Float32(0.0) - Float32(r.heads.power[0])
     factors = []
-    for number in cutlass.range_constexpr(role.ctx.plan.columns // 4):
+    for number in cutlass.range_constexpr(HEADS // 4):
         merged = merge_sums(role, number)
         mine = merged.tops[1] if role.consumer == 1 else merged.tops[0]
         own = exp2((mine - merged.top) * role.output.scale.factor + unit)
@@ -343,8 +343,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any], number: Any = 
         number: of the exchanges before.
     """
     ctx = role.ctx
-    columns = ctx.plan.columns
-    count = columns // 2
+    count = HEADS // 2
     half = blocks_of(ctx.plan) // CONSUMERS * count
     regions = ((ctx.memory.region(name), offset) for name, offset in ctx.plan.halves)
     first, second = (region.address() + offset for region, offset in regions)
@@ -376,7 +375,7 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any], number: Any = 
 def stage_dims(role: Math, half: list[Any]) -> None:
     """Stage this consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
     ctx = role.ctx
-    count = ctx.plan.columns // 2
+    count = HEADS // 2
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     rows = staged_rows(role.output)
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
@@ -384,11 +383,7 @@ def stage_dims(role: Math, half: list[Any]) -> None:
     base = base + (lane // 4 % 4 * 4 + first_head(lane) * GROUP_BYTES)
     for block in cutlass.range_constexpr(blocks_of(ctx.plan) // CONSUMERS):
         to = base + (group + block * (ROWS // GROUP_DIMS)) * (rows * GROUP_BYTES)
-        for heads in cutlass.range_constexpr(ctx.plan.columns // MMA_ROWS):
-            if heads * MMA_ROWS < rows:
-                first = block * count + 8 * heads
-                at = to + heads * (MMA_ROWS * GROUP_BYTES)
-                stage_heads(half[first : first + 8], at)
+        stage_heads(half[block * count : (block + 1) * count], to)
 
 
 def stage_heads(v: list[Any], to: Any) -> None:
@@ -418,7 +413,7 @@ def stage_statistics(role: Math) -> None:
     1."""
     ctx = role.ctx
     base = ctx.memory.q.address() + ctx.rank * CTA_STATISTICS_BYTES
-    for number in cutlass.range_constexpr(ctx.plan.columns // 4):
+    for number in cutlass.range_constexpr(HEADS // 4):
         to = base + (first_head(ctx.thread) + offset_of_head(number)) * STATISTICS_BYTES
         if role.consumer == 0:
             merged = merge_sums(role, number)

@@ -24,8 +24,9 @@ CONSUMERS = 2
 """Warpgroups that multiply; each takes every other tile of 64 keys."""
 PIECE_KEYS = WARP_SIZE
 """Keys that a warp asks for, a lane each."""
-COLUMNS = (16, 32)
-"""Heads that a kernel may be compiled for."""
+HEADS = 16
+"""Heads of an item: the columns of its products. With 32 it took longer than two of 16, or than the
+kernel of 64, for each of 135 calls."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 FEW_FORMATS = (V32, ROW_FORMATS["v32_no_rope"])
 """Formats of packed rows: of four fp32 scales, as P of a key is stored times each of them. A row is
@@ -37,18 +38,19 @@ class FewHeadsPlan(ClusterPlan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
-        columns: heads of an item, one of COLUMNS.
         gather_registers, math_registers: of a thread.
         lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
         rope: rows have RoPE columns: of FEW_FORMATS the first one, else the second one.
     """
 
-    columns: int = 16
     rope: bool = True
     gather_registers: int = 24
     math_registers: int = 240
     lazy_log2: float = 8.0
     packed = True
+    group_heads = HEADS
+    stages = 8
+    """Pieces in shared memory, half of them for each consumer."""
 
     @property
     def form(self) -> RowFormat:  # type: ignore[override]
@@ -71,29 +73,19 @@ class FewHeadsPlan(ClusterPlan):
         return "" if self.form == V32 else f"_{self.form.name}"
 
     @property
-    def group_heads(self) -> int:
-        """Heads of an item."""
-        return self.columns
-
-    @property
     def tile_pieces(self) -> int:
         """Pieces of a tile."""
         return self.tile.keys // PIECE_KEYS
 
     @property
-    def stages(self) -> int:
-        """Pieces in shared memory, half of them for each consumer."""
-        return 8 if self.columns == COLUMNS[0] else 6
-
-    @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_decode_heads{self.columns}{self.form_suffix}"
+        return f"mla_decode_heads{HEADS}{self.form_suffix}"
 
     @property
     def operand_bytes(self) -> int:
         """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
-        return self.columns * ROW_BYTES
+        return HEADS * ROW_BYTES
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -104,7 +96,7 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def staged_at(self) -> int:
         """Offset in region k of this CTA's O, after what other CTAs send and the halves."""
-        halves = WARPGROUP_SIZE * self.blocks * self.columns // 2 * FP32
+        halves = WARPGROUP_SIZE * self.blocks * HEADS // 2 * FP32
         return max(super().staged_at, self.received_bytes + halves)
 
     @property
@@ -116,13 +108,13 @@ class FewHeadsPlan(ClusterPlan):
     def received_bytes(self) -> int:
         """Bytes of all CTAs' O of one CTA's dims: more than O if dims are not shared out evenly."""
         groups = max(size * -(-self.dim_groups // size) for size in CLUSTER_SIZES)
-        return groups * GROUP_BYTES * self.columns
+        return groups * GROUP_BYTES * HEADS
 
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
         statistics = MOST_CTAS * ROWS * STATISTICS * FP32
-        of_warps = CONSUMERS * WARPS * (self.columns + 4) * FP32
+        of_warps = CONSUMERS * WARPS * (HEADS + 4) * FP32
         return [
             SmemRegion(
                 "q",
@@ -140,7 +132,7 @@ class FewHeadsPlan(ClusterPlan):
                 "k",
                 max(
                     self.stages * self.piece_bytes,
-                    self.staged_at + self.columns * self.tile.d_v * F16,
+                    self.staged_at + HEADS * self.tile.d_v * F16,
                 ),
                 128,
                 "rows of 32 keys a stage; then halves of O, and all CTAs' O of this one's dims",
@@ -150,11 +142,11 @@ class FewHeadsPlan(ClusterPlan):
             SmemRegion("sums", of_warps, 16, "each warp's sums"),
             SmemRegion(
                 "maxima",
-                CONSUMERS * WARPS * self.columns * FP32,
+                CONSUMERS * WARPS * HEADS * FP32,
                 16,
                 "that sums and O are against, a copy for each warp",
             ),
-            SmemRegion("row_unit", self.columns * FP32, 16, "what a head of Q is a multiple of"),
+            SmemRegion("row_unit", HEADS * FP32, 16, "what a head of Q is a multiple of"),
             *self.cluster_buffers,
         ]
 

@@ -16,7 +16,7 @@ from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import COLUMNS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
 from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_SCALES, KV_SCALES_AT
 
@@ -89,20 +89,20 @@ def rope_keys(keys: Any) -> list[list[Any]]:
 
 
 def multiply_keys(
-    plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, s: list[Any] | None, kind: str
+    plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, kind: str
 ) -> list[Any]:
-    """Issue S^T = K Q^T, or S^T += K Q^T, as one group; return the accumulators.
+    """Issue S^T = K Q^T as one group; return the accumulators.
 
     Args:
         q: low word of Q's descriptor. steps: of K, 16 columns each. first: number of the first one.
-        s: accumulators to add to; None: start at 0. kind: of Q and K.
+        kind: of Q and K.
     """
-    values = [Float32(0.0) for _ in range(plan.columns // 2)] if s is None else s
+    values = [Float32(0.0) for _ in range(HEADS // 2)]
     warpgroup.fence()
     for i, a in enumerate(steps):
         chunk, step = divmod(first + i, CHUNK_STEPS)
         b = descriptor_behind(q, chunk * plan.operand_bytes + step * LOAD_BYTES)
-        values = _multiply(plan, kind, values, a, b, s is not None or i > 0)
+        values = _multiply(kind, values, a, b, i > 0)
     warpgroup.commit_group()
     return values
 
@@ -117,36 +117,23 @@ def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
     q = opaque(q)
     row_bytes = plan.form.row_bytes
     scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * row_bytes) for h in range(THREAD_ROWS)]
-    s = [Float32(0.0) for _ in range(plan.columns // 2)]
+    s = [Float32(0.0) for _ in range(HEADS // 2)]
     if plan.tile.has_rope:
         first = plan.tile.value_chunks * CHUNK_STEPS
-        s = multiply_keys(plan, q, rope_keys(keys), first, None, BF16_KIND)
-    # 16 heads leave registers for two groups: keys of one, while the other is multiplied.
-    pending = 1 if plan.columns == COLUMNS[0] else 0
-    if pending == 0:
-        warpgroup.wait_group(0)
-    waiting: list[tuple[list[Any], int]] = []
+        s = multiply_keys(plan, q, rope_keys(keys), first, BF16_KIND)
+    before: list[Any] | None = None
     for group in range(KV_SCALES):
-        of_group: list[Any] | None = None
-        for step in range(group * GROUP_STEPS, (group + 1) * GROUP_STEPS, _batch(plan)):
-            if of_group is not None:
-                warpgroup.wait_group(0)
-            steps = latent_keys(keys, step * MMA_K, _batch(plan))
-            of_group = multiply_keys(plan, q, steps, step, of_group, F16_KIND)
-        assert of_group is not None
-        waiting.append((of_group, group))
-        if len(waiting) > pending:
-            warpgroup.wait_group(pending)
-            s = _add_scaled(s, *waiting.pop(0), scales_at)
+        first = group * GROUP_STEPS
+        steps = latent_keys(keys, first * MMA_K, GROUP_STEPS)
+        of_group = multiply_keys(plan, q, steps, first, F16_KIND)
+        # Registers have room for two groups: keys of one, while the other is multiplied.
+        if before is not None:
+            warpgroup.wait_group(1)
+            s = _add_scaled(s, before, group - 1, scales_at)
+        before = of_group
     warpgroup.wait_group(0)
-    for last in waiting:
-        s = _add_scaled(s, *last, scales_at)
-    return s
-
-
-def _batch(plan: FewHeadsPlan) -> int:
-    """Steps along the columns of K whose first operands are in registers together."""
-    return GROUP_STEPS * COLUMNS[0] // plan.columns
+    assert before is not None
+    return _add_scaled(s, before, KV_SCALES - 1, scales_at)
 
 
 def _add_scaled(s: list[Any], of_group: list[Any], group: int, addresses: Any) -> list[Any]:
@@ -176,10 +163,10 @@ def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> 
     """Compute O^T += V^T P^T of a tile; all products are done when it returns.
 
     Args:
-        out: accumulators, columns / 2 of each block in turn. p: low word of P's descriptor.
+        out: accumulators, HEADS / 2 of each block in turn. p: low word of P's descriptor.
     """
     p = opaque(p)
-    count = plan.columns // 2
+    count = HEADS // 2
     for block in range(blocks_of(plan)):
         steps = values_of_block(pieces, block)
         values = [out[count * block + i] for i in range(count)]
@@ -187,20 +174,15 @@ def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> 
         warpgroup.fence()
         for i, a in enumerate(steps):
             b = descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)
-            values = _multiply(plan, F16_KIND, values, a, b, True)
+            values = _multiply(F16_KIND, values, a, b, True)
         warpgroup.commit_group()
         for i in range(count):
             out[count * block + i] = values[i]
-        # 32 heads leave registers for one block's operands only.
-        if plan.columns > COLUMNS[0]:
-            warpgroup.wait_group(0)
-        elif block > 0:
+        if block > 0:
             warpgroup.wait_group(1)
     warpgroup.wait_group(0)
 
 
-def _multiply(
-    plan: FewHeadsPlan, kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool
-) -> list[Any]:
-    opcode = f"wgmma.mma_async.sync.aligned.m{ROWS}n{plan.columns}k{MMA_K}.f32.{kind}.{kind}"
+def _multiply(kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool) -> list[Any]:
+    opcode = f"wgmma.mma_async.sync.aligned.m{ROWS}n{HEADS}k{MMA_K}.f32.{kind}.{kind}"
     return mma_async(opcode, d, a, b, accumulate=accumulate, transposes=(0,))

@@ -15,7 +15,7 @@ from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, WARPS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -32,14 +32,14 @@ class Heads(NamedTuple):
     """Values of the lane's heads, in registers. Their maxima are in shared memory, for each
     warp."""
 
-    total: cute.Tensor  # (columns / 4,) fp32: over the lane's keys
+    total: cute.Tensor  # (HEADS / 4,) fp32: over the lane's keys
     power: cute.Tensor  # (1,) Int32: O is scaled by 2^power
 
 
 @cute.jit
 def new_heads(ctx: Context, consumer: Int32) -> Heads:
     """Heads without a key."""
-    count = ctx.plan.columns // 4
+    count = HEADS // 4
     total = cute.make_rmem_tensor(count, Float32)
     power = cute.make_rmem_tensor(1, Int32)
     total.fill(0.0)
@@ -50,16 +50,16 @@ def new_heads(ctx: Context, consumer: Int32) -> Heads:
 
 def first_maximum(ctx: Context, consumer: Any, warp: Any) -> Any:
     """Index of a warp's maximum of the lane's first head: a score that sums and O are against."""
-    return (consumer * WARPS + warp) * ctx.plan.columns + first_head(ctx.thread % WARP_SIZE)
+    return (consumer * WARPS + warp) * HEADS + first_head(ctx.thread % WARP_SIZE)
 
 
 @cute.jit
 def store_maxima(ctx: Context, consumer: Int32, values: list[Any]) -> None:
     """Store the warp's maxima, which are equal in all four warps."""
-    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * ctx.plan.columns)
+    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * HEADS)
     first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
     if ctx.thread % WARP_SIZE < 4:
-        for number in cutlass.range_constexpr(ctx.plan.columns // 4):
+        for number in cutlass.range_constexpr(HEADS // 4):
             maxima[first + offset_of_head(number)] = values[number]
     cute.arch.sync_warp()
 
@@ -119,13 +119,12 @@ def find_tops(
         row: the address of the lane's first key.
         meet: makes the consumer's warps wait for each other.
     """
-    columns = ctx.plan.columns
-    pitch = columns + 4
+    pitch = HEADS + 4
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     shared = ctx.memory.tops.array(Float32, 2 * WARPS * pitch)
     mine = (consumer * WARPS + warp) * pitch
     tops = []
-    for number in cutlass.range_constexpr(columns // 4):
+    for number in cutlass.range_constexpr(HEADS // 4):
         of_head = [value for i, value in enumerate(s) if head_of(i) == number]
         tops.append(reduce_keys(cute.arch.fmax(of_head[0], of_head[1]), cute.arch.fmax))
     largest = Float32(0.0)
@@ -134,19 +133,19 @@ def find_tops(
             largest = cute.arch.fmax(largest, value)
     largest = reduce_keys(largest, cute.arch.fmax)
     if lane < 4:
-        for number in cutlass.range_constexpr(columns // 4):
+        for number in cutlass.range_constexpr(HEADS // 4):
             shared[mine + first_head(lane) + offset_of_head(number)] = tops[number]
-        shared[mine + columns] = largest
+        shared[mine + HEADS] = largest
     meet(ctx, consumer)
-    for number in cutlass.range_constexpr(columns // 4):
+    for number in cutlass.range_constexpr(HEADS // 4):
         tops[number] = Float32(NO_KEY)
     largest = Float32(0.0)
     for other in cutlass.range_constexpr(WARPS):
         at = (consumer * WARPS + other) * pitch
-        for number in cutlass.range_constexpr(columns // 4):
+        for number in cutlass.range_constexpr(HEADS // 4):
             value = shared[at + first_head(lane) + offset_of_head(number)]
             tops[number] = cute.arch.fmax(tops[number], value)
-        largest = cute.arch.fmax(largest, shared[at + columns])
+        largest = cute.arch.fmax(largest, shared[at + HEADS])
     return tops, largest
 
 
@@ -159,7 +158,7 @@ def move_tops(
     Returns:
         The maxima, and the factors of O.
     """
-    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * ctx.plan.columns)
+    maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * HEADS)
     first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
     exponent = ((bits_of(largest) >> 23) & 255) - BIAS
     power = heads.power[0]

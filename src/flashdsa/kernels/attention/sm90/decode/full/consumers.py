@@ -38,6 +38,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
     steps_of,
+    takes_part,
     wait_for_extent,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts, staged_rows
@@ -168,7 +169,8 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
         multiply_rows(r.out, factors)
         send_rows(w, r.out, factors, item, consumer)
     else:
-        announce(w, consumer)
+        if takes_part(ctx):
+            announce(w, consumer)
         factors, units = normalise(ctx, r.out, sums)
         multiply_rows(r.out, factors)
         stage_share(w, r, sums, units, consumer)

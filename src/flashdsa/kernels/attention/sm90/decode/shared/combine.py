@@ -15,7 +15,11 @@ from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.results import ItemRows
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E, Rows
-from flashdsa.kernels.attention.sm90.decode.shared.context import Output, meet_consumers
+from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    Output,
+    meet_consumers,
+    takes_part,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import (
     Share,
     address_of_dims,
@@ -58,14 +62,15 @@ def write_share(w: Output, consumer: Int32) -> None:
     ctx = w.ctx
     # staged: both halves of this CTA's O are staged.
     meet_consumers(ctx.memory.staged)
-    if ctx.num_ctas > 1:
-        exchange(w, consumer)
-    place = place_of_lane(w, ctx.thread + consumer * WARPGROUP_SIZE)
-    top = top_of_row(w, place.row)
-    if place.row < rows_of_item(w):
-        add_up(w, place, top)
-    if ctx.num_ctas > 1:
-        leave(ctx, consumer)
+    if takes_part(ctx):
+        if ctx.num_ctas > 1:
+            exchange(w, consumer)
+        place = place_of_lane(w, ctx.thread + consumer * WARPGROUP_SIZE)
+        top = top_of_row(w, place.row)
+        if place.row < rows_of_item(w):
+            add_up(w, place, top)
+        if ctx.num_ctas > 1:
+            leave(ctx, consumer)
 
 
 @cute.jit

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Boolean, Int32, cute
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
 from flashdsa.dsl.integers import divide
@@ -13,8 +13,9 @@ from flashdsa.dsl.smem import VECTOR, store_words
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
-from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots
+from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
 from flashdsa.kernels.attention.sm90.core.tile import TILES
+from flashdsa.kernels.attention.sm90.decode.shared.plan import MOST_WITH_A_TILE
 
 
 class DecodeMemory(StepMemory):
@@ -53,7 +54,7 @@ class Context(NamedTuple):
     query: Int32
     head: Int32  # the item's first
     rank: Int32  # of the CTA in its cluster
-    num_ctas: Int32  # of the cluster
+    num_ctas: Int32  # of the cluster, its first ones: those that share the item
     first_slot: Int32  # of this CTA
     end_slot: Int32  # one past its last that may be valid
     num_tiles: Int32  # of 64 keys, at most: those after the last valid slot count
@@ -134,8 +135,10 @@ def find_item(
         given = (lengths.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
     tiles = divide(num_slots + keys - 1, keys)
-    num_ctas, rank = num_ctas_and_rank(memory.plan)
-    first, end = divide(tiles * rank, num_ctas), divide(tiles * (rank + 1), num_ctas)
+    num_ctas, rank = num_sharing(memory.plan, tiles), rank_of_cta(memory.plan)
+    # One that takes no part comes after the last tile.
+    cuts = (divide(tiles * number, num_ctas) for number in (rank, rank + 1))
+    first, end = (cutlass.min(cut, tiles) for cut in cuts)
     return Context(
         memory,
         query,
@@ -150,11 +153,32 @@ def find_item(
     )
 
 
-def num_ctas_and_rank(plan: Any) -> tuple[Int32, Int32]:
-    """CTAs of the cluster, and this one's rank."""
-    if plan.alone:
-        return Int32(1), Int32(0)
-    return Int32(cute.arch.cluster_size()), Int32(cute.arch.block_idx_in_cluster())
+@cute.jit
+def num_sharing(plan: cutlass.Constexpr, tiles: Int32) -> Int32:
+    """CTAs of the cluster that share an item of so many tiles: those with a tile, if they are few.
+
+    A message from each CTA to each other one takes time, whatever it says.
+    """
+    if cutlass.const_expr(plan.alone):
+        return Int32(1)
+    count = Int32(cute.arch.cluster_size())
+    if cutlass.const_expr(plan.shares_by_tiles):
+        if tiles <= plan.alone_tiles:
+            count = Int32(1)
+        elif tiles <= MOST_WITH_A_TILE:
+            count = cutlass.min(count, tiles)
+    return count
+
+
+def takes_part(ctx: Context) -> Any:
+    """Whether this CTA of a cluster shares the item; one that does not is sent nothing. It goes
+    through the code of an item without slots, as other CTAs find that in the cache sooner then."""
+    return ctx.rank < ctx.num_ctas if ctx.plan.shares_by_tiles else Boolean(True)
+
+
+def rank_of_cta(plan: Any) -> Int32:
+    """This CTA's rank in its cluster."""
+    return Int32(0) if plan.alone else Int32(cute.arch.block_idx_in_cluster())
 
 
 def thread_of_warpgroup() -> Any:
@@ -166,8 +190,11 @@ def thread_of_warpgroup() -> Any:
 @cute.jit
 def store_item(ctx: Context) -> None:
     """One warp: store the item and its slots for `load_item`, whose threads the CTA meets first."""
-    of_lists = ctx.joined if ctx.plan.joined else JoinedSlots(Int32(0), Int32(0), Int32(0))
-    words = [ctx.query, ctx.head, ctx.first_slot, ctx.end_slot, ctx.num_tiles, *of_lists]
+    main, end = Int32(0), Int32(0)
+    if cutlass.const_expr(ctx.plan.joined):
+        main, end = ctx.joined.main, ctx.joined.end
+    of_cta = [ctx.query, ctx.head, ctx.first_slot, ctx.end_slot, ctx.num_tiles]
+    words = [*of_cta, ctx.num_ctas, main, end]
     if cute.arch.lane_idx() == 0:
         for four in cutlass.range_constexpr(len(words) // VECTOR):
             to = ctx.memory.item.address() + four * VECTOR * 4
@@ -179,10 +206,13 @@ def load_item(memory: DecodeMemory) -> Context:
     again, as registers are few."""
     at = memory.item.address()
     query, head, first_slot, end_slot = load_words_again(at)
-    num_tiles, *of_lists = load_words_again(at + VECTOR * 4)
-    num_ctas, rank = num_ctas_and_rank(memory.plan)
-    thread = thread_of_warpgroup()
-    joined = JoinedSlots(*of_lists) if memory.plan.joined else None
+    num_tiles, num_ctas, main, end = load_words_again(at + VECTOR * 4)
+    rank, thread = rank_of_cta(memory.plan), thread_of_warpgroup()
+    if memory.plan.alone:
+        num_ctas = Int32(1)
+    joined = None
+    if memory.plan.joined:
+        joined = JoinedSlots(main, split_after(main, memory.plan.tile.keys), end)
     return Context(
         memory, query, head, rank, num_ctas, first_slot, end_slot, num_tiles, thread, joined
     )

@@ -17,6 +17,11 @@ GROUP_BYTES = GROUP_DIMS * F16
 CLUSTER_SIZES = (16, 8, 7, 6, 5, 4, 3, 2, 1)
 """CTAs that may share an item; the key tiles then have room for all dims of O."""
 MOST_CTAS = max(CLUSTER_SIZES)
+MOST_WITH_A_TILE = 8
+"""Tiles of an item up to which those CTAs share it that have one: their number is among
+CLUSTER_SIZES, for which region k has room."""
+ALONE_TILES = 2
+"""Tiles of 64 heads up to which a CTA ends an item sooner than a cluster that shares it."""
 OF_CLUSTERS = ("staged", "o_full", "ready", "done")
 """Barriers of messages, which a kernel of dealt tiles has not."""
 STATISTICS = 4
@@ -49,6 +54,10 @@ class ClusterPlan(Sm90Plan):
     joined: bool = False
     alone = False
     """Whether a CTA has an item alone, and sends its rows itself."""
+    shares_by_tiles = True
+    """Whether CTAs of a cluster without a tile take no part in an item of few tiles."""
+    alone_tiles = 1
+    """Tiles of an item up to which one CTA of a cluster takes it sooner than several."""
 
     def __post_init__(self) -> None:
         """Check the choices against the architecture.

@@ -27,7 +27,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
     states_of_tile,
     take_tile,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import blocks_of
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     first_head,
@@ -77,7 +77,7 @@ class Dealt(NamedTuple):
 def take_stretches(role: Dealt, consumer: Int32) -> None:
     """Both consumers, one code: take every stretch of the CTA."""
     memory = role.memory
-    out = cute.make_rmem_tensor(blocks_of(memory.plan) * memory.plan.columns // 2, Float32)
+    out = cute.make_rmem_tensor(blocks_of(memory.plan) * HEADS // 2, Float32)
     number, tiles = Int32(0), Int32(0)
     while number < num_stretches(memory):
         # stretch_read, a phase a stretch: maxima, and Q, which halves overwrote, may be written.
@@ -148,8 +148,7 @@ def end_stretch(role: Dealt, r: Registers, number: Int32, consumer: Int32) -> No
 @cute.jit
 def merge_consumers(role: Math, r: Registers, number: Int32) -> Rows:
     """This consumer's half of the dims, of both consumers' tiles, divided by the heads' sums."""
-    plan = role.ctx.plan
-    heads = plan.columns // 4
+    heads = HEADS // 4
     rows = Rows(
         cute.make_rmem_tensor(cute.size(r.out) // CONSUMERS, Float32),
         cute.make_rmem_tensor(heads, Float32),
@@ -176,8 +175,8 @@ def write_rows(role: Math, rows: Rows) -> None:
     dims, blocks = ctx.plan.tile.d_v, blocks_of(ctx.plan) // CONSUMERS
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
     dim = group * GROUP_DIMS + lane // 4 % 4 * 2
-    count = ctx.plan.columns // 2
-    for number in cutlass.range_constexpr(ctx.plan.columns // 4):
+    count = HEADS // 2
+    for number in cutlass.range_constexpr(HEADS // 4):
         head = first_head(lane) + offset_of_head(number)
         if head < rows_of_item(w):
             total = rows.totals[number]

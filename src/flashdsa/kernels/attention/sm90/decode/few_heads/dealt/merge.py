@@ -14,6 +14,7 @@ from flashdsa.dsl.gmem import load2, store2, store4
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     first_head,
     head_of,
@@ -36,14 +37,14 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 class Rows(NamedTuple):
     """A thread's values of O, and of its heads, in registers."""
 
-    out: cute.Tensor  # 4 blocks of 64 dims, columns / 2 fp32 each: divided by the sums
-    tops: cute.Tensor  # (columns / 4,) fp32: maxima
-    totals: cute.Tensor  # (columns / 4,) fp32: sums against them
+    out: cute.Tensor  # 4 blocks of 64 dims, HEADS / 2 fp32 each: divided by the sums
+    tops: cute.Tensor  # (HEADS / 4,) fp32: maxima
+    totals: cute.Tensor  # (HEADS / 4,) fp32: sums against them
 
 
 def at_statistics(slot: Any, ctx: Context, number: int) -> Any:
     """Pointer to the statistics of the lane's head of that number."""
-    values = ctx.plan.columns * ctx.plan.tile.d_v // 2
+    values = HEADS * ctx.plan.tile.d_v // 2
     head = first_head(ctx.thread % WARP_SIZE) + offset_of_head(number)
     return slot + (values + head * STATISTICS)
 
@@ -98,7 +99,7 @@ def merge_parts(role: Math, rows: Rows, workspace: Workspace, parts: Parts) -> N
                 at = LINE_VALUES * line + 2 * i
                 both = from_f16(words[i])
                 for odd in cutlass.range_constexpr(2):
-                    weight = weights[head_of((at + odd) % (ctx.plan.columns // 2))]
+                    weight = weights[head_of((at + odd) % (HEADS // 2))]
                     # 0 times a part without a key may be NaN.
                     value = both[odd] if weight != 0.0 else Float32(0.0)
                     rows.out[at + odd] = rows.out[at + odd] + weight * value
@@ -107,4 +108,4 @@ def merge_parts(role: Math, rows: Rows, workspace: Workspace, parts: Parts) -> N
         total = rows.totals[number]
         inverses.append(cute.arch.rcp_approx(total) if total != 0.0 else Float32(0.0))
     for i in cutlass.range_constexpr(cute.size(rows.out)):
-        rows.out[i] = rows.out[i] * inverses[head_of(i % (ctx.plan.columns // 2))]
+        rows.out[i] = rows.out[i] * inverses[head_of(i % (HEADS // 2))]

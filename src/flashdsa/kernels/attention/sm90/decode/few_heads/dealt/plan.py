@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
 from flashdsa.plan import Arrives, Barrier, SmemRegion
 
 
 @dataclass(frozen=True)
 class DealtFewHeadsPlan(FewHeadsPlan):
-    """One compiled dealt kernel; fields as of the kernel by clusters.
-
-    Its O of 32 heads would spill: those are dealt to the kernel of 64 (`full/dealt/`).
-    """
+    """One compiled dealt kernel; fields as of the kernel by clusters."""
 
     gather_registers: int = 40
     math_registers: int = 232
@@ -23,7 +20,7 @@ class DealtFewHeadsPlan(FewHeadsPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_decode_dealt_heads{self.columns}{self.form_suffix}"
+        return f"mla_decode_dealt_heads{HEADS}{self.form_suffix}"
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
