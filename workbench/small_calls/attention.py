@@ -44,6 +44,17 @@ FEW_HEADS = (
 """Decodes: rings that go round, clusters, scales that are no powers of two."""
 
 
+_of_v4 = partial(without_rope, kv_format="v4", extra_format="v4", extra_keys=90, extra_topk=70)
+FEW_HEADS_OF_512 = (
+    _of_v4("a CTA", 1, heads=16, topk=330),
+    _of_v4("two CTAs", 2, heads=9, topk=200, sms=2),
+    _of_v4("four CTAs", 1, heads=16, topk=700, sms=4, topk_length=True),
+    without_rope("one source", 1, heads=16, topk=330, sms=2),
+)
+"""Decodes of 512 columns: two sources whose rows have their scales apart, and one with four
+scales."""
+
+
 def of_formats(
     *shape: int, sms: int, joined: bool = False, mixed: bool = False, **features: Any
 ) -> tuple[SmallCall, ...]:

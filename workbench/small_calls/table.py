@@ -25,6 +25,7 @@ from workbench.small_calls import two_levels
 from workbench.small_calls.attention import (
     ENTRIES,
     FEW_HEADS,
+    FEW_HEADS_OF_512,
     KEYS,
     attention,
     decode,
@@ -308,18 +309,16 @@ TABLE: dict[str, Row] = {
     # Synchronised as the rows above are.
     "mla-decode-formats-sm_90a": Row("mla_decode", of_formats(1, 40, 330, sms=2), mutated=0),
     "mla-decode-formats-joined-sm_90a": Row("mla_decode", of_formats(
-        2, 20, 150, sms=4, joined=True, mixed=True), mutated=0),
+        2, 50, 150, sms=4, joined=True, mixed=True), mutated=0),
     "mla-decode-dealt-formats-sm_90a": Row(
         "mla_decode_dealt", of_formats(4, 40, 330, sms=3), mutated=0),
     "mla-decode-dealt-formats-joined-sm_90a": Row("mla_decode_dealt", of_formats(
         4, 20, 330, sms=3, joined=True, topk_length=True), mutated=0),
-    "mla-decode-heads-formats-sm_90a": Row("mla_decode_heads", (
-        without_rope("two CTAs", 1, heads=16, topk=330, sms=2),
-    ), mutated=0),
     "mla-decode-dealt-heads-formats-sm_90a": Row("mla_decode_dealt_heads", (
         without_rope("four CTAs", 5, heads=16, topk=600, sms=4),
     ), mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),
+    "mla-decode-heads16-v4-sm_90a": Row("mla_decode_heads", FEW_HEADS_OF_512, mutated=3),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),
     "prefill-heads16-sm_90a": Row("prefill", (

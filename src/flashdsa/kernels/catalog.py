@@ -16,7 +16,12 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    DEALT_FORMATS,
+    FEW_FORMATS,
+    JOINED_FEW_FORMATS,
+    FewHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
@@ -382,7 +387,10 @@ SPARSE_MLA_DECODE_DEALT = _hopper(
 SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     name="mla_decode_heads",
     operations=("sparse_mla_fwd",),
-    plans=(FewHeadsPlan(), FewHeadsPlan(rope=False)),
+    plans=(
+        *(FewHeadsPlan(form) for form in FEW_FORMATS),
+        *(FewHeadsPlan(form, joined=True) for form in JOINED_FEW_FORMATS),
+    ),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
@@ -390,7 +398,7 @@ SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
 SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     name="mla_decode_dealt_heads",
     operations=("sparse_mla_fwd",),
-    plans=(DealtFewHeadsPlan(), DealtFewHeadsPlan(rope=False)),
+    plans=tuple(DealtFewHeadsPlan(form) for form in DEALT_FORMATS),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.kernel:compile_dealt",
     entry="dealt_few_heads_kernel",
     roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},

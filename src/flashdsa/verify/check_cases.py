@@ -68,6 +68,8 @@ FORWARD = [
                   kv_format="v32_no_rope", invalid=True, poison=True),
     SparseMlaCase("pages of v4", 9, 256, 16, 96, d_qk=512, packed="ue8m0", kv_format="v4",
                   page_size=64, invalid=True, topk_length=True, poison=True, attn_sink="infinite"),
+    SparseMlaCase("pages of v4, 40 queries", 40, 256, 64, 96, d_qk=512, packed="ue8m0",
+                  kv_format="v4", page_size=64, invalid=True, poison=True, attn_sink="finite"),
     SparseMlaCase("pages of v41, 40 queries of 2048 slots", 40, 320, 64, 2048, d_qk=512,
                   packed="ue8m0", kv_format="v41", page_size=64, invalid=True, topk_length=True),
     SparseMlaCase("pages of v41_fp4", 3, 256, 128, 300, d_qk=512, packed="ue8m0", poison=True,

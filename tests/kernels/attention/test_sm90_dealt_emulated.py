@@ -29,7 +29,7 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
-FEW_OF_512 = DealtFewHeadsPlan(rope=False)
+FEW_OF_512 = DealtFewHeadsPlan(ROW_FORMATS["v32_no_rope"])
 OF_512 = DealtPlan(tile=WITHOUT_ROPE)
 LATER = pytest.mark.slow
 A_WAVE_AND_ONE = SparseMlaCase(

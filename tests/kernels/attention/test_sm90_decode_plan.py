@@ -147,13 +147,16 @@ def test_short_lists_of_few_queries_are_taken_by_16_heads(heads: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["v32_no_rope", "v4", "v41", "v41_fp4"])
-def test_few_heads_have_four_scales_a_row(name: str) -> None:
-    """P is stored times each scale of a key, so that other formats take the kernel of 64 heads."""
+def test_few_heads_have_few_scales_a_row(name: str) -> None:
+    """P is stored times each scale of a key, and 64 dims have one: other formats take the kernel of
+    64 heads."""
     form, tile = ROW_FORMATS[name], Tile(512)
-    for queries, heads in ((8, 16), (32, 32), (133, 16)):
+    for queries, heads in ((8, 16), (32, 32)):
         plan = choose(Emulator(), True, queries, heads, 2048, tile, form)[0]
         assert plan.form == form and plan.tile == tile
-        assert isinstance(plan, FewHeadsPlan) == (form.num_scales == 4)
+        assert isinstance(plan, FewHeadsPlan) == (form.num_scales < 8)
+    plan = choose(Emulator(), True, 133, 16, 2048, tile, form)[0]
+    assert isinstance(plan, DealtFewHeadsPlan) == (form.num_scales == 4)
 
 
 ALONE = DecodePlan(tile=Tile(512))
@@ -221,7 +224,7 @@ def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests:
     """Other CTAs send while a CTA's consumers still add up their halves."""
     for size, form in product(CLUSTER_SIZES, FEW_FORMATS):
         with subtests.test(f"{size=}, {form.name}"):
-            plan = FewHeadsPlan(bool(form.rope))
+            plan = FewHeadsPlan(form)
             (region, offset), _ = plan.halves
             assert region == "k"
             assert size * -(-plan.dim_groups // size) * HEADS * 16 <= offset

@@ -20,14 +20,15 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_FEW_HEADS
-from flashdsa.row_formats import RowFormat
+from flashdsa.ops.attention import SparseMlaOperands
+from flashdsa.row_formats import ROW_FORMATS, RowFormat
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.test_row_formats import rows_of_every_code
-from tests.kernels.attention.test_sm90_decode_emulated import run
+from tests.kernels.attention.test_sm90_decode_emulated import launched, pages_of, run
 from tests.kernels.features import EVERY_FEATURE
 
 TWO_STEPS = SparseMlaCase(
@@ -56,7 +57,61 @@ def test_rows_without_rope_in_pages(size: int) -> None:
         page_size=64, invalid=True, topk_length=True, poison=True, attn_sink="finite",
     )  # fmt: skip
     asynchronous = "late" if size == 1 else "eager"
-    run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(rope=False))
+    run(case, size, Policy(asynchronous=asynchronous, seed=3), FewHeadsPlan(NO_ROPE))
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_pages_of_v4(size: int) -> None:
+    """Scales behind the rows of a page, bf16 columns of the value; pages of 24 rows, of which those
+    that no slot names hold NaN."""
+    draw = torch.Generator().manual_seed(0)
+    rows = flashdsa.quantize_kv(torch.randn(90, 512, generator=draw), kv_format="v4")
+    q = torch.randn(2, 20, 512, generator=draw).bfloat16()
+    indices = torch.randint(-1, 85, (2, 180), generator=draw).int()
+    lengths, sink = torch.tensor([180, 40], dtype=torch.int32), torch.randn(20, generator=draw)
+    values = reference.unpack_kv(rows, "v4")
+    given = {"topk_length": lengths, "attn_sink": sink}
+    expected = reference.sparse_mla_fwd(q, values, indices, **given)
+    rows[85:] = 0xFF
+    operands = SparseMlaOperands(q, pages_of("v4", rows, 24), indices, lengths, sink)
+    plan = FewHeadsPlan(ROW_FORMATS["v4"])
+    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late", seed=3))
+    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_pages_of_two_sources_of_v4(size: int) -> None:
+    """Ids beside a range; a page of either source has a size of its own."""
+    draw = torch.Generator().manual_seed(0)
+    main, extra = (
+        flashdsa.quantize_kv(torch.randn(count, 512, generator=draw), kv_format="v4")
+        for count in (90, 150)
+    )
+    q = torch.randn(2, 20, 512, generator=draw).bfloat16()
+    ids = torch.randint(-1, 90, (2, 100), generator=draw).int()
+    starts = torch.tensor([[3], [0]], dtype=torch.int32)
+    ends = torch.tensor([131, 70], dtype=torch.int32)
+    rows, joined = reference.join_sources(
+        reference.unpack_kv(main, "v4"),
+        ids,
+        extra_kv=reference.unpack_kv(extra, "v4"),
+        extra_indices=(starts[:, 0], ends),
+    )
+    expected = reference.sparse_mla_fwd(q, rows, joined)
+    extra[131:] = 0xFF
+    operands = SparseMlaOperands(
+        q,
+        pages_of("v4", main, 32),
+        ids,
+        extra_kv=pages_of("v4", extra, 3),
+        extra_indices=starts,
+        extra_ends=ends,
+    )
+    plan = FewHeadsPlan(ROW_FORMATS["v4"], joined=True)
+    O, lse = launched(plan, operands, size, 512**-0.5, Policy(asynchronous="late"))
+    assert (O.double() - expected[0]).norm() <= 2.5e-3 * expected[0].norm()
+    torch.testing.assert_close(lse.double(), expected[1], rtol=1e-6, atol=1e-6)
 
 
 def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
@@ -73,6 +128,25 @@ def test_every_code_of_rows_without_rope_beside_every_scale() -> None:
     expected = reference.unpack_kv(rows, NO_ROPE.name)[slots[:, 0].long(), None].expand_as(O)
     # P of one key is 1, times a scale in f16.
     assert ((O.double() - expected).abs() <= 2.0**-8 * expected.abs() + 2.0**-24).all()
+    assert not lse.any()
+
+
+def test_every_code_of_v4_beside_scales_far_apart() -> None:
+    """Likewise; the bf16 columns are those that f16 holds."""
+    form = ROW_FORMATS["v4"]
+    rows = flashdsa.quantize_kv(torch.zeros(4, 512), kv_format="v4")
+    codes = (torch.arange(448) + torch.arange(4)[:, None] * 64) % 256
+    rows[:, :448] = torch.where(codes % 128 == 127, 0, codes).byte()
+    powers = torch.tensor([0, -3, 7, -14, 5, -20, -9, 2])
+    scales = (127 + powers[(torch.arange(7) + torch.arange(4)[:, None]) % 8]).byte()
+    rows[:, form.scales_at : form.scales_at + 7] = scales
+    rope = torch.tensor([65280.0, -65280, 2.0**-24, -(2.0**-14), 1.0, 0]).repeat(11)[:64]
+    rows[:, form.rope_at : form.rope_at + 128] = rope.bfloat16().view(torch.uint8)
+    slots = torch.arange(4, dtype=torch.int32)[:, None]
+    operands = SparseMlaOperands(torch.zeros(4, 9, 512).bfloat16(), pages_of("v4", rows, 2), slots)
+    O, lse = launched(FewHeadsPlan(form), operands, 1, 1.0)
+    expected = reference.unpack_kv(rows, "v4")[:, None].expand_as(O)
+    assert torch.equal(O, expected.half().bfloat16())
     assert not lse.any()
 
 
@@ -149,7 +223,7 @@ def test_any_finite_scale_and_large_logits(scale: float) -> None:
 )
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, form: RowFormat) -> None:
     """Nor does it make a wgmma wait for the one before, which it says as a warning."""
-    plan = FewHeadsPlan(bool(form.rope))
+    plan = FewHeadsPlan(form)
     text = str(compiled(SPARSE_MLA_DECODE_FEW_HEADS, plan).__ptx__).rstrip("\0")
     kinds = {"bf16", "f16"} if plan.tile.has_rope else {"f16"}
     assert set(re.findall(r"wgmma\.\S*f32\.(\w+)\.\w+ ", text)) == kinds

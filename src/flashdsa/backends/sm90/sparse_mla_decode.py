@@ -18,7 +18,13 @@ from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_wav
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FEW_FORMATS, HEADS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    DEALT_FORMATS,
+    FEW_FORMATS,
+    HEADS,
+    JOINED_FEW_FORMATS,
+    FewHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
@@ -138,15 +144,16 @@ def bind_joined(
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
     packed. Tiles of packed rows without RoPE may be dealt, of one format; a range may be shorter
     than it seems, and the longest one tells the times."""
-    plan = joined_plan(operands, kv_format)
-    tile, tiles = plan.tile, joined_tiles(slots_of(operands, index_block))
-    items = items_of(*operands.q.shape[:2])
-    capacity = _capacity(runner, plan)
-    size = cluster_size_for(capacity, items, tiles * tile.keys, alone_up_to=plan.alone_tiles)
-    far = share_far_rows(operands.q.shape[1], num_rows(operands.kv, operands.extra_kv))
-    dealt = DealtPlan(packed=True, joined=True, form=plan.form, tile=tile)
-    can = plan.packed and not tile.has_rope and not plan.mixed
-    if can and dealing_pays(runner, dealt, plan, size, items, items, tiles, far=far):
+    many = joined_plan(operands, kv_format)
+    tile, tiles = many.tile, joined_tiles(slots_of(operands, index_block))
+    queries, num_heads = operands.q.shape[:2]
+    plan: Plan
+    plan, size = choose_clusters(runner, many, queries, num_heads, tiles)
+    dealt = DealtPlan(packed=True, joined=True, form=many.form, tile=tile)
+    items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
+    far = share_far_rows(num_heads, num_rows(operands.kv, operands.extra_kv))
+    can = many.packed and not tile.has_rope and not many.mixed
+    if can and dealing_pays(runner, dealt, plan, size, *items, tiles, far=far):
         plan = dealt
     return bind_plan(runner, plan, size, operands, sm_scale, index_block)
 
@@ -179,7 +186,7 @@ def bind_invariant(
     if is_joined(operands, index_block):
         plan = joined_plan(operands, kv_format)
     elif num_heads <= HEADS and form in FEW_FORMATS:
-        plan = FewHeadsPlan(tile.has_rope)
+        plan = FewHeadsPlan(form)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
     return with_used_slots(runner, write, operands, index_block, extra=True)
@@ -253,8 +260,7 @@ def bind_plan(
     function = runner.function(spec_of(plan), plan)
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)
-    is_joined = isinstance(plan, DecodePlan) and plan.joined
-    given = inputs.joined if is_joined else inputs
+    given = inputs.joined if plan.joined else inputs
     if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
         return _bind_dealt(runner, plan, function, given)
     return lambda operands: function(*given(operands), cluster_size)
@@ -293,12 +299,12 @@ def choose(
     more items than SMs here, and gain nothing.
     """
     many = DecodePlan(packed=packed, form=form, tile=tile)
-    plan, size = choose_clusters(runner, many, queries, num_heads, topk)
+    plan, size = choose_clusters(runner, many, queries, num_heads, tiles_of(topk))
     if not packed:
         return plan, size
     dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=True, form=form, tile=tile)
-    if form in FEW_FORMATS and num_heads <= HEADS:
-        dealt = DealtFewHeadsPlan(rope=tile.has_rope)
+    if form in DEALT_FORMATS and num_heads <= HEADS:
+        dealt = DealtFewHeadsPlan(form)
     items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
     far = share_far_rows(num_heads, num_keys)
     if dealing_pays(runner, dealt, plan, size, *items, tiles_of(topk), far=far):
@@ -356,22 +362,26 @@ def dealing_pays(
 
 
 def choose_clusters(
-    runner: Runner, many: DecodePlan, queries: int, num_heads: int, topk: int
+    runner: Runner, many: DecodePlan, queries: int, num_heads: int, tiles: int
 ) -> tuple[DecodePlan | FewHeadsPlan, int]:
     """The kernel of whole items, and CTAs of an item: `many`, of 64 heads, or that of few.
 
-    Packed rows of four fp32 scales take the kernel of few heads if heads are few, or if several
-    items of a query take less time than one: their steps are shorter.
+    Packed rows of few scales take the kernel of few heads if heads are few, or if several items of
+    a query take less time than one: their steps are shorter.
+
+    Args:
+        tiles: of a query.
     """
-    many_items, tiles = queries * many.items(num_heads), tiles_of(topk)
+    many_items, slots = queries * many.items(num_heads), tiles * many.tile.keys
     many_size = cluster_size_for(
-        _capacity(runner, many), many_items, topk, alone_up_to=many.alone_tiles
+        _capacity(runner, many), many_items, slots, alone_up_to=many.alone_tiles
     )
-    if not many.packed or many.form not in FEW_FORMATS:
+    formats = JOINED_FEW_FORMATS if many.joined else FEW_FORMATS
+    if not many.packed or many.mixed or many.form not in formats:
         return many, many_size
-    few = FewHeadsPlan(many.tile.has_rope)
+    few = FewHeadsPlan(many.form, many.joined)
     few_items = queries * few.items(num_heads)
-    few_size = cluster_size_for(_capacity(runner, few), few_items, topk)
+    few_size = cluster_size_for(_capacity(runner, few), few_items, slots)
     by_few = time_of_clusters(few, few_size, tiles, waves_of(runner, few, few_size, few_items))
     by_many = time_of_clusters(
         many, many_size, tiles, waves_of(runner, many, many_size, many_items)

@@ -1,4 +1,5 @@
 """Role gather: whole rows by bulk copies, one a lane; a warp has a piece of 32 keys of each step.
+Scales that lie apart follow a row's data.
 
 Rows keep their format in shared memory: the consumers bring them into registers. The pieces are a
 ring for each consumer, which the two warps of its tiles fill: piece n is in stage n % stages. A
@@ -11,6 +12,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.tma import load_bytes
@@ -29,6 +31,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     read_slot,
     row_address,
     row_of_slot,
+    scales_address,
 )
 
 UNIT = 16
@@ -61,7 +64,7 @@ def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
     row = read_slot(role, first)
     if ctx.num_tiles > consumer:
         # Asked for before it is known how many steps have a valid slot: one, at least.
-        load_piece(role, row, Int32(before), lane)
+        load_piece(role, row, Int32(before), first, lane)
     last = Int32(-1)
     if ctx.num_steps > 1:
         # Both wait for memory once, together.
@@ -71,20 +74,21 @@ def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
         )
     num_tiles = find_extent(role, last, lane, 1)
     for step in cutlass.range(1, tiles_of_consumer(num_tiles, consumer), unroll=1):
-        following = first + (step + 1) * ctx.plan.tile.step_keys
+        slot = first + step * ctx.plan.tile.step_keys
+        following = slot + ctx.plan.tile.step_keys
         asked = ask_slot(role, following)
-        load_piece(role, row, before + step, lane)
+        load_piece(role, row, before + step, slot, lane)
         row = row_of_slot(role, following, asked)
     return num_tiles
 
 
 @cute.jit
-def load_piece(role: Gatherer, row: Int32, tile: Int32, lane: Int32) -> None:
+def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32) -> None:
     """One warp: load its piece of a tile, and write which keys are valid.
 
     Args:
         row: the lane's, negative where its slot is not valid.
-        tile: its number among those of the warp's consumer.
+        tile: its number among those of the warp's consumer. slot: the lane's.
     """
     ctx = role.ctx
     ring = RingProducer(ctx.memory.full, ctx.memory.free)
@@ -97,19 +101,30 @@ def load_piece(role: Gatherer, row: Int32, tile: Int32, lane: Int32) -> None:
     mask = cute.arch.vote_ballot_sync(row >= 0)
     if lane == 0:
         ctx.memory.masks.array(Int32, ctx.plan.stages)[state.stage] = Int32(mask)
-    row_bytes = ctx.plan.form.row_bytes
-    offset = state.stage * ctx.plan.piece_bytes + lane * row_bytes
+    form, pitch = ctx.plan.form, ctx.plan.row_pitch
+    offset = state.stage * ctx.plan.piece_bytes + lane * pitch
     if row >= 0:
-        barrier = ring.expect(state.stage, row_bytes)
-        source = row_address(role, row, pages_of(role, Int32(0)))
-        load_bytes(ctx.memory.k.bytes() + offset, source, Int32(row_bytes), barrier)
+        pages = pages_of(role, slot)
+        source, to = row_address(role, row, pages), ctx.memory.k.bytes() + offset
+        if cutlass.const_expr(form.split):
+            barrier = ring.full.at(state.stage)
+            ring.full.expect_tx(Int32(form.data_bytes), state.stage)
+            load_bytes(to, source, Int32(form.data_bytes), barrier)
+            scales = scales_address(role, row, pages)
+            for word in cutlass.range_constexpr(form.scale_bytes // 4):
+                at = ctx.memory.k.address() + offset
+                copy_word(at, scales, row, form.data_bytes + 4 * word, 4 * word)
+            arrive_when_copied(barrier)
+        else:
+            barrier = ring.expect(state.stage, form.row_bytes)
+            load_bytes(to, source, Int32(form.row_bytes), barrier)
     else:
-        clear_row(ctx.memory.k.address() + offset, row_bytes)
+        clear_row(ctx.memory.k.address() + offset, pitch)
         ring.commit(state.stage)
 
 
 @cute.jit
-def clear_row(to: Int32, row_bytes: cutlass.Constexpr) -> None:
+def clear_row(to: Int32, pitch: cutlass.Constexpr) -> None:
     """Write zeros over a row: 0 times its old bytes may be NaN."""
-    for unit in cutlass.range(row_bytes // UNIT, unroll=1):
+    for unit in cutlass.range(pitch // UNIT, unroll=1):
         store_words(to + unit * UNIT, [Int32(0)] * 4)

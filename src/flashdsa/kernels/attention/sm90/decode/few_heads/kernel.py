@@ -19,8 +19,9 @@ from cutlass import Float32, cute
 
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
@@ -43,11 +44,15 @@ def few_heads_kernel(
     out: cute.Tensor,
     lse: cute.Tensor,
     sm_scale: Float32,
+    more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, indices, topk_length), more)
     enter_cluster(memory, thread)
     # The previous launch, which this one may follow early, has written the ids, or still reads the
     # results.
@@ -55,18 +60,18 @@ def few_heads_kernel(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = find_item(memory, lse, indices, topk_length)
-        gather_pieces(Gatherer(ctx, None, kv, indices))
+        ctx = find_item(memory, lse, indices, topk_length, sources)
+        gather_pieces(Gatherer(ctx, None, kv, indices, sources))
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(sm_scale * LOG2_E)
-        ctx = find_item(memory, lse, indices, topk_length)
+        ctx = find_item(memory, lse, indices, topk_length, sources)
         consumer = group - GATHER - 1
         r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
         # Computed again: values that are used after the steps would be live through them.
-        ctx = find_item(memory, lse, indices, topk_length)
+        ctx = find_item(memory, lse, indices, topk_length, sources)
         output = Output(ctx, out, lse, attn_sink, scale)
         stage_share(Math(ctx, output, q, consumer), r)
         write_share(output, consumer)
@@ -77,11 +82,13 @@ def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`: a cluster for the plan's heads of a query.
 
     Args:
-        arguments: those of `Operands`, and cluster_size: one of CLUSTER_SIZES.
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
+            one of CLUSTER_SIZES.
     """
-    x, (cluster_size,) = split(arguments)
+    x, rest = split(arguments)
+    more, (cluster_size,) = split_more(rest, plan.joined)
     items = x.q.shape[0] * ((x.q.shape[1] + HEADS - 1) // HEADS)
-    few_heads_kernel(*x, plan).launch(
+    few_heads_kernel(*x, more, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],

@@ -28,6 +28,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
+    is_rope,
     multiply_tile,
     multiply_values,
 )
@@ -56,6 +57,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts,
 from flashdsa.kernels.attention.sm90.decode.shared.gather import load_or
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CTA_STATISTICS_BYTES,
+    F16,
     GROUP_BYTES,
     GROUP_DIMS,
     STATISTICS_BYTES,
@@ -70,7 +72,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import (
     store_pair,
     to_f16,
 )
-from flashdsa.problem import KV_SCALES
 
 FIRST_MEETING = 1
 """Named barrier of the first consumer; the second one's follows."""
@@ -132,34 +133,47 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     piece = ctx.memory.k.address() + stage * ctx.plan.piece_bytes
     masks = ctx.memory.masks.array(Int32, ctx.plan.stages)
     q = along_k(ctx.memory.q.address())
-    keys = piece + (key + lane % 16) * ctx.plan.form.row_bytes + lane // 16 * 16
-    row = piece + (key + lane // 4) * ctx.plan.form.row_bytes
+    keys = piece + (key + lane % 16) * ctx.plan.row_pitch + lane // 16 * 16
+    row = piece + (key + lane // 4) * ctx.plan.row_pitch
     s = multiply_tile(ctx.plan, q, keys, row)
     scale = role.output.scale
     s = mask_keys(s, read_units(ctx), scale, masks[stage], key + lane // 4)
     # All four warps are done with P of the tile before when it returns.
     tops, largest = find_tops(ctx, s, row, role.consumer, meet)
-    tops, factors = move_tops(ctx, r.heads, tops, largest, scale, role.consumer)
-    rescale(ctx, r.out, factors)
+    tops, factors, moved = move_tops(ctx, r.heads, tops, largest, scale, role.consumer)
+    rescale(ctx, r.out, factors, moved)
     p = exponentiate(s, r.heads, tops, scale)
-    of_consumer = role.consumer * (KV_SCALES * ctx.plan.operand_bytes)
+    of_consumer = role.consumer * (ctx.plan.parts * ctx.plan.operand_bytes)
     at = ctx.memory.p.address() + of_consumer
     store_p(ctx, p, row, r.heads, at)
     meet(ctx, role.consumer)
-    columns = ctx.memory.k.address() + lane * ctx.plan.form.row_bytes + warp * 16
-    pieces = [columns + state.stage * ctx.plan.piece_bytes for state in states_of_tile(role, step)]
-    multiply_values(ctx.plan, r.out, pieces, along_k(at))
+    columns = ctx.memory.k.address() + lane * ctx.plan.row_pitch + warp * 16
+    stages = [state.stage * ctx.plan.piece_bytes for state in states_of_tile(role, step)]
+    pieces, rope_pieces = [columns + stage for stage in stages], []
+    if cutlass.const_expr(ctx.plan.has_value_rope):
+        key = lane // 16 * 8 + lane % 8
+        place = ctx.plan.form.rope_at + warp * 32 + lane // 8 % 2 * 16
+        rope = ctx.memory.k.address() + key * ctx.plan.row_pitch + place
+        rope_pieces = [rope + stage for stage in stages]
+    multiply_values(ctx.plan, r.out, pieces, rope_pieces, along_k(at))
 
 
 @cute.jit
-def rescale(ctx: Context, out: cute.Tensor, factors: list[Any]) -> None:
-    """Rescale O to maxima that have moved, which is rare."""
-    moved = factors[0] != 1.0
-    for factor in factors[1:]:
-        moved = moved | (factor != 1.0)
-    if cute.arch.vote_any_sync(moved):
+def rescale(ctx: Context, out: cute.Tensor, factors: list[Any], moved: Any) -> None:
+    """Rescale O to maxima and scales that have moved, which is rare.
+
+    Args:
+        moved: factor of the dims whose P is times scales.
+    """
+    changed = moved != 1.0
+    for factor in factors:
+        changed = changed | (factor != 1.0)
+    if cute.arch.vote_any_sync(changed):
+        with_scales = [factor * moved for factor in factors]
         for i in cutlass.range_constexpr(cute.size(out)):
-            out[i] = out[i] * factors[head_of(i % (HEADS // 2))]
+            block, number = i // (HEADS // 2), head_of(i % (HEADS // 2))
+            is_bf16 = cutlass.const_expr(is_rope(ctx.plan, block))
+            out[i] = out[i] * (factors[number] if is_bf16 else with_scales[number])
 
 
 @cute.jit
@@ -196,7 +210,8 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
         q: (S, H, d_qk) bf16. before: items whose Q was loaded before.
     """
     tile = ctx.plan.tile
-    rope_units = (tile.d_qk - tile.d_v) // UNIT
+    form = ctx.plan.form
+    rope_units = form.rope // UNIT
     threads = CONSUMERS * WARPGROUP_SIZE // HEADS
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, number = thread // threads, thread % threads
@@ -205,14 +220,18 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     if present >= q.shape[1]:
         present = Int32(-1)
     source = q.iterator + (Int64(ctx.query) * q.shape[1] + ctx.head + row) * tile.d_qk
-    pairs = tile.d_v // PAIR // threads
+    all_pairs = form.columns // PAIR
+    pairs = -(-all_pairs // threads)
     words: list[Any] = []
     for i in cutlass.range_constexpr(pairs):
         of_pair = source + (number + i * threads) * PAIR
-        words += load_or(of_pair, present, 0, 4) + load_or(of_pair, present, UNIT * BF16, 4)
+        exists = present
+        if cutlass.const_expr((i + 1) * threads > all_pairs):
+            exists = present if number + i * threads < all_pairs else Int32(-1)
+        words += load_or(of_pair, exists, 0, 4) + load_or(of_pair, exists, UNIT * BF16, 4)
     rope: list[Any] = []
     if cutlass.const_expr(rope_units > 0):
-        rope = load_or(source + (tile.d_v + number % rope_units * UNIT), present, 0, 4)
+        rope = load_or(source + (form.columns + number % rope_units * UNIT), present, 0, 4)
     power = power_of_row(words, threads)
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
@@ -229,10 +248,14 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
             unit = pair % CHUNK_PAIRS * 2 + half
             # The first two of four e4m3 in a word of a key are of one 16 bytes of Q, the others of
             # the next.
-            store_words(to + swizzled_128(row, unit), of_pair[half::2])
+            if cutlass.const_expr((i + 1) * threads > all_pairs):
+                if pair < all_pairs:
+                    store_words(to + swizzled_128(row, unit), of_pair[half::2])
+            else:
+                store_words(to + swizzled_128(row, unit), of_pair[half::2])
     if cutlass.const_expr(rope_units > 0):
         if number < rope_units:
-            to = base + (tile.value_chunks * ctx.plan.operand_bytes + swizzled_128(row, number))
+            to = base + (form.columns // CHUNK * ctx.plan.operand_bytes + swizzled_128(row, number))
             store_words(to, rope)
     cute.arch.fence_proxy("async.shared", space="cta")
     # q_full: all of Q is written.
@@ -318,25 +341,34 @@ def merge_sums(role: Math, number: int) -> Merged:
     return Merged(tops, top, total)
 
 
+class Factors(NamedTuple):
+    """Factors of a consumer's O of the lane's heads, before both are added: 0 of a head without a
+    key."""
+
+    coded: list[Any]  # of dims whose P is times scales
+    bf16: list[Any]  # of the value's bf16 columns; without them no others
+
+
 @cute.jit
-def find_factors(role: Math, r: Registers) -> list[Any]:
-    """Factors of this consumer's O of the lane's heads, before both are added: 0 of a head without
-    a key."""
+def find_factors(role: Math, r: Registers) -> Factors:
+    """The factors of this consumer's O."""
     unit = Float32(0.0) - Float32(r.heads.power[0])
-    factors = []
+    factors = Factors([], [])
     for number in cutlass.range_constexpr(HEADS // 4):
         merged = merge_sums(role, number)
         mine = merged.tops[1] if role.consumer == 1 else merged.tops[0]
-        own = exp2((mine - merged.top) * role.output.scale.factor + unit)
+        own = (mine - merged.top) * role.output.scale.factor
         inverse = cute.arch.rcp_approx(merged.total) if merged.total != 0.0 else Float32(0.0)
-        factors.append(own * inverse)
+        factors.coded.append(exp2(own + unit) * inverse)
+        if cutlass.const_expr(role.ctx.plan.has_value_rope):
+            factors.bf16.append(exp2(own) * inverse)
         # Otherwise the values that all heads read would be in registers at once.
         cute.arch.sync_warp()
     return factors
 
 
 @cute.jit
-def exchange_halves(role: Math, r: Registers, factors: list[Any], number: Any = 0) -> list[Any]:
+def exchange_halves(role: Math, r: Registers, factors: Factors, number: Any = 0) -> list[Any]:
     """Exchange halves; return this consumer's half of the dims, of both consumers.
 
     Args:
@@ -355,10 +387,16 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any], number: Any = 
     for four in cutlass.range_constexpr(half // WORDS):
         others = []
         for i in cutlass.range_constexpr(WORDS * four, WORDS * four + WORDS):
-            factor = factors[head_of(i % count)]
+            head = head_of(i % count)
             low, high = r.out[i], r.out[half + i]
-            mine.append((high if role.consumer == 1 else low) * factor)
-            others.append((low if role.consumer == 1 else high) * factor)
+            if cutlass.const_expr(is_rope(ctx.plan, (half + i) // count)):
+                low, high = low * factors.coded[head], high * factors.bf16[head]
+                mine.append(high if role.consumer == 1 else low)
+                others.append(low if role.consumer == 1 else high)
+            else:
+                factor = factors.coded[head]
+                mine.append((high if role.consumer == 1 else low) * factor)
+                others.append((low if role.consumer == 1 else high) * factor)
         store_floats(to + four * (WARPGROUP_SIZE * WORDS * FP32), others)
     # halves: the other consumer's part of this one's dims has come.
     meet_consumers(ctx.memory.halves, number)
@@ -373,17 +411,39 @@ def exchange_halves(role: Math, r: Registers, factors: list[Any], number: Any = 
 
 @cute.jit
 def stage_dims(role: Math, half: list[Any]) -> None:
-    """Stage this consumer's groups of dims, as f16: a lane has two neighbouring ones of a head."""
+    """Stage this consumer's groups of dims, as f16: a lane has two neighbouring ones of a head, of
+    bf16 columns two that are eight apart."""
     ctx = role.ctx
     count = HEADS // 2
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     rows = staged_rows(role.output)
-    group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
-    base = ctx.memory.k.address() + ctx.plan.staged_at
-    base = base + (lane // 4 % 4 * 4 + first_head(lane) * GROUP_BYTES)
-    for block in cutlass.range_constexpr(blocks_of(ctx.plan) // CONSUMERS):
+    group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp
+    base = ctx.memory.k.address() + (ctx.plan.staged_at + first_head(lane) * GROUP_BYTES)
+    pair = lane // 16 * (rows * GROUP_BYTES) + lane // 4 % 4 * 4
+    blocks = blocks_of(ctx.plan) // CONSUMERS
+    for block in cutlass.range_constexpr(blocks):
         to = base + (group + block * (ROWS // GROUP_DIMS)) * (rows * GROUP_BYTES)
-        stage_heads(half[block * count : (block + 1) * count], to)
+        values = half[block * count : (block + 1) * count]
+        if cutlass.const_expr(is_rope(ctx.plan, blocks + block)):
+            if role.consumer == 1:
+                stage_apart(values, to + lane // 4 * F16, rows * GROUP_BYTES)
+            else:
+                stage_heads(values, to + pair)
+        else:
+            stage_heads(values, to + pair)
+
+
+def stage_apart(v: list[Any], to: Any, group_bytes: Any) -> None:
+    """Same as `stage_heads`, of dims of two neighbouring groups."""
+    for column in range(2):
+        for odd in range(2):
+            word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
+            at = to + (8 * column + odd) * GROUP_BYTES
+            cute.arch.inline_ptx(
+                "{ .reg .b16 low, high; mov.b32 {low, high}, {$r2}; "
+                "st.shared.b16 [{$r0}], low; st.shared.b16 [{$r1}], high; }",
+                read_only_args=[at, at + group_bytes, word],
+            )
 
 
 def stage_heads(v: list[Any], to: Any) -> None:

@@ -17,7 +17,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
 )
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.problem import KV_SCALES
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
 CONSUMERS = 2
@@ -28,9 +27,15 @@ HEADS = 16
 """Heads of an item: the columns of its products. With 32 it took longer than two of 16, or than the
 kernel of 64, for each of 135 calls."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
-FEW_FORMATS = (V32, ROW_FORMATS["v32_no_rope"])
-"""Formats of packed rows: of four fp32 scales, as P of a key is stored times each of them. A row is
-an odd multiple of 16 bytes, so that eight of them are in all banks."""
+FEW_FORMATS = (V32, ROW_FORMATS["v32_no_rope"], ROW_FORMATS["v4"])
+"""Formats of packed rows: of few scales, as P of a key is stored times each of them."""
+DEALT_FORMATS = FEW_FORMATS[:2]
+"""Those of which tiles may be dealt out."""
+JOINED_FEW_FORMATS = FEW_FORMATS[1:]
+"""Those that two sources may have, both the same."""
+BANK_UNIT = 16
+"""Bytes of a row that a lane reads at once: eight rows are in all banks if they are an odd multiple
+of it apart."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +43,13 @@ class FewHeadsPlan(ClusterPlan):
     """One compiled kernel: choices, then derived values.
 
     Attributes:
-        gather_registers, math_registers: of a thread.
+        form: of packed rows, one of FEW_FORMATS.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
-        rope: rows have RoPE columns: of FEW_FORMATS the first one, else the second one.
     """
 
-    rope: bool = True
-    gather_registers: int = 24
-    math_registers: int = 240
+    form: RowFormat = V32
+    joined: bool = False
     lazy_log2: float = 8.0
     packed = True
     group_heads = HEADS
@@ -53,19 +57,40 @@ class FewHeadsPlan(ClusterPlan):
     """Pieces in shared memory, half of them for each consumer."""
 
     @property
-    def form(self) -> RowFormat:  # type: ignore[override]
-        """Format of packed rows, whose e4m3 become f16 in registers."""
-        return FEW_FORMATS[not self.rope]
-
-    @property
     def tile(self) -> Tile:  # type: ignore[override]
         """Tile of keys."""
         return Tile(self.form.d_qk)
 
     @property
+    def gather_registers(self) -> int:
+        """Registers of a thread that gathers."""
+        return 56 if self.joined or self.form.split else 24
+
+    @property
+    def math_registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        return 224 if self.joined or self.form.split else 240
+
+    @property
+    def has_value_rope(self) -> bool:
+        """Whether a row's bf16 columns are of its value, too."""
+        return bool(self.form.rope) and not self.tile.has_rope
+
+    @property
+    def parts(self) -> int:
+        """P's of a key in shared memory: times each scale, and of the value's bf16 columns."""
+        return self.form.num_scales + self.has_value_rope
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from a row to the next one in shared memory."""
+        units = -(-self.form.row_bytes // BANK_UNIT)
+        return (units + (units + 1) % 2) * BANK_UNIT
+
+    @property
     def piece_bytes(self) -> int:
         """Bytes of a stage."""
-        return PIECE_KEYS * self.form.row_bytes
+        return PIECE_KEYS * self.row_pitch
 
     @property
     def form_suffix(self) -> str:
@@ -80,7 +105,7 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_decode_heads{HEADS}{self.form_suffix}"
+        return f"mla_decode_heads{HEADS}{self.form_suffix}" + "_joined" * self.joined
 
     @property
     def operand_bytes(self) -> int:
@@ -124,7 +149,7 @@ class FewHeadsPlan(ClusterPlan):
             ),
             SmemRegion(
                 "p",
-                CONSUMERS * KV_SCALES * self.operand_bytes,
+                CONSUMERS * self.parts * self.operand_bytes,
                 1024,
                 "each consumer's P, [heads, 64 keys] SW128, times each scale of a key",
             ),

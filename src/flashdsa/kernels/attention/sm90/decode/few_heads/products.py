@@ -15,24 +15,24 @@ from cutlass.cute.nvgpu import warpgroup
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, FP32, ROWS
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
-from flashdsa.problem import KV_GROUP, KV_ROPE_AT, KV_SCALES, KV_SCALES_AT
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, PIECE_KEYS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.scales import LANE_ROWS, load_scale
+from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16 as bf16_to_f16
 
-LANE_ROWS = 8
-"""Rows from a lane's first row of an accumulator to its second one."""
 LOAD_BYTES = 32
 """Bytes of a row that one ldmatrix reads along it."""
 CHUNK_STEPS = CHUNK // MMA_K
-GROUP_STEPS = KV_GROUP // MMA_K
-GROUP_BLOCKS = KV_GROUP // ROWS
-"""Accumulators of O^T of a group's dims, 64 each."""
 
 
 def blocks_of(plan: FewHeadsPlan) -> int:
     """Accumulators of O^T: 64 dims each."""
     return plan.tile.d_v // ROWS
+
+
+def is_rope(plan: FewHeadsPlan, block: int) -> bool:
+    """Whether a block's dims are bf16 columns of the rows; it is the last one."""
+    return plan.has_value_rope and block == blocks_of(plan) - 1
 
 
 def load_matrices(address: Any, transposed: bool = False) -> list[Any]:
@@ -83,9 +83,10 @@ def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
     return steps
 
 
-def rope_keys(keys: Any) -> list[list[Any]]:
+def rope_keys(plan: FewHeadsPlan, keys: Any) -> list[list[Any]]:
     """Same as `latent_keys`, for the RoPE columns."""
-    return [load_matrices(keys + (KV_ROPE_AT + LOAD_BYTES * i)) for i in range(CHUNK_STEPS)]
+    at = keys + plan.form.rope_at
+    return [load_matrices(at + LOAD_BYTES * i) for i in range(CHUNK_STEPS)]
 
 
 def multiply_keys(
@@ -112,32 +113,33 @@ def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
 
     Args:
         q: low word of Q's descriptor. keys: the lane's address, as in `latent_keys`.
-        row: the address of the lane's first key; its other one is 8 rows later.
+        row: the address of the lane's first key; its other one is LANE_ROWS later.
     """
     q = opaque(q)
-    row_bytes = plan.form.row_bytes
-    scales_at = [row + (KV_SCALES_AT + LANE_ROWS * h * row_bytes) for h in range(THREAD_ROWS)]
+    rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
     s = [Float32(0.0) for _ in range(HEADS // 2)]
-    if plan.tile.has_rope:
-        first = plan.tile.value_chunks * CHUNK_STEPS
-        s = multiply_keys(plan, q, rope_keys(keys), first, BF16_KIND)
+    if plan.form.rope:
+        s = multiply_keys(plan, q, rope_keys(plan, keys), plan.form.columns // MMA_K, BF16_KIND)
     before: list[Any] | None = None
-    for group in range(KV_SCALES):
-        first = group * GROUP_STEPS
-        steps = latent_keys(keys, first * MMA_K, GROUP_STEPS)
+    group_steps = plan.form.group // MMA_K
+    for group in range(plan.form.num_scales):
+        first = group * group_steps
+        steps = latent_keys(keys, first * MMA_K, group_steps)
         of_group = multiply_keys(plan, q, steps, first, F16_KIND)
         # Registers have room for two groups: keys of one, while the other is multiplied.
         if before is not None:
             warpgroup.wait_group(1)
-            s = _add_scaled(s, before, group - 1, scales_at)
+            s = _add_scaled(plan, s, before, group - 1, rows)
         before = of_group
     warpgroup.wait_group(0)
     assert before is not None
-    return _add_scaled(s, before, KV_SCALES - 1, scales_at)
+    return _add_scaled(plan, s, before, plan.form.num_scales - 1, rows)
 
 
-def _add_scaled(s: list[Any], of_group: list[Any], group: int, addresses: Any) -> list[Any]:
-    scales = [load_float(address + FP32 * group) for address in addresses]
+def _add_scaled(
+    plan: FewHeadsPlan, s: list[Any], of_group: list[Any], group: int, rows: list[Any]
+) -> list[Any]:
+    scales = [load_scale(plan, row, group) for row in rows]
     return [
         total + value * scales[i // 2 % THREAD_ROWS]
         for i, (total, value) in enumerate(zip(s, of_group, strict=True))
@@ -159,7 +161,24 @@ def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
     return steps
 
 
-def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> None:
+def rope_values(plan: FewHeadsPlan, pieces: list[Any]) -> list[list[Any]]:
+    """Same as `values_of_block`, for bf16 columns; a row of the product is a dim, in order.
+
+    Args:
+        pieces: the lane's address in each piece: row lane // 16 * 8 + lane % 8, byte
+            lane // 8 % 2 * 16 of the warp's 32 of the bf16 columns.
+    """
+    steps = []
+    for piece in pieces:
+        for step in range(PIECE_KEYS // MMA_K):
+            words = load_matrices(piece + step * MMA_K * plan.row_pitch, True)
+            steps.append([bf16_to_f16(word) for word in words])
+    return steps
+
+
+def multiply_values(
+    plan: FewHeadsPlan, out: Any, pieces: list[Any], rope_pieces: list[Any], p: Any
+) -> None:
     """Compute O^T += V^T P^T of a tile; all products are done when it returns.
 
     Args:
@@ -168,9 +187,12 @@ def multiply_values(plan: FewHeadsPlan, out: Any, pieces: list[Any], p: Any) -> 
     p = opaque(p)
     count = HEADS // 2
     for block in range(blocks_of(plan)):
-        steps = values_of_block(pieces, block)
+        part = block * ROWS // plan.form.group
+        if is_rope(plan, block):
+            part, steps = plan.form.num_scales, rope_values(plan, rope_pieces)
+        else:
+            steps = values_of_block(pieces, block)
         values = [out[count * block + i] for i in range(count)]
-        part = block // GROUP_BLOCKS
         warpgroup.fence()
         for i, a in enumerate(steps):
             b = descriptor_behind(p, part * plan.operand_bytes + i * LOAD_BYTES)

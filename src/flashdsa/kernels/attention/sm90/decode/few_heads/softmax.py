@@ -11,15 +11,14 @@ import cutlass
 from cutlass import Float32, Int32, cute
 
 from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
-from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
+from flashdsa.kernels.attention.sm90.decode.few_heads.scales import load_scales
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
 from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.problem import KV_SCALES, KV_SCALES_AT
 
 LANE_HEADS = 2
 """Neighbouring heads of a lane in each 8 columns."""
@@ -33,7 +32,7 @@ class Heads(NamedTuple):
     warp."""
 
     total: cute.Tensor  # (HEADS / 4,) fp32: over the lane's keys
-    power: cute.Tensor  # (1,) Int32: O is scaled by 2^power
+    power: cute.Tensor  # (1,) Int32: O is scaled by 2^power, but for bf16 columns
 
 
 @cute.jit
@@ -86,13 +85,6 @@ def reduce_keys(value: Any, combine: Any) -> Any:
     return value
 
 
-def load_scales(ctx: Context, row: Any) -> list[list[Any]]:
-    """Load the scales of the lane's two keys. `row`: the address of the first one."""
-    at = row + KV_SCALES_AT
-    loaded = [load_words(at + 8 * h * ctx.plan.form.row_bytes, Float32) for h in range(THREAD_ROWS)]
-    return [[words[group] for group in range(KV_SCALES)] for words in loaded]
-
-
 @cute.jit
 def mask_keys(s: list[Any], units: list[Any], scale: Scale, word: Int32, key: Int32) -> list[Any]:
     """Scores of Q as it was given, NO_KEY for keys that are not valid; the scale's sign.
@@ -128,7 +120,7 @@ def find_tops(
         of_head = [value for i, value in enumerate(s) if head_of(i) == number]
         tops.append(reduce_keys(cute.arch.fmax(of_head[0], of_head[1]), cute.arch.fmax))
     largest = Float32(0.0)
-    for of_key in load_scales(ctx, row):
+    for of_key in load_scales(ctx.plan, row):
         for value in of_key:
             largest = cute.arch.fmax(largest, value)
     largest = reduce_keys(largest, cute.arch.fmax)
@@ -152,11 +144,11 @@ def find_tops(
 @cute.jit
 def move_tops(
     ctx: Context, heads: Heads, tops: list[Any], largest: Any, scale: Scale, consumer: Int32
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[Any], list[Any], Any]:
     """Update the maxima that have grown, and rescale the sums.
 
     Returns:
-        The maxima, and the factors of O.
+        The maxima, the factors of O, and one more of the dims whose P is times scales.
     """
     maxima = ctx.memory.maxima.array(Float32, CONSUMERS * WARPS * HEADS)
     first = first_maximum(ctx, consumer, ctx.thread // WARP_SIZE)
@@ -172,11 +164,11 @@ def move_tops(
         new = tops[number] if (tops[number] - old) * scale.factor > ctx.plan.lazy_log2 else old
         factor = exp2((old - new) * scale.factor)
         heads.total[number] = heads.total[number] * factor
-        factors.append(factor * moved)
+        factors.append(factor)
         taken.append(new)
     cute.arch.sync_warp()
     store_maxima(ctx, consumer, taken)
-    return taken, factors
+    return taken, factors, moved
 
 
 @cute.jit
@@ -193,7 +185,8 @@ def exponentiate(s: list[Any], heads: Heads, tops: list[Any], scale: Scale) -> l
 
 @cute.jit
 def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> None:
-    """Store P^T to shared memory: its rows are heads, for each group times the keys' scales.
+    """Store P^T to shared memory: its rows are heads, for each group times the keys' scales; then
+    as it is, for bf16 columns of the value.
 
     Args:
         row: the address of the lane's first key. to: an address.
@@ -203,10 +196,12 @@ def store_p(ctx: Context, p: list[Any], row: Int32, heads: Heads, to: Any) -> No
     unit = (2 * warp + lane // 8 % 2) ^ (lane % 8)
     at = to + head * ROW_BYTES + unit * 16
     unit_of_scales = power_of_two(heads.power[0])
-    scales = load_scales(ctx, row)
-    for part in cutlass.range_constexpr(KV_SCALES):
-        factors = [scales[h][part] * unit_of_scales for h in range(THREAD_ROWS)]
-        values = [value * factors[i // 2 % THREAD_ROWS] for i, value in enumerate(p)]
+    scales = load_scales(ctx.plan, row)
+    for part in cutlass.range_constexpr(ctx.plan.parts):
+        values = p
+        if cutlass.const_expr(part < ctx.plan.form.num_scales):
+            factors = [scales[h][part] * unit_of_scales for h in range(THREAD_ROWS)]
+            values = [value * factors[i // 2 % THREAD_ROWS] for i, value in enumerate(p)]
         words = [pack(values[2 * j], values[2 * j + 1], F16_KIND) for j in range(len(p) // 2)]
         for four in cutlass.range_constexpr(len(words) // 4):
             place = at + (part * ctx.plan.operand_bytes + four * 16 * ROW_BYTES)

@@ -14,8 +14,8 @@ from flashdsa.plan import Arrives, Barrier, SmemRegion
 class DealtFewHeadsPlan(FewHeadsPlan):
     """One compiled dealt kernel; fields as of the kernel by clusters."""
 
-    gather_registers: int = 40
-    math_registers: int = 232
+    gather_registers = 40
+    math_registers = 232
 
     @property
     def name(self) -> str:
