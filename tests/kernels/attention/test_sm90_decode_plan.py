@@ -10,6 +10,7 @@ import torch
 
 from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.sm90.sparse_mla import time_of_items
 from flashdsa.backends.sm90.sparse_mla_decode import (
     Turns,
     choose,
@@ -186,6 +187,15 @@ def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
     chosen = [choose_for_turns(Emulator(), ALONE, call) for call in calls]
     assert [names[type(plan)] for plan in chosen] == [full, varied]
     assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
+
+
+@pytest.mark.parametrize(("queries", "topk"), [(1337, 128), (403, 2048)])
+def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None:
+    """CTAs alone would take longer than dealt tiles, and than the forward, too."""
+    by_forward = time_of_items(queries, 64, topk, 132, varied=False)
+    call = Turns(queries, 64, FAR, topk // 64, topk // 64, False)
+    assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
+    assert choose_for_turns(Emulator(), ALONE, call._replace(by_forward=by_forward)) is None
 
 
 def test_what_may_not_be_dealt() -> None:

@@ -79,7 +79,8 @@ def choose(
         return bind_either(runner, plan, operands, sm_scale)
     if group == 1 and not max_logits:
         tiles = tiles_of(topk)
-        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied)
+        by_forward = time_of_items(num_queries, num_heads, topk, num_sms, varied=varied)
+        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied, by_forward)
         by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
         if by_decode is not None:
             return sparse_mla_decode.bind_plan(runner, by_decode, 1, operands, sm_scale)
@@ -109,7 +110,9 @@ def choose_joined(
         groups = (1,)
     if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
-        turns = Turns(num_queries, num_heads, num_keys, tiles, most_tiles, draws(operands))
+        by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms, varied=True)
+        of_call = num_queries, num_heads, num_keys, tiles, most_tiles, draws(operands)
+        turns = Turns(*of_call, by_forward)
         plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
         by_decode = choose_for_turns(runner, plan, turns)
         if by_decode is not None:
@@ -188,7 +191,7 @@ def groups_for(
     if group not in GROUPS[1:]:
         return (1,)
     time_of = time_of_draws if varied else time_of_rounds
-    alone = time_of(num_queries, topk, num_sms)
+    alone = time_of_items(num_queries, num_heads, topk, num_sms, varied=varied)
     apart = time_of(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     pays = lists <= MOST_OF_LISTS[group] * alone and lists + apart <= MOST_OF_GROUPS[group] * alone
@@ -234,6 +237,14 @@ def _plan(group: int, max_logits: bool, drawn: bool, tile: Tile) -> FwdPlan:
         drawn = drawn or max_logits or group > 1
         max_logits = max_logits or group > 1
     return FwdPlan(group, max_logits, drawn, tile=tile)
+
+
+def time_of_items(
+    num_queries: int, num_heads: int, slots: int, num_sms: int, *, varied: bool
+) -> float:
+    """Microseconds of queries one by one; `varied`: lists have lengths."""
+    time_of = time_of_draws if varied else time_of_rounds
+    return time_of(num_items(1, num_queries, num_heads), slots, num_sms)
 
 
 def time_of_rounds(items: int, slots: int, num_sms: int) -> float:

@@ -66,8 +66,8 @@ INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
 MOST_OF_ALONE, DEALT_CODE_US = 0.9, 8.0
-"""Likewise of that of CTAs alone, of bf16 rows and more items than SMs; dealt tiles have 57 KB more
-code, which takes a cold call so long to fetch."""
+"""Likewise of that of CTAs alone, of bf16 rows and more items than SMs, and of the forward's where
+it takes them; dealt tiles have 57 KB more code, which takes a cold call so long to fetch."""
 MOST_ALONE_TURNS = 3
 """Such items, as a multiple of the SMs, which CTAs alone end sooner than the forward's."""
 SHORT_TILES, MOST_VARIED_TILES = 6, 6
@@ -418,6 +418,7 @@ class Turns(NamedTuple):
     Attributes:
         tiles: of a query's lists. most_tiles: if all ranges are as long as their sources.
         varied: lists differ in length.
+        by_forward: microseconds that the forward takes, which overlaps items of a CTA.
     """
 
     num_queries: int
@@ -426,6 +427,7 @@ class Turns(NamedTuple):
     tiles: int
     most_tiles: int
     varied: bool
+    by_forward: float = math.inf
 
     @property
     def items(self) -> int:
@@ -445,7 +447,8 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     can = can_deal(num_sms, of.items, of.most_tiles) and not (plan.joined and plan.tile.has_rope)
     if can and not share_far_rows(of.num_heads, of.num_keys):
         dealt = time_of_dealing(BF16, num_sms, of.items, tiles) + DEALT_CODE_US
-        if dealt < MOST_OF_ALONE * by_turns:
+        most = by_turns if turns <= MOST_ALONE_TURNS else min(by_turns, of.by_forward)
+        if dealt < MOST_OF_ALONE * most:
             return DealtPlan(joined=plan.joined, tile=plan.tile)
     varied = (of.varied and tiles > SHORT_TILES) or plan.joined
     too_long = varied and tiles * (turns - 1) > MOST_VARIED_TILES
