@@ -24,7 +24,8 @@ from flashdsa.plan import BudgetError
         (4096, 20, (1,)),
         (132, 32, (1,)),  # every query has a streaming multiprocessor of its own
         (133, 32, (2,)),
-        (792, 16, (4,)),
+        (528, 16, (4,)),
+        (792, 16, (4, 1)),  # 198 items of 64 steps in two rounds: 1.3 of six rounds of 16 steps
         (793, 16, (4, 1)),  # seven rounds of 16 steps take 0.44 ms, six take 0.38
     ],
 )
@@ -47,7 +48,9 @@ def test_lists_of_groups_must_not_cost_more_than_they_save() -> None:
     assert groups_for(1000, 16, 2048, 300_000, 132, varied=True) == (1,)
     # One of 67 items of 8,192 slots would take longer than all queries on 132 SMs.
     assert groups_for(266, 16, 2048, 13_383, 132, varied=True) == (1,)
-    assert groups_for(266, 16, 2048, 13_383, 132) == (4,)
+    assert groups_for(266, 16, 2048, 13_383, 132) == (4, 1)
+    # 166 items of 24 steps in two rounds took 1.4 of the time of queries one by one.
+    assert groups_for(662, 16, 768, 86_738, 132) == (4, 1)
 
 
 @pytest.mark.parametrize(

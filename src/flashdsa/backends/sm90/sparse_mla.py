@@ -41,10 +41,12 @@ if TYPE_CHECKING:
 
 LISTS_US = 10.0
 """Time of the kernels that groups have besides, without passing over bits."""
-MOST_OF_LISTS, MOST_OF_GROUPS = {2: 0.15, 4: 0.2, 8: 0.2}, {2: 1.2, 4: 1.4, 8: 1.4}
+MOST_OF_LISTS, MOST_OF_GROUPS = {2: 0.15, 4: 0.2, 8: 0.2}, {2: 1.2, 4: 1.25, 8: 1.25}
 """Groups are taken without a sample if their lists take at most so much of the time of queries one
 by one, and all together, if queries had nothing in common, at most so much of it, by the queries
 of a group: two save half at best."""
+MOST_OF_UNSURE, LEAST_UNSURE_US = 1.4, 150
+"""Up to so much of it a sample chooses, in calls of so long at least."""
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
@@ -194,11 +196,15 @@ def groups_for(
     alone = time_of_items(num_queries, num_heads, topk, num_sms, varied=varied)
     apart = time_of(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
-    pays = lists <= MOST_OF_LISTS[group] * alone and lists + apart <= MOST_OF_GROUPS[group] * alone
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
     if alone > least and lists < alone / 2:
         return group, 1
-    return (group,) if pays else (1,)
+    most = (lists + apart) / alone
+    if lists > MOST_OF_LISTS[group] * alone or most > MOST_OF_UNSURE:
+        return (1,)
+    if most <= MOST_OF_GROUPS[group]:
+        return (group,)
+    return (group, 1) if alone > LEAST_UNSURE_US else (1,)
 
 
 def plan_for(
