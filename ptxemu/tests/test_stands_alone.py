@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+POSSESSIVE_GROUP = re.compile(r"""r?f?["'].*[^\\]\)[*+?]\+""")
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -88,3 +90,15 @@ def test_its_own_wheel_holds_all_that_it_needs(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "installed")
     assert "Requires-Dist: numpy" in next(tmp_path.glob("installed/*/METADATA")).read_text()
     _run_from(tmp_path / "installed")
+
+
+def test_no_group_is_possessive() -> None:
+    """`(?:...)*+` does not match what it should by Python 3.11.0 to 3.11.4; `(?>(?:...)*)` does."""
+    sources = ROOT / "src"
+    found = [
+        f"{path.relative_to(sources)}:{number}"
+        for path in sorted(sources.rglob("*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if POSSESSIVE_GROUP.search(line) and not line.lstrip().startswith("#")
+    ]
+    assert found == []

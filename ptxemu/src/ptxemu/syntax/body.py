@@ -14,8 +14,8 @@ from ptxemu.syntax.operands import call_operands, operands, predicate
 from ptxemu.syntax.scopes import RegisterFile, Scope
 
 _INSTRUCTION = re.compile(
-    r"(?:@\s*+(?P<negated>!?)\s*+(?P<guard>[\w$%]++)\s++)?+"
-    r"(?P<text>(?P<opcode>[A-Za-z]\w*+(?:\s*+(?:\.|::)\w++)*+)(?:\s++|(?=[\[{(!%])|$)(?P<rest>.*))",
+    r"(?>(?:@\s*+(?P<negated>!?)\s*+(?P<guard>[\w$%]++)\s++)?)"
+    r"(?P<text>(?P<opcode>[A-Za-z]\w*+(?>(?:\s*+(?:\.|::)\w++)*))(?:\s++|(?=[\[{(!%])|$)(?P<rest>.*))",
     re.ASCII | re.DOTALL,
 )
 

@@ -28,23 +28,26 @@ class Statement(NamedTuple):
 
 _COMMENT = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?\*/|/\*|^[ \t]*#[^\n]*', re.DOTALL | re.MULTILINE)
 
+# Groups that may not give back what they took are atomic, (?>(?:...)*): a possessive group,
+# (?:...)*+, does not match what it should by Python 3.11.0 to 3.11.4.
+
 # Three levels of braces: a vector, a tensor address, an initialiser of a 3-dimensional array.
-_BRACES = r"\{(?:[^{};]++|\{(?:[^{};]++|\{[^{};]*+\})*+\})*+\}"
+_BRACES = r"\{(?>(?:[^{};]++|\{(?>(?:[^{};]++|\{[^{};]*+\})*)\})*)\}"
 
 _STATEMENT = re.compile(
     r"(?P<space>\s++)"
     r"|(?P<label>[A-Za-z_$%][\w$]*+)\s*+:(?!:)"
-    r"|\.loc\s++(?P<loc>[0-9]++\s++[0-9]++(?:\s++[0-9]++)?+"
-    r"(?:\s*+,\s*+function_name\s++[\w$.]++(?:\s*+\+\s*+[0-9]++)?+"
-    r"\s*+,\s*+inlined_at\s++[0-9]++\s++[0-9]++\s++[0-9]++)?+)"
+    r"|\.loc\s++(?P<loc>[0-9]++\s++[0-9]++(?>(?:\s++[0-9]++)?)"
+    r"(?>(?:\s*+,\s*+function_name\s++[\w$.]++(?>(?:\s*+\+\s*+[0-9]++)?)"
+    r"\s*+,\s*+inlined_at\s++[0-9]++\s++[0-9]++\s++[0-9]++)?))"
     r"|\.version\s++(?P<version>[0-9]++\.[0-9]++)"
-    r"|\.target\s++(?P<target>\w++(?:\s*+,\s*+\w++)*+)"
+    r"|\.target\s++(?P<target>\w++(?>(?:\s*+,\s*+\w++)*))"
     r"|\.address_size\s++(?P<address_size>[0-9]++)"
-    r'|\.file\s++(?P<file>[0-9]++\s*+"[^"\n]*+"(?:\s*+,\s*+[0-9]++\s*+,\s*+[0-9]++)?+)'
+    r'|\.file\s++(?P<file>[0-9]++\s*+"[^"\n]*+"(?>(?:\s*+,\s*+[0-9]++\s*+,\s*+[0-9]++)?))'
     r"|\.section\s++(?P<section>[^{};]++\{[^}]*+\})"
-    r"|(?P<function>(?:\.(?:visible|extern|weak|common)\s*+)*+\.(?:entry|func)\b"
-    r'(?:[^{};"]++|"[^"\n]*+"(?:\s*+;)?+)*+)'
-    rf'|(?P<statement>[@.\w$%](?:[^;"{{}}]++|"[^"\n]*+"|{_BRACES})*+);'
+    r"|(?P<function>(?>(?:\.(?:visible|extern|weak|common)\s*+)*)\.(?:entry|func)\b"
+    r'(?>(?:[^{};"]++|"[^"\n]*+"(?>(?:\s*+;)?))*))'
+    rf'|(?P<statement>[@.\w$%](?>(?:[^;"{{}}]++|"[^"\n]*+"|{_BRACES})*));'
     r"|(?P<open>\{)"
     r"|(?P<close>\})"
     r"|(?P<empty>;)"

@@ -22,7 +22,7 @@ from ptxemu.syntax.lexer import StatementError
 from ptxemu.syntax.scopes import Scope
 from ptxemu.syntax.special_registers import SPECIAL_REGISTERS
 
-_PIECE = re.compile(r"(?:[^,()\[\]{}]++|\[[^\[\]]*+\]|\{[^{}]*+\}|\([^()]*+\))++")
+_PIECE = re.compile(r"(?>(?:[^,()\[\]{}]++|\[[^\[\]]*+\]|\{[^{}]*+\}|\([^()]*+\))+)")
 _NAME = re.compile(r"[A-Za-z_$%][\w$]*(?:\.[a-z]+)?", re.ASCII)
 _PAIR = re.compile(r"([A-Za-z_$%][\w$]*)\s*\|\s*([A-Za-z_$%][\w$]*)", re.ASCII)
 _BASE = re.compile(r"([A-Za-z_$%][\w$]*(?:\.[xyzwrgba])?)\s*(?:([+-])\s*(\S.*))?", re.ASCII | re.S)
