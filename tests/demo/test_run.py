@@ -48,11 +48,13 @@ def test_losses_fall_and_sparse_stays_near_dense(run: tuple[dict[str, Any], Repo
 
 def test_indexer_learns_to_find_the_mass(run: tuple[dict[str, Any], Report]) -> None:
     before, *_, after = run[0]["held_out"]
-    least = {"v32": 0.2, "v4": 0.12}[run[0]["options"]["form"]]
+    form = run[0]["options"]["form"]
+    least = {"v32": 0.2, "v4": 0.12}[form]
     assert after["indexer"] > before["indexer"] + least
     assert after["random"] < after["indexer"] <= after["best"] <= 1.0 + 1e-6
     (warm,) = (look for look in run[0]["held_out"] if look["step"] == 12)
-    assert after["indexer"] > warm["indexer"] + 0.05
+    # The text is that of Python, of any version.
+    assert after["indexer"] > warm["indexer"] + {"v32": 0.05, "v4": 0.02}[form]
 
 
 def test_files_and_plain_data_are_written(run: tuple[dict[str, Any], Report]) -> None:
