@@ -193,7 +193,7 @@ def groups_for(
     if group not in GROUPS[1:]:
         return (1,)
     time_of = time_of_draws if varied else time_of_rounds
-    alone = time_of_items(num_queries, num_heads, topk, num_sms, varied=varied)
+    alone = time_of(num_queries, topk, num_sms)
     apart = time_of(-(-num_queries // group), group * topk, num_sms)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US

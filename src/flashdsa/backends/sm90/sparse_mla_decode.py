@@ -85,7 +85,7 @@ WAVE_TIMES = {
     BF16: Times(9.4, 1.9, item=9.4),
     SIXTEEN: Times(6.4, 1.41, item=5.5),
 }
-"""Times by clusters; those of 16 heads are within 12 % of 135 calls of 32, 64 and 128."""
+"""Times by clusters; those of 16 heads are within 10 % of 134 calls of 32, 64 and 128."""
 ALONE_US = 1.9
 """Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {

@@ -8,12 +8,7 @@ from itertools import permutations
 
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES, Tile
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    ALONE_TILES,
-    F16,
-    OF_CLUSTERS,
-    ClusterPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, OF_CLUSTERS, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.problem import KV_GROUP
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
@@ -64,7 +59,7 @@ class DecodePlan(ClusterPlan):
     group = 1
     """Queries of an item, as in the forward's plan."""
     group_heads = ROWS
-    alone_tiles = ALONE_TILES
+    alone_tiles = 2
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Int32, cute
+from cutlass import Int32, cute
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND
 from flashdsa.dsl.integers import divide
@@ -162,18 +162,17 @@ def num_sharing(plan: cutlass.Constexpr, tiles: Int32) -> Int32:
     if cutlass.const_expr(plan.alone):
         return Int32(1)
     count = Int32(cute.arch.cluster_size())
-    if cutlass.const_expr(plan.shares_by_tiles):
-        if tiles <= plan.alone_tiles:
-            count = Int32(1)
-        elif tiles <= MOST_WITH_A_TILE:
-            count = cutlass.min(count, tiles)
+    if tiles <= plan.alone_tiles:
+        count = Int32(1)
+    elif tiles <= MOST_WITH_A_TILE:
+        count = cutlass.min(count, tiles)
     return count
 
 
 def takes_part(ctx: Context) -> Any:
     """Whether this CTA of a cluster shares the item; one that does not is sent nothing. It goes
     through the code of an item without slots, as other CTAs find that in the cache sooner then."""
-    return ctx.rank < ctx.num_ctas if ctx.plan.shares_by_tiles else Boolean(True)
+    return ctx.rank < ctx.num_ctas
 
 
 def rank_of_cta(plan: Any) -> Int32:

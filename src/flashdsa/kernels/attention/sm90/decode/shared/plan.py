@@ -20,8 +20,6 @@ MOST_CTAS = max(CLUSTER_SIZES)
 MOST_WITH_A_TILE = 8
 """Tiles of an item up to which those CTAs share it that have one: their number is among
 CLUSTER_SIZES, for which region k has room."""
-ALONE_TILES = 2
-"""Tiles of 64 heads up to which a CTA ends an item sooner than a cluster that shares it."""
 OF_CLUSTERS = ("staged", "o_full", "ready", "done")
 """Barriers of messages, which a kernel of dealt tiles has not."""
 STATISTICS = 4
@@ -54,8 +52,6 @@ class ClusterPlan(Sm90Plan):
     joined: bool = False
     alone = False
     """Whether a CTA has an item alone, and sends its rows itself."""
-    shares_by_tiles = True
-    """Whether CTAs of a cluster without a tile take no part in an item of few tiles."""
     alone_tiles = 1
     """Tiles of an item up to which one CTA of a cluster takes it sooner than several."""
 
