@@ -133,11 +133,11 @@ def num_rows(*sources: Tensor | None) -> int:
     return sum(math.prod(kv.shape[:-1]) for kv in sources if kv is not None)
 
 
-def aligned_pages(kv: Tensor, form: RowFormat) -> Tensor:
+def aligned_pages(kv: Tensor) -> Tensor:
     """Rows (S_kv, row_bytes) or pages of them as pages (num_pages, page_size, row_bytes) that begin
     at multiples of 16 bytes and have no gaps inside: views where they do, else copies."""
-    if kv.dim() == 2:  # whole rows follow each other in a joined page
-        kv = kv[:, None] if form.split or not len(kv) else kv[None]
+    if kv.dim() == 2:  # one page of them all may have more bytes than an Int32 counts
+        kv = kv[:, None]
     num_pages, page_size, row_bytes = kv.shape
     apart = -(-page_size * row_bytes // BULK_ALIGNMENT) * BULK_ALIGNMENT
     if kv.numel() and kv[0].is_contiguous() and not kv.data_ptr() % BULK_ALIGNMENT:

@@ -195,7 +195,7 @@ class Inputs:
         """Rows or pages as the kernel takes them."""
         kv = kv.view(torch.uint8) if kv.dtype is torch.int8 else kv
         if self._pages is not None:
-            return aligned_pages(kv, self._pages)
+            return aligned_pages(kv)
         rows = kv.flatten(0, 1) if kv.dim() == 3 else kv
         return aligned(rows if self._dense else rows.contiguous())
 

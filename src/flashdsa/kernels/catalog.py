@@ -24,6 +24,11 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
 )
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.plan import (
+    JOINED_MANY_FORMATS,
+    MANY_FORMATS,
+    ManyHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
@@ -394,6 +399,17 @@ SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
+)
+SPARSE_MLA_DECODE_MANY_HEADS = _hopper(
+    name="mla_decode_heads64",
+    operations=("sparse_mla_fwd",),
+    plans=(
+        *(ManyHeadsPlan(form) for form in MANY_FORMATS),
+        *(ManyHeadsPlan(form, joined=True) for form in JOINED_MANY_FORMATS),
+    ),
+    build="flashdsa.kernels.attention.sm90.decode.many_heads.kernel:compile_many_heads",
+    entry="many_heads_kernel",
+    roles={"gather": ("gather_steps",), "math": ("consume", "send_rows")},
 )
 SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     name="mla_decode_dealt_heads",

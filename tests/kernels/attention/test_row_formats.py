@@ -10,6 +10,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa import reference
+from flashdsa.backends.packed_rows import aligned_pages
 from flashdsa.row_formats import ROW_FORMATS, RowFormat
 
 FORMATS = pytest.mark.parametrize("form", ROW_FORMATS.values(), ids=list(ROW_FORMATS))
@@ -274,3 +275,12 @@ def test_pages_of_a_named_format_are_compiled() -> None:
     compiled = torch.compile(flashdsa.sparse_mla_fwd, fullgraph=True, backend="aot_eager")
     for x, y in zip(compiled(q, pages, indices, kv_format="v41"), eager, strict=True):
         assert torch.equal(x, y)
+
+
+def test_rows_without_pages_are_pages_of_one() -> None:
+    """One page of all rows may have more bytes than kernels count in an Int32: the decode of 8
+    million rows of 528 bytes read from outside."""
+    rows = torch.empty(8_000_000, 528, dtype=torch.uint8, device="meta")
+    pages = aligned_pages(rows)
+    assert pages.shape == (8_000_000, 1, 528)
+    assert pages.stride() == (528, 528, 1)

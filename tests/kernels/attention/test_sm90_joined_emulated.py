@@ -162,7 +162,7 @@ def test_tiles_of_both_sources_are_dealt(
     case: SparseMlaCase, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On four SMs; items of unlike lengths are cut inside of either source."""
-    monkeypatch.setattr(sparse_mla_decode, "dealing_pays", lambda *_, **__: True)
+    monkeypatch.setattr(sparse_mla_decode, "time_of_dealing", lambda *_: 0.0)
     (setup,) = run(case, Device(4, {1: 4}), when)
     assert "dealt" in setup.kernel and setup.grid[0] == 4
 

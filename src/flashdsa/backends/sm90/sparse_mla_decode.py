@@ -27,6 +27,11 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
 )
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.plan import (
+    JOINED_MANY_FORMATS,
+    MANY_FORMATS,
+    ManyHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     CTA_SLOTS,
@@ -39,6 +44,7 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
+    SPARSE_MLA_DECODE_MANY_HEADS,
     SPARSE_MLA_USED_SLOTS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
@@ -48,13 +54,14 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 
 
-Plan = DecodePlan | FewHeadsPlan
+Plan = DecodePlan | FewHeadsPlan | ManyHeadsPlan
 """Plans of dealt tiles are among them."""
 _SPECS: Mapping[type[Plan], KernelSpec] = {
     DecodePlan: SPARSE_MLA_DECODE,
     DealtPlan: SPARSE_MLA_DECODE_DEALT,
     FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
     DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+    ManyHeadsPlan: SPARSE_MLA_DECODE_MANY_HEADS,
 }
 INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
@@ -78,14 +85,17 @@ NEAR_KEYS = 1 << 16
 MOST_FAR_TURNS = 2
 """Items of packed rows, as a multiple of the SMs, that may be dealt if they `share_far_rows`: dealt
 ones take an eighth longer then. None of bf16 rows may be beyond one turn."""
-PACKED, BF16, SIXTEEN = range(3)
-"""Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
+PACKED, BF16, SIXTEEN, MANY, MANY_NO_ROPE = range(5)
+"""Items of 64 heads of packed and of bf16 rows, and of 16 heads; of 64 with keys as rows."""
 WAVE_TIMES = {
     PACKED: Times(9.4, 2.53, item=9.4),
     BF16: Times(9.4, 1.9, item=9.4),
     SIXTEEN: Times(6.4, 1.41, item=5.5),
+    MANY: Times(12.8, 2.14, item=11.7),
+    MANY_NO_ROPE: Times(11.8, 1.98, item=10.4),
 }
-"""Times by clusters; those of 16 heads are within 10 % of 134 calls of 32, 64 and 128."""
+"""Times by clusters; those of 16 heads are within 10 % of 134 calls of 32, 64 and 128. With keys as
+rows, by CTAs alone: within 2 % in the mean of 176 calls."""
 ALONE_US = 1.9
 """Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {
@@ -144,18 +154,19 @@ def bind_joined(
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
     packed. Tiles of packed rows without RoPE may be dealt, of one format; a range may be shorter
     than it seems, and the longest one tells the times."""
-    many = joined_plan(operands, kv_format)
-    tile, tiles = many.tile, joined_tiles(slots_of(operands, index_block))
+    plan = joined_plan(operands, kv_format)
     queries, num_heads = operands.q.shape[:2]
-    plan: Plan
-    plan, size = choose_clusters(runner, many, queries, num_heads, tiles)
-    dealt = DealtPlan(packed=True, joined=True, form=many.form, tile=tile)
-    items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
-    far = share_far_rows(num_heads, num_rows(operands.kv, operands.extra_kv))
-    can = many.packed and not tile.has_rope and not many.mixed
-    if can and dealing_pays(runner, dealt, plan, size, *items, tiles, far=far):
-        plan = dealt
-    return bind_plan(runner, plan, size, operands, sm_scale, index_block)
+    dealt = DealtPlan(packed=True, joined=True, form=plan.form, tile=plan.tile)
+    chosen, size = choose_packed(
+        runner,
+        plan,
+        None if not plan.packed or plan.tile.has_rope or plan.mixed else dealt,
+        queries,
+        num_heads,
+        joined_tiles(slots_of(operands, index_block)),
+        far=share_far_rows(num_heads, num_rows(operands.kv, operands.extra_kv)),
+    )
+    return bind_plan(runner, chosen, size, operands, sm_scale, index_block)
 
 
 def joined_plan(operands: SparseMlaOperands, kv_format: str | None) -> DecodePlan:
@@ -293,23 +304,52 @@ def choose(
     form: RowFormat = V32,
     num_keys: int = 0,
 ) -> tuple[Plan, int]:
-    """The kernel, and CTAs of an item, one where tiles are dealt.
-
-    Tiles of packed rows are dealt out where that takes less time than clusters; bf16 rows have no
-    more items than SMs here, and gain nothing.
-    """
-    many = DecodePlan(packed=packed, form=form, tile=tile)
-    plan, size = choose_clusters(runner, many, queries, num_heads, tiles_of(topk))
+    """The kernel, and CTAs of an item; bf16 rows have no more items than SMs here."""
+    plan = DecodePlan(packed=packed, form=form, tile=tile)
+    tiles = tiles_of(topk)
     if not packed:
-        return plan, size
+        return choose_clusters(runner, plan, queries, num_heads, tiles)
     dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=True, form=form, tile=tile)
     if form in DEALT_FORMATS and num_heads <= HEADS:
         dealt = DealtFewHeadsPlan(form)
-    items = queries * plan.items(num_heads), queries * dealt.items(num_heads)
     far = share_far_rows(num_heads, num_keys)
-    if dealing_pays(runner, dealt, plan, size, *items, tiles_of(topk), far=far):
-        return dealt, 1
-    return plan, size
+    return choose_packed(runner, plan, dealt, queries, num_heads, tiles, far=far)
+
+
+def choose_packed(
+    runner: Runner,
+    plan: DecodePlan,
+    dealt: DealtPlan | DealtFewHeadsPlan | None,
+    queries: int,
+    num_heads: int,
+    tiles: int,
+    *,
+    far: bool,
+) -> tuple[Plan, int]:
+    """The kernel that takes the least time, and CTAs of an item, one where tiles are dealt.
+
+    Args:
+        plan: that expands tiles. dealt: of dealt tiles; None: there is none. tiles: of a query.
+        far: of `share_far_rows`.
+    """
+    num_sms = runner.num_sms
+    chosen: Plan
+    chosen, size = choose_clusters(runner, plan, queries, num_heads, tiles)
+    items = queries * chosen.items(num_heads)
+    time = time_of_clusters(chosen, size, tiles, waves_of(runner, chosen, size, items))
+    if dealt and not (far and items > MOST_FAR_TURNS * num_sms):
+        by_dealing = time_of_dealing(
+            kind_of(dealt), num_sms, queries * dealt.items(num_heads), tiles
+        )
+        if by_dealing < MOST_OF_WAVES * time:
+            chosen, size, time = dealt, 1, by_dealing
+    formats = JOINED_MANY_FORMATS if plan.joined else MANY_FORMATS
+    if plan.packed and plan.form in formats and num_heads > HEADS:
+        many = ManyHeadsPlan(plan.form, plan.joined)
+        waves = waves_of(runner, many, 1, queries * many.items(num_heads))
+        if time_of_clusters(many, 1, tiles, waves) < time:
+            chosen, size = many, 1
+    return chosen, size
 
 
 def share_far_rows(num_heads: int, num_keys: int) -> bool:
@@ -322,6 +362,8 @@ def kind_of(plan: Plan) -> int:
     """The kind of a plan's items."""
     if isinstance(plan, FewHeadsPlan):
         return SIXTEEN
+    if isinstance(plan, ManyHeadsPlan):
+        return MANY if plan.form.rope else MANY_NO_ROPE
     return PACKED if plan.packed else BF16
 
 
@@ -335,30 +377,6 @@ def time_of_clusters(plan: Plan, size: int, tiles: int, waves: int) -> float:
 def waves_of(runner: Runner, plan: Plan, size: int, items: int) -> int:
     """Waves of items that clusters of `size` CTAs take."""
     return -(-items // _capacity(runner, plan)[size])
-
-
-def dealing_pays(
-    runner: Runner,
-    dealt: Plan,
-    plan: Plan,
-    size: int,
-    items: int,
-    dealt_items: int,
-    tiles: int,
-    *,
-    far: bool,
-) -> bool:
-    """Whether dealt tiles of packed rows take less time than clusters of `size` CTAs that take
-    `items`.
-
-    Args:
-        far: of `share_far_rows`.
-    """
-    if far and items > MOST_FAR_TURNS * runner.num_sms:
-        return False
-    by_clusters = time_of_clusters(plan, size, tiles, waves_of(runner, plan, size, items))
-    by_dealing = time_of_dealing(kind_of(dealt), runner.num_sms, dealt_items, tiles)
-    return by_dealing < MOST_OF_WAVES * by_clusters
 
 
 def choose_clusters(
@@ -455,7 +473,7 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     return None if turns > MOST_ALONE_TURNS or too_long else plan
 
 
-def _capacity(runner: Runner, plan: DecodePlan | FewHeadsPlan) -> Mapping[int, int]:
+def _capacity(runner: Runner, plan: Plan) -> Mapping[int, int]:
     """Clusters that run at once on a device without other work, by number of CTAs.
 
     A cluster of 16 is the quickest for a query alone (20 us, with 8 CTAs 26), but begins only when

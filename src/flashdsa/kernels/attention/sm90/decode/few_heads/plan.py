@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.key_rows.plan import (
+    CONSUMERS,
+    PIECE_KEYS,
+    WARPS,
+    row_pitch,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     F16,
@@ -19,23 +25,15 @@ from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
-CONSUMERS = 2
-"""Warpgroups that multiply; each takes every other tile of 64 keys."""
-PIECE_KEYS = WARP_SIZE
-"""Keys that a warp asks for, a lane each."""
 HEADS = 16
 """Heads of an item: the columns of its products. With 32 it took longer than two of 16, or than the
 kernel of 64, for each of 135 calls."""
-WARPS = WARPGROUP_SIZE // WARP_SIZE
 FEW_FORMATS = (V32, ROW_FORMATS["v32_no_rope"], ROW_FORMATS["v4"])
 """Formats of packed rows: of few scales, as P of a key is stored times each of them."""
 DEALT_FORMATS = FEW_FORMATS[:2]
 """Those of which tiles may be dealt out."""
 JOINED_FEW_FORMATS = FEW_FORMATS[1:]
 """Those that two sources may have, both the same."""
-BANK_UNIT = 16
-"""Bytes of a row that a lane reads at once: eight rows are in all banks if they are an odd multiple
-of it apart."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +82,7 @@ class FewHeadsPlan(ClusterPlan):
     @property
     def row_pitch(self) -> int:
         """Bytes from a row to the next one in shared memory."""
-        units = -(-self.form.row_bytes // BANK_UNIT)
-        return (units + (units + 1) % 2) * BANK_UNIT
+        return row_pitch(self.form)
 
     @property
     def piece_bytes(self) -> int:

@@ -28,6 +28,11 @@ class DecodeMemory(StepMemory):
     tops: Region
     sums: Region
     maxima: Region
+    table: Region
+    moves: Region
+    p_full: Barriers
+    p_free: Barriers
+    factors_full: Barriers
     extent_full: Barriers
     full: Barriers
     free: Barriers

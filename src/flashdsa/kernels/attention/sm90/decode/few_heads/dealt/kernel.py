@@ -20,8 +20,13 @@ from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import Dealt, take_stretches
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import (
+    Dealt,
+    take_stretches,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import (
+    DealtFewHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     gather_pieces,
     tiles_of_consumer,

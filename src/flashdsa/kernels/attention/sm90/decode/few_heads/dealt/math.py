@@ -15,26 +15,35 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.merge import (
     merge_parts,
     store_part,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import tiles_of_consumer
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
+    tiles_of_consumer,
+)
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
     Math,
     Registers,
     exchange_halves,
     find_factors,
-    load_query,
     merge_sums,
     publish_sums,
     states_of_tile,
     take_tile,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
-from flashdsa.kernels.attention.sm90.decode.few_heads.products import blocks_of
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    HEADS,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
+    blocks_of,
+)
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
+    new_heads,
+)
+from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     first_head,
     head_of,
-    new_heads,
     offset_of_head,
 )
+from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
+from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     DecodeMemory,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    HEADS,
+    FewHeadsPlan,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
 from flashdsa.plan import Arrives, Barrier, SmemRegion
 

@@ -7,20 +7,19 @@ from cutlass import Float32, Int32, cute
 from flashdsa.dsl.fragments import THREAD_ROWS
 from flashdsa.dsl.smem import load_words
 from flashdsa.kernels.attention.sm90.core.tile import FP32
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.words import load_float
 
 LANE_ROWS = 8
 """Rows from a lane's first row of an accumulator to its second one."""
 
 
-def load_scale(plan: FewHeadsPlan, row: Any, group: int) -> Any:
+def load_scale(plan: Any, row: Any, group: int) -> Any:
     """Load a group's scale of the row at that address."""
     at = row + plan.form.scales_at
     return load_float(at + FP32 * group) if plan.form.scale == "fp32" else load_e8m0(at + group)
 
 
-def load_scales(plan: FewHeadsPlan, row: Any) -> list[list[Any]]:
+def load_scales(plan: Any, row: Any) -> list[list[Any]]:
     """Load the scales of the lane's two keys. `row`: the address of the first one."""
     rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
     groups = range(plan.form.num_scales)

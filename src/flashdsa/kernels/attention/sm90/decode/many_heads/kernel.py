@@ -1,0 +1,103 @@
+"""Sparse decode for Hopper of packed rows: a CTA takes 64 heads of a query.
+
+gather             | math, consumer 0                  | math, consumer 1
+------------------ | --------------------------------- | ---------------------------------
+rows of both tiles | Q                                 | Q
+                   | S^T = K Q^T of tile 0             | S^T = K Q^T of tile 1
+                   | P^T = exp2(S^T) -> shared         |
+                   | O^T += V^T P^T of tile 0, low dims| P^T = exp2(S^T) -> shared
+the next step's    | the same of tile 1                | O^T += V^T P^T of both, high dims
+
+Keys, and dims, are the rows of the products: K and V^T come from registers, where e4m3 become f16.
+Rows stay in shared memory as they come; nobody expands them there.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, cute
+
+from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.many_heads.gather import gather_steps
+from flashdsa.kernels.attention.sm90.decode.many_heads.math import Math, consume
+from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.rows import send_rows
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, find_item
+from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+
+GATHER = 0
+"""The first warpgroup; the consumers follow."""
+
+
+@cute.kernel
+def many_heads_kernel(
+    q: cute.Tensor,
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    more: Any,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
+    thread, _, _ = cute.arch.thread_idx()
+    memory = DecodeMemory.allocate(plan)
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, indices, topk_length), more)
+    initialise_barriers(memory, thread)
+    cute.arch.sync_threads()
+    # The previous launch, which this one may follow early, has written the ids, or still reads the
+    # results.
+    cute.arch.griddepcontrol_wait()
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        ctx = find_item(memory, lse, indices, topk_length, sources)
+        gather_steps(Gatherer(ctx, None, kv, indices, sources))
+        # All rows are asked for: the next launch may begin to take the SMs that are free.
+        cute.arch.griddepcontrol_launch_dependents()
+    else:
+        cute.arch.setmaxregister_increase(plan.math.registers)
+        scale = make_scale(sm_scale * LOG2_E)
+        ctx = find_item(memory, lse, indices, topk_length, sources)
+        consumer = group - GATHER - 1
+        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
+        # Computed again: values that are used after the steps would be live through them.
+        ctx = find_item(memory, lse, indices, topk_length, sources)
+        send_rows(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer), r)
+
+
+@cute.jit
+def launch_many_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`: a CTA for each 64 heads of a query.
+
+    Args:
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
+            1, which the other decodes take.
+    """
+    x, rest = split(arguments)
+    more, (cluster_size,) = split_more(rest, plan.joined)
+    items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
+    many_heads_kernel(*x, more, plan).launch(
+        grid=[items * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+
+
+def compile_many_heads(plan: ManyHeadsPlan) -> Any:
+    """Compile `launch_many_heads`."""
+    return compile_cluster_launch(launch_many_heads, plan)

@@ -1,0 +1,180 @@
+"""Pieces, budgets, barriers and roles of the Hopper decode of many heads, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import BF16, FP32, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.decode.key_rows.plan import (
+    CONSUMERS,
+    PIECE_KEYS,
+    WARPS,
+    row_pitch,
+)
+from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, GROUP_BYTES, ClusterPlan
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
+
+MANY_FORMATS = (V32, ROW_FORMATS["v32_no_rope"])
+"""Formats of packed rows: of fp32 scales. With those of `v4`, whose bf16 columns are of the value,
+registers spill, and an item takes longer than by the kernel that expands tiles."""
+JOINED_MANY_FORMATS = MANY_FORMATS[1:]
+"""Those that two sources may have."""
+TOPS_PITCH = ROWS + 4
+"""fp32 of a warp's maxima of a tile, and its least power of two behind them."""
+STATE = ROWS + 4
+"""fp32 of the maxima, and of whether there are any."""
+MOVES = ROWS + 4
+"""fp32 of a tile's moves: factors of O, whether there are any, and the power of two's exponent."""
+
+
+@dataclass(frozen=True)
+class ManyHeadsPlan(ClusterPlan):
+    """One compiled kernel: choices, then derived values.
+
+    Attributes:
+        form: of packed rows, one of MANY_FORMATS.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
+        lazy_log2: maxima are updated only if a logit is above one by this, in log2.
+    """
+
+    form: RowFormat = V32
+    joined: bool = False
+    lazy_log2: float = 8.0
+    packed = True
+    alone = True
+    group_heads = ROWS
+    gather_registers = 24
+    math_registers = 240
+
+    @property
+    def tile(self) -> Tile:  # type: ignore[override]
+        """Tile of keys."""
+        return Tile(self.form.d_qk)
+
+    @property
+    def stages(self) -> int:
+        """Pieces in shared memory: as many as there is room for."""
+        return 6 if self.form.rope else 8
+
+    @property
+    def releases_early(self) -> bool:
+        """Whether a consumer releases a tile's pieces before it multiplies their values: there are
+        fewer than two steps of them. The fence before takes 3 % of the time, which is lost where
+        pieces are enough."""
+        return self.stages * PIECE_KEYS < 2 * self.tile.step_keys
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from a row to the next one in shared memory."""
+        return row_pitch(self.form)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a stage."""
+        return PIECE_KEYS * self.row_pitch
+
+    @property
+    def tile_pieces(self) -> int:
+        """Pieces of a tile."""
+        return self.tile.keys // PIECE_KEYS
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        suffix = "" if self.form == V32 else f"_{self.form.name}"
+        return f"mla_decode_heads{ROWS}{suffix}" + "_joined" * self.joined
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
+        return ROWS * ROW_BYTES
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 dims of a consumer's half of O."""
+        return self.tile.d_v // ROWS // CONSUMERS
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the scales of a tile, in f16."""
+        return self.form.num_scales * self.tile.keys * F16
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes from a row of O in bf16 to the next one: neighbouring rows are in different
+        banks."""
+        return self.tile.d_v * BF16 + GROUP_BYTES
+
+    @property
+    def buffers(self) -> list[SmemRegion]:
+        """Shared memory regions before the mbarriers, in order."""
+        chunks, k_bytes = (
+            self.tile.chunks,
+            max(self.stages * self.piece_bytes, ROWS * self.row_bytes),
+        )
+        of_warps = CONSUMERS * WARPS * TOPS_PITCH * FP32
+        return [
+            SmemRegion("q", chunks * self.operand_bytes, 1024,
+                       f"Q of the item, {chunks} x [heads, 64] SW128"),
+            SmemRegion("p", TILES * self.operand_bytes, 1024,
+                       "P of each tile of a step, [heads, 64 keys] SW128"),
+            SmemRegion("k", k_bytes, 128, "rows of 32 keys a stage; then rows of O in bf16"),
+            SmemRegion("masks", self.stages * 4, 16, "valid keys: a bit each"),
+            SmemRegion("tops", of_warps, 16, "each warp's maxima of a tile; then its sums"),
+            SmemRegion("table", TILES * self.table_bytes, 16, "scales of a step's keys, in f16"),
+            SmemRegion("moves", TILES * MOVES * FP32, 16, "factors of O before a tile"),
+            SmemRegion("maxima", STATE * FP32, 16, "logits that sums and O are against"),
+            SmemRegion("row_unit", ROWS * FP32, 16,
+                       "what a head of Q is a multiple of; then the factor of its O"),
+            *self.cluster_buffers,
+        ]  # fmt: skip
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def math(self) -> Role:
+        """Warpgroups 1 and 2."""
+        does = "Q; S and P of every other tile, half of O's dims; then the rows of O, lse"
+        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles in the order of their threads."""
+        return self.gather, self.math
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Barriers of pieces are a ring, those of P complete a phase for each step, each other one a
+        phase in all.
+        """
+        gather, math = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.WARPS_OF_ONE_GROUP
+        return (
+            Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is stored"),
+            Barrier("full", self.stages, gather, Arrives.EVERY_LANE_OF_ONE_WARP, math,
+                    self.piece_bytes, "a piece's rows and mask have come"),
+            Barrier("free", self.stages, math, Arrives.EVERY_WARP, gather, 0,
+                    "a piece has been read"),
+            Barrier("p_full", TILES, math, warps, math, 0,
+                    "P of a tile, its keys' scales and its moves are stored"),
+            Barrier("p_free", TILES, math, warps, math, 0,
+                    "the other consumer has read P of a tile"),
+            Barrier("q_full", 1, math, every, math, 0, "Q is as the products take it"),
+            Barrier("all_read", 1, math, every, math, 0,
+                    "both consumers' sums are stored, and nobody reads keys any more"),
+            Barrier("factors_full", 1, math, every, math, 0, "factors of the rows are stored"),
+            Barrier("staged", 1, math, every, math, 0, "the rows of O are staged"),
+        )  # fmt: skip
