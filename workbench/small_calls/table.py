@@ -319,7 +319,7 @@ TABLE: dict[str, Row] = {
         without_rope("four CTAs", 5, heads=16, topk=600, sms=4),
     ), mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),
-    "mla-decode-heads64-sm_90a": Row("mla_decode_heads64", MANY_HEADS),
+    "mla-decode-heads64-sm_90a": Row("mla_decode_heads64", MANY_HEADS, mutated=1),
     "mla-decode-heads16-v4-sm_90a": Row("mla_decode_heads", FEW_HEADS_OF_512, mutated=3),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),

@@ -71,11 +71,12 @@ def load_step(role: Gatherer, row: Int32, step: Int32, num_tiles: Int32, slot: I
     pieces = cutlass.min(num_tiles - step * TILES, TILES) * ctx.plan.tile_pieces
     valid = cute.arch.vote_ballot_sync(row >= 0)
     for piece in cutlass.range(pieces, unroll=1):
+        state = ring.state(first + piece)
+        # free: both consumers have read the piece before in this stage, and its mask.
+        ring.acquire(state)
+        # All lanes have seen that, before some fill the stage: it may soon be free again.
+        cute.arch.sync_warp()
         if lane // WARP_ROWS == piece:
-            state = ring.state(first + piece)
-            # free: both consumers have read the piece before in this stage, and its mask. Only
-            # lanes that fill the stage wait: others might look when it is free for the next time.
-            ring.acquire(state)
             load_row(role, row, state.stage, slot, valid >> lane)
 
 

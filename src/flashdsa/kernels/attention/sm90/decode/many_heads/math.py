@@ -114,9 +114,8 @@ def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
         add_tile(role, r, step, 1)
     warpgroup.wait_group(0)
     # p_free: the other consumer may write P of its next tile, if it had one.
-    if ctx.thread % WARP_SIZE == 0:
-        if num_tiles > 1 or role.consumer == 1:
-            ctx.memory.p_free.arrive(1 - role.consumer)
+    if num_tiles > 1 or role.consumer == 1:
+        arrive_warp(ctx.memory.p_free, 1 - role.consumer, ctx.thread)
 
 
 @cute.jit
