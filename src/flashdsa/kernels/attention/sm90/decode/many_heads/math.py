@@ -176,7 +176,7 @@ def compute_p(role: Math, r: Registers, place: Place, step: Int32) -> None:
     is_far = is_far | (is_first & (place.mask != 0))
     # p_free: the other consumer has read P, scales and moves of the step before.
     ctx.memory.p_free.wait_round(step - 1, consumer)
-    has_moved = any_of_consumer(is_far, consumer)
+    has_moved = any_of_consumer(ctx, is_far, step, consumer)
     if has_moved:
         update_maxima(ctx, r.s, r.heads, tops, power, is_first, consumer)
     if ctx.thread == 0:

@@ -125,6 +125,8 @@ class ManyHeadsPlan(ClusterPlan):
             SmemRegion("k", k_bytes, 128, "rows of 32 keys a stage; then rows of O in bf16"),
             SmemRegion("masks", self.stages * 4, 16, "valid keys: a bit each"),
             SmemRegion("tops", of_warps, 16, "each warp's maxima of a tile; then its sums"),
+            SmemRegion("votes", CONSUMERS * TILES * WARPS * 4, 16,
+                       "each warp's vote that maxima move, of two steps"),
             SmemRegion("table", TILES * self.table_bytes, 16, "scales of a step's keys, in f16"),
             SmemRegion("moves", TILES * MOVES * FP32, 16, "factors of O before a tile"),
             SmemRegion("maxima", STATE * FP32, 16, "logits that sums and O are against"),

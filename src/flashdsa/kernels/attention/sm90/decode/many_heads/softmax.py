@@ -12,10 +12,11 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
+from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import NO_KEY, Scale
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES
 from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     first_head,
     head_of,
@@ -66,16 +67,20 @@ def meet(consumer: Any) -> None:
 
 
 @cute.jit
-def any_of_consumer(condition: Boolean, consumer: Int32) -> Boolean:
-    """Whether any thread of a consumer has the condition; syncs them."""
-    found = cute.arch.inline_ptx(
-        "{ .reg .pred p; .reg .pred any; setp.ne.s32 p, {$r0}, 0; "
-        f"bar.red.or.pred any, {{$r1}}, {WARPGROUP_SIZE}, p; "
-        "selp.b32 {$w0}, 1, 0, any; }",
-        write_only_types=[Int32],
-        read_only_args=[Int32(condition), FIRST_MEETING + consumer],
-    )
-    return Boolean(found != 0)
+def any_of_consumer(ctx: Context, condition: Boolean, step: Int32, consumer: Int32) -> Boolean:
+    """Whether any thread of a consumer has the condition; syncs them.
+
+    Not by a barrier that reduces, which racecheck does not know.
+    """
+    # Votes of the step before may still be read: two steps have their own.
+    place = (consumer * TILES + (step & 1)) * WARPS
+    found = cute.arch.vote_any_sync(condition)
+    votes = ctx.memory.votes.array(Int32, CONSUMERS * TILES * WARPS)
+    if ctx.thread % WARP_SIZE == 0:
+        votes[place + ctx.thread // WARP_SIZE] = Int32(found)
+    meet(consumer)
+    words = load_words(ctx.memory.votes.address() + place * 4, Int32)
+    return Boolean((words[0] | words[1] | words[2] | words[3]) != 0)
 
 
 def new_heads() -> Heads:

@@ -29,6 +29,7 @@ class DecodeMemory(StepMemory):
     sums: Region
     maxima: Region
     table: Region
+    votes: Region
     moves: Region
     p_full: Barriers
     p_free: Barriers
