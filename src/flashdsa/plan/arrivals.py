@@ -34,7 +34,8 @@ def check_barriers(barriers: Sequence[Barrier], roles: Sequence[Role]) -> None:
 
 
 def _check_producer(barrier: Barrier, role: Role, arrives: Arrives) -> None:
-    least = WARPGROUP_SIZE if arrives is Arrives.WARPS_OF_ONE_GROUP else WARP_SIZE
+    of_group = (Arrives.WARPS_OF_ONE_GROUP, Arrives.THREADS_OF_ONE_GROUP)
+    least = WARPGROUP_SIZE if arrives in of_group else WARP_SIZE
     if role.threads % WARP_SIZE or role.threads < least:
         raise BudgetError(
             f"barriers: {barrier.name}: {arrives} of {role.name} cannot arrive: "

@@ -26,6 +26,7 @@ class Arrives(StrEnum):
     EVERY_LANE_OF_ONE_WARP = "the lanes of one warp"
     COMMIT = "tcgen05.commit"
     WARPS_OF_ONE_GROUP = "a lane of each warp of one warpgroup"
+    THREADS_OF_ONE_GROUP = "every thread of one warpgroup"
     EVERY_CTA = "a thread of each CTA of the largest cluster"
 
 
@@ -103,6 +104,7 @@ def _arrivals_of(role: Role, arrives: Arrives) -> int:
         Arrives.EVERY_WARP: role.warps,
         Arrives.EVERY_LANE_OF_ONE_WARP: WARP_SIZE,
         Arrives.WARPS_OF_ONE_GROUP: WARPGROUP_SIZE // WARP_SIZE,
+        Arrives.THREADS_OF_ONE_GROUP: WARPGROUP_SIZE,
         Arrives.EVERY_CTA: MAX_CLUSTER_SIZE,
     }[arrives]
 

@@ -13,7 +13,7 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack
-from flashdsa.dsl.pipeline import RingConsumer, arrive_warp
+from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
@@ -115,7 +115,7 @@ def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
     warpgroup.wait_group(0)
     # p_free: the other consumer may write P of its next tile, if it had one.
     if num_tiles > 1 or role.consumer == 1:
-        arrive_warp(ctx.memory.p_free, 1 - role.consumer, ctx.thread)
+        ctx.memory.p_free.arrive(1 - role.consumer)
 
 
 @cute.jit
@@ -187,8 +187,8 @@ def compute_p(role: Math, r: Registers, place: Place, step: Int32) -> None:
     store_scales(ctx, scales, r.heads.power[0], consumer)
     # The products read P through the asynchronous proxy.
     cute.arch.fence_proxy("async.shared", space="cta")
-    arrive_warp(ctx.memory.p_full, consumer, ctx.thread)
-    # p_full: all four warps of this consumer have stored theirs.
+    ctx.memory.p_full.arrive(consumer)
+    # p_full: all threads of this consumer have stored theirs.
     ctx.memory.p_full.wait_round(step, consumer)
 
 
@@ -273,7 +273,5 @@ def release_tile(ctx: Context, tile: Int32) -> None:
     """Release the pieces of a tile, whose words are in registers."""
     # Bulk copies overwrite memory that threads have read.
     cute.arch.fence_proxy("async.shared", space="cta")
-    cute.arch.sync_warp()
-    if ctx.thread % WARP_SIZE == 0:
-        for state in states_of_tile(ctx.plan, tile):
-            ctx.memory.free.arrive(state.stage)
+    for state in states_of_tile(ctx.plan, tile):
+        ctx.memory.free.arrive(state.stage)

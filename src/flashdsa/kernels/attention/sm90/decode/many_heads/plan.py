@@ -160,19 +160,19 @@ class ManyHeadsPlan(ClusterPlan):
         """The mbarriers, in order.
 
         Barriers of pieces are a ring, those of P complete a phase for each step, each other one a
-        phase in all.
+        phase in all. Every thread arrives for itself: racecheck does not see that a lane arrives
+        for those that it has met.
         """
         gather, math = self.roles
-        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.WARPS_OF_ONE_GROUP
+        one, every, group = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.THREADS_OF_ONE_GROUP
         return (
             Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is stored"),
             Barrier("full", self.stages, gather, Arrives.EVERY_LANE_OF_ONE_WARP, math,
                     self.piece_bytes, "a piece's rows and mask have come"),
-            Barrier("free", self.stages, math, Arrives.EVERY_WARP, gather, 0,
-                    "a piece has been read"),
-            Barrier("p_full", TILES, math, warps, math, 0,
+            Barrier("free", self.stages, math, every, gather, 0, "a piece has been read"),
+            Barrier("p_full", TILES, math, group, math, 0,
                     "P of a tile, its keys' scales and its moves are stored"),
-            Barrier("p_free", TILES, math, warps, math, 0,
+            Barrier("p_free", TILES, math, group, math, 0,
                     "the other consumer has read P of a tile"),
             Barrier("q_full", 1, math, every, math, 0, "Q is as the products take it"),
             Barrier("all_read", 1, math, every, math, 0,
