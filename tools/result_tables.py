@@ -3,9 +3,10 @@
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, of all documents of the newest date, and those of `<!-- means -->` their
-means in words; those of `<!-- run -->` are the tables of the newest folder of
-`workbench/results/dense_to_sparse`. With --check nothing is written; exit code 1 if a table is old.
+`workbench/results/draws`, of each operation of the newest date that has it, and those of
+`<!-- means -->` their means in words; those of `<!-- run -->` are the tables of the newest folder
+of `workbench/results/dense_to_sparse`. With --check nothing is written; exit code 1 if a table is
+old.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from flashdsa.bench.result import Row
     from workbench.draws.report import Report
 
 ROOT = Path(__file__).parents[1]
@@ -25,43 +27,56 @@ RESULTS = Path("workbench/results")
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
-def newest_draws() -> tuple[list[Path], list[Report]]:
-    """The documents of draws of the newest date, and their reports."""
-    paths = sorted((ROOT / RESULTS / "draws").glob("*.json*"))
-    newest_ones = [path for path in paths if path.name[:10] == paths[-1].name[:10]]
-    from workbench.draws.report import reports
+def newest_draws() -> dict[Path, list[Row]]:
+    """Rows of draws by document: of each operation those of the newest date that has any."""
     from workbench.draws.run import read_draws
 
-    return newest_ones, list(reports(row for path in newest_ones for row in read_draws(path)))
+    paths = sorted((ROOT / RESULTS / "draws").glob("*.json*"))
+    documents = {path: list(read_draws(path)) for path in paths}
+    newest: dict[str, str] = {}
+    for path, rows in documents.items():
+        newest.update((row.operation, path.name[:10]) for row in rows)
+    taken = {
+        path: [row for row in rows if newest[row.operation] == path.name[:10]]
+        for path, rows in documents.items()
+    }
+    return {path: rows for path, rows in taken.items() if rows}
+
+
+def newest_reports() -> list[Report]:
+    """Reports of the newest draws."""
+    from workbench.draws.report import reports
+
+    return list(reports(row for rows in newest_draws().values() for row in rows))
 
 
 def draws_table() -> str:
     """Figures of the newest draws in Markdown, hot / cold, and what was drawn where; "" without
     any."""
-    newest_ones, found = newest_draws()
+    newest_ones = newest_draws()
     if not newest_ones:
         return ""
     from workbench.draws.report import markdown
     from workbench.draws.run import machine_of, read_document
 
     runs: dict[str, tuple[dict[str, None], list[str]]] = {}
-    for path in newest_ones:
-        document, place = read_document(path), path.relative_to(ROOT)
-        operations, links = runs.setdefault(machine_of(document), ({}, []))
-        operations.update(dict.fromkeys(row["operation"] for row in document["rows"]))
+    for path, rows in newest_ones.items():
+        place = path.relative_to(ROOT)
+        operations, links = runs.setdefault(machine_of(read_document(path)), ({}, []))
+        operations.update(dict.fromkeys(row.operation for row in rows))
         links.append(f"[{place.name}]({place.as_posix()})")
     lines = [
         f"One {machine}: {', '.join(operations)} ({', '.join(links)})."
         for machine, (operations, links) in runs.items()
     ]
-    return "\n".join([markdown(found), "", *lines, ""])
+    return "\n".join([markdown(newest_reports()), "", *lines, ""])
 
 
 def means() -> str:
     """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
     spans = []
     for wide in (False, True):
-        some = [one for one in newest_draws()[1] if ("-512" in one.operation) == wide]
+        some = [one for one in newest_reports() if ("-512" in one.operation) == wide]
         figures = [one.figures["hot"].geometric_mean for one in some if "hot" in one.figures]
         spans.append(f"{min(figures):.2f} to {max(figures):.2f}" if figures else "-")
     return f"  {spans[0]} times as fast in the mean of drawn shapes, {spans[1]} with 512 columns"
