@@ -250,6 +250,18 @@ def efficiencies(document: Document) -> dict[str, float]:
     return {name: one / document["ranks"] / ours for name, (one, ours) in parts.items()}
 
 
+def _spans(seeds: Sequence[int]) -> str:
+    """Numbers in words: "1, 3 to 5"."""
+    spans: list[list[int]] = []
+    for seed in sorted(set(seeds)):
+        if spans and seed == spans[-1][-1] + 1:
+            spans[-1].append(seed)
+        else:
+            spans.append([seed])
+    ends = (dict.fromkeys([span[0], span[-1]]) for span in spans)
+    return ", ".join(" to ".join(map(str, of_span)) for of_span in ends)
+
+
 def draw_draws(documents: list[Document], target: Path) -> None:
     """Schema flashdsa-draws/1: a strip of dots an operation and condition, a dot a draw."""
     rows = [row for document in documents for row in rows_of(document)]
@@ -289,10 +301,10 @@ def draw_draws(documents: list[Document], target: Path) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel("time of the fastest peer / ours, a dot a draw; right: lowest, 5 %, mean")
-    seeds: dict[str, list[str]] = {}
+    seeds: dict[str, list[int]] = {}
     for document in documents:
-        seeds.setdefault(machine_of(document), []).append(str(document["seed"]))
-    where = "; ".join(f"{machine}, seed {', '.join(some)}" for machine, some in seeds.items())
+        seeds.setdefault(machine_of(document), []).append(document["seed"])
+    where = "; ".join(f"{machine}, seeds {_spans(some)}" for machine, some in seeds.items())
     axes.set_title(where, fontsize=10, loc="left", color=INK)
     _save(figure, target, 128)
 
