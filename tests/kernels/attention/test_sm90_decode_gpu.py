@@ -32,11 +32,11 @@ def test_every_number_of_ctas_is_within_the_contract_and_repeats(
 
 
 @pytest.mark.parametrize("heads", [16, 64])
-@pytest.mark.parametrize("queries", [8, 136])
+@pytest.mark.parametrize("queries", [8, 128, 136])
 def test_a_graph_replays_it_on_new_values(queries: int, heads: int) -> None:
     """Other lengths and ids, a row of -1, a length of 0, NaN in a row that no valid slot names.
 
-    8 queries are clusters', tiles of 136 are dealt out.
+    8 queries are clusters', 128 of 64 heads CTAs' alone, tiles of 136 are dealt out.
     """
     case = SparseMlaCase("graph", queries, 3000, heads, 2048, packed="ue8m0")
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
@@ -65,8 +65,10 @@ def test_a_graph_replays_it_on_new_values(queries: int, heads: int) -> None:
     assert all(torch.equal(x, y) for x, y in zip(captured, forward(), strict=True))
 
 
-@pytest.mark.parametrize("formats", [(), ("v4", "v4"), ("v41_fp4", "v41")], ids=str)
-@pytest.mark.parametrize(("queries", "heads"), [(8, 64), (136, 64), (8, 16)])
+@pytest.mark.parametrize(
+    "formats", [(), ("v32_no_rope",) * 2, ("v4", "v4"), ("v41_fp4", "v41")], ids=str
+)
+@pytest.mark.parametrize(("queries", "heads"), [(8, 64), (128, 64), (136, 64), (8, 16)])
 def test_a_graph_replays_two_sources_on_other_lengths(
     queries: int, heads: int, formats: tuple[str, ...]
 ) -> None:
@@ -88,10 +90,12 @@ def test_a_graph_replays_two_sources_on_other_lengths(
     starts = torch.randint(250, (queries,), generator=draw).int().cuda()
     ends = starts + 128
 
+    kv_format = next((name for name in ("v41", "v32_no_rope") if name in formats), None)
+
     def forward() -> tuple[torch.Tensor, torch.Tensor]:
         return flashdsa.sparse_mla_fwd(
             q, kv, extra_kv=extra_kv, extra_indices=(starts, ends), **lists,
-            kv_format="v41" if "v41" in formats else None, backend="sm90",
+            kv_format=kv_format, backend="sm90",
         )  # fmt: skip
 
     forward()

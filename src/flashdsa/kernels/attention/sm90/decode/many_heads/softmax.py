@@ -70,7 +70,7 @@ def meet(consumer: Any) -> None:
 def any_of_consumer(ctx: Context, condition: Boolean, step: Int32, consumer: Int32) -> Boolean:
     """Whether any thread of a consumer has the condition; syncs them.
 
-    Not by a barrier that reduces, which racecheck does not know.
+    A barrier that reduces is as fast, and ptxas makes 6 KB more code with it.
     """
     # Votes of the step before may still be read: two steps have their own.
     place = (consumer * TILES + (step & 1)) * WARPS
