@@ -133,6 +133,13 @@ FORWARD = [
                   topk_length=True, poison=True),
     SparseMlaCase("v32_no_rope, 70 queries", 70, 100, 64, 24, d_qk=512, packed="ue8m0",
                   kv_format="v32_no_rope", invalid=True, poison=True, attn_sink="finite"),
+    SparseMlaCase("packed rows, 132 queries of 2048 slots", 132, 100, 64, 2048, packed="ue8m0",
+                  invalid=True, topk_length=True, poison=True, attn_sink="finite"),
+    SparseMlaCase("v32_no_rope, 132 queries of 2048 slots", 132, 100, 64, 2048, d_qk=512,
+                  packed="fp32", kv_format="v32_no_rope", invalid=True, poison=True),
+    SparseMlaCase("v32_no_rope beside v32_no_rope, 132 queries of 2048 slots", 132, 64, 64, 1900,
+                  d_qk=512, packed="ue8m0", kv_format="v32_no_rope", extra_format="v32_no_rope",
+                  page_size=64, extra_keys=60, extra_topk=148, invalid=True, topk_length=True),
 ]
 INTO_BUFFERS = [
     SparseMlaCase("buffers of the caller", 4, 200, 16, 64, invalid=True, topk_length=True),
