@@ -74,9 +74,9 @@ def draws_table() -> str:
 
 def means() -> str:
     """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
-    spans = []
+    spans, newest = [], newest_reports()
     for wide in (False, True):
-        some = [one for one in newest_reports() if ("-512" in one.operation) == wide]
+        some = [one for one in newest if ("-512" in one.operation) == wide]
         figures = [one.figures["hot"].geometric_mean for one in some if "hot" in one.figures]
         spans.append(f"{min(figures):.2f} to {max(figures):.2f}" if figures else "-")
     return f"  {spans[0]} times as fast in the mean of drawn shapes, {spans[1]} with 512 columns"

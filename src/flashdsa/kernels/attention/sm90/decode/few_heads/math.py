@@ -60,9 +60,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     GROUP_DIMS,
     STATISTICS_BYTES,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.words import (
-    store_pair,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.words import store_pair, store_word
 
 FIRST_MEETING = 1
 """Named barrier of the first consumer; the second one's follows."""
@@ -361,11 +359,6 @@ def stage_heads(v: list[Any], to: Any) -> None:
         for odd in range(2):
             word = pack(v[4 * column + odd], v[4 * column + 2 + odd], F16_KIND)
             store_word(to + (8 * column + odd) * GROUP_BYTES, word)
-
-
-def store_word(address: Any, word: Any) -> None:
-    """Store a word to shared memory."""
-    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])
 
 
 def store_floats(address: Any, values: list[Any]) -> None:

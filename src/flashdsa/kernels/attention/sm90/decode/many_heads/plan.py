@@ -112,10 +112,8 @@ class ManyHeadsPlan(ClusterPlan):
     @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
-        chunks, k_bytes = (
-            self.tile.chunks,
-            max(self.stages * self.piece_bytes, ROWS * self.row_bytes),
-        )
+        chunks = self.tile.chunks
+        k_bytes = max(self.stages * self.piece_bytes, ROWS * self.row_bytes)
         of_warps = CONSUMERS * WARPS * TOPS_PITCH * FP32
         return [
             SmemRegion("q", chunks * self.operand_bytes, 1024,

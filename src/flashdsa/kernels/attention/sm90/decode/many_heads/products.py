@@ -6,7 +6,7 @@ f16: accumulators for each scale, or a P for each, would take more room than the
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K
@@ -23,7 +23,7 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.operands import (
 )
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16
-from flashdsa.kernels.attention.sm90.decode.shared.words import one_word, scaled
+from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again, one_word, scaled
 
 COUNT = ROWS // 2
 """Accumulators of a thread: of S^T, and of a block of O^T."""
@@ -148,7 +148,7 @@ def multiply_values(
     for block in range(plan.blocks):
         if block * ROWS % plan.form.group == 0:
             at = table + block * ROWS // plan.form.group * (plan.tile.keys * F16)
-            scales = [word for i in range(2) for word in load_four(at + 16 * i)]
+            scales = [word for i in range(2) for word in load_words_again(at + 16 * i)]
         # Words of the next block come while these become f16.
         if len(blocks) == block + 1 < plan.blocks:
             blocks = [*blocks, load_block(pieces, block + 1)]
@@ -174,17 +174,6 @@ def value_fragments(words: list[Any], scales: list[Any]) -> list[list[Any]]:
             step += [times(word, scales[at]) for word in to_f16(by_dim(words[at]))]
         steps.append(step)
     return steps
-
-
-def load_four(address: Any) -> list[Any]:
-    """Load four words of shared memory."""
-    return list(
-        cute.arch.inline_ptx(
-            "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * 4,
-            read_only_args=[address],
-        )
-    )
 
 
 def _multiply(kind: str, d: list[Any], a: list[Any], b: Any, accumulate: bool) -> list[Any]:

@@ -1,7 +1,5 @@
 """The end of an item: its rows of O, and lse."""
 
-from typing import Any
-
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.experimental import primitives as prims
@@ -28,7 +26,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse
 from flashdsa.kernels.attention.sm90.decode.shared.context import meet_consumers
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_BYTES
-from flashdsa.kernels.attention.sm90.decode.shared.words import power_of_two
+from flashdsa.kernels.attention.sm90.decode.shared.words import power_of_two, store_word
 
 
 @cute.jit
@@ -112,8 +110,3 @@ def stage_dims(role: Math, r: Registers) -> None:
                 word = Int32(0)  # O may be NaN
             at = offset_of_head(number) * plan.row_bytes + block * (ROWS * BF16)
             store_word(to + at, word)
-
-
-def store_word(address: Any, word: Any) -> None:
-    """Store a word to shared memory."""
-    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])

@@ -16,6 +16,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.plan import MOST_WITH_A_TILE
+from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again
 
 
 class DecodeMemory(StepMemory):
@@ -220,17 +221,6 @@ def load_item(memory: DecodeMemory) -> Context:
         joined = JoinedSlots(main, split_after(main, memory.plan.tile.keys), end)
     return Context(
         memory, query, head, rank, num_ctas, first_slot, end_slot, num_tiles, thread, joined
-    )
-
-
-def load_words_again(address: Any) -> list[Int32]:
-    """Load four words of shared memory at each call: no earlier ones are kept for them."""
-    return list(
-        cute.arch.inline_ptx(
-            "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-            write_only_types=[Int32] * VECTOR,
-            read_only_args=[address],
-        )
     )
 
 

@@ -4,6 +4,8 @@ from typing import Any
 
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.smem import VECTOR
+
 BIAS = 127
 """Bias of the exponents of fp32 and bf16."""
 TOP_EXPONENT = 14
@@ -70,3 +72,19 @@ def store_pair(address: Any, first: Any, second: Any) -> None:
     cute.arch.inline_ptx(
         "st.shared.v2.f32 [{$r0}], {{$r1}, {$r2}};", read_only_args=[address, first, second]
     )
+
+
+def load_words_again(address: Any) -> list[Int32]:
+    """Load four words of shared memory at each call: no earlier ones are kept for them."""
+    return list(
+        cute.arch.inline_ptx(
+            "ld.shared.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * VECTOR,
+            read_only_args=[address],
+        )
+    )
+
+
+def store_word(address: Any, word: Any) -> None:
+    """Store a word to shared memory."""
+    cute.arch.inline_ptx("st.shared.b32 [{$r0}], {$r1};", read_only_args=[address, word])
