@@ -6,24 +6,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import (
-    CONSUMERS,
-    PIECE_KEYS,
-    WARPS,
-    row_pitch,
-)
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
+from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS, KeyRowsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     F16,
     GROUP_BYTES,
     MOST_CTAS,
     STATISTICS,
-    ClusterPlan,
 )
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
+from flashdsa.plan import Arrives, Barrier, SmemRegion
+from flashdsa.row_formats import ROW_FORMATS, V32
 
 HEADS = 16
 """Heads of an item: the columns of its products. With 32 it took longer than two of 16, or than the
@@ -37,27 +30,13 @@ JOINED_FEW_FORMATS = FEW_FORMATS[1:]
 
 
 @dataclass(frozen=True)
-class FewHeadsPlan(ClusterPlan):
-    """One compiled kernel: choices, then derived values.
+class FewHeadsPlan(KeyRowsPlan):
+    """One compiled kernel; `form` is one of FEW_FORMATS."""
 
-    Attributes:
-        form: of packed rows, one of FEW_FORMATS.
-        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
-        lazy_log2: a head's maximum is updated only if it has grown by this factor, in log2.
-    """
-
-    form: RowFormat = V32
-    joined: bool = False
-    lazy_log2: float = 8.0
-    packed = True
+    math_does = "Q; S, P and O of every other tile; then a share of O, lse"
     group_heads = HEADS
     stages = 8
     """Pieces in shared memory, half of them for each consumer."""
-
-    @property
-    def tile(self) -> Tile:  # type: ignore[override]
-        """Tile of keys."""
-        return Tile(self.form.d_qk)
 
     @property
     def gather_registers(self) -> int:
@@ -80,36 +59,6 @@ class FewHeadsPlan(ClusterPlan):
         return self.form.num_scales + self.has_value_rope
 
     @property
-    def row_pitch(self) -> int:
-        """Bytes from a row to the next one in shared memory."""
-        return row_pitch(self.form)
-
-    @property
-    def piece_bytes(self) -> int:
-        """Bytes of a stage."""
-        return PIECE_KEYS * self.row_pitch
-
-    @property
-    def form_suffix(self) -> str:
-        """Part of a variant's name."""
-        return "" if self.form == V32 else f"_{self.form.name}"
-
-    @property
-    def tile_pieces(self) -> int:
-        """Pieces of a tile."""
-        return self.tile.keys // PIECE_KEYS
-
-    @property
-    def name(self) -> str:
-        """Exported name of its function."""
-        return f"mla_decode_heads{HEADS}{self.form_suffix}" + "_joined" * self.joined
-
-    @property
-    def operand_bytes(self) -> int:
-        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
-        return HEADS * ROW_BYTES
-
-    @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
         """Regions, and offsets in them, where each consumer gets the other one's part of its dims:
         apart from all CTAs' O, which may come meanwhile, and this one's, in the region k."""
@@ -120,11 +69,6 @@ class FewHeadsPlan(ClusterPlan):
         """Offset in region k of this CTA's O, after what other CTAs send and the halves."""
         halves = WARPGROUP_SIZE * self.blocks * HEADS // 2 * FP32
         return max(super().staged_at, self.received_bytes + halves)
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of 64 dims of a consumer's half of O."""
-        return self.tile.d_v // ROWS // CONSUMERS
 
     @property
     def received_bytes(self) -> int:
@@ -171,25 +115,6 @@ class FewHeadsPlan(ClusterPlan):
             SmemRegion("row_unit", HEADS * FP32, 16, "what a head of Q is a multiple of"),
             *self.cluster_buffers,
         ]
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        """Warpgroup 0."""
-        does = "row numbers and masks, the rows"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def math(self) -> Role:
-        """Warpgroups 1 and 2."""
-        does = "Q; S, P and O of every other tile; then a share of O, lse"
-        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Roles in the order of their threads."""
-        return self.gather, self.math
 
     @property
     @cache  # noqa: B019 - plans are few

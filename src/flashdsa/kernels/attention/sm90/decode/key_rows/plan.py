@@ -1,7 +1,17 @@
-"""Sizes that the kernels with keys as rows share."""
+"""Base of the plans of the kernels with keys as rows, and their sizes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cache
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.row_formats import RowFormat
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
+from flashdsa.plan import Role
+from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.row_formats import V32, RowFormat
 
 CONSUMERS = 2
 """Warpgroups that multiply."""
@@ -13,7 +23,88 @@ BANK_UNIT = 16
 of it apart."""
 
 
-def row_pitch(form: RowFormat) -> int:
-    """Bytes from a row to the next one in shared memory."""
-    units = -(-form.row_bytes // BANK_UNIT)
-    return (units + (units + 1) % 2) * BANK_UNIT
+@dataclass(frozen=True)
+class KeyRowsPlan(ClusterPlan):
+    """Base of both kernels' plans: choices, then derived values.
+
+    Attributes:
+        form: of packed rows, one of the kernel's.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
+        lazy_log2: maxima are updated only if a logit is above one by this, in log2.
+    """
+
+    form: RowFormat = V32
+    joined: bool = False
+    lazy_log2: float = 8.0
+    packed = True
+    math_does = ""
+    """Work of the role math, in words."""
+
+    @property
+    @abstractmethod
+    def gather_registers(self) -> int:
+        """Registers of a thread that gathers."""
+
+    @property
+    @abstractmethod
+    def math_registers(self) -> int:
+        """Registers of a thread that multiplies."""
+
+    @property
+    def tile(self) -> Tile:  # type: ignore[override]
+        """Tile of keys."""
+        return Tile(self.form.d_qk)
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from a row to the next one in shared memory."""
+        units = -(-self.form.row_bytes // BANK_UNIT)
+        return (units + (units + 1) % 2) * BANK_UNIT
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a stage."""
+        return PIECE_KEYS * self.row_pitch
+
+    @property
+    def tile_pieces(self) -> int:
+        """Pieces of a tile."""
+        return self.tile.keys // PIECE_KEYS
+
+    @property
+    def form_suffix(self) -> str:
+        """Part of a variant's name."""
+        return "" if self.form == V32 else f"_{self.form.name}"
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return f"mla_decode_heads{self.group_heads}{self.form_suffix}" + "_joined" * self.joined
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
+        return self.group_heads * ROW_BYTES
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 dims of a consumer's half of O."""
+        return self.tile.d_v // ROWS // CONSUMERS
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def math(self) -> Role:
+        """Warpgroups 1 and 2."""
+        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, self.math_does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles in the order of their threads."""
+        return self.gather, self.math

@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import BF16, FP32, ROWS, TILES, Tile
+from flashdsa.kernels.attention.sm90.core.tile import BF16, FP32, ROWS, TILES
 from flashdsa.kernels.attention.sm90.decode.key_rows.plan import (
     CONSUMERS,
     PIECE_KEYS,
     WARPS,
-    row_pitch,
+    KeyRowsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, GROUP_BYTES, ClusterPlan
-from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
-from flashdsa.plan.row_tiles import ROW_BYTES
-from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
+from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, GROUP_BYTES
+from flashdsa.plan import Arrives, Barrier, SmemRegion
+from flashdsa.row_formats import ROW_FORMATS, V32
 
 MANY_FORMATS = (V32, ROW_FORMATS["v32_no_rope"])
 """Formats of packed rows: of fp32 scales. With those of `v4`, whose bf16 columns are of the value,
@@ -32,28 +30,14 @@ MOVES = ROWS + 4
 
 
 @dataclass(frozen=True)
-class ManyHeadsPlan(ClusterPlan):
-    """One compiled kernel: choices, then derived values.
+class ManyHeadsPlan(KeyRowsPlan):
+    """One compiled kernel; `form` is one of MANY_FORMATS."""
 
-    Attributes:
-        form: of packed rows, one of MANY_FORMATS.
-        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
-        lazy_log2: maxima are updated only if a logit is above one by this, in log2.
-    """
-
-    form: RowFormat = V32
-    joined: bool = False
-    lazy_log2: float = 8.0
-    packed = True
+    math_does = "Q; S and P of every other tile, half of O's dims; then the rows of O, lse"
     alone = True
     group_heads = ROWS
     gather_registers = 24
     math_registers = 240
-
-    @property
-    def tile(self) -> Tile:  # type: ignore[override]
-        """Tile of keys."""
-        return Tile(self.form.d_qk)
 
     @property
     def stages(self) -> int:
@@ -66,37 +50,6 @@ class ManyHeadsPlan(ClusterPlan):
         fewer than two steps of them. The fence before takes 3 % of the time, which is lost where
         pieces are enough."""
         return self.stages * PIECE_KEYS < 2 * self.tile.step_keys
-
-    @property
-    def row_pitch(self) -> int:
-        """Bytes from a row to the next one in shared memory."""
-        return row_pitch(self.form)
-
-    @property
-    def piece_bytes(self) -> int:
-        """Bytes of a stage."""
-        return PIECE_KEYS * self.row_pitch
-
-    @property
-    def tile_pieces(self) -> int:
-        """Pieces of a tile."""
-        return self.tile.keys // PIECE_KEYS
-
-    @property
-    def name(self) -> str:
-        """Exported name of its function."""
-        suffix = "" if self.form == V32 else f"_{self.form.name}"
-        return f"mla_decode_heads{ROWS}{suffix}" + "_joined" * self.joined
-
-    @property
-    def operand_bytes(self) -> int:
-        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
-        return ROWS * ROW_BYTES
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of 64 dims of a consumer's half of O."""
-        return self.tile.d_v // ROWS // CONSUMERS
 
     @property
     def table_bytes(self) -> int:
@@ -132,25 +85,6 @@ class ManyHeadsPlan(ClusterPlan):
                        "what a head of Q is a multiple of; then the factor of its O"),
             *self.cluster_buffers,
         ]  # fmt: skip
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def gather(self) -> Role:
-        """Warpgroup 0."""
-        does = "row numbers and masks, the rows"
-        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def math(self) -> Role:
-        """Warpgroups 1 and 2."""
-        does = "Q; S and P of every other tile, half of O's dims; then the rows of O, lse"
-        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
-
-    @property
-    def roles(self) -> tuple[Role, ...]:
-        """Roles in the order of their threads."""
-        return self.gather, self.math
 
     @property
     @cache  # noqa: B019 - plans are few
