@@ -15,7 +15,11 @@ from flashdsa.backends.sm90.decode_cuts import (
     time_of_dealt,
     time_of_waves,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.plan import LEAST_PART, OVERHEAD_TILES
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    LEAST_PART,
+    OVERHEAD_TILES,
+    WHOLE_TILES,
+)
 
 TIMES = Times(launch=9.4, tile=2.53, item=5.0, merge=3.5, part=1.0)
 
@@ -60,11 +64,21 @@ def test_no_cta_has_more_than_its_share_and_what_goes_to_an_edge(seed: int) -> N
         assert count <= line / len(dealt) + 2 * LEAST_PART
 
 
-def test_equal_items_are_cut_alike_by_either_rule() -> None:
-    draw = random.Random(0)
+def test_equal_items_are_cut_alike_by_either_rule_or_stay_whole() -> None:
+    draw, whole = random.Random(0), 0
     for _ in range(200):
         items, tiles, ctas = draw.randint(1, 400), draw.randint(1, 40), draw.choice((1, 4, 132))
-        assert cut_equal_items(items, tiles, ctas) == cut_line([tiles] * items, ctas)
+        cuts, size = cut_equal_items(items, tiles, ctas), tiles + OVERHEAD_TILES
+        longest = -(-items // ctas) * size
+        if longest <= items * size / ctas + WHOLE_TILES:
+            whole += 1
+            assert cuts[0] == (0, 0)
+            assert cuts[-1] == (items, 0)
+            assert max(b - a for (a, _), (b, _) in pairwise(cuts)) * size == longest
+            assert not any(tile for _, tile in cuts)
+        else:
+            assert cuts == cut_line([tiles] * items, ctas)
+    assert 20 < whole < 180
 
 
 def test_cuts_ascend() -> None:

@@ -53,6 +53,15 @@ MANY_HEADS = (
 """Decodes of 64 heads by CTAs alone: lists that are long enough for keys as rows."""
 
 
+DEALT_MANY_HEADS = (
+    without_rope("three CTAs", 4, heads=40, topk=900, sms=3),
+    decode("three CTAs, lengths", 5, heads=40, topk=900, packed="ue8m0", topk_length=True, sms=3),
+    without_rope("two sources", 4, heads=20, topk=830, sms=3, topk_length=True, extra_keys=90,
+                 extra_topk=70, extra_format="v32_no_rope"),
+)  # fmt: skip
+"""Decodes of 64 heads whose tiles are dealt out: cut items, odd tiles before the next stretch."""
+
+
 _of_v4 = partial(without_rope, kv_format="v4", extra_format="v4", extra_keys=90, extra_topk=70)
 FEW_HEADS_OF_512 = (
     _of_v4("a CTA", 1, heads=16, topk=330),
@@ -62,6 +71,20 @@ FEW_HEADS_OF_512 = (
 )
 """Decodes of 512 columns: two sources whose rows have their scales apart, and one with four
 scales."""
+
+
+DEALT_FEW_HEADS = (
+    decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
+    decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True, sms=2),
+)
+"""Decodes of few heads whose tiles are dealt out."""
+
+
+DEALT_FEW_HEADS_OF_512 = (
+    without_rope("four CTAs", 5, heads=16, topk=600, sms=4),
+    _of_v4("three CTAs, lengths", 4, heads=16, topk=700, sms=3, topk_length=True),
+)
+"""The same with 512 columns."""
 
 
 def of_formats(

@@ -23,6 +23,9 @@ from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
 from workbench.small_calls import two_levels
 from workbench.small_calls.attention import (
+    DEALT_FEW_HEADS,
+    DEALT_FEW_HEADS_OF_512,
+    DEALT_MANY_HEADS,
     ENTRIES,
     FEW_HEADS,
     FEW_HEADS_OF_512,
@@ -32,7 +35,6 @@ from workbench.small_calls.attention import (
     decode,
     growing,
     of_formats,
-    without_rope,
 )
 from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
 from workbench.small_calls.direct import Order, Ranked
@@ -277,7 +279,7 @@ TABLE: dict[str, Row] = {
     "mla-decode-packed-alone-sm_90a": Row("mla_decode", (
         decode("a CTA", 1, heads=40, topk=330, packed="ue8m0"),
         decode("two tiles of heads", 1, heads=70, topk=130, packed="ue8m0", sms=2),
-        decode("any scale", 1, heads=40, topk=600, packed="fp32"),
+        decode("any scale", 1, heads=40, topk=330, packed="fp32"),
         growing(40, 256, "ue8m0"),
     )),
     "mla-decode-joined-sm_90a": Row("mla_decode", (
@@ -290,17 +292,13 @@ TABLE: dict[str, Row] = {
         decode("four CTAs, lengths", 5, heads=20, topk=1600, topk_length=True, sms=4),
     )),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        decode("three CTAs", 7, heads=40, topk=800, packed="ue8m0", topk_length=True, sms=3),
+        decode("three CTAs", 7, heads=40, topk=500, packed="ue8m0", topk_length=True, sms=3),
     )),
     "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
         decode("three CTAs, lengths", 4, heads=20, topk=1850, topk_length=True, sms=3, **ENTRIES),
         decode("four CTAs", 5, heads=40, topk=1600, sms=4, **ENTRIES),
     )),
-    "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", (
-        decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
-        decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True,
-                sms=2),
-    )),
+    "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", DEALT_FEW_HEADS),
     "mla-used-slots-sm_90a": Row("mla_used_slots", (
         decode("lists of any length", 5, heads=40, topk=330, packed="ue8m0", topk_length=True,
                batch_invariant=True),
@@ -314,12 +312,13 @@ TABLE: dict[str, Row] = {
     "mla-decode-dealt-formats-sm_90a": Row(
         "mla_decode_dealt", of_formats(4, 40, 330, sms=3), mutated=0),
     "mla-decode-dealt-formats-joined-sm_90a": Row("mla_decode_dealt", of_formats(
-        4, 20, 330, sms=3, joined=True, topk_length=True), mutated=0),
-    "mla-decode-dealt-heads-formats-sm_90a": Row("mla_decode_dealt_heads", (
-        without_rope("four CTAs", 5, heads=16, topk=600, sms=4),
-    ), mutated=0),
+        4, 20, 250, sms=3, joined=True, topk_length=True), mutated=0),
+    "mla-decode-dealt-heads-formats-sm_90a": Row(
+        "mla_decode_dealt_heads", DEALT_FEW_HEADS_OF_512, mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),
     "mla-decode-heads64-sm_90a": Row("mla_decode_heads64", MANY_HEADS, mutated=1),
+    "mla-decode-dealt-heads64-sm_90a": Row(
+        "mla_decode_dealt_heads64", DEALT_MANY_HEADS, mutated=1),
     "mla-decode-heads16-v4-sm_90a": Row("mla_decode_heads", FEW_HEADS_OF_512, mutated=3),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),

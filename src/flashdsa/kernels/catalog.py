@@ -16,19 +16,11 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan as per_item
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    DEALT_FORMATS,
-    FEW_FORMATS,
-    JOINED_FEW_FORMATS,
-    FewHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.plan import (
-    JOINED_MANY_FORMATS,
-    MANY_FORMATS,
-    ManyHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
@@ -392,10 +384,7 @@ SPARSE_MLA_DECODE_DEALT = _hopper(
 SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     name="mla_decode_heads",
     operations=("sparse_mla_fwd",),
-    plans=(
-        *(FewHeadsPlan(form) for form in FEW_FORMATS),
-        *(FewHeadsPlan(form, joined=True) for form in JOINED_FEW_FORMATS),
-    ),
+    plans=FewHeadsPlan.every(),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
@@ -403,18 +392,23 @@ SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
 SPARSE_MLA_DECODE_MANY_HEADS = _hopper(
     name="mla_decode_heads64",
     operations=("sparse_mla_fwd",),
-    plans=(
-        *(ManyHeadsPlan(form) for form in MANY_FORMATS),
-        *(ManyHeadsPlan(form, joined=True) for form in JOINED_MANY_FORMATS),
-    ),
+    plans=ManyHeadsPlan.every(),
     build="flashdsa.kernels.attention.sm90.decode.many_heads.kernel:compile_many_heads",
     entry="many_heads_kernel",
     roles={"gather": ("gather_steps",), "math": ("consume", "send_rows")},
 )
+SPARSE_MLA_DECODE_DEALT_MANY_HEADS = _hopper(
+    name="mla_decode_dealt_heads64",
+    operations=("sparse_mla_fwd",),
+    plans=DealtManyHeadsPlan.every(),
+    build="flashdsa.kernels.attention.sm90.decode.many_heads.dealt.kernel:compile_dealt",
+    entry="dealt_many_heads_kernel",
+    roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
+)
 SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     name="mla_decode_dealt_heads",
     operations=("sparse_mla_fwd",),
-    plans=tuple(DealtFewHeadsPlan(form) for form in DEALT_FORMATS),
+    plans=DealtFewHeadsPlan.every(),
     build="flashdsa.kernels.attention.sm90.decode.few_heads.dealt.kernel:compile_dealt",
     entry="dealt_few_heads_kernel",
     roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},

@@ -16,10 +16,11 @@ from flashdsa import reference
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.decode_cuts import deal
-from flashdsa.backends.sm90.sparse_mla_decode import bind_plan, spec_of
+from flashdsa.backends.sm90.sparse_mla_decode import Dealt, bind_plan, spec_of
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
@@ -29,6 +30,8 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
+MANY = DealtManyHeadsPlan()
+MANY_OF_512 = DealtManyHeadsPlan(ROW_FORMATS["v32_no_rope"])
 FEW_OF_512 = DealtFewHeadsPlan(ROW_FORMATS["v32_no_rope"])
 OF_512 = DealtPlan(tile=WITHOUT_ROPE)
 LATER = pytest.mark.slow
@@ -41,7 +44,7 @@ A_WAVE_AND_ONE = SparseMlaCase(
 class Launcher:
     """Launches of a plan on one emulator, whose workspace all of them use."""
 
-    def __init__(self, plan: DealtPlan | DealtFewHeadsPlan, policy: Policy | None = None) -> None:
+    def __init__(self, plan: Dealt, policy: Policy | None = None) -> None:
         self.plan = plan
         self.emulator = Emulator(SMALL, policy=policy, on_finding="collect")
 
@@ -77,9 +80,9 @@ class Launcher:
         return out, lse
 
 
-def parts_of(tiles: list[int]) -> list[int]:
+def parts_of(tiles: list[int], blocks: int = 1) -> list[int]:
     """Parts of each item on the small device."""
-    dealt = [stretch for of_cta in deal(tiles, SMALL.num_sms) for stretch in of_cta]
+    dealt = [stretch for of_cta in deal(tiles, SMALL.num_sms // blocks) for stretch in of_cta]
     return [sum(stretch.item == item for stretch in dealt) for item in range(len(tiles))]
 
 
@@ -92,11 +95,33 @@ def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
     assert len(eager.emulator.workspaces) == 1
 
 
-def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
-    """Two blocks of heads, of which the second has six; any scales."""
-    case = SparseMlaCase("lengths", 4, 900, 70, 500, packed="fp32", topk_length=True, invalid=True)
-    assert max(parts_of([0, 0, 8, 8, 1, 1, 3, 3])) >= 2
-    Launcher(PACKED)(case, [0, 500, 30, 192])
+@pytest.mark.parametrize("plan", [PACKED, MANY], ids=lambda plan: plan.name)
+def test_lengths_are_dealt_zero_and_very_unequal_ones_too(plan: Dealt) -> None:
+    """Two blocks of heads, side by side, of which the second has six; any scales."""
+    case = SparseMlaCase("lengths", 4, 900, 70, 900, packed="fp32", topk_length=True, invalid=True)
+    assert max(parts_of([0, 15, 1, 3], 2)) >= 2
+    Launcher(plan)(case, [0, 900, 30, 192])
+
+
+@pytest.mark.parametrize("plan", [MANY, MANY_OF_512], ids=lambda plan: plan.name)
+def test_many_heads_are_dealt_and_calls_are_bit_equal(plan: Dealt) -> None:
+    """Odd tiles, then further stretches; parts without a key."""
+    lengths = [460, 520, 520, 30, 0]
+    case = SparseMlaCase(
+        "many heads", 5, 900, 64, 520, d_qk=plan.tile.d_qk, packed="fp32",
+        kv_format=plan.form.name, attn_sink="infinite", invalid=True, topk_length=True,
+    )  # fmt: skip
+    assert parts_of([8, 9, 9, 1, 0]) == [1, 2, 2, 1, 1]
+    late = Launcher(plan, Policy(asynchronous="late"))
+    eager = late.then(Policy(asynchronous="eager", seed=3))
+    assert all(map(torch.equal, late(case, lengths), eager(case, lengths)))
+
+
+def test_many_heads_have_a_part_in_every_cta() -> None:
+    """Two queries' lists have no key, but slots."""
+    case = SparseMlaCase("one long", 3, 1500, 40, 1500, packed="ue8m0", topk_length=True)
+    Launcher(MANY)(case, [-5, 1500, 1])
+    Launcher(MANY)(case, [0, 0, 0])
 
 
 FEW_HEADS = SparseMlaCase(
@@ -151,20 +176,33 @@ def test_bf16_rows_are_dealt_and_each_half_of_a_part_has_its_scale(plan: DealtPl
         "bf16", 3, 600, 64, 450, invalid=True, empty_rows=True, attn_sink="infinite"
     )
     assert parts_of([8] * 3).count(2) >= 1
-    Launcher(plan)(replace(case, d_qk=plan.tile.d_qk))
+    Launcher(plan)(replace(case, d_qk=plan.tile.d_qk), [450] * 3)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["v4", "v41_fp4"])
-def test_rows_of_other_formats_are_dealt(name: str) -> None:
+@pytest.mark.parametrize(
+    "plan",
+    [
+        DealtFewHeadsPlan(ROW_FORMATS["v4"]),
+        *(
+            pytest.param(
+                DealtPlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE), marks=LATER
+            )
+            for name in ("v4", "v41_fp4")
+        ),
+    ],
+    ids=lambda plan: plan.name,
+)
+def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
     """V4's, of two sources, in test_sm90_joined_emulated.py, too."""
+    name = plan.form.name
     assert parts_of([8] * 3).count(2) >= 1
     draw = torch.Generator().manual_seed(0)
     rows = flashdsa.quantize_kv(torch.randn(600, 512, generator=draw), kv_format=name)
-    q = torch.randn(3, 64, 512, generator=draw).bfloat16()
+    q = torch.randn(3, plan.group_heads, 512, generator=draw).bfloat16()
     indices = torch.randint(-1, 600, (3, 450), generator=draw).int()
-    plan = DealtPlan(packed=True, form=ROW_FORMATS[name], tile=WITHOUT_ROPE)
-    O, lse = Launcher(plan).launch(SparseMlaOperands(q, rows, indices), 512**-0.5)
+    # Without lengths no item would be cut.
+    lengths = torch.full((3,), 450, dtype=torch.int32)
+    O, lse = Launcher(plan).launch(SparseMlaOperands(q, rows, indices, lengths), 512**-0.5)
     ref_O, ref_lse = reference.sparse_mla_fwd(q, reference.unpack_kv(rows, name), indices)
     assert (O.double() - ref_O).norm() <= 2.5e-3 * ref_O.norm()
     torch.testing.assert_close(lse.double(), ref_lse, rtol=1e-6, atol=1e-6)
@@ -173,8 +211,6 @@ def test_rows_of_other_formats_are_dealt(name: str) -> None:
 @pytest.mark.parametrize(
     "plan", [PACKED, FEW, *(pytest.param(plan, marks=LATER) for plan in (BF16, OF_512, FEW_OF_512))]
 )
-def test_the_newest_assembler_takes_it_and_spills_nothing(
-    tmp_path: Path, plan: DealtPlan | DealtFewHeadsPlan
-) -> None:
+def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: Dealt) -> None:
     text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(text, tmp_path)

@@ -12,6 +12,7 @@ from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla import time_of_items
 from flashdsa.backends.sm90.sparse_mla_decode import (
+    Dealt,
     Turns,
     choose,
     choose_for_turns,
@@ -20,9 +21,10 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FEW_FORMATS, HEADS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.plan import BudgetError
@@ -114,7 +116,7 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
     ]:
         with subtests.test(f"{queries} x {heads}, {topk=}, {packed=}"):
             plan, size = choose(Emulator(), packed, queries, heads, topk)
-            assert isinstance(plan, DealtPlan) == dealt
+            assert isinstance(plan, Dealt) == dealt
             assert plan.packed == packed
             assert size == 1 or not dealt
 
@@ -127,7 +129,7 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
         (133, 16, DealtFewHeadsPlan),
         (200, 8, DealtFewHeadsPlan),
         (32, 32, FewHeadsPlan),
-        (133, 32, DealtPlan),
+        (133, 32, DealtManyHeadsPlan),
         (2, 64, FewHeadsPlan),
         (4, 64, DecodePlan),
     ],
@@ -157,12 +159,11 @@ def test_few_heads_have_few_scales_a_row(name: str) -> None:
         assert plan.form == form and plan.tile == tile
         assert isinstance(plan, FewHeadsPlan) == (form.num_scales < 8)
     plan = choose(Emulator(), True, 133, 16, 2048, tile, form)[0]
-    assert isinstance(plan, DealtFewHeadsPlan) == (form.num_scales == 4)
+    assert isinstance(plan, DealtFewHeadsPlan) == (form.num_scales < 8)
 
 
 ALONE = DecodePlan(tile=Tile(512))
 JOINED = DecodePlan(joined=True, tile=Tile(512))
-NEAR, FAR = 1000, 100_000
 
 
 @pytest.mark.parametrize(
@@ -170,8 +171,9 @@ NEAR, FAR = 1000, 100_000
     [
         (133, 2, "alone", "alone"),
         (140, 32, "dealt", "dealt"),
-        (164, 16, "alone", "alone"),
-        (200, 32, "alone", "forward"),
+        (164, 16, "dealt", "dealt"),
+        (200, 32, "dealt", "dealt"),
+        (240, 32, "alone", "forward"),
         (264, 6, "alone", "alone"),
         (264, 8, "alone", "forward"),
         (396, 4, "alone", "alone"),
@@ -183,42 +185,39 @@ def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
 ) -> None:
     """By whether lists vary in length; of many turns the forward overlaps ends and beginnings."""
     names = {type(None): "forward", DecodePlan: "alone", DealtPlan: "dealt"}
-    calls = (Turns(items, 64, FAR, tiles, tiles, varies) for varies in (False, True))
+    calls = (Turns(items, 64, tiles, tiles, varies) for varies in (False, True))
     chosen = [choose_for_turns(Emulator(), ALONE, call) for call in calls]
     assert [names[type(plan)] for plan in chosen] == [full, varied]
     assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
 
 
-@pytest.mark.parametrize(("queries", "topk"), [(1337, 128), (403, 2048)])
+@pytest.mark.parametrize(("queries", "topk"), [(1337, 128), (600, 2048)])
 def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None:
     """CTAs alone would take longer than dealt tiles, and than the forward, too."""
     by_forward = time_of_items(queries, 64, topk, 132, varied=False)
-    call = Turns(queries, 64, FAR, topk // 64, topk // 64, False)
+    call = Turns(queries, 64, topk // 64, topk // 64, False)
     assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
     assert choose_for_turns(Emulator(), ALONE, call._replace(by_forward=by_forward)) is None
 
 
 def test_what_may_not_be_dealt() -> None:
-    """Two sources of rows with RoPE; two items a query that read rows from far; so many slots, at
-    most, that the kernel cannot count shares of them."""
-    near = Turns(70, 128, NEAR, 32, 32, False)
-    assert type(choose_for_turns(Emulator(), JOINED, near)) is DealtPlan
-    for plan, call in (
-        (replace(JOINED, tile=Tile()), near),
-        (JOINED, near._replace(num_keys=FAR)),
-        (JOINED, near._replace(most_tiles=1 << 20)),
+    """Two sources of rows with RoPE; so many slots, at most, that the kernel cannot count shares of
+    them."""
+    call = Turns(70, 128, 32, 32, False)
+    assert type(choose_for_turns(Emulator(), JOINED, call)) is DealtPlan
+    for plan, other in (
+        (replace(JOINED, tile=Tile()), call),
+        (JOINED, call._replace(most_tiles=1 << 20)),
     ):
-        assert choose_for_turns(Emulator(), plan, call) == plan
+        assert choose_for_turns(Emulator(), plan, other) == plan
 
 
-@pytest.mark.parametrize(("queries", "near", "far"), [(100, True, True), (160, True, False)])
-def test_two_items_of_a_query_over_far_rows_are_dealt_up_to_two_turns(
-    queries: int, near: bool, far: bool
-) -> None:
-    """Side by side they read these rows once."""
-    for num_keys, dealt in ((NEAR, near), (FAR, far)):
-        plan, _ = choose(Emulator(), True, queries, 128, 2048, num_keys=num_keys)
-        assert isinstance(plan, DealtPlan) == dealt
+def test_long_lists_that_may_be_shorter_are_dealt_sooner() -> None:
+    """Whole items of a full wave take no longer if no list is shorter."""
+    for topk, dealt in ((2048, True), (512, False)):
+        for varied in (False, True):
+            plan, _ = choose(Emulator(), True, 132, 64, topk, varied=varied)
+            assert isinstance(plan, Dealt) == (varied and dealt)
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
@@ -232,7 +231,7 @@ def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:
 
 def test_halves_of_few_heads_lie_between_what_comes_and_what_is_staged(subtests: CaseLoop) -> None:
     """Other CTAs send while a CTA's consumers still add up their halves."""
-    for size, form in product(CLUSTER_SIZES, FEW_FORMATS):
+    for size, form in product(CLUSTER_SIZES, FewHeadsPlan.formats):
         with subtests.test(f"{size=}, {form.name}"):
             plan = FewHeadsPlan(form)
             (region, offset), _ = plan.halves

@@ -14,7 +14,6 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    FEW_FORMATS,
     HEADS,
     FewHeadsPlan,
 )
@@ -46,7 +45,7 @@ ALL_AT_ONCE = SparseMlaCase(
 )
 
 
-NO_ROPE = FEW_FORMATS[1]
+NO_ROPE = FewHeadsPlan.formats[1]
 
 
 @pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
@@ -218,7 +217,7 @@ def test_any_finite_scale_and_large_logits(scale: float) -> None:
 
 @pytest.mark.parametrize(
     "form",
-    [FEW_FORMATS[0], pytest.param(FEW_FORMATS[1], marks=pytest.mark.slow)],
+    [FewHeadsPlan.formats[0], pytest.param(FewHeadsPlan.formats[1], marks=pytest.mark.slow)],
     ids=lambda form: form.name,
 )
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, form: RowFormat) -> None:

@@ -155,8 +155,14 @@ def test_the_decode_joins_both_sources(case: SparseMlaCase, size: int, when: str
     [
         pytest.param(LONG, "late", marks=LATER),
         (replace(LONG, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64), "eager"),
+        (
+            replace(
+                LONG, num_heads=9, packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64
+            ),
+            "late",
+        ),
     ],
-    ids=["bf16", "v4"],
+    ids=["bf16", "v4", "v4, few heads"],
 )
 def test_tiles_of_both_sources_are_dealt(
     case: SparseMlaCase, when: str, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,7 @@ from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.packed_rows import parts_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.attention.sm90.decode.many_heads.plan import MANY_FORMATS, ManyHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_MANY_HEADS
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
@@ -25,7 +25,7 @@ from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.test_row_formats import rows_of_every_code
 from tests.kernels.attention.test_sm90_decode_emulated import launched, pages_of, run
 
-NO_ROPE = MANY_FORMATS[1]
+NO_ROPE = ManyHeadsPlan.formats[1]
 TWO_STEPS = SparseMlaCase(
     "two steps", 1, 90, 64, 180, packed="ue8m0", duplicates=True, invalid=True, poison=True
 )

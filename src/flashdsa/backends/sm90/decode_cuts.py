@@ -15,6 +15,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     LEAST_PART,
     LEAST_SHARE,
     OVERHEAD_TILES,
+    WHOLE_TILES,
 )
 
 
@@ -69,9 +70,12 @@ def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
 
 
 def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, int]]:
-    """`cut_line` of items of `tiles` each; its time does not depend on their number."""
+    """Cuts of items of `tiles` each: those of `cut_line`, or between whole items; its time does not
+    depend on their number."""
     size = tiles + OVERHEAD_TILES
-    line = items * size
+    line, whole = items * size, -(-items // num_ctas)
+    if whole * size * num_ctas <= line + WHOLE_TILES * num_ctas:
+        return [(item, 0) for item in range(0, items, whole)] + [(items, 0)]
     ctas = max(1, min(num_ctas, line // LEAST_SHARE))
     cuts = []
     for cta in range(ctas):

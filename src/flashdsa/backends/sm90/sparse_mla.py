@@ -11,9 +11,9 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sm90.sparse_mla_decode import (
     INT32_MAX,
-    NEAR_KEYS,
     Turns,
     choose_for_turns,
+    lists_vary,
     tiles_of,
 )
 from flashdsa.backends.sparse_mla_launches import (
@@ -49,6 +49,8 @@ MOST_OF_UNSURE, LEAST_UNSURE_US = 1.4, 150
 """Up to so much of it a sample chooses, in calls of so long at least."""
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
+NEAR_KEYS = 1 << 16
+"""Rows that the second-level cache keeps until another query reads them."""
 LEAST_SAMPLED_US = 400
 """Estimated time of a call from which on groups are sampled, which costs 10; twice the time over
 more rows than `NEAR_KEYS`, as queries one by one wait longer for rows from far."""
@@ -82,7 +84,7 @@ def choose(
     if group == 1 and not max_logits:
         tiles = tiles_of(topk)
         by_forward = time_of_items(num_queries, num_heads, topk, num_sms, varied=varied)
-        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied, by_forward)
+        turns = Turns(num_queries, num_heads, tiles, tiles, varied, by_forward)
         by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
         if by_decode is not None:
             return sparse_mla_decode.bind_plan(runner, by_decode, 1, operands, sm_scale)
@@ -113,8 +115,8 @@ def choose_joined(
     if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
         by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms, varied=True)
-        of_call = num_queries, num_heads, num_keys, tiles, most_tiles, draws(operands)
-        turns = Turns(*of_call, by_forward)
+        varied = lists_vary(operands)
+        turns = Turns(num_queries, num_heads, tiles, most_tiles, varied, by_forward)
         plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
         by_decode = choose_for_turns(runner, plan, turns)
         if by_decode is not None:
@@ -134,16 +136,10 @@ def bind_joined(
     """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
     numbers a sample chooses."""
     tile = Tile(operands.q.shape[2])
-    drawn = groups != (1,) or draws(operands)
+    drawn = groups != (1,) or lists_vary(operands)
     plans = (FwdPlan(group, True, drawn, joined=True, tile=tile) for group in groups)
     forms = (form_of(runner, plan, operands) for plan in plans)
     return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
-
-
-def draws(operands: SparseMlaOperands) -> bool:
-    """Whether lists differ in length, so that the forward's CTAs draw items."""
-    lengths = operands.topk_length, operands.ends, operands.extra_topk_length, operands.extra_ends
-    return any(one is not None for one in lengths)
 
 
 def choose_invariant(

@@ -18,20 +18,11 @@ from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_wav
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    DEALT_FORMATS,
-    FEW_FORMATS,
-    HEADS,
-    JOINED_FEW_FORMATS,
-    FewHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.plan import (
-    JOINED_MANY_FORMATS,
-    MANY_FORMATS,
-    ManyHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     CTA_SLOTS,
@@ -43,6 +34,7 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+    SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
     SPARSE_MLA_DECODE_MANY_HEADS,
     SPARSE_MLA_USED_SLOTS,
@@ -56,54 +48,56 @@ if TYPE_CHECKING:
 
 Plan = DecodePlan | FewHeadsPlan | ManyHeadsPlan
 """Plans of dealt tiles are among them."""
+Dealt = DealtPlan | DealtFewHeadsPlan | DealtManyHeadsPlan
 _SPECS: Mapping[type[Plan], KernelSpec] = {
     DecodePlan: SPARSE_MLA_DECODE,
     DealtPlan: SPARSE_MLA_DECODE_DEALT,
     FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
     DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
     ManyHeadsPlan: SPARSE_MLA_DECODE_MANY_HEADS,
+    DealtManyHeadsPlan: SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
 }
 INT32_MAX = (1 << 31) - 1
 MOST_WAVES = 32
 """Waves of items, a CTA each, beyond which dealing saves little."""
-MOST_OF_WAVES = 0.97
-"""Dealt tiles of packed rows take less than this of the time by clusters, or clusters are taken:
-whole waves of them, of which the formula sees no overlap."""
+MOST_OF_WAVES, MOST_OF_VARIED = 0.97, 1.05
+"""Dealt tiles of packed rows take less than this of the time of whole items, or these are taken, as
+they have less code; likewise where lists may be shorter than they seem, as only dealing heeds."""
+LEAST_VARIED_TILES = 10
+"""Tiles of lists from which that pays."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_ALONE, DEALT_CODE_US = 0.9, 8.0
+MOST_OF_ALONE, DEALT_CODE_US = 0.95, 4.0
 """Likewise of that of CTAs alone, of bf16 rows and more items than SMs, and of the forward's where
-it takes them; dealt tiles have 57 KB more code, which takes a cold call so long to fetch."""
+it takes them; dealt tiles have 57 KB more code, which takes a cold call twice so long to fetch."""
 MOST_ALONE_TURNS = 3
 """Such items, as a multiple of the SMs, which CTAs alone end sooner than the forward's."""
 SHORT_TILES, MOST_VARIED_TILES = 6, 6
 """The forward takes lists that vary in length longest first. CTAs alone take them up to so many
 tiles, and longer ones if these times the turns after the first are no more than that."""
-NEAR_KEYS = 1 << 16
-"""Rows that the second-level cache keeps until another item reads them."""
-MOST_FAR_TURNS = 2
-"""Items of packed rows, as a multiple of the SMs, that may be dealt if they `share_far_rows`: dealt
-ones take an eighth longer then. None of bf16 rows may be beyond one turn."""
 PACKED, BF16, SIXTEEN, MANY, MANY_NO_ROPE = range(5)
 """Items of 64 heads of packed and of bf16 rows, and of 16 heads; of 64 with keys as rows."""
 WAVE_TIMES = {
     PACKED: Times(9.4, 2.53, item=9.4),
     BF16: Times(9.4, 1.9, item=9.4),
     SIXTEEN: Times(6.4, 1.41, item=5.5),
-    MANY: Times(12.8, 2.14, item=11.7),
-    MANY_NO_ROPE: Times(11.8, 1.98, item=10.4),
+    MANY: Times(9.9, 2.19, item=9.7),
+    MANY_NO_ROPE: Times(10.0, 2.02, item=9.7),
 }
 """Times by clusters; those of 16 heads are within 10 % of 134 calls of 32, 64 and 128. With keys as
-rows, by CTAs alone: within 2 % in the mean of 176 calls."""
+rows, by CTAs alone: within 3 % in the mean of 307 calls."""
 ALONE_US = 1.9
 """Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {
-    PACKED: Times(9.4, 2.7, item=6.0, part=1.0),
-    BF16: Times(9.4, 2.0, item=4.0, merge=12.0, part=1.0),
+    PACKED: Times(9.0, 2.55, item=4.7, merge=4.6),
+    BF16: Times(13.0, 1.87, item=5.3, merge=4.0, part=1.0),
     SIXTEEN: Times(6.0, 1.45, item=3.8, merge=2.6, part=1.3),
+    MANY: Times(10.5, 2.17, item=7.3, merge=8.0, part=0.7),
+    MANY_NO_ROPE: Times(10.6, 2.02, item=7.6, merge=6.1, part=1.3),
 }
-"""Times of dealt tiles: within 6 % of 13 packed calls of 40 to 512 items; of 16 heads predicted."""
+"""Times of dealt tiles: within 3 % in the mean of 300 calls of packed rows, within 6 % of 149 of
+bf16 ones; of 16 heads predicted."""
 
 
 def serves(operands: SparseMlaOperands, num_sms: int) -> bool:
@@ -139,8 +133,8 @@ def choose_kernel(
     queries, num_heads = operands.q.shape[:2]
     packed, topk = is_packed(operands.kv), operands.indices.shape[1]
     tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format) or V32
-    num_keys = num_rows(operands.kv)
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form, num_keys)
+    varied = lists_vary(operands)
+    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form, varied)
     return bind_plan(runner, plan, cluster_size, operands, sm_scale)
 
 
@@ -152,19 +146,12 @@ def bind_joined(
     kv_format: str | None,
 ) -> Write:
     """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
-    packed. Tiles of packed rows without RoPE may be dealt, of one format; a range may be shorter
-    than it seems, and the longest one tells the times."""
+    packed."""
     plan = joined_plan(operands, kv_format)
     queries, num_heads = operands.q.shape[:2]
-    dealt = DealtPlan(packed=True, joined=True, form=plan.form, tile=plan.tile)
+    tiles = joined_tiles(slots_of(operands, index_block))
     chosen, size = choose_packed(
-        runner,
-        plan,
-        None if not plan.packed or plan.tile.has_rope or plan.mixed else dealt,
-        queries,
-        num_heads,
-        joined_tiles(slots_of(operands, index_block)),
-        far=share_far_rows(num_heads, num_rows(operands.kv, operands.extra_kv)),
+        runner, plan, queries, num_heads, tiles, varied=lists_vary(operands)
     )
     return bind_plan(runner, chosen, size, operands, sm_scale, index_block)
 
@@ -196,7 +183,7 @@ def bind_invariant(
     plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
     if is_joined(operands, index_block):
         plan = joined_plan(operands, kv_format)
-    elif num_heads <= HEADS and form in FEW_FORMATS:
+    elif num_heads <= HEADS and FewHeadsPlan.takes(form, joined=False):
         plan = FewHeadsPlan(form)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
@@ -272,14 +259,14 @@ def bind_plan(
     pages = plan.form if plan.paged else None
     inputs = Inputs(runner, operands, sm_scale, index_block, pages)
     given = inputs.joined if plan.joined else inputs
-    if isinstance(plan, DealtPlan | DealtFewHeadsPlan):
+    if isinstance(plan, Dealt):
         return _bind_dealt(runner, plan, function, given)
     return lambda operands: function(*given(operands), cluster_size)
 
 
 def _bind_dealt(
     runner: Runner,
-    plan: DealtPlan | DealtFewHeadsPlan,
+    plan: Dealt,
     function: Callable[..., Any],
     inputs: Callable[..., tuple[Any, ...]],
 ) -> Write:
@@ -302,60 +289,70 @@ def choose(
     topk: int,
     tile: Tile = Tile(),
     form: RowFormat = V32,
-    num_keys: int = 0,
+    varied: bool = False,
 ) -> tuple[Plan, int]:
     """The kernel, and CTAs of an item; bf16 rows have no more items than SMs here."""
     plan = DecodePlan(packed=packed, form=form, tile=tile)
     tiles = tiles_of(topk)
     if not packed:
         return choose_clusters(runner, plan, queries, num_heads, tiles)
-    dealt: DealtPlan | DealtFewHeadsPlan = DealtPlan(packed=True, form=form, tile=tile)
-    if form in DEALT_FORMATS and num_heads <= HEADS:
-        dealt = DealtFewHeadsPlan(form)
-    far = share_far_rows(num_heads, num_keys)
-    return choose_packed(runner, plan, dealt, queries, num_heads, tiles, far=far)
+    return choose_packed(runner, plan, queries, num_heads, tiles, varied=varied)
+
+
+def lists_vary(operands: SparseMlaOperands) -> bool:
+    """Whether lists may differ in length."""
+    lengths = operands.topk_length, operands.ends, operands.extra_topk_length, operands.extra_ends
+    return any(one is not None for one in lengths)
 
 
 def choose_packed(
-    runner: Runner,
-    plan: DecodePlan,
-    dealt: DealtPlan | DealtFewHeadsPlan | None,
-    queries: int,
-    num_heads: int,
-    tiles: int,
-    *,
-    far: bool,
+    runner: Runner, plan: DecodePlan, queries: int, num_heads: int, tiles: int, *, varied: bool
 ) -> tuple[Plan, int]:
     """The kernel that takes the least time, and CTAs of an item, one where tiles are dealt.
 
     Args:
-        plan: that expands tiles. dealt: of dealt tiles; None: there is none. tiles: of a query.
-        far: of `share_far_rows`.
+        plan: that expands tiles. tiles: of a query, at most. varied: result of `lists_vary`.
     """
-    num_sms = runner.num_sms
     chosen: Plan
     chosen, size = choose_clusters(runner, plan, queries, num_heads, tiles)
-    items = queries * chosen.items(num_heads)
-    time = time_of_clusters(chosen, size, tiles, waves_of(runner, chosen, size, items))
-    if dealt and not (far and items > MOST_FAR_TURNS * num_sms):
-        by_dealing = time_of_dealing(
-            kind_of(dealt), num_sms, queries * dealt.items(num_heads), tiles
-        )
-        if by_dealing < MOST_OF_WAVES * time:
-            chosen, size, time = dealt, 1, by_dealing
-    formats = JOINED_MANY_FORMATS if plan.joined else MANY_FORMATS
-    if plan.packed and plan.form in formats and num_heads > HEADS:
+    waves = waves_of(runner, chosen, size, queries * chosen.items(num_heads))
+    time = time_of_clusters(chosen, size, tiles, waves)
+    if with_key_rows(plan, num_heads):
         many = ManyHeadsPlan(plan.form, plan.joined)
         waves = waves_of(runner, many, 1, queries * many.items(num_heads))
-        if time_of_clusters(many, 1, tiles, waves) < time:
-            chosen, size = many, 1
+        by_many = time_of_clusters(many, 1, tiles, waves)
+        if by_many < time:
+            chosen, size, time = many, 1, by_many
+    is_long = varied and tiles >= LEAST_VARIED_TILES
+    time = time * (MOST_OF_VARIED if is_long else MOST_OF_WAVES)
+    for dealt in dealt_plans(plan, num_heads):
+        items = dealt.items(num_heads)
+        by_dealing = time_of_dealing(kind_of(dealt), runner.num_sms, queries, items, tiles)
+        if by_dealing < time:
+            chosen, size, time = dealt, 1, by_dealing
     return chosen, size
 
 
-def share_far_rows(num_heads: int, num_keys: int) -> bool:
-    """Whether a query has several items, and reads rows from far: once if these run side by side,
-    as dealt ones do not."""
-    return num_heads > ROWS and num_keys > NEAR_KEYS
+def with_key_rows(plan: DecodePlan, num_heads: int) -> bool:
+    """Whether keys may be rows, of items of 64 heads."""
+    one_format = plan.packed and not plan.mixed
+    return one_format and num_heads > HEADS and ManyHeadsPlan.takes(plan.form, plan.joined)
+
+
+def dealt_plans(plan: DecodePlan, num_heads: int) -> list[Dealt]:
+    """The kernels of dealt tiles for packed rows.
+
+    Args:
+        plan: that expands tiles.
+    """
+    if not plan.packed or plan.mixed or (plan.joined and plan.tile.has_rope):
+        return []
+    if num_heads <= HEADS and FewHeadsPlan.takes(plan.form, plan.joined):
+        return [DealtFewHeadsPlan(plan.form, plan.joined)]
+    dealt = DealtPlan(packed=True, joined=plan.joined, form=plan.form, tile=plan.tile)
+    if with_key_rows(plan, num_heads):
+        return [dealt, DealtManyHeadsPlan(plan.form, plan.joined)]
+    return [dealt]
 
 
 def kind_of(plan: Plan) -> int:
@@ -394,8 +391,7 @@ def choose_clusters(
     many_size = cluster_size_for(
         _capacity(runner, many), many_items, slots, alone_up_to=many.alone_tiles
     )
-    formats = JOINED_FEW_FORMATS if many.joined else FEW_FORMATS
-    if not many.packed or many.mixed or many.form not in formats:
+    if not many.packed or many.mixed or not FewHeadsPlan.takes(many.form, many.joined):
         return many, many_size
     few = FewHeadsPlan(many.form, many.joined)
     few_items = queries * few.items(num_heads)
@@ -407,17 +403,21 @@ def choose_clusters(
     return (few, few_size) if num_heads <= HEADS or by_few < by_many else (many, many_size)
 
 
-def can_deal(num_sms: int, items: int, tiles: int) -> bool:
-    """Whether items of so many tiles, at most, may be dealt out among all SMs: the kernel counts
+def can_deal(num_sms: int, queries: int, tiles: int) -> bool:
+    """Whether queries of so many tiles, at most, may be dealt out among all SMs: the kernel counts
     shares of them in int32."""
-    return items * (tiles + OVERHEAD_TILES) * num_sms <= INT32_MAX
+    return queries * (tiles + OVERHEAD_TILES) * num_sms <= INT32_MAX
 
 
-def time_of_dealing(kind: int, num_sms: int, items: int, tiles: int) -> float:
-    """Time of items of so many tiles that are dealt out among all SMs."""
-    if items > MOST_WAVES * num_sms or not can_deal(num_sms, items, tiles):
+def time_of_dealing(kind: int, num_sms: int, queries: int, blocks: int, tiles: int) -> float:
+    """Time of queries of so many tiles that are dealt out among all SMs.
+
+    Args:
+        blocks: items of a query.
+    """
+    if queries * blocks > MOST_WAVES * num_sms or not can_deal(num_sms, queries, tiles):
         return math.inf
-    return time_of_dealt(DEALT_TIMES[kind], items, tiles, num_sms)
+    return time_of_dealt(DEALT_TIMES[kind], queries, tiles, num_sms // blocks)
 
 
 def tiles_of(topk: int) -> int:
@@ -441,7 +441,6 @@ class Turns(NamedTuple):
 
     num_queries: int
     num_heads: int
-    num_keys: int
     tiles: int
     most_tiles: int
     varied: bool
@@ -462,9 +461,10 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     num_sms, tiles = runner.num_sms, of.tiles
     turns, waves = of.items / num_sms, -(-of.items // num_sms)
     by_turns = time_of_clusters(plan, 1, tiles, waves)
-    can = can_deal(num_sms, of.items, of.most_tiles) and not (plan.joined and plan.tile.has_rope)
-    if can and not share_far_rows(of.num_heads, of.num_keys):
-        dealt = time_of_dealing(BF16, num_sms, of.items, tiles) + DEALT_CODE_US
+    can = can_deal(num_sms, of.num_queries, of.most_tiles)
+    if can and not (plan.joined and plan.tile.has_rope):
+        blocks = plan.items(of.num_heads)
+        dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, tiles) + DEALT_CODE_US
         most = by_turns if turns <= MOST_ALONE_TURNS else min(by_turns, of.by_forward)
         if dealt < MOST_OF_ALONE * most:
             return DealtPlan(joined=plan.joined, tile=plan.tile)

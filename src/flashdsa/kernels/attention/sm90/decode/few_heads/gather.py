@@ -79,6 +79,14 @@ def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
 
 
 @cute.jit
+def gather_tiles(role: Gatherer, before: Int32) -> Int32:
+    """All four warps: gather a stretch. Tiles that the warp's consumer had before it, and after."""
+    num_tiles = gather_pieces(role, before)
+    warp = cute.arch.make_warp_uniform(role.ctx.thread // WARP_SIZE)
+    return before + tiles_of_consumer(num_tiles, warp // role.ctx.plan.tile_pieces)
+
+
+@cute.jit
 def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32) -> None:
     """One warp: load its piece of a tile, and write which keys are valid.
 

@@ -25,15 +25,9 @@ from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     gather_pieces,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
-    Math,
-    consume,
-    stage_share,
-)
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    HEADS,
-    FewHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.math import consume, stage_share
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, find_item

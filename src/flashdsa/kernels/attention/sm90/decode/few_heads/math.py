@@ -37,6 +37,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     new_heads,
     store_p,
 )
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     first_head,
     head_of,
@@ -47,7 +48,6 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARP
 from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
-    Output,
     meet_consumers,
     takes_part,
     wait_for_extent,
@@ -66,15 +66,6 @@ FIRST_MEETING = 1
 """Named barrier of the first consumer; the second one's follows."""
 WORDS = 4
 """fp32 that a thread stores at once."""
-
-
-class Math(NamedTuple):
-    """Reads q, k and masks. Writes its p, and results."""
-
-    ctx: Context
-    output: Output
-    q: cute.Tensor  # (S, H, d_qk) bf16
-    consumer: Int32  # 0 or 1
 
 
 class Registers(NamedTuple):

@@ -21,18 +21,14 @@ from flashdsa.row_formats import ROW_FORMATS, V32
 HEADS = 16
 """Heads of an item: the columns of its products. With 32 it took longer than two of 16, or than the
 kernel of 64, for each of 135 calls."""
-FEW_FORMATS = (V32, ROW_FORMATS["v32_no_rope"], ROW_FORMATS["v4"])
-"""Formats of packed rows: of few scales, as P of a key is stored times each of them."""
-DEALT_FORMATS = FEW_FORMATS[:2]
-"""Those of which tiles may be dealt out."""
-JOINED_FEW_FORMATS = FEW_FORMATS[1:]
-"""Those that two sources may have, both the same."""
 
 
 @dataclass(frozen=True)
 class FewHeadsPlan(KeyRowsPlan):
-    """One compiled kernel; `form` is one of FEW_FORMATS."""
+    """One compiled kernel; its formats have few scales, as P of a key is stored times each."""
 
+    formats = (V32, ROW_FORMATS["v32_no_rope"], ROW_FORMATS["v4"])
+    joined_formats = formats[1:]
     math_does = "Q; S, P and O of every other tile; then a share of O, lse"
     group_heads = HEADS
     stages = 8

@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar, Self
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
-from flashdsa.plan import Role
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.row_formats import V32, RowFormat
 
@@ -18,6 +19,8 @@ CONSUMERS = 2
 PIECE_KEYS = WARP_SIZE
 """Keys that a warp asks for, a lane each."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
+STRETCH_BYTES = 16
+"""Bytes of a stretch of a dealt kernel: query, head, and parts of the item."""
 BANK_UNIT = 16
 """Bytes of a row that a lane reads at once: eight rows are in all banks if they are an odd multiple
 of it apart."""
@@ -28,17 +31,32 @@ class KeyRowsPlan(ClusterPlan):
     """Base of both kernels' plans: choices, then derived values.
 
     Attributes:
-        form: of packed rows, one of the kernel's.
+        formats, joined_formats: of packed rows; those that two sources may have, both the same.
+        form: one of them.
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         lazy_log2: maxima are updated only if a logit is above one by this, in log2.
     """
 
+    formats: ClassVar[tuple[RowFormat, ...]]
+    joined_formats: ClassVar[tuple[RowFormat, ...]]
     form: RowFormat = V32
     joined: bool = False
     lazy_log2: float = 8.0
     packed = True
+    by_turns = True
     math_does = ""
     """Work of the role math, in words."""
+
+    @classmethod
+    def every(cls) -> tuple[Self, ...]:
+        """A plan for rows of each format, and for two sources of each."""
+        joined = (cls(form, True) for form in cls.joined_formats)
+        return (*(cls(form) for form in cls.formats), *joined)
+
+    @classmethod
+    def takes(cls, form: RowFormat, joined: bool) -> bool:
+        """Whether there is a plan for such rows."""
+        return form in (cls.joined_formats if joined else cls.formats)
 
     @property
     @abstractmethod
@@ -90,6 +108,27 @@ class KeyRowsPlan(ClusterPlan):
     def blocks(self) -> int:
         """Blocks of 64 dims of a consumer's half of O."""
         return self.tile.d_v // ROWS // CONSUMERS
+
+    @property
+    def dealt_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of dealt tiles."""
+        does = "the stretch, and the one before"
+        return [*super().dealt_buffers, SmemRegion("stretches", 2 * STRETCH_BYTES, 16, does)]
+
+    @property
+    def dealt_barriers(self) -> tuple[Barrier, ...]:
+        """Mbarriers of dealt tiles: those of parts complete a phase for each part, the others one
+        for each stretch."""
+        gather, math = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        return (
+            Barrier("stretch_full", 1, gather, one, math, 0, "the stretch is stored"),
+            Barrier("extent_free", 1, math, warps, gather, 0, "the number of steps has been read"),
+            Barrier("stretch_read", 1, math, every, math, 0,
+                    "both consumers have read what ends the stretch"),
+            Barrier("part_stored", 1, math, every, math, 0, "the part is in its slot"),
+            Barrier("ticket_full", 1, math, one, math, 0, "the part's ticket is drawn"),
+        )  # fmt: skip
 
     @property
     @cache  # noqa: B019 - plans are few

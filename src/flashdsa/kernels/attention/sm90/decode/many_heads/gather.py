@@ -30,8 +30,12 @@ WARP_ROWS = 8
 
 
 @cute.jit
-def gather_steps(role: Gatherer) -> None:
-    """All four warps: gather every step."""
+def gather_steps(role: Gatherer, before: Any = 0) -> Int32:
+    """All four warps: gather every step; return the steps of the CTA up to its last one.
+
+    Args:
+        before: steps that the CTA had before.
+    """
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
@@ -39,7 +43,7 @@ def gather_steps(role: Gatherer) -> None:
     row = read_slot(role, first)
     if ctx.num_tiles > 0:
         # Asked for before it is known how many steps have a valid slot: one, at least.
-        load_step(role, row, Int32(0), ctx.num_tiles, first)
+        load_step(role, row, Int32(before), first)
     last = Int32(-1)
     if ctx.num_steps > 1:
         # Both wait for memory once, together.
@@ -47,28 +51,29 @@ def gather_steps(role: Gatherer) -> None:
             read_slot(role, first + ctx.plan.tile.step_keys),
             last_slots(role, ctx.num_steps, lane),
         )
-    num_tiles = find_extent(role, last, lane, 1)
-    for step in cutlass.range(1, steps_of(num_tiles), unroll=1):
+    num_steps = steps_of(find_extent(role, last, lane, 1))
+    for step in cutlass.range(1, num_steps, unroll=1):
         slot = first + step * ctx.plan.tile.step_keys
         following = slot + ctx.plan.tile.step_keys
         asked = ask_slot(role, following)
-        load_step(role, row, step, num_tiles, slot)
+        load_step(role, row, before + step, slot)
         row = row_of_slot(role, following, asked)
+    return before + num_steps
 
 
 @cute.jit
-def load_step(role: Gatherer, row: Int32, step: Int32, num_tiles: Int32, slot: Int32) -> None:
+def load_step(role: Gatherer, row: Int32, step: Int32, slot: Int32) -> None:
     """One warp: load its rows of a step's pieces, and write which keys are valid.
 
     Args:
-        row: the lane's, negative where its slot is not valid. num_tiles: of the CTA.
-        slot: the lane's.
+        row: the lane's, negative where its slot is not valid.
+        step: its number among those of the CTA. slot: the lane's.
     """
     ctx = role.ctx
     ring = RingProducer(ctx.memory.full, ctx.memory.free)
     lane = ctx.thread % WARP_SIZE
-    first = step * (TILES * ctx.plan.tile_pieces)
-    pieces = cutlass.min(num_tiles - step * TILES, TILES) * ctx.plan.tile_pieces
+    pieces = TILES * ctx.plan.tile_pieces
+    first = step * pieces
     valid = cute.arch.vote_ballot_sync(row >= 0)
     for piece in cutlass.range(pieces, unroll=1):
         state = ring.state(first + piece)

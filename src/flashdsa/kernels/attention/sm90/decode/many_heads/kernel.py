@@ -15,16 +15,18 @@ Rows stay in shared memory as they come; nobody expands them there.
 from typing import Any
 
 import cutlass
-from cutlass import Float32, cute
+from cutlass import Float32, GridConstant, cute
+from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.many_heads.gather import gather_steps
-from flashdsa.kernels.attention.sm90.decode.many_heads.math import Math, consume
+from flashdsa.kernels.attention.sm90.decode.many_heads.math import consume
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.many_heads.rows import send_rows
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
@@ -37,7 +39,7 @@ GATHER = 0
 
 @cute.kernel
 def many_heads_kernel(
-    q: cute.Tensor,
+    q_map: GridConstant[tensor_map.TensorMap],
     kv: cute.Tensor,
     indices: cute.Tensor,
     topk_length: cute.Tensor,
@@ -71,10 +73,10 @@ def many_heads_kernel(
         scale = make_scale(sm_scale * LOG2_E)
         ctx = find_item(memory, lse, indices, topk_length, sources)
         consumer = group - GATHER - 1
-        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
+        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q_map.get_ptr(), consumer))
         # Computed again: values that are used after the steps would be live through them.
         ctx = find_item(memory, lse, indices, topk_length, sources)
-        send_rows(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer), r)
+        send_rows(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q_map.get_ptr(), consumer), r)
 
 
 @cute.jit
@@ -88,7 +90,13 @@ def launch_many_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     x, rest = split(arguments)
     more, (cluster_size,) = split_more(rest, plan.joined)
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
-    many_heads_kernel(*x, more, plan).launch(
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        x.q,
+        box_dims=(1, ROWS, CHUNK),
+        stride_order=(2, 1, 0),
+        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    )
+    many_heads_kernel(q_map, *x[1:], more, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],

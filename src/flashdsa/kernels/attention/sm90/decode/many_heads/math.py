@@ -13,13 +13,15 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.gather import load_query
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import head_of
 from flashdsa.kernels.attention.sm90.decode.key_rows.plan import WARPS
-from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.key_rows.scales import (
     LANE_ROWS,
     load_scale,
@@ -55,21 +57,12 @@ from flashdsa.kernels.attention.sm90.decode.many_heads.softmax import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
-    Output,
     steps_of,
     wait_for_extent,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import F16
+from flashdsa.kernels.attention.sm90.decode.shared.query import convert_query
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, power_of_two
-
-
-class Math(NamedTuple):
-    """Reads q, k and masks. Writes its p, and results."""
-
-    ctx: Context
-    output: Output
-    q: cute.Tensor  # (S, H, d_qk) bf16
-    consumer: Int32  # 0 or 1
 
 
 class Registers(NamedTuple):
@@ -87,7 +80,8 @@ def consume(role: Math) -> Registers:
     if ctx.thread < STATE and role.consumer == 0:
         state_of(ctx)[ctx.thread] = Float32(0.0)
     if ctx.num_steps > 0:
-        load_query(ctx, role.q, role.consumer)
+        ask_query(role)
+        take_query(role, 0)
     out = cute.make_rmem_tensor(ctx.plan.blocks * COUNT, Float32)
     s = cute.make_rmem_tensor(COUNT, Float32)
     out.fill(0.0)
@@ -100,6 +94,26 @@ def consume(role: Math) -> Registers:
 
 
 @cute.jit
+def ask_query(role: Math) -> None:
+    """One thread asks for Q; nobody reads the one before any more."""
+    ctx = role.ctx
+    # Consumer 0 stores the factors meanwhile.
+    if role.consumer == 1 and ctx.thread == 0:
+        ctx.memory.q_full.arrive_and_expect_tx()
+        load_query(ctx, role.q, [ctx.head, ctx.query])
+
+
+def take_query(role: Math, number: Any) -> None:
+    """Wait for Q, and convert it.
+
+    Args:
+        number: of the items whose Q was converted before.
+    """
+    role.ctx.memory.q_full.wait_for(number)
+    convert_query(role.ctx, role.consumer, Int32(number))
+
+
+@cute.jit
 def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
     """Take a step. `num_tiles`: from this step on; 1: consumer 1 has no tile."""
     ctx = role.ctx
@@ -109,13 +123,16 @@ def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
         compute_p(role, r, place, step)
     else:
         adopt_first(role, r, step)
+        # p_full completes a phase for each step; the other consumer has awaited the one before.
+        ctx.memory.p_full.arrive(role.consumer)
     add_tile(role, r, step, 0)
     if num_tiles > 1:
         add_tile(role, r, step, 1)
+    else:
+        skip_tile(ctx, step * TILES + 1)
     warpgroup.wait_group(0)
-    # p_free: the other consumer may write P of its next tile, if it had one.
-    if num_tiles > 1 or role.consumer == 1:
-        ctx.memory.p_free.arrive(1 - role.consumer)
+    # p_free: the other consumer may write P of its next tile.
+    ctx.memory.p_free.arrive(1 - role.consumer)
 
 
 @cute.jit
@@ -131,7 +148,9 @@ def adopt_first(role: Math, r: Registers, step: Int32) -> None:
 def compute_scores(role: Math, r: Registers, tile: Int32) -> Place:
     """Compute S^T of a tile of the CTA."""
     ctx, plan = role.ctx, role.ctx.plan
-    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    # Or addresses would be computed once, and spill.
+    thread = opaque(ctx.thread)
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     # A warp has 16 keys, of one of the pieces, as rows of S^T.
     key = warp % 2 * MMA_ROWS
     ring = RingConsumer(ctx.memory.full, ctx.memory.free)
@@ -149,7 +168,7 @@ def compute_scores(role: Math, r: Registers, tile: Int32) -> Place:
     powers = [power_for(of_key) for of_key in scales]
     units = [power_of_two(power) for power in powers]
     pairs = [
-        [f16_pair(scales[h][group] * units[h]) for h in range(THREAD_ROWS)]
+        pack(scales[0][group] * units[0], scales[1][group] * units[1], F16_KIND)
         for group in range(plan.form.num_scales)
     ]
     both = [((power + BIAS) << 7) * 0x10001 for power in powers]
@@ -208,7 +227,9 @@ def store_scales(ctx: Context, scales: list[Any], power: Int32, consumer: Int32)
     Those that a lane takes for its products, of keys 2 i, 2 i + 1 and of each 8 further on, lie
     together.
     """
-    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    # Or the address would be computed once, and spill.
+    thread = opaque(ctx.thread)
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
     key = lane // 4
     place = (key // 2 * (2 * WARPS) + 2 * warp) * 2 + key % 2
     to = ctx.memory.table.address() + consumer * ctx.plan.table_bytes
@@ -266,6 +287,14 @@ def add_tile(role: Math, r: Registers, step: Int32, tile: cutlass.Constexpr) -> 
     )
     if cutlass.const_expr(not plan.releases_early):
         release_tile(ctx, step * TILES + tile)
+
+
+@cute.jit
+def skip_tile(ctx: Context, tile: Int32) -> None:
+    """Release the pieces of a tile without keys, which completes the last step."""
+    for state in states_of_tile(ctx.plan, tile):
+        RingConsumer(ctx.memory.full, ctx.memory.free).wait(state)
+    release_tile(ctx, tile)
 
 
 @cute.jit

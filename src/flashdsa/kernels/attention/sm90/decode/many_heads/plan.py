@@ -16,11 +16,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, GROUP_BYTES
 from flashdsa.plan import Arrives, Barrier, SmemRegion
 from flashdsa.row_formats import ROW_FORMATS, V32
 
-MANY_FORMATS = (V32, ROW_FORMATS["v32_no_rope"])
-"""Formats of packed rows: of fp32 scales. With those of `v4`, whose bf16 columns are of the value,
-registers spill, and an item takes longer than by the kernel that expands tiles."""
-JOINED_MANY_FORMATS = MANY_FORMATS[1:]
-"""Those that two sources may have."""
 TOPS_PITCH = ROWS + 4
 """fp32 of a warp's maxima of a tile, and its least power of two behind them."""
 STATE = ROWS + 4
@@ -31,8 +26,12 @@ MOVES = ROWS + 4
 
 @dataclass(frozen=True)
 class ManyHeadsPlan(KeyRowsPlan):
-    """One compiled kernel; `form` is one of MANY_FORMATS."""
+    """One compiled kernel; its formats have fp32 scales. With those of `v4`, whose bf16 columns are
+    of the value, registers spill, and an item takes longer than by the kernel that expands tiles.
+    """
 
+    formats = (V32, ROW_FORMATS["v32_no_rope"])
+    joined_formats = formats[1:]
     math_does = "Q; S and P of every other tile, half of O's dims; then the rows of O, lse"
     alone = True
     group_heads = ROWS
@@ -96,6 +95,7 @@ class ManyHeadsPlan(KeyRowsPlan):
         for those that it has met.
         """
         gather, math = self.roles
+        q_bytes = self.tile.chunks * self.operand_bytes
         one, every, group = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.THREADS_OF_ONE_GROUP
         return (
             Barrier("extent_full", 1, gather, one, math, 0, "the number of steps is stored"),
@@ -106,7 +106,8 @@ class ManyHeadsPlan(KeyRowsPlan):
                     "P of a tile, its keys' scales and its moves are stored"),
             Barrier("p_free", TILES, math, group, math, 0,
                     "the other consumer has read P of a tile"),
-            Barrier("q_full", 1, math, every, math, 0, "Q is as the products take it"),
+            Barrier("q_full", 1, math, one, math, q_bytes, "Q has come"),
+            Barrier("q_converted", 1, math, every, math, 0, "Q is as the products take it"),
             Barrier("all_read", 1, math, every, math, 0,
                     "both consumers' sums are stored, and nobody reads keys any more"),
             Barrier("factors_full", 1, math, every, math, 0, "factors of the rows are stored"),

@@ -27,6 +27,8 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again
 
 COUNT = ROWS // 2
 """Accumulators of a thread: of S^T, and of a block of O^T."""
+TWICE = ("prmt.b32 {$w0}, {$r0}, 0, 0x1010;", "prmt.b32 {$w0}, {$r0}, 0, 0x3232;")
+"""The low 16 bits of a word twice, and the high ones."""
 FRAGMENT_WORDS = 4
 """Words of a lane of the first operand of a product."""
 
@@ -47,7 +49,7 @@ def multiply_tile(
     s: cute.Tensor,
     q: Any,
     keys: Any,
-    scales: list[list[Any]],
+    scales: list[Any],
     powers: list[Any],
 ) -> None:
     """Compute a tile's S^T.
@@ -55,7 +57,7 @@ def multiply_tile(
     Args:
         s: its accumulators. q: low word of Q's descriptor.
         keys: the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16).
-        scales: of each group, those of the lane's two keys, as two equal f16 each.
+        scales: of each group, those of the lane's two keys in f16.
         powers: of these keys, the power of two of the RoPE columns, as two equal bf16.
     """
     q = opaque(q)
@@ -70,7 +72,8 @@ def multiply_tile(
         if chunk == chunks:
             steps, kind = [times_powers(one, powers) for one in products_of(words)], BF16_KIND
         else:
-            pair = scales[chunk * CHUNK // plan.form.group]
+            both = scales[chunk * CHUNK // plan.form.group]
+            pair = [one_word(twice, both) for twice in TWICE]
             steps, kind = key_fragments(words, pair), F16_KIND
         warpgroup.fence()
         for i, a in enumerate(steps):

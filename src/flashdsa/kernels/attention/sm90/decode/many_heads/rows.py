@@ -7,6 +7,7 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl.fragments import pack
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import BF16, ROWS
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     first_head,
     head_of,
@@ -14,7 +15,7 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     reduce_keys,
 )
 from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS
-from flashdsa.kernels.attention.sm90.decode.many_heads.math import Math, Registers
+from flashdsa.kernels.attention.sm90.decode.many_heads.math import Registers
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import TOPS_PITCH
 from flashdsa.kernels.attention.sm90.decode.many_heads.products import COUNT
 from flashdsa.kernels.attention.sm90.decode.many_heads.softmax import (

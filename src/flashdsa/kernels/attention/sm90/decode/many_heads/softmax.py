@@ -12,6 +12,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
+from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -86,10 +87,15 @@ def any_of_consumer(ctx: Context, condition: Boolean, step: Int32, consumer: Int
 def new_heads() -> Heads:
     """Heads without a key."""
     totals = cute.make_rmem_tensor(LANE_HEADS, Float32)
-    power = cute.make_rmem_tensor(1, Int32)
-    totals.fill(0.0)
-    power.fill(MOST_POWER)
-    return Heads(totals, power)
+    heads = Heads(totals, cute.make_rmem_tensor(1, Int32))
+    restart(heads)
+    return heads
+
+
+def restart(heads: Heads) -> None:
+    """Forget all keys."""
+    heads.totals.fill(0.0)
+    heads.power.fill(MOST_POWER)
 
 
 def state_of(ctx: Context) -> cute.Tensor:
@@ -154,8 +160,10 @@ def subtract_tops(s: cute.Tensor, place: Place, factors: list[Any], tops: list[A
 def mask_keys(s: cute.Tensor, place: Place) -> None:
     """Set logits of keys that are not valid to NO_KEY."""
     if place.mask != -1:
+        # Or bits of the lane's keys would be computed once, and spill.
+        key = opaque(place.key)
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            valid = (place.mask >> (place.key + 8 * h)) & 1
+            valid = (place.mask >> (key + 8 * h)) & 1
             for i in cutlass.range_constexpr(cute.size(s)):
                 if cutlass.const_expr(i // 2 % THREAD_ROWS == h):
                     s[i] = s[i] if valid != 0 else Float32(NO_KEY)

@@ -47,6 +47,8 @@ class DecodeMemory(StepMemory):
     done: Barriers
     dealt: Region
     ticket: Region
+    stretches: Region
+    stretch_full: Barriers
     q_free: Barriers
     extent_free: Barriers
     stretch_read: Barriers

@@ -1,9 +1,11 @@
 """Tiles dealt out: each CTA takes as many of a launch, whichever items they are of.
 
-The tiles of all items lie on a line, item by item, each with OVERHEAD_TILES in front. CTA c takes
-what lies between c and c + 1 times the line's length divided by the CTAs. It so has a *stretch* of
-each of some neighbouring items; only its first and its last one may be *parts*, which are not the
-whole item. `backends/sm90/decode_cuts.py` says the same in Python.
+The tiles of all queries lie on a line, query by query, each with OVERHEAD_TILES in front. As many
+CTAs as a query has items form a *group*, one an item: they read the same rows side by side. Group c
+takes what lies between c and c + 1 times the line's length divided by the groups. A CTA so has a
+*stretch* of its items of some neighbouring queries; only its first and its last one may be *parts*,
+which are not the whole item. Queries of equally many tiles are not cut if that makes the longest
+share no longer than by WHOLE_TILES. `backends/sm90/decode_cuts.py` says the same in Python.
 """
 
 from typing import Any, NamedTuple
@@ -21,14 +23,16 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     LEAST_PART,
     LEAST_SHARE,
     OVERHEAD_TILES,
+    WHOLE_TILES,
 )
 
-LINE_AT = 2 * CUT_WORDS
-"""Index of the line's length, after the CTA's two cuts; the CTAs that take part follow it."""
+LINE_AT, GROUPS_AT, BLOCK_AT, FIRST_AT = range(2 * CUT_WORDS, DEALT_WORDS)
+"""Indices after the CTA's two cuts: the line's length, the groups that take part, the number of the
+CTA's items among those of their queries, and the CTA that has them in the first group."""
 
 
 class Batch(NamedTuple):
-    """The launch's items: those of a query are neighbours."""
+    """The launch's items."""
 
     queries: Int32
     blocks: Int32  # items of a query
@@ -76,16 +80,19 @@ def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     keys = memory.plan.tile.keys
     if cutlass.const_expr(batch.sources is not None) or batch.lengths.shape[0] > 0:
         deal_by_lengths(memory, batch, thread)
-    elif thread == 0:
-        # As if all items were of one query.
+    elif thread < 2:
+        # A thread a cut.
         tiles = (batch.most_slots + keys - 1) // keys
-        items = batch.queries * batch.blocks
-        line = items * (tiles + OVERHEAD_TILES)
-        write_ends(memory, items, line)
-        for side in cutlass.range_constexpr(2):
-            place = place_of_cut(line, side)
-            if place < line:
-                write_cut(memory, side, place, Int32(0), Int32(0), tiles)
+        size = tiles + OVERHEAD_TILES
+        line = batch.queries * size
+        group = group_of_cta(batch)
+        write_end(memory, batch, group, line, thread)
+        place = place_of_cut(group, line, thread)
+        whole = (batch.queries + group.count - 1) // group.count
+        if whole * size * group.count <= line + WHOLE_TILES * group.count:
+            place = cutlass.min((group.number + thread) * whole * size, line)
+        if place < line:
+            write_cut(memory, thread, place, Int32(0), Int32(0), tiles)
     cute.arch.sync_threads()
 
 
@@ -101,28 +108,27 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     for query in cutlass.range(first, end, unroll=1):
         own += room_of_query(memory, batch, query)
     before, line = add_before(memory, own, thread)
-    if thread == 0:
-        write_ends(memory, batch.queries * batch.blocks, line)
-    # The thread that has a cut's item writes over the ends.
+    group = group_of_cta(batch)
+    if thread < 2:
+        write_end(memory, batch, group, line, thread)
+    # The thread that has a cut's query writes over the end.
     cute.arch.sync_threads()
-    for side in cutlass.range_constexpr(2):
-        place = place_of_cut(line, side)
+    for side in cutlass.range(2, unroll=1):
+        place = place_of_cut(group, line, side)
         if place >= before and place < before + own:
             at = before
             for query in cutlass.range(first, end, unroll=1):
                 room = room_of_query(memory, batch, query)
                 if place >= at and place < at + room:
-                    tiles = room // batch.blocks - OVERHEAD_TILES
-                    write_cut(memory, side, place, at, query * batch.blocks, tiles)
+                    write_cut(memory, side, place, at, query, room - OVERHEAD_TILES)
                 at += room
 
 
 @cute.jit
 def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
-    """Tiles of the line that a query's items take."""
+    """Tiles of the line that a query takes."""
     keys = memory.plan.tile.keys
-    tiles = (count_slots(batch, query, keys) + keys - 1) // keys
-    return batch.blocks * (tiles + OVERHEAD_TILES)
+    return (count_slots(batch, query, keys) + keys - 1) // keys + OVERHEAD_TILES
 
 
 @cute.jit
@@ -144,52 +150,77 @@ def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, 
     return before, line
 
 
-def ctas_of_line(line: Any) -> Any:
-    """CTAs that take part: all, unless the line is short."""
+class Group(NamedTuple):
+    """The CTA's place among the launch's CTAs: those of the first items of all groups, then those
+    of the second ones, ..."""
+
+    number: Int32  # `count` of a CTA without a group
+    count: Int32  # of groups
+    block: Int32  # the number of its items among those of their queries
+
+
+@cute.jit
+def group_of_cta(batch: Batch) -> Group:
+    """The CTA's group."""
     num_ctas, _, _ = cute.arch.grid_dim()
-    return cutlass.max(cutlass.min(line // LEAST_SHARE, Int32(num_ctas)), Int32(1))
+    number, _, _ = cute.arch.block_idx()
+    count, block = Int32(num_ctas), Int32(0)
+    if batch.blocks > 1:
+        count = count // batch.blocks
+        block = number // count
+        number = number - block * count
+        if block >= batch.blocks:
+            number = count
+    return Group(number, count, block)
 
 
-def place_of_cut(line: Any, side: int) -> Any:
+def groups_of_line(group: Group, line: Any) -> Any:
+    """Groups that take part: all, unless the line is short."""
+    return cutlass.max(cutlass.min(line // LEAST_SHARE, group.count), Int32(1))
+
+
+def place_of_cut(group: Group, line: Any, side: Any) -> Any:
     """Position on the line of the CTA's first cut, or of its second one; the line's length for a
     CTA that takes no part."""
-    cta, _, _ = cute.arch.block_idx()
-    ctas = ctas_of_line(line)
-    return cutlass.min(cta + side, ctas) * line // ctas
+    groups = groups_of_line(group, line)
+    return cutlass.min(group.number + side, groups) * line // groups
 
 
-def write_ends(memory: DecodeMemory, items: Any, line: Any) -> None:
-    """Write the line's length, and both cuts as if they were at its end."""
+@cute.jit
+def write_end(memory: DecodeMemory, batch: Batch, group: Group, line: Any, side: Any) -> None:
+    """Write a cut as if it were at the line's end; with the first one, the words behind both."""
     dealt = memory.dealt.array(Int32, DEALT_WORDS)
-    for side in range(2):
-        dealt[CUT_WORDS * side] = items
-        dealt[CUT_WORDS * side + 1] = Int32(0)
-        dealt[CUT_WORDS * side + 2] = line
-    dealt[LINE_AT] = line
-    dealt[LINE_AT + 1] = ctas_of_line(line)
+    dealt[CUT_WORDS * side] = batch.queries
+    dealt[CUT_WORDS * side + 1] = Int32(0)
+    dealt[CUT_WORDS * side + 2] = line
+    if side == 0:
+        dealt[LINE_AT] = line
+        dealt[GROUPS_AT] = groups_of_line(group, line)
+        dealt[BLOCK_AT] = group.block
+        dealt[FIRST_AT] = group.block * group.count
 
 
 @cute.jit
 def write_cut(
     memory: DecodeMemory,
-    side: cutlass.Constexpr,
+    side: Int32,
     place: Int32,
     start: Int32,
-    item: Int32,
+    query: Int32,
     tiles: Int32,
 ) -> None:
-    """Write a cut at a position among neighbouring items of `tiles` tiles, the first of which is
-    `item` and begins at `start`."""
+    """Write a cut at a position among neighbouring queries of `tiles` tiles, the first of which is
+    `query` and begins at `start`."""
     dealt = memory.dealt.array(Int32, DEALT_WORDS)
     size = tiles + OVERHEAD_TILES
     number = (place - start) // size
-    start, item = start + number * size, item + number
+    start, query = start + number * size, query + number
     tile = place - start - OVERHEAD_TILES
     if tiles - tile < LEAST_PART and tile >= LEAST_PART:
-        tile, start, item = Int32(0), start + size, item + 1
+        tile, start, query = Int32(0), start + size, query + 1
     if tile < LEAST_PART:
         tile = Int32(0)
-    dealt[CUT_WORDS * side] = item
+    dealt[CUT_WORDS * side] = query
     dealt[CUT_WORDS * side + 1] = tile
     dealt[CUT_WORDS * side + 2] = start
 
@@ -206,8 +237,7 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     dealt = memory.dealt.array(Int32, DEALT_WORDS)
     thread, _, _ = cute.arch.thread_idx()
     keys, rows = memory.plan.tile.keys, memory.plan.group_heads
-    item = dealt[0] + number
-    query = item // batch.blocks
+    query = dealt[0] + number
     joined: Any = None
     if cutlass.const_expr(batch.sources is not None):
         joined = join_slots(batch.sources, query, keys)
@@ -217,12 +247,12 @@ def take_stretch(memory: DecodeMemory, batch: Batch, number: Int32) -> Context:
     first, end = Int32(0), (num_slots + keys - 1) // keys
     if number == 0:
         first = dealt[1]
-    if item == dealt[CUT_WORDS]:
+    if query == dealt[CUT_WORDS]:
         end = dealt[CUT_WORDS + 1]
     return Context(
         memory,
         query,
-        (item - query * batch.blocks) * rows,
+        dealt[BLOCK_AT] * rows,
         Int32(0),
         Int32(1),
         first * keys,
@@ -269,8 +299,8 @@ def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
         start = dealt[CUT_WORDS + 2]
     start += OVERHEAD_TILES
     end = start + tiles_of_item(ctx, batch)
-    line, ctas = dealt[LINE_AT], dealt[LINE_AT + 1]
-    # Cut c is at c * line // ctas, so it is not before y if c >= y * ctas / line, rounded up.
-    first_cut = ((start + LEAST_PART) * ctas + line - 1) // line
-    end_cut = ((end - LEAST_PART + 1) * ctas + line - 1) // line
-    return Parts(first_cut - 1, end_cut - first_cut + 1)
+    line, groups = dealt[LINE_AT], dealt[GROUPS_AT]
+    # Cut c is at c * line // groups, so it is not before y if c >= y * groups / line, rounded up.
+    first_cut = ((start + LEAST_PART) * groups + line - 1) // line
+    end_cut = ((end - LEAST_PART + 1) * groups + line - 1) // line
+    return Parts(dealt[FIRST_AT] + first_cut - 1, end_cut - first_cut + 1)

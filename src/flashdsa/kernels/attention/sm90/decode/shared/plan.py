@@ -27,15 +27,18 @@ STATISTICS = 4
 STATISTICS_BYTES = STATISTICS * FP32
 CTA_STATISTICS_BYTES = ROWS * STATISTICS_BYTES
 OVERHEAD_TILES = 2
-"""Tiles that an item takes on the line besides its own: the time of its beginning and end."""
+"""Tiles that a query takes on the line besides its own: the time of its beginning and end."""
 LEAST_PART = 3
 """Minimum tiles from a cut to either end of its item: a cut that is nearer goes to the end."""
 LEAST_SHARE = 4
-"""Minimum tiles of the line for each CTA that takes part, so that no two cuts are at one tile."""
+"""Minimum tiles of the line for each group that takes part, so that no two cuts are at one tile."""
+WHOLE_TILES = 5
+"""Tiles of the line by which a CTA's share may grow so that no item of equally many tiles is cut:
+the time of a part's end and beginning, and of the merge."""
 CUT_WORDS = 3
-"""Words of a cut: its item, its tile in the item, and the item's position on the line."""
-DEALT_WORDS = 2 * CUT_WORDS + 2
-"""Words of a CTA's cuts, of the line's length, and of the CTAs that take part."""
+"""Words of a cut: its query, its tile in the query, and the query's position on the line."""
+DEALT_WORDS = 2 * CUT_WORDS + 4
+"""Words of a CTA's cuts, of the line's length, and of the CTA's place."""
 ITEM_WORDS = 8
 """Words of a CTA's item and slots."""
 CTA_SLOTS = 2
@@ -52,6 +55,8 @@ class ClusterPlan(Sm90Plan):
     joined: bool = False
     alone = False
     """Whether a CTA has an item alone, and sends its rows itself."""
+    by_turns = False
+    """Whether Q's words lie in the order of `convert_query` for keys as rows."""
     alone_tiles = 1
     """Tiles of an item up to which one CTA of a cluster takes it sooner than several."""
 

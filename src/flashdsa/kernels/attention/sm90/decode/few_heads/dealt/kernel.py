@@ -14,33 +14,25 @@ rows of the next one   | low dims: rows, or part     | high dims: rows, or part
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Float32, cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split
+from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import (
-    Dealt,
-    take_stretches,
-)
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import take_stretches
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import (
     DealtFewHeadsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
-    gather_pieces,
-    tiles_of_consumer,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_tiles
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Batch,
     batch_of,
     deal,
-    num_stretches,
-    take_stretch,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
 
 GATHER = 0
@@ -58,49 +50,31 @@ def dealt_few_heads_kernel(
     lse: cute.Tensor,
     sm_scale: Float32,
     workspace: Workspace,
+    more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`)."""
+    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, indices, topk_length), more)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, lse, indices, topk_length), thread)
+    deal(memory, batch_of(memory, lse, indices, topk_length, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        gather_stretches(memory, batch_of(memory, lse, indices, topk_length), kv, indices)
+        batch = batch_of(memory, lse, indices, topk_length, sources)
+        gather_stretches(memory, batch, kv, indices, gather_tiles)
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(sm_scale * LOG2_E)
-        batch = batch_of(memory, lse, indices, topk_length)
-        role = Dealt(memory, batch, workspace, q, out, lse, attn_sink, scale)
+        role = Dealt(memory, workspace, q, out, lse, attn_sink, scale)
         take_stretches(role, group - GATHER - 1)
-
-
-@cute.jit
-def gather_stretches(
-    memory: DecodeMemory, batch: Batch, kv: cute.Tensor, indices: cute.Tensor
-) -> None:
-    """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
-    number, tiles = Int32(0), Int32(0)
-    while number < num_stretches(memory):
-        role = Gatherer(take_stretch(memory, batch, number), None, kv, indices)
-        thread = role.ctx.thread
-        if thread == 0:
-            # extent_free, a phase a stretch: both consumers have read the extent of the stretch
-            # before, which this thread writes next.
-            memory.extent_free.wait_for(number - 1)
-        cute.arch.sync_warp()
-        num_tiles = gather_pieces(role, tiles)
-        consumer = cute.arch.make_warp_uniform(thread // WARP_SIZE) // memory.plan.tile_pieces
-        tiles += tiles_of_consumer(num_tiles, consumer)
-        number += 1
-    # All rows are asked for: the next launch may begin to take the SMs that are free.
-    cute.arch.griddepcontrol_launch_dependents()
 
 
 @cute.jit
@@ -108,13 +82,14 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`.
 
     Args:
-        arguments: those of `Operands`, and
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and
             counters: (CTAs,) int32, 0 before and after the launch.
             slots: (2 CTAs, plan.slot_words) int32.
             num_ctas: best one an SM.
     """
-    x, (counters, slots, num_ctas) = split(arguments)
-    dealt_few_heads_kernel(*x, Workspace(counters, slots), plan).launch(
+    x, rest = split(arguments)
+    more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
+    dealt_few_heads_kernel(*x, Workspace(counters, slots), more, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,

@@ -1,6 +1,6 @@
 """Role math: both consumers take every stretch of the CTA, then write its rows, or a part."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
@@ -8,7 +8,6 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from flashdsa.dsl.fragments import pack
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.merge import (
     Rows,
@@ -19,7 +18,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     tiles_of_consumer,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
-    Math,
     Registers,
     exchange_halves,
     find_factors,
@@ -33,10 +31,12 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
+    is_rope,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     new_heads,
 )
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, Math, take_extent
 from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     first_head,
     head_of,
@@ -46,40 +46,15 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
 from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    DecodeMemory,
-    Output,
     meet_consumers,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Batch,
-    is_part,
     num_stretches,
     parts_before,
-    parts_of_item,
-    take_stretch,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
-from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
+from flashdsa.kernels.attention.sm90.decode.shared.parts import draw_ticket
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS
-
-
-class Dealt(NamedTuple):
-    """Reads q, k and masks. Writes its p, and results or parts."""
-
-    memory: DecodeMemory
-    batch: Batch
-    workspace: Workspace
-    q: cute.Tensor  # (S, H, 576) bf16
-    out: cute.Tensor  # (S, H, 512) bf16
-    lse: cute.Tensor  # (S, H) fp32
-    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
-    scale: Scale
-
-    def math(self, number: Any, consumer: Any) -> Math:
-        """The CTA's stretch of that number, as the steps take it."""
-        ctx = take_stretch(self.memory, self.batch, number)
-        output = Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
-        return Math(ctx, output, self.q, consumer)
 
 
 @cute.jit
@@ -91,6 +66,8 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
     while number < num_stretches(memory):
         # stretch_read, a phase a stretch: maxima, and Q, which halves overwrote, may be written.
         memory.stretch_read.wait_for(number - 1)
+        # stretch_full: the stretch is stored.
+        memory.stretch_full.wait_for(number)
         math = role.math(number, consumer)
         load_query(math.ctx, role.q, consumer, number)
         num_tiles = take_extent(memory, number)
@@ -100,19 +77,6 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
         take_tiles(math, r, tiles, end)
         end_stretch(role, r, number, consumer)
         number, tiles = number + 1, end
-
-
-@cute.jit
-def take_extent(memory: DecodeMemory, number: Int32) -> Int32:
-    """The stretch's tiles up to those of the last step with a valid slot."""
-    memory.extent_full.wait_for(number)
-    thread, _, _ = cute.arch.thread_idx()
-    num_tiles = Int32(0)
-    if thread % WARP_SIZE == 0:
-        num_tiles = Int32(memory.extent.array(Int32, 1)[0])
-        # The lane that arrives has read the extent, for its warp.
-        memory.extent_free.arrive()
-    return cute.arch.make_warp_uniform(num_tiles)
 
 
 @cute.jit
@@ -143,8 +107,8 @@ def end_stretch(role: Dealt, r: Registers, number: Int32, consumer: Int32) -> No
     meet_consumers(ctx.memory.all_read, number)
     rows = merge_consumers(math, r, number)
     is_complete = Boolean(True)
-    if is_part(ctx, role.batch):
-        parts = parts_of_item(ctx, role.batch, number)
+    parts = role.parts(number)
+    if parts.count > 1:
         store_part(ctx, rows, role.workspace, parts, math.consumer)
         stored = parts_before(ctx, number)
         is_complete = draw_ticket(ctx, role.workspace, parts, stored, math.consumer)
@@ -203,6 +167,26 @@ def write_rows(role: Math, rows: Rows) -> None:
                 word = pack(pair[0] * factor, pair[1] * factor)
                 if factor == 0.0:
                     word = Int32(0)  # O may be NaN
-                cute.arch.inline_ptx(
-                    "st.global.b32 [{$r0}], {$r1};", read_only_args=[to + block * ROWS, word]
-                )
+                at = to + block * ROWS
+                if cutlass.const_expr(is_rope(ctx.plan, blocks + block)):
+                    if role.consumer == 1:
+                        # Dims of bf16 columns are eight apart.
+                        store_apart(at + (lane // 4 - lane // 16 * 8 - lane // 4 % 4 * 2), word)
+                    else:
+                        store_pair(at, word)
+                else:
+                    store_pair(at, word)
+
+
+def store_pair(pointer: Any, word: Any) -> None:
+    """Store two neighbouring bf16."""
+    cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[pointer, word])
+
+
+def store_apart(pointer: Any, word: Any) -> None:
+    """Store two bf16, the second one eight further on."""
+    cute.arch.inline_ptx(
+        "{ .reg .b16 low, high; mov.b32 {low, high}, {$r1}; "
+        "st.global.b16 [{$r0}], low; st.global.b16 [{$r0} + 16], high; }",
+        read_only_args=[pointer, word],
+    )

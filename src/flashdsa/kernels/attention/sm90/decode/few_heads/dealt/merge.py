@@ -13,12 +13,8 @@ from flashdsa.dsl.fragments import F16_KIND, exp2, pack
 from flashdsa.dsl.gmem import load2, store2, store4
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
-from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
-    Math,
-)
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    HEADS,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
     first_head,
     head_of,

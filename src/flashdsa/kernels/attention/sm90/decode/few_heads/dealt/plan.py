@@ -6,24 +6,30 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    HEADS,
     FewHeadsPlan,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
-from flashdsa.plan import Arrives, Barrier, SmemRegion
+from flashdsa.plan import Barrier, SmemRegion
 
 
 @dataclass(frozen=True)
 class DealtFewHeadsPlan(FewHeadsPlan):
     """One compiled dealt kernel; fields as of the kernel by clusters."""
 
-    gather_registers = 40
-    math_registers = 232
+    @property
+    def gather_registers(self) -> int:
+        """Registers of a thread that gathers."""
+        return max(super().gather_registers, 40)
+
+    @property
+    def math_registers(self) -> int:
+        """Registers of a thread that multiplies."""
+        return min(super().math_registers, 232)
 
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_decode_dealt_heads{HEADS}{self.form_suffix}"
+        return super().name.replace("_heads", "_dealt_heads")
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -52,13 +58,7 @@ class DealtFewHeadsPlan(FewHeadsPlan):
         Barriers of pieces are a ring, those of parts complete a phase for each part, each other one
         a phase for each stretch.
         """
-        gather, math = self.roles
-        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
         return (
             *(barrier for barrier in super().barriers if barrier.name not in OF_CLUSTERS),
-            Barrier("extent_free", 1, math, warps, gather, 0, "the number of steps has been read"),
-            Barrier("stretch_read", 1, math, every, math, 0,
-                    "both consumers have read halves, sums and maxima of the stretch"),
-            Barrier("part_stored", 1, math, every, math, 0, "the part is in its slot"),
-            Barrier("ticket_full", 1, math, one, math, 0, "the part's ticket is drawn"),
-        )  # fmt: skip
+            *self.dealt_barriers,
+        )

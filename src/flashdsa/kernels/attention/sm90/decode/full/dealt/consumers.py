@@ -27,7 +27,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import Scale, multiply_rows, r
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before
-from flashdsa.kernels.attention.sm90.decode.full.query import convert_query, unscale
+from flashdsa.kernels.attention.sm90.decode.full.query import unscale
 from flashdsa.kernels.attention.sm90.decode.shared.combine import factors_of_rows, rows_of_thread
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
@@ -45,6 +45,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     take_stretch,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
+from flashdsa.kernels.attention.sm90.decode.shared.query import convert_query
 
 
 class Consumer(NamedTuple):

@@ -1,0 +1,106 @@
+"""Sparse decode for Hopper of packed rows, tiles dealt out: a CTA takes stretches of some items.
+
+A stretch's steps are those of the kernel of CTAs alone (`many_heads/kernel.py`). After it each
+consumer writes its half of the dims from registers: to the results if the CTA has the whole item,
+else to the workspace (`shared/parts.py`).
+
+gather                 | math, consumer 0            | math, consumer 1
+---------------------- | --------------------------- | ---------------------------
+rows of a stretch      | Q; steps of a stretch       | Q; steps of a stretch
+rows of the next one   | low dims: rows, or part     | high dims: rows, or part
+                       | the last part: merge        | the last part: merge
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, GridConstant, cute
+from cutlass.experimental.cuda import tensor_map
+
+from flashdsa.dsl.memory import initialise_barriers
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
+from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
+from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.math import take_stretches
+from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.many_heads.gather import gather_steps
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch
+from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
+from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
+
+GATHER = 0
+"""The first warpgroup; the consumers follow."""
+
+
+@cute.kernel
+def dealt_many_heads_kernel(
+    q_map: GridConstant[tensor_map.TensorMap],
+    kv: cute.Tensor,
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    attn_sink: cute.Tensor,
+    out: cute.Tensor,
+    lse: cute.Tensor,
+    sm_scale: Float32,
+    workspace: Workspace,
+    more: Any,
+    plan: cutlass.Constexpr,
+):
+    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
+    thread, _, _ = cute.arch.thread_idx()
+    memory = DecodeMemory.allocate(plan)
+    sources: Any = None
+    if cutlass.const_expr(plan.joined):
+        sources = sources_of((kv, indices, topk_length), more)
+    initialise_barriers(memory, thread)
+    # The previous launch, which this one may follow early, has written the lengths and ids, or
+    # still reads the results or the workspace.
+    cute.arch.griddepcontrol_wait()
+    # It ends with a sync of the CTA: the barriers are initialised.
+    deal(memory, batch_of(memory, lse, indices, topk_length, sources), thread)
+    group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    if group == GATHER:
+        cute.arch.setmaxregister_decrease(plan.gather.registers)
+        batch = batch_of(memory, lse, indices, topk_length, sources)
+        gather_stretches(memory, batch, kv, indices, gather_steps)
+    else:
+        cute.arch.setmaxregister_increase(plan.math.registers)
+        scale = make_scale(sm_scale * LOG2_E)
+        role = Dealt(memory, workspace, q_map.get_ptr(), out, lse, attn_sink, scale)
+        take_stretches(role, group - GATHER - 1)
+
+
+@cute.jit
+def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`.
+
+    Args:
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and
+            counters: (CTAs,) int32, 0 before and after the launch.
+            slots: (2 CTAs, plan.slot_words) int32.
+            num_ctas: best one an SM.
+    """
+    x, rest = split(arguments)
+    more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
+    q_map = tensor_map.create_tensor_map_tiled_from_view(
+        x.q,
+        box_dims=(1, ROWS, CHUNK),
+        stride_order=(2, 1, 0),
+        swizzle=tensor_map.TensorMapSwizzle.s128b,
+    )
+    dealt_many_heads_kernel(q_map, *x[1:], Workspace(counters, slots), more, plan).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+
+
+def compile_dealt(plan: DealtManyHeadsPlan) -> Any:
+    """Compile `launch_dealt`."""
+    return compile_dealt_launch(launch_dealt, plan)
