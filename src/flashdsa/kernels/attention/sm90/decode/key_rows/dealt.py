@@ -65,8 +65,8 @@ class Dealt(NamedTuple):
 
 
 def load_stretch(memory: DecodeMemory, number: Any) -> list[Any]:
-    """Load what `store_stretch` has stored: a stretch's query and first head, the first CTA that has a
-    part of the item, and how many have one."""
+    """Load what `store_stretch` has stored: query and first head of a stretch, the first CTA that
+    has a part of the item, and how many have one."""
     return load_words_again(memory.stretches.address() + (number & 1) * STRETCH_BYTES)
 
 
