@@ -7,6 +7,7 @@ check of `flashdsa check`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import cache
 from inspect import signature
 from typing import Any, NamedTuple
@@ -111,7 +112,16 @@ class _Draw:
 
 
 def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
-    """By what they are called here, which begins with the function's name."""
+    """By what they are called here, which begins with the function's name; tensors are new."""
+    return {
+        name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
+        for name, arguments in deepcopy(_drawn(device, sizes)).items()
+    }
+
+
+@cache
+def _drawn(device: str, sizes: Sizes) -> dict[str, Arguments]:
+    """The arguments of every call."""
     draw = _Draw(device, sizes)
     attention = {
         "q": draw.normal(sizes.s, sizes.h, 576, dtype=torch.bfloat16),
@@ -131,11 +141,7 @@ def public_calls(device: str, sizes: Sizes = SMALL) -> dict[str, Call]:
     }
     there = {name.partition(", ")[0] for name in named}
     others = [name for name in OPERATIONS if name in PUBLIC and name not in there]
-    named |= {name: _recorded(name, _check_of(name, device)) for name in others}
-    return {
-        name: Call(_function(name, arguments), arguments, _WRITTEN.get(name, ()))
-        for name, arguments in named.items()
-    }
+    return named | {name: _recorded(name, _check_of(name, device)) for name in others}
 
 
 @cache
