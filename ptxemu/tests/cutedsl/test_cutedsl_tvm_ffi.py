@@ -4,6 +4,7 @@ import pytest
 
 from ptxemu import cutedsl
 from ptxemu.driver.rules import Driver, Status
+from ptxemu.errors import PtxEmuError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("llvmlite", reason="llvmlite is not installed")
@@ -43,6 +44,11 @@ def test_exported_functions_are_emulated_wherever_the_file_is_moved(tmp_path, mo
         loaded = cute.runtime.load_module(str(tmp_path / "old.o"), enable_tvm_ffi=True)
         loaded["twice"](a, b, c, 2)
     assert torch.equal(c, 4 * a) and len(run.launches) == 2
+    with cutedsl.emulate() as later:
+        loaded.twice(a, b, c, 3)
+    assert torch.equal(c, 9 * a) and len(later.launches) == len(run.launches) == 2
+    with pytest.raises(PtxEmuError, match="twice: call it inside"):
+        loaded.twice(a, b, c, 3)
 
 
 def test_an_exported_function_without_ptx_is_refused(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def host_function(compiled: Any) -> HostFunction:
         name = str(compiled.function_name)
         image = PtxImage(ptx_of(compiled), name)
         made = (
-            FfiHostFunction(name, _ffi_object_code(compiled), image)
+            FfiHostFunction(name, ffi_object_code(compiled), image)
             if _is_ffi(compiled)
             else HostFunction(name, _object_code(compiled), image)
         )
@@ -95,7 +95,8 @@ def _object_code(compiled: Any) -> bytes:
             return file.read()
 
 
-def _ffi_object_code(compiled: Any) -> bytes:
+def ffi_object_code(compiled: Any) -> bytes:
+    """The object file of a TVM-FFI function's host code."""
     mlir: Any = importlib.import_module("cutlass._mlir._mlir_libs._cutlass_ir")
     code = mlir._aot_support.export_module_to_bytes(
         compiled.ir_module, format="o", opt_level=3, enable_pic=True

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ptxemu.cutedsl import dlpack
 from ptxemu.cutedsl.arguments import Arguments, collect
-from ptxemu.cutedsl.exported import ExportedModule, keep_ptx
+from ptxemu.cutedsl.exported import ExportedFunction, ExportedModule, keep_ptx
 from ptxemu.cutedsl.host_function import (
     FfiHostFunction,
     HostFunction,
@@ -160,8 +160,12 @@ class Interception:
         def load_module(file_path: str, *, enable_tvm_ffi: bool = False) -> Any:
             if not enable_tvm_ffi:
                 return original(file_path)
-            return ExportedModule(file_path, self._target.arch, self._call_ffi)
+            return ExportedModule(file_path, self._target.arch)
 
+        def call(function: ExportedFunction, *args: Any, **kwargs: Any) -> Any:
+            return self._call_ffi(function.runnable, None, args, kwargs)
+
+        self._patches.replace(ExportedFunction, "__call__", call)
         for module in modules:
             self._patches.replace(module, "load_module", load_module)
 

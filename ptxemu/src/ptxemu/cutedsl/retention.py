@@ -42,6 +42,11 @@ def install(*, line_info: bool = True) -> None:
         sys.meta_path.insert(0, _Finder())
 
 
+def keeps_lines() -> bool:
+    """Whether compilations have `.loc` directives now."""
+    return _Settings.line_info
+
+
 class _Settings:
     line_info = True
 
