@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
@@ -21,6 +21,7 @@ import torch
 from hypothesis import settings
 
 from flashdsa.backends.catalog import registry
+from flashdsa.backends.emulated.packages import missing_packages
 from flashdsa.cli.availability import CAPABILITIES
 from flashdsa.errors import UnsupportedError
 from flashdsa.ops import OPERATIONS
@@ -64,6 +65,18 @@ def _device_of(backend: str) -> str:
 def _missing_backends() -> list[str]:
     """The backends whose GPU is not here."""
     return [n for n in BACKENDS if CAPABILITY_HERE not in CAPABILITIES.get(n, [CAPABILITY_HERE])]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where processes share the tests out, each kernel is compiled by one of them."""
+    if "PYTEST_XDIST_WORKER" not in os.environ or missing_packages():
+        yield
+        return
+    from tests.support.compilations import shared_in
+
+    with shared_in(tmp_path_factory.getbasetemp().parent / "compiled"):
+        yield
 
 
 @pytest.fixture(

@@ -21,11 +21,13 @@ if shutil.which("gcc") is None:
     pytest.skip("needs gcc", allow_module_level=True)
 
 import flashdsa  # noqa: E402
+from flashdsa.backends.emulated import runner  # noqa: E402
 from flashdsa.backends.emulated.devices import SMALL  # noqa: E402
 from flashdsa.backends.emulated.runner import compiled, emulation  # noqa: E402
 from flashdsa.backends.sm90.sparse_mla_decode import MOST_ALONE_TURNS  # noqa: E402
 from flashdsa.jit.cuda_library import FUNCTIONS, bind_functions  # noqa: E402
 from flashdsa.jit.elf import exported_symbols, undefined_symbols  # noqa: E402
+from flashdsa.jit.loader import compile_plan  # noqa: E402
 from flashdsa.jit.shared_object import build_shared_object  # noqa: E402
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD, WRITE_INDEX_K_CACHE  # noqa: E402
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan  # noqa: E402
@@ -66,7 +68,10 @@ class Linked:
 @pytest.fixture(scope="module")
 def linked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Linked]:
     variants = [WRITE, *((SPARSE_MLA_FWD, plan) for plan in SPARSE_MLA_FWD.plans[:1])]
-    made = Linked(tmp_path_factory.mktemp("objects") / "linked.so", variants)
+    compiled.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "compile_plan", compile_plan)  # the compiler's own, to be exported
+        made = Linked(tmp_path_factory.mktemp("objects") / "linked.so", variants)
     bind_functions(made.path, emulated_functions())
     yield made
     made.restore()

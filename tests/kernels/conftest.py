@@ -16,3 +16,12 @@ def small_device() -> Iterator[None]:
 
     with emulation(SMALL):
         yield
+
+
+@pytest.fixture(scope="module")
+def lines() -> Iterator[None]:
+    """Kernels have line information, by which the tests tell findings apart."""
+    from tests.support.compilations import with_lines
+
+    with with_lines():
+        yield

@@ -1,4 +1,4 @@
-"""Kernels of these tests are compiled without line information in `make test`."""
+"""What tests of attention's kernels share."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from flashdsa.backends.emulated.runner import compiled
-from tests.kernels.compiling import without_lines
-
-without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
+from flashdsa.backends.emulated import runner
+from flashdsa.jit.loader import compile_plan
 
 
 @pytest.fixture
-def afresh() -> Iterator[None]:
+def afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels are compiled in the test, and not kept."""
-    compiled.cache_clear()
+    monkeypatch.setattr(runner, "compile_plan", compile_plan)
+    runner.compiled.cache_clear()
     yield
-    compiled.cache_clear()
+    runner.compiled.cache_clear()

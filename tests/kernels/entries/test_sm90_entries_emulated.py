@@ -17,9 +17,6 @@ from flashdsa.ops.entries import CompressKvOperands
 from flashdsa.verify.compare import failures
 from flashdsa.verify.entries_cases import EntriesCase, make_entries_inputs
 from flashdsa.verify.judge_entries import check_forward, judge_backward
-from tests.kernels.compiling import without_lines
-
-without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
 
 CASES = [
     # 21 entries: more than CTAs of the backward on the small device.

@@ -9,13 +9,11 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.kernels.indexer.select import keys
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
 from flashdsa.verify.compare import failures
-from tests.kernels.compiling import without_lines
 from workbench.small_calls import direct
 from workbench.small_calls.call import emulator_of
 from workbench.small_calls.direct import Order
 
 LATER = pytest.mark.slow
-without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,12 @@ from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_prefill import check_prefill_scores, check_prefill_selection
 from flashdsa.verify.prefill_cases import PrefillCase, causal, make_prefill_inputs
 from ptxemu import Policy
-from tests.kernels.compiling import without_lines
 
 FP8, BF16 = torch.float8_e4m3fn, torch.bfloat16
 RAGGED = ((0, 0), (5, 5), (3, 1570), (400, 1641), (64, 128), (1, 1640), (7, 1100))
 BACKEND = "emulate-sm90"
 ONE_SM = replace(SMALL, num_sms=1)
 LATER = pytest.mark.slow
-without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
 
 
 def assert_exact(case: PrefillCase, seed: int = 0, log_keys: int = 0) -> None:

@@ -24,13 +24,11 @@ from flashdsa.ops.prefill import TopkPrefillOperands
 from flashdsa.plan import BudgetError
 from flashdsa.verify.prefill_cases import PrefillCase, PrefillInputs, causal, make_prefill_inputs
 from ptxemu import Policy
-from tests.kernels.compiling import without_lines
 
 BF16 = torch.bfloat16
 RAGGED = ((0, 0), (5, 5), (3, 1570), (400, 1641), (64, 128), (1, 1640), (7, 1100))
 BACKEND = "emulate-sm90"
 LATER = pytest.mark.slow
-without_lines_here = pytest.fixture(scope="module", autouse=True)(without_lines)
 
 
 def device_of(size: int, clusters: int = 1) -> Device:

@@ -18,6 +18,8 @@ from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import make_inputs
 from tests.kernels.indexer.normal_inputs import normal_inputs
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 MODEL = IndexerPlan()
 SMALL = IndexerPlan(num_heads=16, topk=512)
 SPLITS = IndexerPlan(num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(split_pages=20))

@@ -20,6 +20,8 @@ from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import make_inputs, scattered
 from tests.kernels.indexer.test_sm100_logits import emulated_scores
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 SMALL = IndexerPlan(num_heads=16, topk=512, gathers=True)
 OUTSIDE = (-1, 2**31 - 1, -(2**31))
 

@@ -28,6 +28,8 @@ from ptxemu.events import Access, AccessKind, Observer, Space
 from tests.kernels.indexer.emulation import assert_as_the_cpu, emulate_indexer
 from tests.kernels.indexer.exact_inputs import PAGE_BYTES, PAGE_KEY_BYTES, Inputs, make_inputs
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 MODEL = IndexerPlan()
 SORTED = IndexerPlan(sorted=True)
 SPLITS = IndexerPlan(num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(split_pages=20))

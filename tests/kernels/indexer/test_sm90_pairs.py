@@ -22,6 +22,8 @@ from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_pl
 from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 # Selecting takes next to no time, so that small batches are split as large ones are.
 PLAN = pairs_plan(
     num_heads=16,

@@ -19,6 +19,8 @@ from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.emulation import assert_as_the_cpu
 from tests.kernels.indexer.exact_inputs import make_inputs
 
+pytestmark = pytest.mark.usefixtures("lines")
+
 # Selecting takes next to no time, so that small batches are split as large ones are.
 PLAN = IndexerPlan(
     num_heads=16, topk=512, rows=By.CTAS, sharing=Sharing(select_pages=1, merge_pages=3)

@@ -19,7 +19,7 @@ from flashdsa.kernels.indexer.sizes import ORDERED_ROWS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from tests.kernels.indexer.emulation import emulate_topk
 
-pytestmark = pytest.mark.usefixtures("small_device")
+pytestmark = pytest.mark.usefixtures("small_device", "lines")
 
 WIDTH = 700
 # What the check says of the right kernel, by the file of the first access.
