@@ -71,7 +71,7 @@ MUTATIONS = {
         "acc[0, 3] *= 1.01; out[rows] = acc.to(q.dtype)", "sparse_mla_fwd", "packed rows"),
     "topk_length is off by one": (
         GATHER, "gather_rows", "slots < topk_length", "slots <= topk_length",
-        "sparse_mla_fwd", "530 queries, lengths"),
+        "sparse_mla_fwd", "packed rows"),
     "the second source is forgotten": (
         GATHER, "row_lists", "if x.extra_kv is not None", "if False", "sparse_mla_fwd", TWO),
     "its gradient is forgotten": (
