@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
@@ -24,6 +25,7 @@ from flashdsa.backends.catalog import registry
 from flashdsa.backends.emulated.packages import missing_packages
 from flashdsa.cli.availability import CAPABILITIES
 from flashdsa.errors import UnsupportedError
+from flashdsa.jit.sources import package_hash
 from flashdsa.ops import OPERATIONS
 from tests.support.subtests import CaseLoop
 
@@ -33,6 +35,7 @@ settings.load_profile("flashdsa")
 # Compilations make objects by the million, and a process keeps those of dozens of kernels: by
 # Python's own thresholds all of them, seconds' work, are looked through again and again.
 gc.set_threshold(20_000, 20, 20)
+package_hash()  # before kernels are imported: it is remembered, and compared with a later one
 
 
 HAS_GPU = torch.cuda.is_available()
@@ -67,15 +70,27 @@ def _missing_backends() -> list[str]:
     return [n for n in BACKENDS if CAPABILITY_HERE not in CAPABILITIES.get(n, [CAPABILITY_HERE])]
 
 
+@pytest.fixture(scope="session")
+def compiled_kernels(pytestconfig: pytest.Config) -> Path:
+    """The folder of compiled kernels, which outlasts the run, in pytest's own cache."""
+    from tests.support.compilations import remove_old
+
+    folder = pytestconfig.cache.mkdir("kernels")
+    remove_old(folder)
+    return folder
+
+
 @pytest.fixture(scope="module", autouse=True)
-def shared_compilations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def shared_compilations(request: pytest.FixtureRequest) -> Iterator[None]:
     """Where processes share the tests out, each kernel is compiled by one of them."""
     if "PYTEST_XDIST_WORKER" not in os.environ or missing_packages():
         yield
         return
     from tests.support.compilations import shared_in
 
-    with shared_in(tmp_path_factory.getbasetemp().parent / "compiled"):
+    temporary: pytest.TempPathFactory = request.getfixturevalue("tmp_path_factory")
+    folder: Path = request.getfixturevalue("compiled_kernels")
+    with shared_in(folder, temporary.getbasetemp().parent / "locks"):
         yield
 
 
