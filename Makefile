@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # A process for each core; those that have done their tests take over tests of others.
-# Whole files are dealt out in the order of collection, kernels' first; tests/conftest.py joins those of one kernel.
+# Whole files are dealt out in the order of collection, kernels' first.
 PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 

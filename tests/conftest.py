@@ -6,7 +6,6 @@ import gc
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 # Read when torch is imported, hence before it. Threads that wait must sleep: if other work shares
 # the cores, spinning ones slow the tests many times over. With a process for each core
@@ -40,23 +39,6 @@ package_hash()  # before kernels are imported: it is remembered, and compared wi
 
 HAS_GPU = torch.cuda.is_available()
 CAPABILITY_HERE = torch.cuda.get_device_capability() if HAS_GPU else None
-PROCESSES = {
-    "attention/test_sm90_fwd": "Hopper's forward",
-    "attention/test_sm90_joined": "Hopper's forward",
-    "attention/test_kernel_mutants": "Hopper's forward",
-    "attention/test_sm90_bwd": "Hopper's backward",
-    "attention/test_not_finite_rows": "Hopper's backward",
-    "attention/test_sm100_fwd": "Blackwell",
-    "attention/test_sm100_bwd": "Blackwell",
-    "indexer/test_any_topk": "Hopper's scores",
-    "indexer/test_mxfp4_emulated": "Hopper's scores",
-    "indexer/test_sm90_logits": "Hopper's scores",
-    "indexer/test_sm90_unscored": "Hopper's scores",
-    "indexer/test_two_levels_emulated": "Hopper's scores",
-    "indexer/test_sm100": "Blackwell's indexer",
-    "test_sm103": "Blackwell's indexer",
-}
-"""Kernels of files in tests/kernels whose paths begin so."""
 BACKENDS = {one.backend: None for one in registry.implementations() if one.automatic}
 """Every backend but the emulated ones, which are slow and have tests of their own."""
 
@@ -121,20 +103,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     items[:] = sorted(kept, key=lambda item: "kernels" not in item.path.parts)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile`, but files that compile the same kernels go to one process."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByKernel(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            path = file.removeprefix("tests/kernels/")
-            return next((PROCESSES[name] for name in PROCESSES if path.startswith(name)), file)
-
-    return ByKernel(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)
