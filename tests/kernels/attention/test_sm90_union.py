@@ -21,6 +21,8 @@ from ptxemu.cutedsl import emulate
 from ptxemu.launch_setup import LaunchSetup
 
 NUM_KEYS, TOPK, TILE, GROUPS = 1500, 700, 64, 2
+COMPILED: dict[Any, Any] = {}
+"""What `judge` has compiled: by the function, the group, whether it packs, and the queries."""
 
 
 @cute.jit
@@ -116,9 +118,12 @@ def judge(
     counts, present, named = (torch.full((groups,), -7, dtype=torch.int32) for _ in range(3))
     lengths = torch.empty(0, dtype=torch.int32)
     with emulate(on_launch=launched.append) as emulator:
-        tensors = (indices, lengths, rows, members, counts, present, named)
-        num_keys = Int32(options.get("num_keys", NUM_KEYS))
-        make(*map(from_dlpack, tensors), num_keys, group, options.get("packs", False))
+        tensors = map(from_dlpack, (indices, lengths, rows, members, counts, present, named))
+        given = (*tensors, Int32(options.get("num_keys", NUM_KEYS)))
+        kind = make, group, options.get("packs", False), len(indices)
+        if kind not in COMPILED:
+            COMPILED[kind] = cute.compile(make, *given, *kind[1:3])
+        COMPILED[kind](*given)
     assert list(emulator.findings) == []
     for number in range(groups):
         count, of = int(counts[number]), indices[number * group : (number + 1) * group]
