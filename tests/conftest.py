@@ -53,11 +53,12 @@ def _missing_backends() -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def compiled_kernels(pytestconfig: pytest.Config) -> Path:
-    """The folder of compiled kernels, which outlasts the run, in pytest's own cache."""
+def compiled_kernels(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of compiled kernels, which outlasts the run if pytest has its cache."""
     from tests.support.compilations import remove_old
 
-    folder = pytestconfig.cache.mkdir("kernels")
+    cache = getattr(pytestconfig, "cache", None)
+    folder = cache.mkdir("kernels") if cache else tmp_path_factory.mktemp("kernels")
     remove_old(folder)
     return folder
 

@@ -64,21 +64,27 @@ def test_no_cta_has_more_than_its_share_and_what_goes_to_an_edge(seed: int) -> N
         assert count <= line / len(dealt) + 2 * LEAST_PART
 
 
-def test_equal_items_are_cut_alike_by_either_rule_or_stay_whole() -> None:
-    draw, whole = random.Random(0), 0
+def test_equal_items_are_cut_alike_by_either_rule() -> None:
+    draw = random.Random(0)
     for _ in range(200):
         items, tiles, ctas = draw.randint(1, 400), draw.randint(1, 40), draw.choice((1, 4, 132))
-        cuts, size = cut_equal_items(items, tiles, ctas), tiles + OVERHEAD_TILES
-        longest = -(-items // ctas) * size
-        if longest <= items * size / ctas + WHOLE_TILES:
+        assert cut_equal_items(items, tiles, ctas) == cut_line([tiles] * items, ctas)
+
+
+def test_items_stay_whole_where_the_longest_share_is_little_longer() -> None:
+    whole = 0
+    for seed in range(200):
+        tiles, ctas = drawn(seed)
+        each = -(-len(tiles) // ctas)
+        sizes = [count + OVERHEAD_TILES for count in tiles]
+        longest = max(sum(sizes[i : i + each]) for i in range(0, len(sizes), each))
+        cuts = cut_line(tiles, ctas)
+        if longest <= sum(sizes) / ctas + WHOLE_TILES:
             whole += 1
-            assert cuts[0] == (0, 0)
-            assert cuts[-1] == (items, 0)
-            assert max(b - a for (a, _), (b, _) in pairwise(cuts)) * size == longest
-            assert not any(tile for _, tile in cuts)
+            assert cuts == [*((item, 0) for item in range(0, len(tiles), each)), (len(tiles), 0)]
         else:
-            assert cuts == cut_line([tiles] * items, ctas)
-    assert 20 < whole < 180
+            assert cuts != [(item, 0) for item in range(0, len(tiles), each)] + [(len(tiles), 0)]
+    assert 40 < whole < 160
 
 
 def test_cuts_ascend() -> None:

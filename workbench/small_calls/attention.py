@@ -55,7 +55,7 @@ MANY_HEADS = (
 
 DEALT_MANY_HEADS = (
     without_rope("three CTAs", 4, heads=40, topk=900, sms=3),
-    decode("three CTAs, lengths", 5, heads=40, topk=900, packed="ue8m0", topk_length=True, sms=3),
+    decode("three CTAs, lengths", 4, heads=40, topk=900, packed="ue8m0", topk_length=True, sms=3),
     without_rope("two sources", 4, heads=20, topk=830, sms=3, topk_length=True, extra_keys=90,
                  extra_topk=70, extra_format="v32_no_rope"),
 )  # fmt: skip
@@ -75,7 +75,7 @@ scales."""
 
 DEALT_FEW_HEADS = (
     decode("four CTAs", 5, heads=16, topk=900, packed="ue8m0", sms=4),
-    decode("two CTAs, lengths", 3, heads=16, topk=1500, packed="ue8m0", topk_length=True, sms=2),
+    decode("two CTAs, lengths", 4, heads=16, topk=1500, packed="ue8m0", topk_length=True, sms=2),
 )
 """Decodes of few heads whose tiles are dealt out."""
 

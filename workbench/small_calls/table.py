@@ -292,7 +292,7 @@ TABLE: dict[str, Row] = {
         decode("four CTAs, lengths", 5, heads=20, topk=1600, topk_length=True, sms=4),
     )),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
-        decode("three CTAs", 7, heads=40, topk=500, packed="ue8m0", topk_length=True, sms=3),
+        decode("three CTAs", 4, heads=40, topk=500, packed="ue8m0", sms=3),
     )),
     "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
         decode("three CTAs, lengths", 4, heads=20, topk=1850, topk_length=True, sms=3, **ENTRIES),
@@ -312,7 +312,7 @@ TABLE: dict[str, Row] = {
     "mla-decode-dealt-formats-sm_90a": Row(
         "mla_decode_dealt", of_formats(4, 40, 330, sms=3), mutated=0),
     "mla-decode-dealt-formats-joined-sm_90a": Row("mla_decode_dealt", of_formats(
-        4, 20, 250, sms=3, joined=True, topk_length=True), mutated=0),
+        4, 20, 250, sms=3, joined=True), mutated=0),
     "mla-decode-dealt-heads-formats-sm_90a": Row(
         "mla_decode_dealt_heads", DEALT_FEW_HEADS_OF_512, mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),

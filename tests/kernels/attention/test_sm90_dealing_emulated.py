@@ -14,7 +14,7 @@ import cutlass
 from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
-from flashdsa.backends.sm90.decode_cuts import cut_equal_items, cut_line
+from flashdsa.backends.sm90.decode_cuts import cut_line
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch, deal
@@ -66,6 +66,8 @@ def cuts_on_device(
         (5, 1, 530, 4, "none"),
         (67, 2, 2048, 7, "none"),
         (7, 1, 900, 4, "none"),
+        (7, 1, 200, 4, "drawn"),
+        (39, 2, 300, 9, "drawn"),
         (1, 1, 100, 4, "none"),
         (9, 2, 700, 5, "drawn"),
         (385, 1, 2048, 6, "drawn"),
@@ -87,10 +89,7 @@ def test_they_are_those_of_the_host_s_rule(
     }[kind]  # fmt: skip
     slots = [min(max(given, 0), most_slots) for given in lengths or [most_slots] * queries]
     groups = num_ctas // blocks
-    if lengths is None:
-        cuts = cut_equal_items(queries, -(-most_slots // 64), groups)
-    else:
-        cuts = cut_line([-(-count // 64) for count in slots], groups)
+    cuts = cut_line([-(-count // 64) for count in slots], groups)
     cuts += [cuts[-1]] * (groups + 1 - len(cuts))
     of_groups = [[a, b] for a, b in pairwise(cuts)]
     of_others = [[cuts[-1]] * 2] * (num_ctas - groups * blocks)

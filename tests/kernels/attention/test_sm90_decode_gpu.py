@@ -17,7 +17,9 @@ from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 pytestmark = HOPPER_GPU
 
 
-@pytest.mark.parametrize(("packed", "heads"), [("", 64), ("ue8m0", 64), ("ue8m0", 16)])
+@pytest.mark.parametrize(
+    ("packed", "heads"), [("", 64), ("ue8m0", 64), ("ue8m0", 16), ("", 128), ("ue8m0", 128)]
+)
 @pytest.mark.parametrize("queries", [1, 8, 30, 50, 66, 132, 133, 200, 300])
 def test_every_number_of_ctas_is_within_the_contract_and_repeats(
     queries: int, packed: str, heads: int
@@ -68,7 +70,7 @@ def test_a_graph_replays_it_on_new_values(queries: int, heads: int) -> None:
 @pytest.mark.parametrize(
     "formats", [(), ("v32_no_rope",) * 2, ("v4", "v4"), ("v41_fp4", "v41")], ids=str
 )
-@pytest.mark.parametrize(("queries", "heads"), [(8, 64), (128, 64), (136, 64), (8, 16)])
+@pytest.mark.parametrize(("queries", "heads"), [(8, 64), (128, 64), (136, 64), (8, 16), (136, 16)])
 def test_a_graph_replays_two_sources_on_other_lengths(
     queries: int, heads: int, formats: tuple[str, ...]
 ) -> None:

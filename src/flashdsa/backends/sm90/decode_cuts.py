@@ -40,7 +40,10 @@ def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
         tiles: of each item.
     """
     starts = list(accumulate((count + OVERHEAD_TILES for count in tiles), initial=0))
-    line = starts[-1]
+    line, whole = starts[-1], range(0, len(tiles), -(-len(tiles) // num_ctas))
+    shares = [b - a for a, b in pairwise([*(starts[i] for i in whole), line])]
+    if max(shares) * num_ctas <= line + WHOLE_TILES * num_ctas:
+        return [*((item, 0) for item in whole), (len(tiles), 0)]
     ctas = max(1, min(num_ctas, line // LEAST_SHARE))
     cuts, item = [], 0
     for cta in range(ctas):
@@ -70,8 +73,7 @@ def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
 
 
 def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, int]]:
-    """Cuts of items of `tiles` each: those of `cut_line`, or between whole items; its time does not
-    depend on their number."""
+    """`cut_line` of items of `tiles` each; its time does not depend on their number."""
     size = tiles + OVERHEAD_TILES
     line, whole = items * size, -(-items // num_ctas)
     if whole * size * num_ctas <= line + WHOLE_TILES * num_ctas:

@@ -4,8 +4,8 @@ The tiles of all queries lie on a line, query by query, each with OVERHEAD_TILES
 CTAs as a query has items form a *group*, one an item: they read the same rows side by side. Group c
 takes what lies between c and c + 1 times the line's length divided by the groups. A CTA so has a
 *stretch* of its items of some neighbouring queries; only its first and its last one may be *parts*,
-which are not the whole item. Queries of equally many tiles are not cut if that makes the longest
-share no longer than by WHOLE_TILES. `backends/sm90/decode_cuts.py` says the same in Python.
+which are not the whole item. No query is cut if shares of as many whole ones are not longer by more
+than WHOLE_TILES. `backends/sm90/decode_cuts.py` says the same in Python.
 """
 
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
         write_end(memory, batch, group, line, thread)
         place = place_of_cut(group, line, thread)
         whole = (batch.queries + group.count - 1) // group.count
-        if whole * size * group.count <= line + WHOLE_TILES * group.count:
+        if stays_whole(group, line, whole * size):
             place = cutlass.min((group.number + thread) * whole * size, line)
         if place < line:
             write_cut(memory, thread, place, Int32(0), Int32(0), tiles)
@@ -98,30 +98,35 @@ def deal(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
 
 @cute.jit
 def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
-    """Deal by the queries' slots: each thread adds up neighbouring queries, and all threads' sums
-    together are the line."""
-    threads = memory.plan.threads
-    each = (batch.queries + (threads - 1)) // threads
+    """Deal by the queries' slots: each thread adds up neighbouring queries, those of a group if
+    they stay whole, and all threads' sums together are the line."""
+    group = group_of_cta(batch)
+    takers = cutlass.min(group.count, Int32(memory.plan.threads))
+    each = (batch.queries + (takers - 1)) // takers
     first = cutlass.min(thread * each, batch.queries)
     end = cutlass.min(first + each, batch.queries)
     own = Int32(0)
     for query in cutlass.range(first, end, unroll=1):
         own += room_of_query(memory, batch, query)
-    before, line = add_before(memory, own, thread)
-    group = group_of_cta(batch)
+    before, line, longest = add_before(memory, own, thread)
     if thread < 2:
         write_end(memory, batch, group, line, thread)
     # The thread that has a cut's query writes over the end.
     cute.arch.sync_threads()
-    for side in cutlass.range(2, unroll=1):
-        place = place_of_cut(group, line, side)
-        if place >= before and place < before + own:
-            at = before
-            for query in cutlass.range(first, end, unroll=1):
-                room = room_of_query(memory, batch, query)
-                if place >= at and place < at + room:
-                    write_cut(memory, side, place, at, query, room - OVERHEAD_TILES)
-                at += room
+    if stays_whole(group, line, longest):
+        if thread < 2:
+            first = cutlass.min((group.number + thread) * each, batch.queries)
+            memory.dealt.array(Int32, DEALT_WORDS)[CUT_WORDS * thread] = first
+    else:
+        for side in cutlass.range(2, unroll=1):
+            place = place_of_cut(group, line, side)
+            if place >= before and place < before + own:
+                at = before
+                for query in cutlass.range(first, end, unroll=1):
+                    room = room_of_query(memory, batch, query)
+                    if place >= at and place < at + room:
+                        write_cut(memory, side, place, at, query, room - OVERHEAD_TILES)
+                    at += room
 
 
 @cute.jit
@@ -132,22 +137,25 @@ def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
 
 
 @cute.jit
-def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, Int32]:
-    """(the sum over the threads before this one, the sum over all). Syncs all threads."""
+def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, Int32, Int32]:
+    """(the sum over the threads before this one, the sum over all, the largest). Syncs all
+    threads."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     warps = memory.plan.threads // WARP_SIZE
-    upto = prefix_sum(own, lane)
-    sums = memory.dealt.array(Int32, DEALT_WORDS + warps)
+    upto, most = prefix_sum(own, lane), Int32(cute.arch.warp_redux_sync(own, "max"))
+    sums = memory.dealt.array(Int32, DEALT_WORDS + 2 * warps)
     if lane == WARP_SIZE - 1:
         sums[DEALT_WORDS + warp] = upto
+        sums[DEALT_WORDS + warps + warp] = most
     cute.arch.sync_threads()
-    before, line = upto - own, Int32(0)
+    before, line, longest = upto - own, Int32(0), Int32(0)
     for other in cutlass.range_constexpr(warps):
         of_warp = sums[DEALT_WORDS + other]
         line += of_warp
+        longest = cutlass.max(longest, sums[DEALT_WORDS + warps + other])
         if other < warp:
             before += of_warp
-    return before, line
+    return before, line, longest
 
 
 class Group(NamedTuple):
@@ -172,6 +180,12 @@ def group_of_cta(batch: Batch) -> Group:
         if block >= batch.blocks:
             number = count
     return Group(number, count, block)
+
+
+def stays_whole(group: Group, line: Any, longest: Any) -> Boolean:
+    """Whether no query is cut, as the longest share of whole ones is little more than each other
+    group's part of the line."""
+    return Boolean(longest * group.count <= line + WHOLE_TILES * group.count)
 
 
 def groups_of_line(group: Group, line: Any) -> Any:

@@ -33,8 +33,8 @@ LEAST_PART = 3
 LEAST_SHARE = 4
 """Minimum tiles of the line for each group that takes part, so that no two cuts are at one tile."""
 WHOLE_TILES = 5
-"""Tiles of the line by which a CTA's share may grow so that no item of equally many tiles is cut:
-the time of a part's end and beginning, and of the merge."""
+"""Tiles of the line by which the longest share may grow so that no query is cut: the time of a
+part's end and beginning, and of the merge."""
 CUT_WORDS = 3
 """Words of a cut: its query, its tile in the query, and the query's position on the line."""
 DEALT_WORDS = 2 * CUT_WORDS + 4
@@ -127,9 +127,9 @@ class ClusterPlan(Sm90Plan):
     @property
     def dealt_buffers(self) -> list[SmemRegion]:
         """Shared memory regions of dealt tiles, in place of those of messages."""
-        words = DEALT_WORDS + self.threads // WARP_SIZE
+        words = DEALT_WORDS + 2 * (self.threads // WARP_SIZE)
         return [
-            SmemRegion("dealt", words * 4, 16, "the CTA's cuts; sums of each warp's queries"),
+            SmemRegion("dealt", words * 4, 16, "the CTA's cuts; each warp's sum and maximum"),
             SmemRegion("extent", 4, 4, "tiles of the stretch"),
             SmemRegion("ticket", 4, 4, "parts of the item that were stored before the CTA's"),
         ]
