@@ -212,12 +212,16 @@ def test_what_may_not_be_dealt() -> None:
         assert choose_for_turns(Emulator(), plan, other) == plan
 
 
-def test_long_lists_that_may_be_shorter_are_dealt_sooner() -> None:
-    """Whole items of a full wave take no longer if no list is shorter."""
-    for topk, dealt in ((2048, True), (512, False)):
-        for varied in (False, True):
-            plan, _ = choose(Emulator(), True, 132, 64, topk, varied=varied)
-            assert isinstance(plan, Dealt) == (varied and dealt)
+def test_lists_that_may_be_shorter_are_dealt_if_they_are_long() -> None:
+    """Whole items of a full wave take no longer if no list is shorter; short lists stay whole."""
+    for queries, topk, full, varied in (
+        (132, 2048, False, True),
+        (132, 512, False, False),
+        (400, 256, True, False),
+    ):
+        for varies, dealt in ((False, full), (True, varied)):
+            plan, _ = choose(Emulator(), True, queries, 64, topk, varied=varies)
+            assert isinstance(plan, Dealt) == dealt
 
 
 def test_what_a_cluster_sends_fits_into_a_tile(subtests: CaseLoop) -> None:

@@ -63,8 +63,9 @@ MOST_WAVES = 32
 MOST_OF_WAVES, MOST_OF_VARIED = 0.97, 1.05
 """Dealt tiles of packed rows take less than this of the time of whole items, or these are taken, as
 they have less code; likewise where lists may be shorter than they seem, as only dealing heeds."""
-LEAST_VARIED_TILES = 10
-"""Tiles of lists from which that pays."""
+LEAST_VARIED_TILES, LONG_TILES = 5, 10
+"""Tiles of lists that may be shorter from which dealing pays, and from which it may seem to take so
+much longer."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
@@ -323,8 +324,9 @@ def choose_packed(
         by_many = time_of_clusters(many, 1, tiles, waves)
         if by_many < time:
             chosen, size, time = many, 1, by_many
-    is_long = varied and tiles >= LEAST_VARIED_TILES
-    time = time * (MOST_OF_VARIED if is_long else MOST_OF_WAVES)
+    if varied and tiles < LEAST_VARIED_TILES:
+        return chosen, size
+    time = time * (MOST_OF_VARIED if varied and tiles >= LONG_TILES else MOST_OF_WAVES)
     for dealt in dealt_plans(plan, num_heads):
         items = dealt.items(num_heads)
         by_dealing = time_of_dealing(kind_of(dealt), runner.num_sms, queries, items, tiles)
