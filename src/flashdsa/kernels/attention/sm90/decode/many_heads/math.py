@@ -123,13 +123,14 @@ def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
         compute_p(role, r, place, step)
     else:
         adopt_first(role, r, step)
-        # p_full completes a phase for each step; the other consumer has awaited the one before.
+        # Both barriers of P complete a phase for each step, and each phase is awaited.
+        ctx.memory.p_free.wait_round(step - 1, role.consumer)
         ctx.memory.p_full.arrive(role.consumer)
     add_tile(role, r, step, 0)
     if num_tiles > 1:
         add_tile(role, r, step, 1)
     else:
-        skip_tile(ctx, step * TILES + 1)
+        skip_tile(ctx, step)
     warpgroup.wait_group(0)
     # p_free: the other consumer may write P of its next tile.
     ctx.memory.p_free.arrive(1 - role.consumer)
@@ -290,11 +291,12 @@ def add_tile(role: Math, r: Registers, step: Int32, tile: cutlass.Constexpr) -> 
 
 
 @cute.jit
-def skip_tile(ctx: Context, tile: Int32) -> None:
-    """Release the pieces of a tile without keys, which completes the last step."""
-    for state in states_of_tile(ctx.plan, tile):
+def skip_tile(ctx: Context, step: Int32) -> None:
+    """Release the pieces of tile 1 of a step, which has no keys."""
+    for state in states_of_tile(ctx.plan, step * TILES + 1):
         RingConsumer(ctx.memory.full, ctx.memory.free).wait(state)
-    release_tile(ctx, tile)
+    release_tile(ctx, step * TILES + 1)
+    ctx.memory.p_full.wait_round(step, 1)
 
 
 @cute.jit
