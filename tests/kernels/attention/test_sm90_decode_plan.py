@@ -171,8 +171,8 @@ JOINED = DecodePlan(joined=True, tile=Tile(512))
     [
         (133, 2, "alone", "alone"),
         (140, 32, "dealt", "dealt"),
-        (164, 16, "dealt", "dealt"),
-        (200, 32, "dealt", "dealt"),
+        (164, 16, "dealt", "alone"),
+        (200, 32, "dealt", "forward"),
         (240, 32, "alone", "forward"),
         (264, 6, "alone", "alone"),
         (264, 8, "alone", "forward"),

@@ -69,9 +69,10 @@ much longer."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_ALONE, DEALT_CODE_US = 0.95, 4.0
+MOST_OF_ALONE, MOST_OF_VARIED_ALONE, DEALT_CODE_US = 0.95, 0.8, 4.0
 """Likewise of that of CTAs alone, of bf16 rows and more items than SMs, and of the forward's where
-it takes them; dealt tiles have 57 KB more code, which takes a cold call twice so long to fetch."""
+it takes them, if lists may be shorter: both heed that, too. Dealt tiles have 57 KB more code, which
+takes a cold call twice so long to fetch."""
 MOST_ALONE_TURNS = 3
 """Such items, as a multiple of the SMs, which CTAs alone end sooner than the forward's."""
 SHORT_TILES, MOST_VARIED_TILES = 6, 6
@@ -468,7 +469,7 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
         blocks = plan.items(of.num_heads)
         dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, tiles) + DEALT_CODE_US
         most = by_turns if turns <= MOST_ALONE_TURNS else min(by_turns, of.by_forward)
-        if dealt < MOST_OF_ALONE * most:
+        if dealt < (MOST_OF_VARIED_ALONE if of.varied else MOST_OF_ALONE) * most:
             return DealtPlan(joined=plan.joined, tile=plan.tile)
     varied = (of.varied and tiles > SHORT_TILES) or plan.joined
     too_long = varied and tiles * (turns - 1) > MOST_VARIED_TILES
