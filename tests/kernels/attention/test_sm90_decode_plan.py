@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 
@@ -18,6 +19,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     choose_for_turns,
     cluster_size_for,
     serves,
+    time_of_dealing,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
@@ -202,7 +204,8 @@ def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None
 
 def test_what_may_not_be_dealt() -> None:
     """Two sources of rows with RoPE; so many slots, at most, that the kernel cannot count shares of
-    them."""
+    them; a query of more items than SMs."""
+    assert time_of_dealing(0, 132, 5, 133, 32) == math.inf
     call = Turns(70, 128, 32, 32, False)
     assert type(choose_for_turns(Emulator(), JOINED, call)) is DealtPlan
     for plan, other in (

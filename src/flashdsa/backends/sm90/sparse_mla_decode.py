@@ -418,7 +418,8 @@ def time_of_dealing(kind: int, num_sms: int, queries: int, blocks: int, tiles: i
     Args:
         blocks: items of a query.
     """
-    if queries * blocks > MOST_WAVES * num_sms or not can_deal(num_sms, queries, tiles):
+    too_many = blocks > num_sms or queries * blocks > MOST_WAVES * num_sms
+    if too_many or not can_deal(num_sms, queries, tiles):
         return math.inf
     return time_of_dealt(DEALT_TIMES[kind], queries, tiles, num_sms // blocks)
 
