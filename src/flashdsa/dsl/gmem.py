@@ -10,6 +10,11 @@ def prefetch(pointer: Any) -> None:
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer])
 
 
+def store1(pointer: Any, word: Int32) -> None:
+    """A word, whatever the pointer is to."""
+    cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[pointer, word])
+
+
 @cute.jit
 def store2(pointer: Any, first: Int32, second: Int32) -> None:
     """Two neighbouring words."""

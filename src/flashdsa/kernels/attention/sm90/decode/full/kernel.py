@@ -28,7 +28,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import (
@@ -47,6 +47,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     store_item,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode.shared.query import map_query
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
@@ -127,12 +128,7 @@ def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     x, rest = split(arguments)
     more, (cluster_size,) = split_more(rest, plan.joined)
-    q_map = tensor_map.create_tensor_map_tiled_from_view(
-        x.q,
-        box_dims=(1, ROWS, CHUNK),
-        stride_order=(2, 1, 0),
-        swizzle=tensor_map.TensorMapSwizzle.s128b,
-    )
+    q_map = map_query(x.q)
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
     decode_kernel(q_map, *x[1:], more, plan).launch(
         grid=[items * cluster_size, 1, 1],

@@ -23,7 +23,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.many_heads.gather import gather_steps
 from flashdsa.kernels.attention.sm90.decode.many_heads.math import consume
@@ -32,6 +32,7 @@ from flashdsa.kernels.attention.sm90.decode.many_heads.rows import send_rows
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, find_item
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode.shared.query import map_query
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""
@@ -90,12 +91,7 @@ def launch_many_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     x, rest = split(arguments)
     more, (cluster_size,) = split_more(rest, plan.joined)
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
-    q_map = tensor_map.create_tensor_map_tiled_from_view(
-        x.q,
-        box_dims=(1, ROWS, CHUNK),
-        stride_order=(2, 1, 0),
-        swizzle=tensor_map.TensorMapSwizzle.s128b,
-    )
+    q_map = map_query(x.q)
     many_heads_kernel(q_map, *x[1:], more, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],

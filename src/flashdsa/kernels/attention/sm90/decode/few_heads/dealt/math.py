@@ -6,6 +6,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.fragments import pack
+from flashdsa.dsl.gmem import store1
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -173,14 +174,9 @@ def write_rows(role: Math, rows: Rows) -> None:
                         # Dims of bf16 columns are eight apart.
                         store_apart(at + (lane // 4 - lane // 16 * 8 - lane // 4 % 4 * 2), word)
                     else:
-                        store_pair(at, word)
+                        store1(at, word)
                 else:
-                    store_pair(at, word)
-
-
-def store_pair(pointer: Any, word: Any) -> None:
-    """Store two neighbouring bf16."""
-    cute.arch.inline_ptx("st.global.b32 [{$r0}], {$r1};", read_only_args=[pointer, word])
+                    store1(at, word)
 
 
 def store_apart(pointer: Any, word: Any) -> None:

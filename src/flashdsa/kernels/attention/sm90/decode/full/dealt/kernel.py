@@ -23,7 +23,6 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
 from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
     Consumer,
     consume0,
@@ -35,6 +34,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_la
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
+from flashdsa.kernels.attention.sm90.decode.shared.query import map_query
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
@@ -96,12 +96,7 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     x, rest = split(arguments)
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
-    q_map = tensor_map.create_tensor_map_tiled_from_view(
-        x.q,
-        box_dims=(1, ROWS, CHUNK),
-        stride_order=(2, 1, 0),
-        swizzle=tensor_map.TensorMapSwizzle.s128b,
-    )
+    q_map = map_query(x.q)
     dealt_kernel(q_map, *x[1:], Workspace(counters, slots), more, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],

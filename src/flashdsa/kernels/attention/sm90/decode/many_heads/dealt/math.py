@@ -4,6 +4,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.fragments import pack
+from flashdsa.dsl.gmem import store1
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
@@ -159,6 +160,4 @@ def write_rows(role: Math, out: cute.Tensor, factors: cute.Tensor) -> None:
                 word = pack(pair[0] * factors[number], pair[1] * factors[number])
                 if factors[number] == 0.0:
                     word = Int32(0)  # O may be NaN
-                cute.arch.inline_ptx(
-                    "st.global.b32 [{$r0}], {$r1};", read_only_args=[to + block * ROWS, word]
-                )
+                store1(to + block * ROWS, word)
