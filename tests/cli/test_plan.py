@@ -42,6 +42,10 @@ def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tupl
         assert max(len(line) for line in output.splitlines()) <= 100
 
 
+def test_brackets_are_text(run: Run) -> None:
+    assert "Q of the item, 9 x [heads, 64] SW128" in run("plan", "mla_decode_heads64").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -180,10 +180,12 @@ def show(document: dict[str, Any], as_json: bool, markdown: bool) -> None:
 
 def print_tables(console: Console, found: Iterable[PlanTable]) -> None:
     """Each table, its note under it."""
+    from rich.markup import escape
+
     for title, columns, rows, note in found:
         table = new_table(columns)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         print_table(console, title, table)
         if note:
             console.print(note + "\n", markup=False)
