@@ -42,7 +42,7 @@ def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
     starts = list(accumulate((count + OVERHEAD_TILES for count in tiles), initial=0))
     line, whole = starts[-1], range(0, len(tiles), -(-len(tiles) // num_ctas))
     shares = [b - a for a, b in pairwise([*(starts[i] for i in whole), line])]
-    if max(shares) * num_ctas <= line + WHOLE_TILES * num_ctas:
+    if stays_whole(line, max(shares), num_ctas):
         return [*((item, 0) for item in whole), (len(tiles), 0)]
     ctas = max(1, min(num_ctas, line // LEAST_SHARE))
     cuts, item = [], 0
@@ -58,6 +58,11 @@ def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
         else:
             cuts.append((item, tile))
     return [*cuts, (len(tiles), 0)]
+
+
+def stays_whole(line: int, longest: int, num_ctas: int) -> bool:
+    """Whether no item is cut; `longest`: share of whole ones."""
+    return longest * num_ctas <= line + WHOLE_TILES * num_ctas
 
 
 def deal(tiles: Sequence[int], num_ctas: int) -> list[list[Stretch]]:
@@ -76,7 +81,7 @@ def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, in
     """`cut_line` of items of `tiles` each; its time does not depend on their number."""
     size = tiles + OVERHEAD_TILES
     line, whole = items * size, -(-items // num_ctas)
-    if whole * size * num_ctas <= line + WHOLE_TILES * num_ctas:
+    if stays_whole(line, whole * size, num_ctas):
         return [(item, 0) for item in range(0, items, whole)] + [(items, 0)]
     ctas = max(1, min(num_ctas, line // LEAST_SHARE))
     cuts = []

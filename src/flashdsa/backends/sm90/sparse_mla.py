@@ -115,8 +115,8 @@ def choose_joined(
     if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
         by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms, varied=True)
-        varied = lists_vary(operands)
-        turns = Turns(num_queries, num_heads, tiles, most_tiles, varied, by_forward)
+        of_lists = tiles, most_tiles, lists_vary(operands)
+        turns = Turns(num_queries, num_heads, *of_lists, by_forward)
         plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
         by_decode = choose_for_turns(runner, plan, turns)
         if by_decode is not None:

@@ -6,14 +6,19 @@ all parts and merges them in their order, its own part too as it is in its slot,
 matter who it is. Nobody waits for another CTA.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from cutlass import Boolean, Int32, Int64, cute
+import cutlass
+from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl.fragments import F16_KIND, pack
+from flashdsa.dsl.gmem import store4
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CTA_SLOTS
+from flashdsa.kernels.attention.sm90.decode.shared.words import from_f16
 
 LINE_WORDS = 4
 """Words of a thread in a line of a slot: 16 bytes."""
@@ -80,3 +85,30 @@ def load_values(pointer: Any) -> list[Any]:
             read_only_args=[pointer],
         )
     )
+
+
+def store_values(slot: Any, thread: Any, count: int, value_of: Callable[[int], Any]) -> None:
+    """Store a thread's values of a part, in f16.
+
+    Args:
+        thread: of both consumers. value_of: the value of a number below `count`.
+    """
+    for line in range(count // LINE_VALUES):
+        of_line = [value_of(LINE_VALUES * line + i) for i in range(LINE_VALUES)]
+        words = [pack(of_line[2 * i], of_line[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
+        store4(at_line(slot, thread, line), words)
+
+
+@cute.jit
+def add_values(slot: Any, thread: Any, out: cute.Tensor, weights: list[Any]) -> None:
+    """Add a thread's values of a part to `out`; `weights`: of the values, one each."""
+    for line in cutlass.range_constexpr(cute.size(out) // LINE_VALUES):
+        words = load_values(at_line(slot, thread, line))
+        for i in cutlass.range_constexpr(LINE_WORDS):
+            at = LINE_VALUES * line + 2 * i
+            both = from_f16(words[i])
+            for odd in cutlass.range_constexpr(2):
+                weight = weights[at + odd]
+                # 0 times a part without a key may be NaN.
+                value = both[odd] if weight != 0.0 else Float32(0.0)
+                out[at + odd] = out[at + odd] + weight * value

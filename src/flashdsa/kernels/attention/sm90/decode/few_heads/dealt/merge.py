@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.fragments import F16_KIND, exp2, pack
-from flashdsa.dsl.gmem import load2, store2, store4
+from flashdsa.dsl.fragments import exp2
+from flashdsa.dsl.gmem import load2, store2
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
@@ -23,15 +23,13 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.parts import (
-    LINE_VALUES,
-    LINE_WORDS,
     Workspace,
-    at_line,
-    load_values,
+    add_values,
     slot_of_part,
+    store_values,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import STATISTICS
-from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
+from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of
 
 
 class Rows(NamedTuple):
@@ -57,10 +55,7 @@ def store_part(
     cta, _, _ = cute.arch.block_idx()
     slot = slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
-    for line in cutlass.range_constexpr(cute.size(rows.out) // LINE_VALUES):
-        values = [rows.out[LINE_VALUES * line + i] for i in range(LINE_VALUES)]
-        words = [pack(values[2 * i], values[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
-        store4(at_line(slot, thread, line), words)
+    store_values(slot, thread, cute.size(rows.out), lambda i: rows.out[i])
     if consumer == 0 and ctx.thread < 4:
         for number in cutlass.range_constexpr(cute.size(rows.tops)):
             top, total = rows.tops[number], rows.totals[number]
@@ -93,16 +88,8 @@ def merge_parts(role: Math, rows: Rows, workspace: Workspace, parts: Parts) -> N
             weight = as_float(total) * exp2((as_float(top) - rows.tops[number]) * factor)
             rows.totals[number] = rows.totals[number] + weight
             weights.append(weight)
-        for line in cutlass.range_constexpr(cute.size(rows.out) // LINE_VALUES):
-            words = load_values(at_line(slot, thread, line))
-            for i in cutlass.range_constexpr(LINE_WORDS):
-                at = LINE_VALUES * line + 2 * i
-                both = from_f16(words[i])
-                for odd in cutlass.range_constexpr(2):
-                    weight = weights[head_of((at + odd) % (HEADS // 2))]
-                    # 0 times a part without a key may be NaN.
-                    value = both[odd] if weight != 0.0 else Float32(0.0)
-                    rows.out[at + odd] = rows.out[at + odd] + weight * value
+        every = [weights[head_of(i % (HEADS // 2))] for i in range(cute.size(rows.out))]
+        add_values(slot, thread, rows.out, every)
     inverses = []
     for number in cutlass.range_constexpr(heads):
         total = rows.totals[number]

@@ -9,8 +9,8 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.fragments import F16_KIND, exp2, pack
-from flashdsa.dsl.gmem import store2, store4
+from flashdsa.dsl.fragments import exp2
+from flashdsa.dsl.gmem import store2
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -27,14 +27,13 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
 from flashdsa.kernels.attention.sm90.decode.shared.parts import (
-    LINE_VALUES,
-    LINE_WORDS,
     Workspace,
-    at_line,
+    add_values,
     load_values,
     slot_of_part,
+    store_values,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
+from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of
 
 
 def statistics_of(slot: Any, ctx: Context, head: Any) -> Any:
@@ -63,11 +62,7 @@ def store_part(
     """Store a consumer's half of O of this CTA's part, divided by the sums."""
     slot = own_slot(workspace, parts)
     thread = role.ctx.thread + role.consumer * WARPGROUP_SIZE
-    for line in cutlass.range_constexpr(cute.size(out) // LINE_VALUES):
-        at = [LINE_VALUES * line + i for i in range(LINE_VALUES)]
-        values = [out[i] * factors[head_of(i % COUNT)] for i in at]
-        words = [pack(values[2 * i], values[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
-        store4(at_line(slot, thread, line), words)
+    store_values(slot, thread, cute.size(out), lambda i: out[i] * factors[head_of(i % COUNT)])
 
 
 @cute.jit
@@ -102,16 +97,8 @@ def merge_parts(
                 top, total = as_float(words[2 * i]), as_float(words[2 * i + 1])
                 weights.append(total * exp2(top - tops[2 * pair + i]))
                 factors[2 * pair + i] = factors[2 * pair + i] + weights[-1]
-        for line in cutlass.range_constexpr(cute.size(out) // LINE_VALUES):
-            words = load_values(at_line(slot, thread, line))
-            for i in cutlass.range_constexpr(LINE_WORDS):
-                at = LINE_VALUES * line + 2 * i
-                both = from_f16(words[i])
-                for odd in cutlass.range_constexpr(2):
-                    weight = weights[head_of((at + odd) % COUNT)]
-                    # 0 times a part without a key may be NaN.
-                    value = both[odd] if weight != 0.0 else Float32(0.0)
-                    out[at + odd] = out[at + odd] + weight * value
+        every = [weights[head_of(i % COUNT)] for i in range(cute.size(out))]
+        add_values(slot, thread, out, every)
     for number in cutlass.range_constexpr(LANE_HEADS):
         head = first_head(lane) + offset_of_head(number)
         factor = Float32(0.0)
