@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS, ClusterPlan
 from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.row_formats import V32, RowFormat
@@ -110,27 +110,6 @@ class KeyRowsPlan(ClusterPlan):
         return self.tile.d_v // ROWS // CONSUMERS
 
     @property
-    def dealt_buffers(self) -> list[SmemRegion]:
-        """Shared memory regions of dealt tiles."""
-        does = "the stretch, and the one before"
-        return [*super().dealt_buffers, SmemRegion("stretches", 2 * STRETCH_BYTES, 16, does)]
-
-    @property
-    def dealt_barriers(self) -> tuple[Barrier, ...]:
-        """Mbarriers of dealt tiles: those of parts complete a phase for each part, the others one
-        for each stretch."""
-        gather, math = self.roles
-        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
-        return (
-            Barrier("stretch_full", 1, gather, one, math, 0, "the stretch is stored"),
-            Barrier("extent_free", 1, math, warps, gather, 0, "the number of steps has been read"),
-            Barrier("stretch_read", 1, math, every, math, 0,
-                    "both consumers have read what ends the stretch"),
-            Barrier("part_stored", 1, math, every, math, 0, "the part is in its slot"),
-            Barrier("ticket_full", 1, math, one, math, 0, "the part's ticket is drawn"),
-        )  # fmt: skip
-
-    @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
         """Warpgroup 0."""
@@ -147,3 +126,40 @@ class KeyRowsPlan(ClusterPlan):
     def roles(self) -> tuple[Role, ...]:
         """Roles in the order of their threads."""
         return self.gather, self.math
+
+
+@dataclass(frozen=True)
+class DealtKeyRowsPlan(KeyRowsPlan):
+    """Base of the plans of dealt tiles, in front of that of the kernel of whole items."""
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return super().name.replace("_heads", "_dealt_heads")
+
+    @property
+    def cluster_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of cuts, tickets and stretches."""
+        does = "the stretch, and the one before"
+        return [*self.dealt_buffers, SmemRegion("stretches", 2 * STRETCH_BYTES, 16, does)]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Those of pieces are a ring, those of P complete a phase for each step, those of parts one
+        for each part, each other one a phase for each stretch.
+        """
+        gather, math = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        whole = super().barriers  # type: ignore[safe-super] # of the plan that follows this base
+        return (
+            *(barrier for barrier in whole if barrier.name not in OF_CLUSTERS),
+            Barrier("stretch_full", 1, gather, one, math, 0, "the stretch is stored"),
+            Barrier("extent_free", 1, math, warps, gather, 0, "the number of steps has been read"),
+            Barrier("stretch_read", 1, math, every, math, 0,
+                    "both consumers have read what ends the stretch"),
+            Barrier("part_stored", 1, math, every, math, 0, "the part is in its slot"),
+            Barrier("ticket_full", 1, math, one, math, 0, "the part's ticket is drawn"),
+        )  # fmt: skip

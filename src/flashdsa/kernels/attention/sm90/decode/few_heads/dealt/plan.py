@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
     FewHeadsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
-from flashdsa.plan import Barrier, SmemRegion
+from flashdsa.kernels.attention.sm90.decode.key_rows.plan import DealtKeyRowsPlan
+from flashdsa.plan import SmemRegion
 
 
 @dataclass(frozen=True)
-class DealtFewHeadsPlan(FewHeadsPlan):
+class DealtFewHeadsPlan(DealtKeyRowsPlan, FewHeadsPlan):
     """One compiled dealt kernel; fields as of the kernel by clusters."""
 
     @property
@@ -25,11 +24,6 @@ class DealtFewHeadsPlan(FewHeadsPlan):
     def math_registers(self) -> int:
         """Registers of a thread that multiplies."""
         return min(super().math_registers, 232)
-
-    @property
-    def name(self) -> str:
-        """Exported name of its function."""
-        return super().name.replace("_heads", "_dealt_heads")
 
     @property
     def halves(self) -> tuple[tuple[str, int], tuple[str, int]]:
@@ -44,21 +38,3 @@ class DealtFewHeadsPlan(FewHeadsPlan):
         size, chunks = self.tile.chunks * self.operand_bytes, self.tile.chunks
         does = f"Q of the item, {chunks} x [heads, 64] SW128; then half of O"
         return [replace(q, bytes=size, holds=does), *others]
-
-    @property
-    def cluster_buffers(self) -> list[SmemRegion]:
-        """Shared memory regions of cuts and tickets."""
-        return self.dealt_buffers
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of pieces are a ring, those of parts complete a phase for each part, each other one
-        a phase for each stretch.
-        """
-        return (
-            *(barrier for barrier in super().barriers if barrier.name not in OF_CLUSTERS),
-            *self.dealt_barriers,
-        )
