@@ -11,6 +11,7 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.gmem import load_if
 from flashdsa.kernels.attention.operands import MoreOperands
+from flashdsa.kernels.attention.sm90.core.tile import TILES
 
 
 class Source(NamedTuple):
@@ -157,30 +158,75 @@ def read_row(source: Source, query: Int32, number: Int32, block_log2: Any) -> An
     return row_of(source, found, number, block_log2)
 
 
-@cute.jit
-def ask_slot(sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32, exists: Any) -> Int32:
-    """Load what a slot is found by, if it exists; nobody waits for it before `row_of_slot`."""
-    is_extra = slot >= slots.split
-    pointer = place_of_id(sources.main, query, slot, sources.block_log2)
-    if is_extra:
-        pointer = place_of_id(sources.extra, query, slot - slots.split, Int32(0))
-    is_listed = (slot < slots.main) | (is_extra & (slot < slots.end))
-    return load_if(Int32(exists & is_listed), pointer)
+class TileList(NamedTuple):
+    """A query's list of the source of a tile."""
+
+    first: Any  # pointer to its first id, or to the range's first row
+    origin: Int32  # slot of its number 0
+    end: Int32  # one past its last slot that may be valid
+    block_log2: Int32  # log2 of the rows that an id names
+    is_range: Int32
+    rows: Int32  # of the source
 
 
 @cute.jit
-def row_of_slot(sources: Sources, slots: JoinedSlots, slot: Int32, found: Int32) -> Int32:
-    """The row of its source that a slot names, negative where it is not valid.
+def list_of_tile(
+    sources: Sources, query: Int32, slots: JoinedSlots, slot: Int32, end_slot: Int32
+) -> TileList:
+    """The list of the source of a tile, of which a slot is given, up to `end_slot`."""
+    source, origin, end, log2 = sources.main, Int32(0), slots.main, sources.block_log2
+    first = source.slots.iterator + Int64(query) * source.slots.shape[1]
+    is_range, rows = Int32(source.ends.shape[0]), Int32(num_rows(source.kv))
+    if slot >= slots.split:
+        extra = sources.extra
+        origin, end, log2 = slots.split, slots.end, Int32(0)
+        first = extra.slots.iterator + Int64(query) * extra.slots.shape[1]
+        is_range, rows = Int32(extra.ends.shape[0]), Int32(num_rows(extra.kv))
+    return TileList(first, origin, cutlass.min(end, end_slot), log2, is_range, rows)
+
+
+def lists_of_slots(
+    sources: Sources, query: Any, joined: JoinedSlots, slots: list[Any], end_slot: Any
+) -> list[TileList]:
+    """The list of each of a lane's slots of a step, one for those of a tile."""
+    of_tile = len(slots) // TILES
+    lists = [
+        list_of_tile(sources, query, joined, slots[tile * of_tile], end_slot)
+        for tile in range(TILES)
+    ]
+    return [lists[number // of_tile] for number in range(len(slots))]
+
+
+@cute.jit
+def ask_listed(of: TileList, slot: Int32) -> Int32:
+    """Load what a slot of a tile with that list is found by, if it exists; nobody waits for it
+    before `row_of_listed`."""
+    number = (slot - of.origin) >> of.block_log2
+    if of.is_range != 0:
+        number = Int32(0)
+    return load_if(Int32(slot < of.end), of.first + number)
+
+
+@cute.jit
+def row_of_listed(of: TileList, slot: Int32, found: Int32) -> Int32:
+    """The row of the list's source that a slot names, negative where it is not valid.
 
     Args:
-        found: by `ask_slot`.
+        found: by `ask_listed`.
     """
-    row = Int32(-1)
-    if slot < slots.main:
-        row = row_of(sources.main, found, slot, sources.block_log2)
-    if slot >= slots.split and slot < slots.end:
-        row = row_of(sources.extra, found, slot - slots.split, Int32(0))
-    return row
+    row, number = found, slot - of.origin
+    if of.is_range != 0:
+        row = cutlass.max(found, Int32(0)) + number
+    else:
+        if of.block_log2 != 0:
+            # An id whose first row does not exist may be too large to be multiplied.
+            if row > (of.rows - 1) >> of.block_log2:
+                row = Int32(-1)
+            if row >= 0:
+                row = (row << of.block_log2) + (number & ((Int32(1) << of.block_log2) - 1))
+        if row >= of.rows:
+            row = Int32(-1)
+    return row if slot < of.end else Int32(-1)
 
 
 @cute.jit

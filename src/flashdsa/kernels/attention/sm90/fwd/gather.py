@@ -23,12 +23,14 @@ from flashdsa.kernels.attention.sm90.core.gather import (
 )
 from flashdsa.kernels.attention.sm90.core.sources import (
     JoinedSlots,
-    ask_slot,
+    TileList,
+    ask_listed,
     end_of,
     join_lists,
     join_slots,
     limited,
-    row_of_slot,
+    lists_of_slots,
+    row_of_listed,
     rows_of_tile,
     source_of_row,
     split_after,
@@ -270,31 +272,43 @@ def lane_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> list[Any]:
 @cute.jit
 def ask_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
     """Load what names this lane's rows of the step; nobody waits for it before `rows_of`."""
+    if cutlass.const_expr(role.reads_sources):
+        slots = lane_slots(role, cursor, lane)
+        lists = lists_of_cursor(role, cursor, slots)
+        return Slots([ask_listed(*one) for one in zip(lists, slots, strict=True)], [])
     exists = cursor.item < role.ctx.num_items
     query = cursor.list if exists else Int32(0)
     named, members = [], []
     for slot in lane_slots(role, cursor, lane):
-        if cutlass.const_expr(role.reads_sources):
-            named.append(ask_slot(role.sources, query, cursor.num_slots, slot, exists))
-        else:
-            offset = Int64(query) * role.slots.shape[1] + slot
-            is_there = Int32(exists & (slot < cursor.num_slots))
-            named.append(load_if(is_there, role.slots.iterator + offset))
-            if cutlass.const_expr(role.members is not None):
-                members.append(load_if(is_there, role.members.iterator + offset, "u8"))
+        offset = Int64(query) * role.slots.shape[1] + slot
+        is_there = Int32(exists & (slot < cursor.num_slots))
+        named.append(load_if(is_there, role.slots.iterator + offset))
+        if cutlass.const_expr(role.members is not None):
+            members.append(load_if(is_there, role.members.iterator + offset, "u8"))
     return Slots(named, members)
+
+
+@cute.jit
+def lists_of_cursor(role: Gatherer, cursor: Cursor, slots: list[Int32]) -> list[TileList]:
+    """The list of each of the lane's slots of the step, without a slot past the last item."""
+    query, end = cursor.list, end_of(cursor.num_slots)
+    if cursor.item >= role.ctx.num_items:
+        query, end = Int32(0), Int32(0)
+    return lists_of_slots(role.sources, query, cursor.num_slots, slots, end)
 
 
 @cute.jit
 def rows_of(role: Gatherer, cursor: Cursor, asked: Slots, lane: Int32) -> Slots:
     """The rows that this lane's slots of the step name, by what was asked for."""
+    if cutlass.const_expr(role.reads_sources):
+        slots = lane_slots(role, cursor, lane)
+        found = zip(lists_of_cursor(role, cursor, slots), slots, asked.rows, strict=True)
+        return Slots([row_of_listed(*one) for one in found], asked.members)
     rows = []
     for slot, named in zip(lane_slots(role, cursor, lane), asked.rows, strict=True):
         row = Int32(-1)
         if cursor.item < role.ctx.num_items:
-            if cutlass.const_expr(role.reads_sources):
-                row = row_of_slot(role.sources, cursor.num_slots, slot, named)
-            elif slot < cursor.num_slots:
+            if slot < cursor.num_slots:
                 row = named
                 # A union has valid rows only, joint ones of two sources.
                 if cutlass.const_expr(role.sources is None):

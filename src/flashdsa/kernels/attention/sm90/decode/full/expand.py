@@ -21,6 +21,7 @@ from flashdsa.dsl.pipeline import PipelineState, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.words import join_words, words_of
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import row_of_turn, turns_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, TILES
@@ -43,11 +44,13 @@ from flashdsa.kernels.attention.sm90.decode.full.scales import (
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
+    all_of,
     ask_slots,
     find_extent,
-    last_slots,
+    last_step,
     load_or,
     of_extra,
+    offset_in_pages,
     pages_of,
     read_slots,
     row_address,
@@ -356,6 +359,24 @@ def owner_of(copies: Copies, turn: Any, half: Half) -> Any:
     return (turn * WARP_ROWS + copies.key % WARP_ROWS) * 2 + half.high
 
 
+def addresses_of_turns(
+    role: Gatherer, slots: list[Any], rows: list[Any], pages: Any, copies: Copies
+) -> list[Any]:
+    """Addresses of the thread's 16 bytes of its key of each turn. Where rows are looked up in
+    pages, a lane does that for its own slots, and the lanes that copy a row get it from there."""
+    unit = copies.unit * COPY_BYTES
+    if pages is None:
+        return [row_address(role, row) + unit for row in rows]
+    offsets = [words_of(offset_in_pages(role, row, pages)) for row in slots]
+    addresses = []
+    for turn in range(len(rows)):
+        halves = [
+            row_of_turn([offset[i] for offset in offsets], turn, copies.key) for i in range(2)
+        ]
+        addresses.append(pages.first + join_words(*halves) + unit)
+    return addresses
+
+
 @cute.jit
 def copy_tile(
     role: Gatherer, slots: list[Int32], copies: Copies, tile: Int32, use: Int32, slot: Int32
@@ -370,7 +391,7 @@ def copy_tile(
     turns = turns_of(ctx.plan.tile)
     rows = [row_of_turn(slots, turn, copies.key) for turn in range(turns)]
     pages = pages_of(role, slot)
-    sources = [row_address(role, row, pages) + copies.unit * COPY_BYTES for row in rows]
+    sources = addresses_of_turns(role, slots, rows, pages, copies)
     for number in cutlass.range_constexpr(HALVES):
         half = Half(tile, number ^ tile)
         # The consumer has read the half in the step before, and with it the masks.
@@ -394,14 +415,14 @@ def expand_tile(role: Gatherer, factors: Factors, copies: Copies, tile: Int32) -
             cute.arch.cp_async_wait_group(1)
         else:
             cute.arch.cp_async_wait_group(0)
-        words = [take_part(role, copies, half, i) for i in range(parts)]
-        # The values overwrite bytes that other lanes of the warp have read.
-        cute.arch.sync_warp()
-        if cutlass.const_expr(role.form.fp4):
-            write_half(role, words[0], sums[0], copies, half)
-        else:
-            for i in cutlass.range_constexpr(GROUPS):
-                write_part(role, words[i], sums[i], factors, copies, half, i)
+        for i in cutlass.range_constexpr(parts):
+            words = take_part(role, copies, half, i)
+            # The values overwrite bytes that other lanes of the warp have read.
+            cute.arch.sync_warp()
+            if cutlass.const_expr(role.form.fp4):
+                write_half(role, words, sums[i], copies, half)
+            else:
+                write_part(role, words, sums[i], factors, copies, half, i)
 
 
 @cute.jit
@@ -439,9 +460,12 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
     lane = ctx.thread % WARP_SIZE
     copies = copies_of(ctx.thread)
     mask_words = ctx.plan.tile.mask_words
+    # Both wait for memory once, together, and before Q, which is converted while keys come.
+    asked = ask_slots(role, Int32(0), lane)
+    asked_last = ask_slots(role, last_step(ctx.num_steps), lane)
     load(role, before)
-    slots = read_slots(role, Int32(0), lane)
-    last = last_slots(role, ctx.num_steps, lane)
+    slots = rows_of_slots(role, Int32(0), asked, lane)
+    last = all_of(rows_of_slots(role, last_step(ctx.num_steps), asked_last, lane))
     scales = load_scales(role, slots[:mask_words], ctx.first_slot)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):

@@ -6,10 +6,8 @@ import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.smem import store_words
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import STRETCH_BYTES
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     DecodeMemory,
@@ -19,14 +17,16 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     Batch,
     Parts,
-    is_part,
     num_stretches,
-    parts_of_item,
     take_stretch,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
-from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again
+from flashdsa.kernels.attention.sm90.decode.shared.stretches import (
+    load_parts,
+    load_stretch,
+    store_stretch,
+)
 
 
 class Math(NamedTuple):
@@ -51,34 +51,14 @@ class Dealt(NamedTuple):
 
     def math(self, number: Any, consumer: Any) -> Math:
         """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
-        query, head, _, _ = load_stretch(self.memory, number)
-        none = Int32(0)
         # Or what depends on the thread alone would be computed once, and spill.
-        thread = opaque(thread_of_warpgroup())
-        ctx = Context(self.memory, query, head, none, none, none, none, none, thread, None)
+        ctx = load_stretch(self.memory, number, opaque(thread_of_warpgroup()))
         output = Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
         return Math(ctx, output, self.q, consumer)
 
     def parts(self, number: Any) -> Parts:
         """Parts of the item of that stretch."""
-        return Parts(*load_stretch(self.memory, number)[2:])
-
-
-def load_stretch(memory: DecodeMemory, number: Any) -> list[Any]:
-    """Load what `store_stretch` has stored: query and first head of a stretch, the first CTA that
-    has a part of the item, and how many have one."""
-    return load_words_again(memory.stretches.address() + (number & 1) * STRETCH_BYTES)
-
-
-@cute.jit
-def store_stretch(ctx: Context, batch: Batch, number: Int32) -> None:
-    """One thread: store a stretch for the consumers, who have read the one before the last."""
-    parts = Parts(Int32(0), Int32(1))
-    if is_part(ctx, batch):
-        parts = parts_of_item(ctx, batch, number)
-    to = ctx.memory.stretches.address() + (number & 1) * STRETCH_BYTES
-    store_words(to, [ctx.query, ctx.head, parts.first, parts.count])
-    ctx.memory.stretch_full.arrive()
+        return load_parts(self.memory, number)
 
 
 @cute.jit
@@ -117,6 +97,7 @@ def gather_stretches(
             # before, which this thread writes next, and have ended the one before that.
             memory.extent_free.wait_for(number - 1)
             store_stretch(role.ctx, batch, number)
+            memory.stretch_full.arrive()
         cute.arch.sync_warp()
         before = gather(role, before)
         number += 1

@@ -19,8 +19,6 @@ CONSUMERS = 2
 PIECE_KEYS = WARP_SIZE
 """Keys that a warp asks for, a lane each."""
 WARPS = WARPGROUP_SIZE // WARP_SIZE
-STRETCH_BYTES = 16
-"""Bytes of a stretch of a dealt kernel: query, head, and parts of the item."""
 BANK_UNIT = 16
 """Bytes of a row that a lane reads at once: eight rows are in all banks if they are an odd multiple
 of it apart."""
@@ -140,8 +138,7 @@ class DealtKeyRowsPlan(KeyRowsPlan):
     @property
     def cluster_buffers(self) -> list[SmemRegion]:
         """Shared memory regions of cuts, tickets and stretches."""
-        does = "the stretch, and the one before"
-        return [*self.dealt_buffers, SmemRegion("stretches", 2 * STRETCH_BYTES, 16, does)]
+        return self.dealt_buffers
 
     @property
     @cache  # noqa: B019 - plans are few

@@ -105,28 +105,31 @@ def deal_by_lengths(memory: DecodeMemory, batch: Batch, thread: Int32) -> None:
     each = (batch.queries + (takers - 1)) // takers
     first = cutlass.min(thread * each, batch.queries)
     end = cutlass.min(first + each, batch.queries)
-    own = Int32(0)
-    for query in cutlass.range(first, end, unroll=1):
-        own += room_of_query(memory, batch, query)
-    before, line, longest = add_before(memory, own, thread)
-    if thread < 2:
-        write_end(memory, batch, group, line, thread)
-    # The thread that has a cut's query writes over the end.
-    cute.arch.sync_threads()
-    if stays_whole(group, line, longest):
-        if thread < 2:
-            first = cutlass.min((group.number + thread) * each, batch.queries)
-            memory.dealt.array(Int32, DEALT_WORDS)[CUT_WORDS * thread] = first
-    else:
-        for side in cutlass.range(2, unroll=1):
-            place = place_of_cut(group, line, side)
-            if place >= before and place < before + own:
-                at = before
-                for query in cutlass.range(first, end, unroll=1):
-                    room = room_of_query(memory, batch, query)
+    own, at, line = Int32(0), Int32(0), Int32(0)
+    # The first turn adds up, the second one finds cuts: one code, as code that runs once costs
+    # most.
+    for turn in cutlass.range(2, unroll=1):
+        for query in cutlass.range(first, end, unroll=1):
+            room = room_of_query(memory, batch, query)
+            if turn == 0:
+                own += room
+            else:
+                for side in cutlass.range(2, unroll=1):
+                    place = place_of_cut(group, line, side)
                     if place >= at and place < at + room:
                         write_cut(memory, side, place, at, query, room - OVERHEAD_TILES)
-                    at += room
+                at += room
+        if turn == 0:
+            at, line, longest = add_before(memory, own, thread)
+            if thread < 2:
+                write_end(memory, batch, group, line, thread)
+            # The thread that has a cut's query writes over the end.
+            cute.arch.sync_threads()
+            if stays_whole(group, line, longest):
+                if thread < 2:
+                    cut = cutlass.min((group.number + thread) * each, batch.queries)
+                    memory.dealt.array(Int32, DEALT_WORDS)[CUT_WORDS * thread] = cut
+                end = first
 
 
 @cute.jit

@@ -23,6 +23,7 @@ class Gatherer(NamedTuple):
     kv: cute.Tensor  # (S_kv, d_qk) bf16, (S_kv, 656) packed, or packed pages
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
+    batch: Any = None  # of dealt tiles `Batch`
     of_form: Static = Static(None)  # format of packed rows; None: the main source's
 
     @property
@@ -42,12 +43,18 @@ def with_main(role: Gatherer) -> Gatherer:
     return role._replace(of_form=Static(None))
 
 
+def list_of_slot(role: Gatherer, slot: Any) -> Any:
+    """The list of the source of a slot's tile, of a joined plan."""
+    ctx = role.ctx
+    return sources.list_of_tile(role.sources, ctx.query, ctx.joined, slot, ctx.end_slot)
+
+
 @cute.jit
 def ask_slot(role: Gatherer, slot: Int32) -> Int32:
     """Load what names a slot's row; nobody waits for it before `row_of_slot`."""
     exists = slot < role.ctx.end_slot
     if cutlass.const_expr(role.sources is not None):
-        return sources.ask_slot(role.sources, role.ctx.query, role.ctx.joined, slot, exists)
+        return sources.ask_listed(list_of_slot(role, slot), slot)
     offset = Int64(role.ctx.query) * role.indices.shape[1] + slot
     return load_if(Int32(exists), role.indices.iterator + offset)
 
@@ -59,14 +66,13 @@ def row_of_slot(role: Gatherer, slot: Int32, asked: Int32) -> Int32:
     Args:
         asked: result of `ask_slot`.
     """
+    if cutlass.const_expr(role.sources is not None):
+        return sources.row_of_listed(list_of_slot(role, slot), slot, asked)
     row = Int32(-1)
     if slot < role.ctx.end_slot:
-        if cutlass.const_expr(role.sources is not None):
-            row = sources.row_of_slot(role.sources, role.ctx.joined, slot, asked)
-        else:
-            row = asked
-            if row >= num_rows(role.kv):
-                row = Int32(-1)
+        row = asked
+        if row >= num_rows(role.kv):
+            row = Int32(-1)
     return row
 
 
@@ -90,17 +96,30 @@ def lane_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Any]:
     return [first + i for i in range(0, step_keys, WARP_SIZE)]
 
 
+def lists_of_slots(role: Gatherer, slots: list[Any]) -> list[Any]:
+    """The list of each of the lane's slots of a step of a joined plan."""
+    ctx = role.ctx
+    return sources.lists_of_slots(role.sources, ctx.query, ctx.joined, slots, ctx.end_slot)
+
+
 @cute.jit
 def ask_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
     """Load what names this lane's rows of a step; nobody waits for it before `rows_of_slots`."""
-    return [ask_slot(role, slot) for slot in lane_slots(role, step, lane)]
+    slots = lane_slots(role, step, lane)
+    if cutlass.const_expr(role.sources is None):
+        return [ask_slot(role, slot) for slot in slots]
+    lists = lists_of_slots(role, slots)
+    return [sources.ask_listed(*one) for one in zip(lists, slots, strict=True)]
 
 
 @cute.jit
 def rows_of_slots(role: Gatherer, step: Int32, asked: list[Int32], lane: Int32) -> list[Int32]:
     """Rows that this lane's slots of a step name; `asked`: result of `ask_slots`."""
     slots = lane_slots(role, step, lane)
-    return [row_of_slot(role, slot, one) for slot, one in zip(slots, asked, strict=True)]
+    if cutlass.const_expr(role.sources is None):
+        return [row_of_slot(role, slot, one) for slot, one in zip(slots, asked, strict=True)]
+    lists = lists_of_slots(role, slots)
+    return [sources.row_of_listed(*one) for one in zip(lists, slots, asked, strict=True)]
 
 
 def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
@@ -108,15 +127,23 @@ def read_slots(role: Gatherer, step: Int32, lane: Int32) -> list[Int32]:
     return rows_of_slots(role, step, ask_slots(role, step, lane), lane)
 
 
-@cute.jit
-def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
-    """Bitwise and of this lane's slots of the last of `num_steps` steps: negative if none is
-    valid."""
-    slots = read_slots(role, cutlass.max(num_steps - 1, Int32(0)), lane)
+def last_step(num_steps: Any) -> Any:
+    """The last of so many steps; 0 of none."""
+    return cutlass.max(num_steps - 1, Int32(0))
+
+
+def all_of(slots: list[Any]) -> Any:
+    """Bitwise and: negative if none of the lane's slots is valid."""
     together = slots[0]
     for slot in slots[1:]:
         together = together & slot
     return together
+
+
+@cute.jit
+def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
+    """`all_of` this lane's slots of the last of `num_steps` steps."""
+    return all_of(read_slots(role, last_step(num_steps), lane))
 
 
 @cute.jit
@@ -183,12 +210,16 @@ def place_of(pages: Pages, row: Int32) -> tuple[Int32, Int32]:
 
 def row_address(role: Gatherer, row: Any, pages: Any = None) -> Any:
     """Address of a packed row's data; meaningless if the row is negative."""
-    form = role.form
     if pages is None:
-        return role.kv.iterator + Int64(row) * form.row_bytes
+        return role.kv.iterator + Int64(row) * role.form.row_bytes
+    return pages.first + offset_in_pages(role, row, pages)
+
+
+def offset_in_pages(role: Gatherer, row: Any, pages: Pages) -> Int64:
+    """Bytes from the first page to a packed row's data."""
+    form = role.form
     page, number = place_of(pages, row)
-    at = number * (form.data_bytes if form.split else form.row_bytes)
-    return pages.first + (Int64(page) * pages.stride + at)
+    return Int64(page) * pages.stride + number * (form.data_bytes if form.split else form.row_bytes)
 
 
 def scales_address(role: Gatherer, row: Any, pages: Any) -> Any:

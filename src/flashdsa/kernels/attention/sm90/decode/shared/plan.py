@@ -44,6 +44,8 @@ ITEM_WORDS = 8
 CTA_SLOTS = 2
 """Slots of a CTA in the workspace: for its first stretch and for its last one, if they are
 parts."""
+STRETCH_BYTES = 16
+"""Bytes of a stretch of a dealt kernel: query, head, and parts of the item."""
 
 
 class ClusterPlan(Sm90Plan):
@@ -132,6 +134,7 @@ class ClusterPlan(Sm90Plan):
             SmemRegion("dealt", words * 4, 16, "the CTA's cuts; each warp's sum and maximum"),
             SmemRegion("extent", 4, 4, "tiles of the stretch"),
             SmemRegion("ticket", 4, 4, "parts of the item that were stored before the CTA's"),
+            SmemRegion("stretches", 2 * STRETCH_BYTES, 16, "the stretch, and the one before"),
         ]
 
     @property

@@ -35,24 +35,18 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Output,
     meet_consumers,
     steps_of,
+    thread_of_warpgroup,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Batch,
-    is_part,
-    num_stretches,
-    parts_before,
-    parts_of_item,
-    take_stretch,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import num_stretches, parts_before
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
 from flashdsa.kernels.attention.sm90.decode.shared.query import convert_query
+from flashdsa.kernels.attention.sm90.decode.shared.stretches import load_parts, load_stretch
 
 
 class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
     memory: DecodeMemory
-    batch: Batch
     workspace: Workspace
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
@@ -60,8 +54,15 @@ class Consumer(NamedTuple):
     scale: Scale
 
     def stretch(self, number: Any) -> Context:
-        """The CTA's stretch of that number."""
-        return take_stretch(self.memory, self.batch, number)
+        """The CTA's stretch of that number, which was stored before its Q was asked for."""
+        return load_stretch(self.memory, number, thread_of_warpgroup())
+
+    @property
+    def ctx(self) -> Context:
+        """Any stretch: its item is not known."""
+        none = Int32(0)
+        items = none, none, none, none, none, none, none
+        return Context(self.memory, *items, thread_of_warpgroup(), None)
 
 
 @cute.jit
@@ -69,9 +70,8 @@ def consume0(role: Consumer) -> None:
     """Take every stretch of the CTA."""
     tile = role.memory.plan.tile
     r = new_registers(tile)
-    before = Before(Int32(0))
+    before, ctx = Before(Int32(0)), role.ctx
     while before.stretches < num_stretches(role.memory):
-        ctx = role.stretch(before.stretches)
         num_tiles = begin_stretch(ctx, r, before.stretches, 0)
         if num_tiles > 0:
             issue_scores(ctx, r.s, before.use(0, 0), True, tile.low_slices + tile.high_slices)
@@ -121,9 +121,8 @@ def take_step(
 def consume1(role: Consumer) -> None:
     """Take every stretch of the CTA; the softmax runs during the product with P of tile 0."""
     r = new_registers(role.memory.plan.tile)
-    before = Before(Int32(0))
+    before, ctx = Before(Int32(0)), role.ctx
     while before.stretches < num_stretches(role.memory):
-        ctx = role.stretch(before.stretches)
         v1 = values_of(ctx, 1, 1)
         num_tiles = begin_stretch(ctx, r, before.stretches, 1)
         free_query(ctx, num_tiles < TILES)
@@ -190,8 +189,8 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
     ctx = role.stretch(number)
     sums = merge_sums(ctx, r.rows, role.scale, number, consumer)
     is_complete = Boolean(True)
-    if is_part(ctx, role.batch):
-        parts = parts_of_item(ctx, role.batch, number)
+    parts = load_parts(ctx.memory, number)
+    if parts.count > 1:
         store_part(ctx, r, sums, role.workspace, parts, consumer)
         stored = parts_before(ctx, number)
         is_complete = draw_ticket(ctx, role.workspace, parts, stored, consumer)

@@ -15,6 +15,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     take_stretch,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode.shared.stretches import store_stretch
 
 
 @cute.jit
@@ -25,7 +26,7 @@ def gather_stretches(
     before = Before(Int32(0))
     while before.stretches < num_stretches(memory):
         ctx = take_stretch(memory, batch, before.stretches)
-        role = Gatherer(ctx, q_map, kv, indices, batch.sources)
+        role = Gatherer(ctx, q_map, kv, indices, batch.sources, batch)
         if cutlass.const_expr(memory.plan.packed):
             num_tiles = gather_packed_rows(role, before, load_rows_of_query)
         else:
@@ -41,8 +42,10 @@ def load_rows_of_query(role: Gatherer, before: Before) -> None:
     ctx = role.ctx
     if ctx.thread == 0:
         # q_free, a phase a stretch: both consumers have the last scores of the stretch before, and
-        # its extent, which this thread writes next.
+        # its extent, which this thread writes next, and have ended the one before that.
         ctx.memory.q_free.wait_for(before.stretches - 1)
+        store_stretch(ctx, role.batch, before.stretches)
+        # q_full: the stretch is stored, too.
         ctx.memory.q_full.arrive_and_expect_tx()
         load_query(ctx, role.q_map, [ctx.head, ctx.query])
     cute.arch.sync_warp()

@@ -74,14 +74,12 @@ def dealt_kernel(
         gather_stretches(memory, batch, q_map.get_ptr(), kv, indices)
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        batch = batch_of(memory, lse, indices, topk_length, sources)
         scale = make_scale(sm_scale * LOG2_E)
-        consume0(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
+        consume0(Consumer(memory, workspace, out, lse, attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        batch = batch_of(memory, lse, indices, topk_length, sources)
         scale = make_scale(sm_scale * LOG2_E)
-        consume1(Consumer(memory, batch, workspace, out, lse, attn_sink, scale))
+        consume1(Consumer(memory, workspace, out, lse, attn_sink, scale))
 
 
 @cute.jit

@@ -1,0 +1,23 @@
+"""Numbers of 64 bits as two words."""
+
+from typing import Any
+
+from cutlass import Int32, Int64, cute
+
+
+def words_of(value: Any) -> list[Any]:
+    """The low word and the high one."""
+    return list(
+        cute.arch.inline_ptx(
+            "mov.b64 {{$w0}, {$w1}}, {$r0};",
+            write_only_types=[Int32, Int32],
+            read_only_args=[Int64(value)],
+        )
+    )
+
+
+def join_words(low: Any, high: Any) -> Any:
+    """The number of these words."""
+    return cute.arch.inline_ptx(
+        "mov.b64 {$w0}, {{$r0}, {$r1}};", write_only_types=[Int64], read_only_args=[low, high]
+    )
