@@ -34,6 +34,7 @@ MANY = DealtManyHeadsPlan()
 MANY_OF_512 = DealtManyHeadsPlan(ROW_FORMATS["v32_no_rope"])
 FEW_OF_512 = DealtFewHeadsPlan(ROW_FORMATS["v32_no_rope"])
 OF_512 = DealtPlan(tile=WITHOUT_ROPE)
+OF_TWO_SOURCES = DealtPlan(packed=True, joined=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
 LATER = pytest.mark.slow
 A_WAVE_AND_ONE = SparseMlaCase(
     "five items", 5, 700, 64, 530, packed="ue8m0", invalid=True, attn_sink="finite"
@@ -207,7 +208,14 @@ def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
 
 
 @pytest.mark.parametrize(
-    "plan", [PACKED, FEW, *(pytest.param(plan, marks=LATER) for plan in (BF16, OF_512, FEW_OF_512))]
+    "plan",
+    [
+        PACKED,
+        FEW,
+        OF_TWO_SOURCES,
+        *(pytest.param(plan, marks=LATER) for plan in (BF16, OF_512, FEW_OF_512)),
+    ],
+    ids=lambda plan: plan.name,
 )
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: Dealt) -> None:
     text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
