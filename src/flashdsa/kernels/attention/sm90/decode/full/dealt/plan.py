@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
@@ -38,9 +38,10 @@ class DealtPlan(DecodePlan):
         """
         gather, zero, one = self.roles
         thread, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
-        shared = tuple(one for one in super().barriers if one.name not in OF_CLUSTERS)
+        stored = "Q has come, and the stretch is stored"
+        whole = [one for one in super().barriers if one.name not in OF_CLUSTERS]
         return (
-            *shared,
+            *(replace(one, completed=stored) if one.name == "q_full" else one for one in whole),
             Barrier("q_free", 1, zero, warps, gather, 0, "the stretch's scores are computed",
                     also_produced_by=one),
             Barrier("part_stored", 1, zero, every, zero, 0, "the part is in its slot",
