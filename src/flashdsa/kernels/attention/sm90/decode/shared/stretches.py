@@ -34,8 +34,13 @@ def load_stretch(memory: DecodeMemory, number: Any, thread: Any) -> Context:
     """The CTA's stretch of that number, as a thread of a consumer's warpgroup takes it; its slots
     are the gather's."""
     query, head, _, _ = load_words_again(place_of(memory, number))
+    return any_stretch(memory, thread)._replace(query=query, head=head)
+
+
+def any_stretch(memory: DecodeMemory, thread: Any) -> Context:
+    """What a thread of a consumer's warpgroup knows of each stretch: neither item nor slots."""
     none = Int32(0)
-    return Context(memory, query, head, none, none, none, none, none, thread, None)
+    return Context(memory, none, none, none, none, none, none, none, thread, None)
 
 
 def load_parts(memory: DecodeMemory, number: Any) -> Parts:

@@ -40,7 +40,11 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import num_stretches, parts_before
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
 from flashdsa.kernels.attention.sm90.decode.shared.query import convert_query
-from flashdsa.kernels.attention.sm90.decode.shared.stretches import load_parts, load_stretch
+from flashdsa.kernels.attention.sm90.decode.shared.stretches import (
+    any_stretch,
+    load_parts,
+    load_stretch,
+)
 
 
 class Consumer(NamedTuple):
@@ -57,20 +61,13 @@ class Consumer(NamedTuple):
         """The CTA's stretch of that number, which was stored before its Q was asked for."""
         return load_stretch(self.memory, number, thread_of_warpgroup())
 
-    @property
-    def ctx(self) -> Context:
-        """Any stretch: its item is not known."""
-        none = Int32(0)
-        items = none, none, none, none, none, none, none
-        return Context(self.memory, *items, thread_of_warpgroup(), None)
-
 
 @cute.jit
 def consume0(role: Consumer) -> None:
     """Take every stretch of the CTA."""
     tile = role.memory.plan.tile
     r = new_registers(tile)
-    before, ctx = Before(Int32(0)), role.ctx
+    before, ctx = Before(Int32(0)), any_stretch(role.memory, thread_of_warpgroup())
     while before.stretches < num_stretches(role.memory):
         num_tiles = begin_stretch(ctx, r, before.stretches, 0)
         if num_tiles > 0:
@@ -121,7 +118,7 @@ def take_step(
 def consume1(role: Consumer) -> None:
     """Take every stretch of the CTA; the softmax runs during the product with P of tile 0."""
     r = new_registers(role.memory.plan.tile)
-    before, ctx = Before(Int32(0)), role.ctx
+    before, ctx = Before(Int32(0)), any_stretch(role.memory, thread_of_warpgroup())
     while before.stretches < num_stretches(role.memory):
         v1 = values_of(ctx, 1, 1)
         num_tiles = begin_stretch(ctx, r, before.stretches, 1)

@@ -9,8 +9,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack, row_of_thread
-from flashdsa.dsl.gmem import store4
+from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import Registers
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, Scale, multiply_rows
@@ -25,6 +24,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.parts import (
     at_line,
     load_values,
     slot_of_part,
+    store_values,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.plan import STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
@@ -51,10 +51,7 @@ def store_part(
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     factors, units = normalise(ctx, r.out, sums)
     multiply_rows(r.out, factors)
-    for line in cutlass.range_constexpr(cute.size(r.out) // LINE_VALUES):
-        values = [r.out[LINE_VALUES * line + i] for i in range(LINE_VALUES)]
-        words = [pack(values[2 * i], values[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]
-        store4(at_line(slot, thread, line), words)
+    store_values(slot, thread, cute.size(r.out), lambda i: r.out[i])
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             to = at_statistics(slot, ctx, h)
