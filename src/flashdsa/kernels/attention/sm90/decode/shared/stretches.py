@@ -38,7 +38,7 @@ def load_stretch(memory: DecodeMemory, number: Any, thread: Any) -> Context:
 
 
 def any_stretch(memory: DecodeMemory, thread: Any) -> Context:
-    """What a thread of a consumer's warpgroup knows of each stretch: neither item nor slots."""
+    """A stretch as a thread of a consumer's warpgroup knows each: without its item and slots."""
     none = Int32(0)
     return Context(memory, none, none, none, none, none, none, none, thread, None)
 
