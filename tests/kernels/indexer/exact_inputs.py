@@ -130,3 +130,13 @@ def _order_by_position(
         if values == "level":
             scores = rising.clamp_max(length // 2)
         scales[pages] = scores.view(-1, 64)
+
+
+def make_requests(
+    lengths: list[int], *, num_heads: int = 16, values: str = "random", next_n: int = 2
+) -> Inputs:
+    """Neighbouring rows of each request, over the pages of the longest one."""
+    rows = make_inputs(lengths, num_heads=num_heads, values=values)
+    of_requests = rows.seq_lens.view(-1, next_n)
+    longest = next_n * torch.arange(len(of_requests)) + of_requests.argmax(1)
+    return rows._replace(block_table=rows.block_table[longest].contiguous())

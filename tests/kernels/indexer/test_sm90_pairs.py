@@ -20,7 +20,7 @@ from flashdsa.kernels.indexer.plan import Sharing
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_plan
 from tests.kernels.indexer.emulation import assert_as_the_cpu
-from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
+from tests.kernels.indexer.exact_inputs import make_requests
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -42,16 +42,6 @@ LATER = pytest.mark.slow
 UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 
-def requests(
-    lengths: list[int], *, num_heads: int = 16, values: str = "random", next_n: int = 2
-) -> Inputs:
-    """Neighbouring rows of each request, over the pages of the longest one."""
-    rows = make_inputs(lengths, num_heads=num_heads, values=values)
-    of_requests = rows.seq_lens.view(-1, next_n)
-    longest = next_n * torch.arange(len(of_requests)) + of_requests.argmax(1)
-    return rows._replace(block_table=rows.block_table[longest].contiguous())
-
-
 @pytest.mark.parametrize(
     ("values", "cluster_size"),
     [
@@ -64,20 +54,20 @@ def requests(
     ],
 )
 def test_rows_of_a_pair_of_one_or_two_ctas(values: str, cluster_size: int) -> None:
-    inputs = requests([1300, 1301], values=values)
+    inputs = make_requests([1300, 1301], values=values)
     assert_as_the_cpu(PLAN, inputs, 1, cluster_size)
 
 
 def test_pairs_of_all_lengths() -> None:
     """Both short, one of them, empty rows, the longer one first or second; in turns."""
     lengths = [0, 0, 5, 513, 600, 512, 900, 3, 64, 65, 511, 512, 700, 650, 0, 530]
-    assert_as_the_cpu(PLAN, requests(lengths), 2, 2)
+    assert_as_the_cpu(PLAN, make_requests(lengths), 2, 2)
 
 
 def test_two_pairs_of_a_request() -> None:
     """Each pair as long as its own longer row; the request's pages are those of the longest."""
     lengths = [1300, 1301, 700, 3, 0, 5, 600, 513, 900, 899, 898, 901]
-    assert_as_the_cpu(PLAN, requests(lengths, next_n=4), 2, 2)
+    assert_as_the_cpu(PLAN, make_requests(lengths, next_n=4), 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +83,13 @@ def test_keys_alone_fill_the_memory_of_the_positions(values: str) -> None:
     """Up to twice the list's capacity in one CTA, the shorter row with fewer tokens than topk."""
     lengths = [4096, 3900, 2100, 300, 700, 4000]
     assert max(lengths) == PLAN.ordered_entries > PLAN.lists.capacity
-    assert_as_the_cpu(PLAN, requests(lengths, values=values), 1, 1, seed=1)
+    assert_as_the_cpu(PLAN, make_requests(lengths, values=values), 1, 1, seed=1)
 
 
 @pytest.mark.parametrize("values", ["two", pytest.param("random", marks=LATER)])
 def test_keys_alone_with_infinite_scores_and_bad_pages(values: str) -> None:
     """Tokens without a score are no candidates, wherever the threshold is."""
-    inputs = requests([4000, 3999, 2600, 540], values=values)
+    inputs = make_requests([4000, 3999, 2600, 540], values=values)
     scales = inputs.k_index_cache_fp8.view(len(inputs.k_index_cache_fp8), -1)[:, -256:]
     scales.view(torch.float32)[:, ::3] = torch.inf
     inputs.block_table[:, 1::3] = -1
@@ -117,7 +107,7 @@ def test_keys_alone_with_infinite_scores_and_bad_pages(values: str) -> None:
 )
 def test_lists_are_cut_down_together(values: str) -> None:
     """The shorter row ends before the lists are full for the second time."""
-    inputs = requests([5000, 3900], values=values)
+    inputs = make_requests([5000, 3900], values=values)
     assert 2 * PLAN.lists.capacity < 5000
     assert_as_the_cpu(PLAN, inputs, 1, 1, seed=1, warnings=BEHIND_THE_LIST)
 
@@ -125,7 +115,7 @@ def test_lists_are_cut_down_together(values: str) -> None:
 @pytest.mark.parametrize(("values", "second"), [("random", 8999), ("equal", 5)])
 def test_a_long_pair_is_split_among_ctas(values: str, second: int) -> None:
     """Each team publishes and merges alone, whether its row needs scores or not."""
-    inputs = requests([530, 529, 9000, second, 513, 514], values=values)
+    inputs = make_requests([530, 529, 9000, second, 513, 514], values=values)
     launch = assert_as_the_cpu(PLAN, inputs, 3, 2, warnings=BEHIND_THE_LIST)
     published = launch.workspaces[0][1][:, 0] != UNTOUCHED
     first_teams, second_teams = published.view(2, -1).sum(1).tolist()
@@ -133,7 +123,7 @@ def test_a_long_pair_is_split_among_ctas(values: str, second: int) -> None:
 
 
 def test_bad_pages_are_passed_over() -> None:
-    inputs = requests([1300, 1290, 700, 701])
+    inputs = make_requests([1300, 1290, 700, 701])
     inputs.block_table[0, 3] = inputs.block_table[1, 0] = -1
     inputs.block_table[1, 5] = 1 << 30
     assert_as_the_cpu(PLAN, inputs, 2, 1, warnings=OF_BAD_PAGES)
@@ -142,7 +132,7 @@ def test_bad_pages_are_passed_over() -> None:
 @pytest.mark.slow
 def test_ids_are_positions() -> None:
     plan = replace(PLAN, positions=True)
-    assert_as_the_cpu(plan, requests([700, 701, 90, 600]), 1, 2)
+    assert_as_the_cpu(plan, make_requests([700, 701, 90, 600]), 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +146,7 @@ def test_ids_are_positions() -> None:
 def test_the_public_operation_scores_pairs_of_full_sizes(lengths: list[int], next_n: int) -> None:
     """One of them with keys in the memory of the positions."""
     assert pairs_plan().lists.capacity < 5900
-    inputs = requests(lengths, num_heads=64, next_n=next_n)
+    inputs = make_requests(lengths, num_heads=64, next_n=next_n)
     q, cache, weights, seq_lens, table = inputs
     q, weights, seq_lens = (x.unflatten(0, (-1, next_n)) for x in (q, weights, seq_lens))
     of_requests = q, cache, weights, seq_lens, table

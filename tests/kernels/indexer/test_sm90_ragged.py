@@ -15,9 +15,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.runner import POISON
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
+from flashdsa.kernels.indexer.sizes import ORDERED_ROWS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from tests.kernels.indexer.emulation import assert_as_the_cpu
-from tests.kernels.indexer.exact_inputs import make_inputs
+from tests.kernels.indexer.exact_inputs import make_inputs, make_requests
 
 pytestmark = pytest.mark.usefixtures("lines")
 
@@ -98,6 +99,18 @@ def test_a_long_row_gets_clusters_of_its_own_and_each_cta_selects_alone(values: 
     inputs = make_inputs([530, 6000, 513, 600], num_heads=16, values=values)
     launch = assert_as_the_cpu(PLAN, inputs, 3, 2)
     assert publishing_ctas(launch.workspaces[0][1]) == 4
+
+
+def test_rows_of_many_requests_are_weighed_together() -> None:
+    """A thread weighs a request's rows, as they are more than threads; lengths within a request may
+    differ."""
+    lengths = [3, 0, 1] * 175
+    assert len(lengths) > ORDERED_ROWS
+    for first, own in ((30, [700, 699, 600]), (300, [3, 5000, 900]), (522, [513, 512, 2000])):
+        lengths[first : first + 3] = own
+    inputs = make_requests(lengths, next_n=3)
+    launch = assert_as_the_cpu(PLAN, inputs, 9, 1)
+    assert publishing_ctas(launch.workspaces[0][1]) >= 2
 
 
 def test_who_comes_last_changes_nothing() -> None:

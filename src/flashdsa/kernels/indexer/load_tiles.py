@@ -72,7 +72,7 @@ def row_of_turn(
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
         if coord.ordered:
             row = select.own_rows[turn]
-        if coord.weighed:
+        if coord.together == 1:
             if row < rows.count:
                 length = select.lengths[row]
         else:

@@ -1,7 +1,7 @@
 """Sizes of the cache, the selection and the schedule that no architecture changes."""
 
 from flashdsa.hw import MAX_CLUSTER_SIZE, WARP_SIZE
-from flashdsa.problem import PAGE_BYTES
+from flashdsa.problem import MAX_NEXT_N, PAGE_BYTES
 
 NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select/keys.py)."""
@@ -38,8 +38,10 @@ PAIRS_CLUSTER = 4
 LISTED_SLOTS = 5 * WARP_SIZE
 """Slots of a split row whose headers are read at once (see select/by_ctas.py)."""
 ORDERED_ROWS = 512
-"""The lengths decide who gets which row in batches of at most this many rows (see
-schedule/row_schedule.py)."""
+"""The lengths decide who gets which row in batches of at most this many rows, or of so many
+requests, whose rows are weighed together (see schedule/row_schedule.py)."""
+MOST_WEIGHED = ORDERED_ROWS * MAX_NEXT_N
+"""Rows of such a batch, at most."""
 MAX_OWN_ROWS = 64
 """Rows of such a batch that a group of CTAs gets, at most."""
 MAX_HALVINGS = 2

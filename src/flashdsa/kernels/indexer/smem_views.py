@@ -71,7 +71,7 @@ class SelectBuffers(NamedTuple):
     candidates: cute.Tensor  # (candidate_words,) Int32: keys and positions
     bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
     own_rows: Any  # (MAX_OWN_ROWS,) Int32: the group's rows, in their order; None: never ordered
-    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows; None: never weighed
+    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows, if each is weighed alone; None: never
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
 
 

@@ -9,6 +9,7 @@ from cutlass import Int32, const_expr, cute
 from flashdsa.dsl.opaque import opaque
 from flashdsa.kernels.indexer.schedule.work_tile import Rows
 from flashdsa.kernels.indexer.sizes import MAX_HALVINGS, MAX_OWN_ROWS, ORDERED_ROWS
+from flashdsa.problem import MAX_NEXT_N
 
 
 class Coord(NamedTuple):
@@ -22,7 +23,8 @@ class Coord(NamedTuple):
     num_splits: Int32  # neighbouring groups that share rows that are long enough
     turns: Any  # Int32: rows of the group, if lengths decide; None: they never do
     depth: Any  # Int32: pages in flight, in steps of 1 / DEPTH_STEPS; None: as many as stages
-    weighed: Any  # Boolean: the rows' lengths decide; None: they never do
+    together: Any  # Int32: neighbouring rows that are weighed as one; 0: the lengths do not decide;
+    # None: they never do
     ordered: Any  # Boolean: they did, and the group's rows are in own_rows; None: never
     row: Any = None  # Int32: the group's only row, if clusters were dealt to rows; None: not
 
@@ -63,10 +65,10 @@ def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
     clusters, _, _ = cute.arch.cluster_dim()
     num_parts = cute.arch.cluster_size()
     part = cute.arch.block_idx_in_cluster()
-    turns, depth, weighed, ordered = None, None, None, None
+    turns, depth, together, ordered = None, None, None, None
     if const_expr(plan.scheduled):
         turns, depth, ordered = Int32(1), Int32(plan.full_depth), cutlass.Boolean(False)
-        weighed = rows.count <= ORDERED_ROWS and rows.count <= MAX_OWN_ROWS * clusters
+        together = weighed_together(rows, clusters)
     return Coord(
         cluster,
         clusters,
@@ -76,9 +78,24 @@ def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
         num_splits,
         turns,
         depth,
-        weighed,
+        together,
         ordered,
     )
+
+
+@cute.jit
+def weighed_together(rows: Rows, clusters: Int32) -> Int32:
+    """The coordinates' `together`: 1 of few rows, those of a request of more, 0 of too many."""
+    together = Int32(1)
+    if rows.count > ORDERED_ROWS:
+        together = Int32(0)
+        if const_expr(rows.requests is not None):
+            for next_n in cutlass.range_constexpr(2, MAX_NEXT_N + 1):
+                if rows.requests * next_n == rows.count and rows.requests <= ORDERED_ROWS:
+                    together = Int32(next_n)
+    if rows.count > MAX_OWN_ROWS * clusters:
+        together = Int32(0)
+    return together
 
 
 def most_halvings(coord: Coord) -> Int32:

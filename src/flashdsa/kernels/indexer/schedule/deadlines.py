@@ -28,6 +28,7 @@ from flashdsa.kernels.indexer.sizes import (
     DEPTH_STEPS,
     LAST_POSITION,
     MAX_OWN_ROWS,
+    MOST_WEIGHED,
     ORDERED_ROWS,
     SPLITS_BY_SIZE,
 )
@@ -35,7 +36,7 @@ from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_WARP_SUMS
 
 LEAST_PART_PAGES = 8
 """Minimum pages per CTA of a split row, approximately."""
-ORDER_BITS = ORDERED_ROWS.bit_length() - 1
+ORDER_BITS = MOST_WEIGHED.bit_length() - 1
 """Bits of a key below its pages."""
 WARP_BITS = 4
 """Bits of a consumer warp's number."""
@@ -77,9 +78,14 @@ def pages_of(key: Int32) -> Float32:
     return Float32(key >> ORDER_BITS)
 
 
+def key_of(pages: Int32, row: Int32) -> Int32:
+    """Key of a row: of those with the same number of pages the first one has the largest."""
+    return pages * MOST_WEIGHED + MOST_WEIGHED - 1 - row
+
+
 def row_of(key: Int32) -> Int32:
     """Number of the row with that key."""
-    return ORDERED_ROWS - 1 - (key & (ORDERED_ROWS - 1))
+    return MOST_WEIGHED - 1 - (key & (MOST_WEIGHED - 1))
 
 
 @cute.jit

@@ -1,8 +1,11 @@
 """Assignment of rows to groups of CTAs, and of CTAs to a row: by the lengths, on the device.
 
-Every CTA weighs the lengths of all rows, up to ORDERED_ROWS of them, and all come to the same
-results. One row per cluster is kept if the lengths are even enough. Otherwise the rows are put in
-order, the longest first, and given out so that the last CTA ends early: see deadlines.py.
+Every CTA weighs the lengths of all rows, and all come to the same results. One row per cluster is
+kept if the lengths are even enough. Otherwise the rows are put in order, the longest first, and
+given out so that the last CTA ends early: see deadlines.py.
+
+A thread weighs one row, so there may be ORDERED_ROWS of them. Of more rows each request's are
+weighed together, as if all were as long as the longest of them.
 """
 
 from typing import NamedTuple
@@ -21,16 +24,30 @@ from flashdsa.kernels.indexer.schedule.coord import (
     split,
 )
 from flashdsa.kernels.indexer.schedule.deadlines import (
+    ORDER_BITS,
     Tally,
     give_out,
+    key_of,
     least_time,
     of_group,
 )
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, clamped, pages_to_score, raw_length
-from flashdsa.kernels.indexer.sizes import DEPTH_STEPS, MAX_HALVINGS, ORDERED_ROWS
+from flashdsa.kernels.indexer.schedule.work_tile import (
+    Rows,
+    clamped,
+    pages_to_score,
+    raw_length,
+    row_length,
+)
+from flashdsa.kernels.indexer.sizes import (
+    DEPTH_STEPS,
+    MAX_HALVINGS,
+    MOST_WEIGHED,
+    NUM_BINS,
+    ORDERED_ROWS,
+)
 from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_TALLY, SelectBuffers
 
-MOST_ORDERED_PAGES = (1 << 22) - 1
+MOST_ORDERED_PAGES = (1 << 31 - ORDER_BITS) - 1
 """Rows with more pages than this count as equally long."""
 MAX_SHARING = 2
 """Halvings of the comparisons of a row, at most."""
@@ -54,15 +71,15 @@ def first_lengths(
 
     Lane 0 of a load warp gets the length of the row with the cluster's number. Its other lanes ask
     for the next rows: if all lanes shared a number, ptxas would wait for it here, to keep it only
-    once. A consumer, if rows are weighed, gets the length of the row with its own thread number. A
-    lane gets that of the row with its number if clusters are dealt to rows.
+    once. A consumer, if rows are weighed, gets the length of the first row that it weighs. A lane
+    gets that of the row with its number if clusters are dealt to rows.
     """
     row = thread % WARP_SIZE
     if const_expr(not plan.dealt):
         row += coord.group
     if const_expr(plan.scheduled):
         if consumes:
-            row = thread
+            row = thread * coord.together
         if thread < len(Tally._fields):
             select.scratch[SCRATCH_TALLY + thread] = Int32(0)
     return raw_length(rows, row)
@@ -84,16 +101,17 @@ def schedule_rows(
     Groups are as small as they can be if the rows are too many to be weighed.
     """
     if const_expr(plan.scheduled):
-        if coord.weighed:
+        if coord.together > 0:
             if consumes:
-                weigh_rows(select, rows, clamped(rows, first_lengths), thread, plan)
+                length = clamped(rows, first_lengths)
+                weigh_rows(select, rows, coord.together, length, thread, plan)
             # All threads of the CTA: the tally is in scratch, and all lengths.
             cute.arch.sync_threads()
             tally = Tally(*(select.scratch[SCRATCH_TALLY + i] for i in range(len(Tally._fields))))
             even = even_choice(rows, tally, coord, plan)
             if even.turns == 0:
                 if consumes:
-                    put_in_order(select, rows, thread, plan)
+                    put_in_order(select, rows, coord.together, thread, plan)
                     consumer_sync(plan)
                     warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
                     give_out(select, coord, tally, warp, thread % WARP_SIZE, plan)
@@ -118,29 +136,35 @@ def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
 
 @cute.jit
 def weigh_rows(
-    select: SelectBuffers, rows: Rows, length: Int32, thread: Int32, plan: cutlass.Constexpr
+    select: SelectBuffers,
+    rows: Rows,
+    together: Int32,
+    length: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Consumers: write the length of the row with the thread's number, its key, and all rows'
+    """Consumers: write the length of the thread's first row, the key of its rows, and all rows'
     tally.
 
     The keys order the rows by pages, then by number, and overlay the histogram.
     """
     assert const_expr(plan.consumer_threads == ORDERED_ROWS)
-    pages = cutlass.min(pages_to_score(length, plan), Int32(MOST_ORDERED_PAGES))
-    # The first one of rows with the same number of pages has the largest key.
-    key = pages * ORDERED_ROWS + ORDERED_ROWS - 1 - thread
-    select.histogram[thread] = key if thread < rows.count else Int32(-1)
+    first = thread * together
     select.lengths[thread] = length
+    for other in cutlass.range(first + 1, first + together, unroll=1):
+        length = cutlass.max(length, row_length(rows, other))
+    pages = cutlass.min(pages_to_score(length, plan), Int32(MOST_ORDERED_PAGES))
+    select.histogram[thread] = key_of(pages, first) if first < rows.count else Int32(-1)
     lane = thread % WARP_SIZE
-    if thread - lane < rows.count:
-        total = cute.arch.warp_redux_sync(pages, "add")
+    if first - lane * together < rows.count:
+        total = cute.arch.warp_redux_sync(pages * together, "add")
         longest = cute.arch.warp_redux_sync(pages, "max")
         scored = Int32(cute.arch.popc(cute.arch.vote_ballot_sync(pages > 0)))
         if lane == 0:
             tally = select.scratch.iterator + SCRATCH_TALLY
             cute.arch.atomic_add(tally, total, sem="relaxed", scope="cta")
             cute.arch.atomic_max(tally + 1, longest, sem="relaxed", scope="cta")
-            cute.arch.atomic_add(tally + 2, scored, sem="relaxed", scope="cta")
+            cute.arch.atomic_add(tally + 2, scored * together, sem="relaxed", scope="cta")
 
 
 class Even(NamedTuple):
@@ -194,30 +218,39 @@ def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr
 
 
 @cute.jit
-def put_in_order(select: SelectBuffers, rows: Rows, thread: Int32, plan: cutlass.Constexpr) -> None:
+def put_in_order(
+    select: SelectBuffers, rows: Rows, together: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> None:
     """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words."""
-    row, before = order_of_row(select.histogram, rows, thread, plan)
-    if row >= 0:
-        select.histogram[ORDERED_ROWS + before] = select.histogram[row]
+    assert const_expr(ORDERED_ROWS + MOST_WEIGHED <= NUM_BINS)
+    count = rows.count
+    if const_expr(rows.requests is not None):
+        if together > 1:
+            count = rows.requests
+    number, before = order_of_key(select.histogram, count, thread, plan)
+    if number >= 0:
+        key = select.histogram[number]
+        for i in cutlass.range(together, unroll=1):
+            select.histogram[ORDERED_ROWS + before * together + i] = key - i
 
 
 @cute.jit
-def order_of_row(
-    keys: cute.Tensor, rows: Rows, thread: Int32, plan: cutlass.Constexpr
+def order_of_key(
+    keys: cute.Tensor, count: Int32, thread: Int32, plan: cutlass.Constexpr
 ) -> tuple[Int32, Int32]:
-    """(a row, how many rows come before it in the order), in one thread for each row;
-    (-1, ...) in the others. Two or four neighbouring threads share the comparisons of a row in
-    small batches."""
+    """(number of a key, how many come before it in the order), in one thread for each of `count`
+    keys; (-1, ...) in the others. Two or four neighbouring threads share the comparisons of a key
+    where they are few."""
     sharing = Int32(0)
     for shift in cutlass.range_constexpr(1, MAX_SHARING + 1):
-        if rows.count <= plan.consumer_threads >> shift:
+        if count <= plan.consumer_threads >> shift:
             sharing = Int32(shift)
-    row = thread >> sharing
-    first = thread - (row << sharing)
-    key = keys[row]
+    number = thread >> sharing
+    first = thread - (number << sharing)
+    key = keys[number]
     before = Int32(0)
-    # Keys beyond the last row are -1: they come before no row.
-    vectors = (rows.count + VECTOR - 1) // VECTOR
+    # Keys beyond the last one are -1: they come before none.
+    vectors = (count + VECTOR - 1) // VECTOR
     for four in cutlass.range(first, vectors, 1 << sharing, unroll=2):
         others = load4(keys, four)
         for i in cutlass.range_constexpr(VECTOR):
@@ -226,6 +259,6 @@ def order_of_row(
     for shift in cutlass.range_constexpr(MAX_SHARING):
         other = cute.arch.shuffle_sync_bfly(before, 1 << shift)
         before += other if shift < sharing else Int32(0)
-    if row >= rows.count or first > 0:
-        row = Int32(-1)
-    return row, before
+    if number >= count or first > 0:
+        number = Int32(-1)
+    return number, before
