@@ -17,7 +17,11 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
-from flashdsa.backends.indexer.topk_indexer import SHARED_PAGES, UNEVEN_PAGES, choose_launch
+from flashdsa.backends.indexer.topk_indexer import (
+    UNEVEN_PAGES,
+    WIDE_PAGES,
+    choose_launch,
+)
 from flashdsa.backends.sm90 import indexer, topk
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
@@ -197,7 +201,7 @@ def rows(count: int, pages: int = 0) -> Inputs:
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
 def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: bool) -> None:
-    for count in (1, 2, 3, 9, 2, 1):
+    for count in (1, 2, 4, 9, 2, 1):
         launch(rows(count, SPLIT_PAGES), by_score)
     chosen = [(1, 4), (1, 4), (2, 2), (2, 2), (1, 4), (1, 4)]
     used = [arguments[6:] if by_score else arguments[8:10] for arguments in gpu.launches]
@@ -215,22 +219,48 @@ def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
     assert gpu.launches[0][8:10] == (4, 2) and gpu.launches[1][6:] == (3, 2)
 
 
-def test_who_shares_a_long_row_follows_from_the_number_of_rows(gpu: Gpu) -> None:
-    gpu.capacity = {1: 132, 2: 66, 4: 30, 8: 15}
-    for count in (1, MOST_DEALT, MOST_DEALT + 1, 15, 16):
-        launch(rows(count, SHARED_PAGES * 32))
-    loaded = [(plan.rows, plan.by_lengths) for plan in gpu.plans if plan.splits]
-    assert loaded == [(By.CLUSTERS, False), (By.CLUSTERS, True), (By.CTAS, False)]
-    assert [arguments[8:10] for arguments in gpu.launches] == [(15, 8)] * 4 + [(30, 4)]
+SHARING = [
+    (MOST_DEALT, (15, 8), By.CLUSTERS),
+    (7, (15, 8), By.CLUSTERS),  # clusters of 13 would be too few to be given out
+    (22, (22, 5), By.CLUSTERS),
+    (30, (30, 4), By.CLUSTERS),
+    (39, (15, 8), By.CLUSTERS),
+    (60, (30, 4), By.CLUSTERS),
+    (66, (66, 2), By.CTAS),
+    (67, (30, 4), By.CLUSTERS),
+    (99, (30, 4), By.CLUSTERS),
+    (100, (66, 2), By.CTAS),
+]
 
 
-def test_small_clusters_share_rows_that_are_not_too_long(gpu: Gpu) -> None:
-    gpu.capacity = {1: 132, 2: 66, 4: 30}
-    for pages in (4 * UNEVEN_PAGES - 1, 4 * UNEVEN_PAGES, SHARED_PAGES * 32 - 1, SHARED_PAGES * 32):
-        launch(rows(30, pages))
+@pytest.mark.parametrize(("count", "clusters", "who"), SHARING)
+def test_who_shares_the_long_rows_of_a_wide_table(
+    gpu: Gpu, count: int, clusters: tuple[int, int], who: By
+) -> None:
+    gpu.capacity = dict(H200)
+    launch(rows(count, 2 * WIDE_PAGES))
+    assert gpu.launches[0][8:10] == clusters
+    assert gpu.plans[-1].rows is who
+
+
+def test_the_width_of_the_table_decides_whether_clusters_share(gpu: Gpu) -> None:
+    gpu.capacity = dict(H200)
+    for pages in (3 * UNEVEN_PAGES - 1, 3 * UNEVEN_PAGES, WIDE_PAGES - 1, WIDE_PAGES):
+        launch(rows(39, pages))
     kinds = [(plan.rows, plan.by_lengths) for plan in gpu.plans]
-    assert kinds == [(By.CLUSTER, False), (By.CLUSTERS, True), (By.CTAS, False)]
-    assert len(gpu.launches) == 4
+    assert kinds == [(By.CLUSTER, False), (By.CLUSTERS, True)]
+    assert gpu.launches[0][6:] == (39, 3)
+    assert [arguments[8:10] for arguments in gpu.launches[1:]] == [(39, 3), (39, 3), (15, 8)]
+
+
+def test_no_cluster_is_larger_than_the_environment_allows(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.capacity = dict(H200)
+    monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", "3")
+    for count in (4, 39, 80):
+        launch(rows(count, 2 * WIDE_PAGES))
+    assert [arguments[8:10] for arguments in gpu.launches] == [(39, 3), (39, 3), (66, 2)]
 
 
 def test_narrow_tables_get_no_large_clusters(gpu: Gpu) -> None:

@@ -18,10 +18,15 @@ from flashdsa.problem import PAGE_SIZE
 
 
 class Table(NamedTuple):
-    """The kernel for block tables of so many pages a row or more."""
+    """The kernel for block tables of so many pages a row or more.
+
+    Attributes:
+        clusters: how many, and CTAs of each; None: those of the launch.
+    """
 
     least_pages: int
     plan: SelectPlan
+    clusters: tuple[int, int] | None = None
 
 
 class RowSplits:
@@ -39,6 +44,7 @@ class RowSplits:
         self._functions: list[Callable[..., Any] | None] = [None] * len(tables)
         self._functions[0] = self._load[0]()
         self._workspaces = [_workspace(runner, table.plan) for table in tables]
+        self._clusters = [table.clusters for table in tables]
         self._page_entries = PAGE_SIZE // tables[0].plan.entry_tokens
 
     def launch(
@@ -60,6 +66,7 @@ class RowSplits:
         while pages < self._least_pages[which]:
             which -= 1
         function, workspace = self._functions[which], self._workspaces[which]
+        num_clusters, cluster_size = self._clusters[which] or (num_clusters, cluster_size)
         if function is None:
             function = self._functions[which] = self._load[which]()
         if workspace is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.indexer.clusters import clusters_at_once, clusters_for
+from flashdsa.backends.indexer.clusters import Clusters, clusters_at_once, clusters_for
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
     require_layout,
@@ -21,7 +21,7 @@ from flashdsa.backends.indexer.tensors import (
 )
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
-from flashdsa.kernels.indexer.sizes import MOST_DEALT, SPLITS_BY_SIZE
+from flashdsa.kernels.indexer.sizes import MOST_DEALT
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.problem import PAGE_SIZE
@@ -35,13 +35,15 @@ UNEVEN_PAGES = 88
 it may pay that the lengths decide who gets which row."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
-SHARING_CLUSTER = 5
-"""CTAs of a cluster from which clusters share long rows of any length, where lengths decide. Of
-smaller ones too few can share a row, as they can merge what twice as many clusters publish as one
-has CTAs: there the CTAs of a long row select alone."""
-SMALL_SHARING_CLUSTER, SHARED_PAGES = 3, 40
-"""CTAs of a cluster from which clusters share long rows of so many pages for each CTA of the most
-clusters that can."""
+LEAST_SHARING = 3
+"""CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones can
+merge too little: there the CTAs of a long row select alone."""
+SHARING, WIDE_PAGES = 8, 720
+"""CTAs of the clusters that share rows in place of larger ones, which are too few to be given out,
+and of those of three, which cannot be halved: these in tables of at least so many pages."""
+MANY_SHARING, MANY_ROWS = 4, 0.75
+"""CTAs of the clusters that share the rows of wide tables where more rows than clusters have turns,
+up to so many rows for each SM."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
@@ -227,22 +229,31 @@ def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> La
         few = RowSplits(runner, spec, Table(0, plan), dealt)
         return Launch(few.launch, clusters_at_once(runner, plan)[clusters.size], clusters.size)
     number = clusters_at_once(runner, plan)[clusters.size]
-    many = RowSplits(runner, spec, *_tables(plan, clusters.size, rows <= clusters.number))
+    many = RowSplits(runner, spec, *_tables(runner, plan, clusters, rows))
     return Launch(many.launch, number, clusters.size)
 
 
-def _tables(plan: SelectPlan, size: int, a_cluster_each: bool) -> list[Table]:
+def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> list[Table]:
     """The kernels of batches in which the lengths decide, where the table is wide enough for that.
 
     Args:
-        size: CTAs of a cluster. a_cluster_each: every row can have one.
+        clusters: for every row one, if they are enough.
     """
     alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
-    if not a_cluster_each:
-        return [Table(0, alone)]
-    if size < SMALL_SHARING_CLUSTER:
-        return [Table(0, plan), Table(UNEVEN_PAGES * size, alone)]
-    tables = [Table(0, plan), Table(UNEVEN_PAGES * size, shared)]
-    if size < SHARING_CLUSTER:
-        tables.append(Table(SHARED_PAGES * SPLITS_BY_SIZE * size * size, alone))
+    at_once, size = clusters_at_once(runner, plan), clusters.size
+    uneven = UNEVEN_PAGES * size
+    if rows > clusters.number:
+        tables = [Table(0, alone)]
+        if rows <= MANY_ROWS * at_once[1] and MANY_SHARING in at_once:
+            many = at_once[MANY_SHARING], MANY_SHARING
+            tables.append(Table(UNEVEN_PAGES * MANY_SHARING, shared, many))
+        return tables
+    if size < LEAST_SHARING:
+        return [Table(0, plan), Table(uneven, alone)]
+    others = (at_once[SHARING], SHARING) if SHARING in at_once else None
+    if size > SHARING:
+        return [Table(0, plan), Table(uneven, shared, others)]
+    tables = [Table(0, plan), Table(uneven, shared)]
+    if size == LEAST_SHARING:
+        tables.append(Table(WIDE_PAGES, shared, others))
     return tables
