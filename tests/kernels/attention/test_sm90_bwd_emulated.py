@@ -77,7 +77,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
 
     monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
     invalid = named == "others"
-    case = SparseMlaCase(named, 4, 300, 128, 40, invalid=invalid, poison=True, empty_rows=invalid)
+    case = SparseMlaCase(named, 4, 79, 128, 40, invalid=invalid, poison=True, empty_rows=invalid)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     for query in range(0 if named == "others" else 4):
         inputs.indices[query] = inputs.indices[0]

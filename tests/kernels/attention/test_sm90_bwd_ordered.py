@@ -205,3 +205,15 @@ def test_slots_replace_chains_that_would_wait(num_keys: int, topk: int, pay: boo
             4096, 128, topk, 132, num_keys=num_keys, deterministic=deterministic, tile=Tile()
         )
         assert (found is not None) is (pay or not deterministic)
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "ratio"), [(300_000, 4.0), (299_999, mla_bwd_grouped.RATIO[64])]
+)
+def test_groups_need_nothing_in_common_where_few_rows_are_named(
+    num_keys: int, ratio: float
+) -> None:
+    found = mla_bwd_grouped.grouping_for(
+        1200, 64, 500, 132, num_keys=num_keys, deterministic=False, tile=Tile()
+    )
+    assert found is not None and found.ratio == ratio
