@@ -104,6 +104,8 @@ def test_any_number_of_heads(heads: int) -> None:
 
 def test_padded_heads_are_the_next_that_kernels_take() -> None:
     assert mla_bwd.head_parts(24) == [(slice(0, 24), 32)]
+    spread = [mla_bwd.head_parts(8, queries)[0][1] for queries in (529, 528, 265, 264, 132, 2, 1)]
+    assert spread == [8, 16, 16, 32, 64, 64, 8]
     assert mla_bwd.head_parts(128) == [(slice(0, 128), 128)]
     assert mla_bwd.head_parts(300) == [
         (slice(0, 128), 128), (slice(128, 256), 128), (slice(256, 300), 64),

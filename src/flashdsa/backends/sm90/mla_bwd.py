@@ -32,7 +32,7 @@ from flashdsa.backends.sm90.mla_bwd_per_item import (
 from flashdsa.backends.sm90.mla_bwd_slots import bind_slots, slots_pay
 from flashdsa.backends.sparse_mla_launches import is_joined, slots_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
-from flashdsa.kernels.attention.sm90.core.tile import Tile
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.catalog import MLA_BWD_SINK
 
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 EXTRA_KV = 9
 """Place of the second source among the operands."""
+LEAST_SPREAD = 512
+"""Slots of a query from which on few queries are spread over more groups: padding takes some 25 us,
+as much as eight tiles of keys."""
+WAVE = 132
+"""Groups that run at once: an H100's and an H200's SMs. It does not depend on the device, and so
+the bits do not."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), dextra_kv (S_extra, d_qk), d_sink (H,); what has no operand is
 empty."""
@@ -123,12 +129,13 @@ def bind(
 
 def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of some queries and all heads, those that kernels take at a time."""
+    spread = sizes.num_queries if sizes.topk >= LEAST_SPREAD else 1
     parts = [
         (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
-        for heads, padded in head_parts(num_heads)
+        for heads, padded in head_parts(num_heads, spread)
     ]
     runner = sizes.runner
-    if num_heads in HEADS:
+    if parts[0][:2] == (slice(0, num_heads), num_heads):
         launch_all = parts[0][2]
 
         def launch(inputs: Inputs, outputs: Outputs) -> None:
@@ -157,12 +164,20 @@ def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     return launch_padded
 
 
-def head_parts(num_heads: int) -> list[tuple[slice, int]]:
-    """Heads of each part, and the number of heads in its kernel: the rest is padding."""
+def head_parts(num_heads: int, spread: int = 1) -> list[tuple[slice, int]]:
+    """Heads of each part, and the number of heads in its kernel: the rest is padding.
+
+    Args:
+        spread: queries that are spread over as many groups as run at once: the more heads a kernel
+            has, the fewer queries has a group; 1: heads are padded only where they must be.
+    """
     parts = []
     for first in range(0, num_heads, max(HEADS)):
         heads = slice(first, min(first + max(HEADS), num_heads))
-        parts.append((heads, min(n for n in HEADS if n >= heads.stop - first)))
+        padded = min(n for n in HEADS if n >= heads.stop - first)
+        while padded < ROWS and spread > 1 and spread * 2 * padded <= WAVE * ROWS:
+            padded *= 2
+        parts.append((heads, padded))
     return parts
 
 
