@@ -40,10 +40,11 @@ LEAST_SHARING = 3
 merge too little: there the CTAs of a long row select alone."""
 SHARING, WIDE_PAGES = 8, 720
 """CTAs of the clusters that share rows in place of larger ones, which are too few to be given out,
-and of those of three, which cannot be halved: these in tables of at least so many pages."""
+of halved ones, and of those of three, which cannot be halved: these in tables of at least so many
+pages."""
 MANY_SHARING, MANY_ROWS = 4, 0.75
-"""CTAs of the clusters that share the rows of wide tables where more rows than clusters have turns,
-up to so many rows for each SM."""
+"""The same in place of clusters of two, of which each has several rows: up to so many rows for each
+SM."""
 MOST_CTAS_OF_A_PAIR = 2
 """Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
 faster."""
@@ -244,8 +245,9 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
     uneven = UNEVEN_PAGES * size
     if rows > clusters.number:
         tables = [Table(0, alone)]
-        if rows <= MANY_ROWS * at_once[1] and MANY_SHARING in at_once:
-            many = at_once[MANY_SHARING], MANY_SHARING
+        sharing = SHARING if size >= MANY_SHARING else MANY_SHARING
+        if rows <= MANY_ROWS * at_once[1] and sharing in at_once:
+            many = at_once[sharing], sharing
             tables.append(Table(UNEVEN_PAGES * MANY_SHARING, shared, many))
         return tables
     if size < LEAST_SHARING:
