@@ -23,6 +23,18 @@ class Operands(NamedTuple):
     sm_scale: Any  # fp32
 
 
+class Inputs(NamedTuple):
+    """`Operands` after q, which a kernel gets as it is or by its tensor map."""
+
+    kv: Any
+    indices: Any
+    topk_length: Any
+    attn_sink: Any
+    out: Any
+    lse: Any
+    sm_scale: Any
+
+
 class MoreOperands(NamedTuple):
     """Arguments of kernels of two sources, after `Operands`."""
 

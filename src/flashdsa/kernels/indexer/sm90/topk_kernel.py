@@ -11,34 +11,22 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, cute
 
-from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.gmem import prefetch
-from flashdsa.dsl.pipeline import RingConsumer, RingProducer
-from flashdsa.dsl.static import Static
-from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
+from flashdsa.kernels.indexer.emit.output import Output
 from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
-from flashdsa.kernels.indexer.load_tiles import load_scheduled
-from flashdsa.kernels.indexer.schedule.coord import find_coord
-from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
-from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
 from flashdsa.kernels.indexer.select.keys import bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import Listed, count_in_bin
-from flashdsa.kernels.indexer.select.tiles import select_tiles
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
-from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
+from flashdsa.kernels.indexer.sm90.given_scores import rank_scores
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     IndexerMemory,
     SelectBuffers,
-    cluster_buffers_in,
-    select_buffers_in,
-    tile_buffers_in,
 )
 from flashdsa.problem import PAGE_SIZE
 
@@ -162,38 +150,9 @@ def topk_kernel(
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_topk`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = thread % WARP_SIZE
     memory = IndexerMemory.allocate(plan)
-    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = Rows(lengths, lengths.shape[0], scores.shape[1])
-    coord = find_coord(rows, Int32(1), plan)
-    consumes = warp < plan.consumer_warps
-    lengths_asked_for = first_lengths(select, rows, coord, thread, consumes, plan)
-    enter_cluster(memory, thread, INITIALISING_WARPS)
-    coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
-    if consumes:
-        output = Output(positions, None, None, Int32(0), rows)
-        # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
-        emit_unscored_rows(
-            output,
-            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
-            num_ctas * plan.consumer_warps,
-            lane,
-            plan,
-        )
-        inputs = tile_buffers_in(memory, plan, RingConsumer)
-        s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
-        select_tiles(s, scores, read_batch, select_by_cluster)
-    else:
-        inputs = tile_buffers_in(memory, plan, RingProducer)
-        load_warp = warp - plan.consumer_warps
-        load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
-        cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
-        load_scheduled(load_ctx, DESCRIPTIONS, select, coord, lengths_asked_for, lane, plan)
+    rank_scores(memory, Output(positions, None, None, Int32(0), rows), scores, read_batch, plan)
 
 
 @cute.jit

@@ -15,34 +15,22 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
 from flashdsa.dsl.memory import Region
-from flashdsa.dsl.pipeline import RingConsumer, RingProducer
-from flashdsa.dsl.static import Static
-from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.by_position import set_bit
-from flashdsa.kernels.indexer.emit.output import PAGE_BITS, Output, emit_unscored_rows
+from flashdsa.kernels.indexer.emit.output import PAGE_BITS, Output
 from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
-from flashdsa.kernels.indexer.load_tiles import load_scheduled
-from flashdsa.kernels.indexer.schedule.coord import find_coord
-from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, request_of
-from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
 from flashdsa.kernels.indexer.select.keys import sortable
 from flashdsa.kernels.indexer.select.lists import Listed, append_all
-from flashdsa.kernels.indexer.select.tiles import select_tiles
-from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
-from flashdsa.kernels.indexer.sm90.load import DESCRIPTIONS, LoadContext
+from flashdsa.kernels.indexer.sm90.given_scores import rank_scores
 from flashdsa.kernels.indexer.sm90.two_levels.plan import WORD_BITS, LevelPlan
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     IndexerMemory,
-    cluster_buffers_in,
-    select_buffers_in,
-    tile_buffers_in,
 )
 from flashdsa.problem import PAGE_SIZE
 
@@ -212,40 +200,11 @@ def level_kernel(
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_level`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    lane = thread % WARP_SIZE
     memory = LevelMemory.allocate(plan)
-    select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
-    rows = given.rows
-    coord = find_coord(rows, Int32(1), plan)
-    consumes = warp < plan.consumer_warps
-    lengths_asked_for = first_lengths(select, rows, coord, thread, consumes, plan)
-    enter_cluster(memory, thread, INITIALISING_WARPS)
-    coord = schedule_rows(select, rows, coord, lengths_asked_for, thread, consumes, plan)
-    if consumes:
-        id_table = None if const_expr(plan.positions) else given.block_table
-        output = Output(ids, None, id_table, given.num_pages, rows)
-        # The last CTA takes the first rows: CTAs without tiles, if any, have the highest numbers.
-        emit_unscored_rows(
-            output,
-            (num_ctas - 1 - cta) * plan.consumer_warps + warp,
-            num_ctas * plan.consumer_warps,
-            lane,
-            plan,
-        )
-        inputs = tile_buffers_in(memory, plan, RingConsumer)
-        s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
-        marks = memory.marks.array(Int32, plan.marked_words) if const_expr(plan.among) else None
-        select_tiles(s, given._replace(marks=marks), list_entries, select_by_cluster)
-    else:
-        inputs = tile_buffers_in(memory, plan, RingProducer)
-        load_warp = warp - plan.consumer_warps
-        load_ctx = LoadContext(inputs, None, None, None, None, Int32(0), rows, load_warp)
-        cute.arch.cluster_wait()  # here for the same reason as in the fused kernel
-        load_scheduled(load_ctx, DESCRIPTIONS, select, coord, lengths_asked_for, lane, plan)
+    marks = memory.marks.array(Int32, plan.marked_words) if const_expr(plan.among) else None
+    id_table = None if const_expr(plan.positions) else given.block_table
+    output = Output(ids, None, id_table, given.num_pages, given.rows)
+    rank_scores(memory, output, given._replace(marks=marks), list_entries, plan)
 
 
 @cute.jit

@@ -15,22 +15,29 @@ CTAs theirs as in the other decode.
 from typing import Any
 
 import cutlass
-from cutlass import Float32, cute
+from cutlass import cute
 
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.operands import Inputs, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     gather_pieces,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
-from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
+from flashdsa.kernels.attention.sm90.decode.shared.build import (
+    compile_cluster_launch,
+    launch_clusters,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
-from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory, Output, find_item
+from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    DecodeMemory,
+    find_item,
+    output_of,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
 GATHER = 0
@@ -40,22 +47,14 @@ GATHER = 0
 @cute.kernel
 def few_heads_kernel(
     q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sm_scale: Float32,
+    x: Inputs,
     more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
+    """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
-    sources: Any = None
-    if cutlass.const_expr(plan.joined):
-        sources = sources_of((kv, indices, topk_length), more)
+    sources = sources_of_plan(plan, x, more)
     enter_cluster(memory, thread)
     # The previous launch, which this one may follow early, has written the ids, or still reads the
     # results.
@@ -63,19 +62,19 @@ def few_heads_kernel(
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = find_item(memory, lse, indices, topk_length, sources)
-        gather_pieces(Gatherer(ctx, None, kv, indices, sources))
+        ctx = find_item(memory, x, sources)
+        gather_pieces(Gatherer(ctx, None, x.kv, x.indices, sources))
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
-        scale = make_scale(sm_scale * LOG2_E)
-        ctx = find_item(memory, lse, indices, topk_length, sources)
+        scale = make_scale(x.sm_scale * LOG2_E)
+        ctx = find_item(memory, x, sources)
         consumer = group - GATHER - 1
-        r = consume(Math(ctx, Output(ctx, out, lse, attn_sink, scale), q, consumer))
+        r = consume(Math(ctx, output_of(ctx, x, scale), q, consumer))
         # Computed again: values that are used after the steps would be live through them.
-        ctx = find_item(memory, lse, indices, topk_length, sources)
-        output = Output(ctx, out, lse, attn_sink, scale)
+        ctx = find_item(memory, x, sources)
+        output = output_of(ctx, x, scale)
         stage_share(Math(ctx, output, q, consumer), r)
         write_share(output, consumer)
 
@@ -91,14 +90,8 @@ def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     x, rest = split(arguments)
     more, (cluster_size,) = split_more(rest, plan.joined)
     items = x.q.shape[0] * ((x.q.shape[1] + HEADS - 1) // HEADS)
-    few_heads_kernel(*x, more, plan).launch(
-        grid=[items * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    kernel = few_heads_kernel(x.q, Inputs(*x[1:]), more, plan)
+    launch_clusters(kernel, plan, items, cluster_size, stream)
 
 
 def compile_few_heads(plan: FewHeadsPlan) -> Any:

@@ -19,15 +19,15 @@ the next step's tiles |                             |     P1 = exp2(S1) -> share
 from typing import Any
 
 import cutlass
-from cutlass import Float32, GridConstant, cute
+from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.operands import Inputs, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
@@ -37,13 +37,16 @@ from flashdsa.kernels.attention.sm90.decode.full.gather import (
     load_rows_of_query,
 )
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.shared.build import compile_cluster_launch
+from flashdsa.kernels.attention.sm90.decode.shared.build import (
+    compile_cluster_launch,
+    launch_clusters,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     DecodeMemory,
-    Output,
     find_item,
     load_item,
+    output_of,
     store_item,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
@@ -58,28 +61,20 @@ FINDING_WARP = 1
 @cute.kernel
 def decode_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sm_scale: Float32,
+    x: Inputs,
     more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
+    """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
-    sources: Any = None
-    if cutlass.const_expr(plan.joined):
-        sources = sources_of((kv, indices, topk_length), more)
+    sources = sources_of_plan(plan, x, more)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == FINDING_WARP:
         # The previous launch, which this one may follow early, has written the lengths and ids, or
         # still reads the results: every warp waits for it.
         cute.arch.griddepcontrol_wait()
-        store_item(find_item(memory, lse, indices, topk_length, sources))
+        store_item(find_item(memory, x, sources))
     if cutlass.const_expr(plan.alone):
         initialise_barriers(memory, thread)
         cute.arch.sync_threads()
@@ -91,20 +86,20 @@ def decode_kernel(
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = load_item(memory)
-        gather(Gatherer(ctx, q_map.get_ptr(), kv, indices, sources))
+        gather(Gatherer(ctx, q_map.get_ptr(), x.kv, x.indices, sources))
     else:
-        scale = make_scale(sm_scale * LOG2_E)
+        scale = make_scale(x.sm_scale * LOG2_E)
         if group == CONSUMER0:
             cute.arch.setmaxregister_increase(plan.consumer0.registers)
             ctx = load_item(memory)
-            consume0(Output(ctx, out, lse, attn_sink, scale))
+            consume0(output_of(ctx, x, scale))
         else:
             cute.arch.setmaxregister_increase(plan.consumer1.registers)
             ctx = load_item(memory)
-            consume1(Output(ctx, out, lse, attn_sink, scale))
+            consume1(output_of(ctx, x, scale))
         if cutlass.const_expr(not plan.alone):
             ctx = load_item(memory)
-            write_share(Output(ctx, out, lse, attn_sink, scale), group - CONSUMER0)
+            write_share(output_of(ctx, x, scale), group - CONSUMER0)
 
 
 @cute.jit
@@ -130,14 +125,8 @@ def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (cluster_size,) = split_more(rest, plan.joined)
     q_map = map_query(x.q)
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
-    decode_kernel(q_map, *x[1:], more, plan).launch(
-        grid=[items * cluster_size, 1, 1],
-        block=[plan.threads, 1, 1],
-        cluster=[cluster_size, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    kernel = decode_kernel(q_map, Inputs(*x[1:]), more, plan)
+    launch_clusters(kernel, plan, items, cluster_size, stream)
 
 
 def compile_decode(plan: DecodePlan) -> Any:

@@ -1,4 +1,4 @@
-"""Compilation of the decodes' launches."""
+"""Launches of the decodes, and their compilation."""
 
 from __future__ import annotations
 
@@ -31,3 +31,26 @@ def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
     operands = fake_operands(form=form, d_qk=plan.tile.d_qk)
     more = fake_more(operands, plan.extra_form or form) if plan.joined else ()
     return compile_launch(SM90, launch, plan, *operands, *more, *last)
+
+
+def launch_clusters(kernel: Any, plan: ClusterPlan, items: Any, cluster_size: Any, stream: Any):
+    """Launch a kernel, whose arguments are set: a cluster an item."""
+    kernel.launch(
+        grid=[items * cluster_size, 1, 1],
+        block=[plan.threads, 1, 1],
+        cluster=[cluster_size, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+
+
+def launch_ctas(kernel: Any, plan: ClusterPlan, num_ctas: Any, stream: Any):
+    """Launch a kernel, whose arguments are set, whose CTAs share out all items."""
+    kernel.launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )

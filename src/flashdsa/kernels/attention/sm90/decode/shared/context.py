@@ -11,6 +11,7 @@ from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.smem import VECTOR, store_words
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import Inputs
 from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
@@ -114,34 +115,28 @@ class Output(NamedTuple):
     scale: Scale
 
 
-@cute.jit
-def find_item(
-    memory: DecodeMemory,
-    lse: cute.Tensor,
-    indices: cute.Tensor,
-    lengths: cute.Tensor,
-    sources: Any = None,
-) -> Context:
-    """This thread's context.
+def output_of(ctx: Context, x: Inputs, scale: Scale) -> Output:
+    """The results of this thread's item."""
+    return Output(ctx, x.out, x.lse, x.attn_sink, scale)
 
-    Args:
-        lse: (S, H). indices: (S, topk). lengths: (S,) int32, or (0,): every slot counts.
-        sources: of a joined plan `Sources`.
-    """
+
+@cute.jit
+def find_item(memory: DecodeMemory, x: Inputs, sources: Any) -> Context:
+    """This thread's context; sources: of a joined plan `Sources`, else None."""
     item, _, _ = cute.arch.cluster_idx()
     rows = memory.plan.group_heads
-    blocks = divide(Int32(lse.shape[1]) + rows - 1, rows)
+    blocks = divide(Int32(x.lse.shape[1]) + rows - 1, rows)
     query = item
     if blocks > 1:
         query = divide(item, blocks)
     keys = memory.plan.tile.keys
     joined: Any = None
-    num_slots = Int32(indices.shape[1])
+    num_slots = Int32(x.indices.shape[1])
     if cutlass.const_expr(sources is not None):
         joined = join_slots(sources, query, keys)
         num_slots = joined.end
-    elif lengths.shape[0] > 0:
-        given = (lengths.iterator + query).load()
+    elif x.topk_length.shape[0] > 0:
+        given = (x.topk_length.iterator + query).load()
         num_slots = cutlass.min(cutlass.max(given, Int32(0)), num_slots)
     tiles = divide(num_slots + keys - 1, keys)
     num_ctas, rank = num_sharing(memory.plan, tiles), rank_of_cta(memory.plan)

@@ -15,6 +15,7 @@ from cutlass import Boolean, Int32, cute
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.operands import Inputs
 from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
@@ -48,18 +49,12 @@ class Parts(NamedTuple):
     count: Int32
 
 
-def batch_of(
-    memory: DecodeMemory,
-    lse: cute.Tensor,
-    indices: cute.Tensor,
-    lengths: cute.Tensor,
-    sources: Any = None,
-) -> Batch:
-    """The launch's items, by its tensors: (S, H), (S, topk), (S,) or (0,); `sources`: of a joined
-    plan."""
+def batch_of(memory: DecodeMemory, x: Inputs, sources: Any) -> Batch:
+    """The launch's items; sources: of a joined plan `Sources`, else None."""
     rows = memory.plan.group_heads
-    blocks = (Int32(lse.shape[1]) + rows - 1) // rows
-    return Batch(Int32(lse.shape[0]), blocks, Int32(indices.shape[1]), lengths, sources)
+    queries, heads = x.lse.shape
+    blocks = (Int32(heads) + rows - 1) // rows
+    return Batch(Int32(queries), blocks, Int32(x.indices.shape[1]), x.topk_length, sources)
 
 
 @cute.jit

@@ -14,20 +14,20 @@ rows of the next one   | low dims: rows, or part     | high dims: rows, or part
 from typing import Any
 
 import cutlass
-from cutlass import Float32, cute
+from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.operands import Inputs, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import take_stretches
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import (
     DealtFewHeadsPlan,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_tiles
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
-from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch, launch_ctas
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     batch_of,
@@ -42,38 +42,30 @@ GATHER = 0
 @cute.kernel
 def dealt_few_heads_kernel(
     q: cute.Tensor,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sm_scale: Float32,
+    x: Inputs,
     workspace: Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
+    """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
-    sources: Any = None
-    if cutlass.const_expr(plan.joined):
-        sources = sources_of((kv, indices, topk_length), more)
+    sources = sources_of_plan(plan, x, more)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, lse, indices, topk_length, sources), thread)
+    deal(memory, batch_of(memory, x, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(memory, lse, indices, topk_length, sources)
-        gather_stretches(memory, batch, kv, indices, gather_tiles)
+        batch = batch_of(memory, x, sources)
+        gather_stretches(memory, batch, x.kv, x.indices, gather_tiles)
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
-        scale = make_scale(sm_scale * LOG2_E)
-        role = Dealt(memory, workspace, q, out, lse, attn_sink, scale)
+        scale = make_scale(x.sm_scale * LOG2_E)
+        role = Dealt(memory, workspace, q, x.out, x.lse, x.attn_sink, scale)
         take_stretches(role, group - GATHER - 1)
 
 
@@ -89,13 +81,8 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     x, rest = split(arguments)
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
-    dealt_few_heads_kernel(*x, Workspace(counters, slots), more, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    kernel = dealt_few_heads_kernel(x.q, Inputs(*x[1:]), Workspace(counters, slots), more, plan)
+    launch_ctas(kernel, plan, num_ctas, stream)
 
 
 def compile_dealt(plan: DealtFewHeadsPlan) -> Any:

@@ -15,14 +15,14 @@ keys of the next one  | O's low dims: rows, or part | O's high dims: rows, or pa
 from typing import Any
 
 import cutlass
-from cutlass import Float32, GridConstant, cute
+from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import split, split_more
+from flashdsa.kernels.attention.operands import Inputs, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
-from flashdsa.kernels.attention.sm90.core.sources import sources_of
+from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
     Consumer,
     consume0,
@@ -30,7 +30,7 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
 )
 from flashdsa.kernels.attention.sm90.decode.full.dealt.gather import gather_stretches
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch
+from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch, launch_ctas
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
@@ -43,43 +43,35 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 @cute.kernel
 def dealt_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
-    kv: cute.Tensor,
-    indices: cute.Tensor,
-    topk_length: cute.Tensor,
-    attn_sink: cute.Tensor,
-    out: cute.Tensor,
-    lse: cute.Tensor,
-    sm_scale: Float32,
+    x: Inputs,
     workspace: Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands` (`operands.py`), and of a joined plan `MoreOperands`."""
+    """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
     initialise_barriers(memory, thread)
     # The previous launch, which this one may follow early, has written the lengths and ids, or
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
-    sources: Any = None
-    if cutlass.const_expr(plan.joined):
-        sources = sources_of((kv, indices, topk_length), more)
+    sources = sources_of_plan(plan, x, more)
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, lse, indices, topk_length, sources), thread)
+    deal(memory, batch_of(memory, x, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(memory, lse, indices, topk_length, sources)
-        gather_stretches(memory, batch, q_map.get_ptr(), kv, indices)
+        batch = batch_of(memory, x, sources)
+        gather_stretches(memory, batch, q_map.get_ptr(), x.kv, x.indices)
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        scale = make_scale(sm_scale * LOG2_E)
-        consume0(Consumer(memory, workspace, out, lse, attn_sink, scale))
+        scale = make_scale(x.sm_scale * LOG2_E)
+        consume0(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        scale = make_scale(sm_scale * LOG2_E)
-        consume1(Consumer(memory, workspace, out, lse, attn_sink, scale))
+        scale = make_scale(x.sm_scale * LOG2_E)
+        consume1(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
 
 
 @cute.jit
@@ -95,13 +87,8 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     x, rest = split(arguments)
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
     q_map = map_query(x.q)
-    dealt_kernel(q_map, *x[1:], Workspace(counters, slots), more, plan).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
+    kernel = dealt_kernel(q_map, Inputs(*x[1:]), Workspace(counters, slots), more, plan)
+    launch_ctas(kernel, plan, num_ctas, stream)
 
 
 def compile_dealt(plan: DealtPlan) -> Any:
