@@ -50,12 +50,13 @@ def role_functions(spec: KernelSpec) -> dict[str, tuple[Lines, ...]]:
     """Lines of the functions that only one role runs, by the role's name.
 
     Raises:
-        KeyError: a name of `spec.roles` is not known in the module of the kernel's function.
+        KeyError: a name of `spec.roles` is not known in the module of the kernel's function, and
+            has no definition elsewhere, or several.
     """
     sources = _Sources(source_files(spec.build.partition(":")[0]))
     kernel = sources.find(spec.entry)
     entries = {
-        role: [sources.resolve(kernel.module, name) for name in names]
+        role: [sources.named(kernel.module, name) for name in names]
         for role, names in spec.roles.items()
     }
     every = [entry for of_role in entries.values() for entry in of_role]
@@ -105,9 +106,11 @@ class _Sources:
         self._modules = {_name_of(file): _read(file) for file in files}
 
     def find(self, name: str) -> _Definition:
-        """The only definition of the name."""
-        (found,) = (module for module, read in self._modules.items() if name in read.own)
-        return _Definition(found, name)
+        """Find the only definition of a name; KeyError: there is none, or several."""
+        found = [module for module, read in self._modules.items() if name in read.own]
+        if len(found) != 1:
+            raise KeyError(name)
+        return _Definition(found[0], name)
 
     def resolve(self, module: str, name: str) -> _Definition:
         """Resolve a name of a module; KeyError: nothing that these files define."""
@@ -117,6 +120,13 @@ class _Sources:
         if there.name not in self._modules[there.module].own:
             raise KeyError(there)
         return there
+
+    def named(self, module: str, name: str) -> _Definition:
+        """Resolve a name of a module, or else find its only definition; KeyError: there is none."""
+        try:
+            return self.resolve(module, name)
+        except KeyError:
+            return self.find(name)
 
     def reached(
         self, starts: list[_Definition], cut: Iterable[_Definition] = ()
