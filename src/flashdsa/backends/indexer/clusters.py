@@ -43,12 +43,9 @@ def clusters_for(runner: Runner, plan: SelectPlan, rows: int) -> Clusters:
     return choose_clusters(clusters_at_once(runner, plan), rows)
 
 
-def clusters_at_once(runner: Runner, plan: SelectPlan) -> dict[int, int]:
-    """Clusters that run at once on the device without other work, by size, of all that may be
-    launched."""
-    capacity = runner.cluster_capacity(plan.threads, plan.smem_bytes)
-    allowed = allowed_clusters(capacity, USUAL_CLUSTER)
-    return {size: number for size, number in allowed.items() if number}
+def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
+    """Clusters that run at once, by size, on the device without other work."""
+    return runner.cluster_capacity(plan.threads, plan.smem_bytes)
 
 
 def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:

@@ -11,8 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.cpu.indexer import check_values
-from flashdsa.backends.indexer.clusters import Clusters, clusters_at_once, clusters_for
+from flashdsa.backends.indexer.clusters import (
+    USUAL_CLUSTER,
+    Clusters,
+    clusters_at_once,
+    clusters_for,
+)
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
     require_layout,
@@ -241,21 +247,23 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
         clusters: for every row one, if they are enough.
     """
     alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
-    at_once, size = clusters_at_once(runner, plan), clusters.size
-    uneven = UNEVEN_PAGES * size
+    at_once = allowed_clusters(clusters_at_once(runner, plan), USUAL_CLUSTER)
+    size, uneven = clusters.size, UNEVEN_PAGES * clusters.size
+
+    def others(size: int) -> tuple[int, int] | None:
+        return (at_once[size], size) if at_once.get(size) else None
+
     if rows > clusters.number:
+        sharing = others(SHARING if size >= MANY_SHARING else MANY_SHARING)
         tables = [Table(0, alone)]
-        sharing = SHARING if size >= MANY_SHARING else MANY_SHARING
-        if rows <= MANY_ROWS * at_once[1] and sharing in at_once:
-            many = at_once[sharing], sharing
-            tables.append(Table(UNEVEN_PAGES * MANY_SHARING, shared, many))
+        if sharing and rows <= MANY_ROWS * at_once[1]:
+            tables.append(Table(UNEVEN_PAGES * MANY_SHARING, shared, sharing))
         return tables
     if size < LEAST_SHARING:
         return [Table(0, plan), Table(uneven, alone)]
-    others = (at_once[SHARING], SHARING) if SHARING in at_once else None
     if size > SHARING:
-        return [Table(0, plan), Table(uneven, shared, others)]
+        return [Table(0, plan), Table(uneven, shared, others(SHARING))]
     tables = [Table(0, plan), Table(uneven, shared)]
     if size == LEAST_SHARING:
-        tables.append(Table(WIDE_PAGES, shared, others))
+        tables.append(Table(WIDE_PAGES, shared, others(SHARING)))
     return tables

@@ -21,6 +21,7 @@ from flashdsa.backends.sm90.mla_bwd_joined import (
     rows_of,
     some_of,
 )
+from flashdsa.backends.sm90.mla_bwd_lists import WAVE
 from flashdsa.backends.sm90.mla_bwd_per_item import (
     Call,
     Inputs,
@@ -44,9 +45,6 @@ EXTRA_KV = 9
 LEAST_SPREAD = 512
 """Slots of a query from which on few queries are spread over more groups: padding takes some 25 us,
 as much as eight tiles of keys."""
-WAVE = 132
-"""Groups that run at once: an H100's and an H200's SMs. It does not depend on the device, and so
-the bits do not."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), dextra_kv (S_extra, d_qk), d_sink (H,); what has no operand is
 empty."""
@@ -135,7 +133,7 @@ def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
         for heads, padded in head_parts(num_heads, spread)
     ]
     runner = sizes.runner
-    if parts[0][:2] == (slice(0, num_heads), num_heads):
+    if parts[0][1] == num_heads:
         launch_all = parts[0][2]
 
         def launch(inputs: Inputs, outputs: Outputs) -> None:

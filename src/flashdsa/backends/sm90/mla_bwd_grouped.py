@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_bytes
+from flashdsa.backends.sm90.mla_bwd_lists import WAVE, Lists, capacity_of, lists_bytes
 from flashdsa.backends.sm90.mla_bwd_per_item import Inputs, LaunchLarge, Outputs
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
@@ -33,8 +33,6 @@ HAND_OVER_US, TILE_US, GROUP_US, BYTES_A_US = 4.6, 3.1, 5.0, 3.3e6
 """Measured on an H200: from a group of a chain to the next one; a slice of a group, for each of its
 tiles and besides; memory's rate. They reproduce `deterministic=True` over the default's time of 128
 heads: topk 256 1.93, 512 1.43, 1,024 1.07."""
-WAVE = 132
-"""An H100's and an H200's SMs. It does not depend on the device, and so the bits do not."""
 MOST_OF_WORK, SHORT_US = 2.5, 50.0
 """Time of the chains and their dKVs, as a multiple of the groups' products and besides, above which
 slots replace them. A call by chains, by slots and without order: 9,606, 4,250 and 2,525 us with
@@ -51,7 +49,7 @@ ORDERED_RATIO = 1.25
 """The same ratio if additions are in order: the backward of 64 rows then loses more."""
 FEW_NAMED = 2
 """Slots of all queries for each row of kv up to which any groups whose lists have room are taken:
-the backward of 64 rows copies kv first, of which few rows are named then. 22 calls with 0.1 to 1.8
+the backward of 64 rows copies kv first, of which few rows are named then. 15 calls with 0.1 to 1.8
 slots a row took 0.67 to 1.01 of its time, two with 2.5 and 2.7 took 1.01 and 1.08 (one H200)."""
 MOST_LENGTH = 1.5
 """The same of a single list. The workspace has room for that much; if one list is longer the
@@ -129,8 +127,10 @@ def grouping_for(
         return None
     if deterministic and not chains_pay(num_keys, tile.d_qk, num_groups, topk):
         return None
-    ratio = max(ORDERED_RATIO, RATIO[num_heads]) if deterministic else RATIO[num_heads]
-    if num_queries * topk <= FEW_NAMED * num_keys and not deterministic:
+    ratio = RATIO[num_heads]
+    if deterministic:
+        ratio = max(ORDERED_RATIO, ratio)
+    elif num_queries * topk <= FEW_NAMED * num_keys:
         ratio = float(queries)  # which no list exceeds
     most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / topk) if ranges else MOST_LENGTH
     return Grouping(queries, topk, ratio, most_length, tile)

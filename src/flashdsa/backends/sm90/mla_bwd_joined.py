@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.mla_bwd_lists import WAVE
 from flashdsa.backends.sparse_mla_launches import slots_of
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.catalog import MLA_BWD_JOIN
@@ -25,9 +26,6 @@ MOST_BYTES = 1 << 30
 """Most bytes of the lists of a launch; queries that need more are launched in parts."""
 SLOT_BYTES = 13
 """Bytes of a slot: its id, its row and members in a list, and the row of its gradient in order."""
-WAVE = 132
-"""Queries that a part has a multiple of, if that many have room; not the device's, as the bits of
-the deterministic backward depend on it."""
 
 Join = Callable[["MlaBwdOperands", Tensor, "slice | None"], tuple[Tensor, Tensor]]
 """(operands, rows of both sources, queries, None: all): ids and lengths of these queries."""

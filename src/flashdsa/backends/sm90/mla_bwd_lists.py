@@ -12,6 +12,10 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.attention.lists import members_bits
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 
+WAVE = 132
+"""SMs of an H100 and of an H200. Parts of a call have a multiple of so many row blocks or queries,
+where that many have room. It does not depend on the device, and so the bits in order do not."""
+
 
 class Lists(NamedTuple):
     """Lists of a grouping's groups, see `workspace.py`, and what the queries of each name, one by

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.backends.sm90.mla_bwd_lists import WAVE
 from flashdsa.backends.sm90.mla_bwd_per_item import (
     Call,
     Inputs,
@@ -29,9 +30,6 @@ from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""
-WAVE = 132
-"""Row blocks that a part has a multiple of, if that many have room: an H100's and an H200's SMs. It
-does not depend on the device, and so the bits do not."""
 
 FAR_ROWS = {32: 57_344, 64: 40_960}
 """Rows of dKV, two to three times the second-level cache, above which additions may wait for

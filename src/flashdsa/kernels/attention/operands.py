@@ -23,8 +23,8 @@ class Operands(NamedTuple):
     sm_scale: Any  # fp32
 
 
-class Inputs(NamedTuple):
-    """`Operands` after q, which a kernel gets as it is or by its tensor map."""
+class OtherOperands(NamedTuple):
+    """`Operands` without q, which a kernel gets as it is or by its tensor map."""
 
     kv: Any
     indices: Any

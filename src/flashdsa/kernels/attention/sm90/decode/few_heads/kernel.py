@@ -19,7 +19,7 @@ from cutlass import cute
 
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
@@ -47,7 +47,7 @@ GATHER = 0
 @cute.kernel
 def few_heads_kernel(
     q: cute.Tensor,
-    x: Inputs,
+    x: OtherOperands,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -90,7 +90,7 @@ def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     x, rest = split(arguments)
     more, (cluster_size,) = split_more(rest, plan.joined)
     items = x.q.shape[0] * ((x.q.shape[1] + HEADS - 1) // HEADS)
-    kernel = few_heads_kernel(x.q, Inputs(*x[1:]), more, plan)
+    kernel = few_heads_kernel(x.q, OtherOperands(*x[1:]), more, plan)
     launch_clusters(kernel, plan, items, cluster_size, stream)
 
 

@@ -25,7 +25,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -61,7 +61,7 @@ FINDING_WARP = 1
 @cute.kernel
 def decode_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
-    x: Inputs,
+    x: OtherOperands,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -125,7 +125,7 @@ def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (cluster_size,) = split_more(rest, plan.joined)
     q_map = map_query(x.q)
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
-    kernel = decode_kernel(q_map, Inputs(*x[1:]), more, plan)
+    kernel = decode_kernel(q_map, OtherOperands(*x[1:]), more, plan)
     launch_clusters(kernel, plan, items, cluster_size, stream)
 
 

@@ -20,7 +20,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -48,7 +48,7 @@ GATHER = 0
 @cute.kernel
 def many_heads_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
-    x: Inputs,
+    x: OtherOperands,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -91,7 +91,7 @@ def launch_many_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     more, (cluster_size,) = split_more(rest, plan.joined)
     items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
     q_map = map_query(x.q)
-    kernel = many_heads_kernel(q_map, Inputs(*x[1:]), more, plan)
+    kernel = many_heads_kernel(q_map, OtherOperands(*x[1:]), more, plan)
     launch_clusters(kernel, plan, items, cluster_size, stream)
 
 

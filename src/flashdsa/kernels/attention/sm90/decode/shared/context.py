@@ -11,7 +11,7 @@ from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.smem import VECTOR, store_words
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.context import StepMemory
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.sources import JoinedSlots, join_slots, split_after
@@ -115,13 +115,13 @@ class Output(NamedTuple):
     scale: Scale
 
 
-def output_of(ctx: Context, x: Inputs, scale: Scale) -> Output:
+def output_of(ctx: Context, x: OtherOperands, scale: Scale) -> Output:
     """The results of this thread's item."""
     return Output(ctx, x.out, x.lse, x.attn_sink, scale)
 
 
 @cute.jit
-def find_item(memory: DecodeMemory, x: Inputs, sources: Any) -> Context:
+def find_item(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Context:
     """This thread's context; sources: of a joined plan `Sources`, else None."""
     item, _, _ = cute.arch.cluster_idx()
     rows = memory.plan.group_heads

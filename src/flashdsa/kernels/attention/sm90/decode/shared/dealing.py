@@ -15,7 +15,7 @@ from cutlass import Boolean, Int32, cute
 
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.sources import join_slots
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
@@ -49,7 +49,7 @@ class Parts(NamedTuple):
     count: Int32
 
 
-def batch_of(memory: DecodeMemory, x: Inputs, sources: Any) -> Batch:
+def batch_of(memory: DecodeMemory, x: OtherOperands, sources: Any) -> Batch:
     """The launch's items; sources: of a joined plan `Sources`, else None."""
     rows = memory.plan.group_heads
     queries, heads = x.lse.shape

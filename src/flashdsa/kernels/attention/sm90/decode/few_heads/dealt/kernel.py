@@ -18,7 +18,7 @@ from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import take_stretches
@@ -42,7 +42,7 @@ GATHER = 0
 @cute.kernel
 def dealt_few_heads_kernel(
     q: cute.Tensor,
-    x: Inputs,
+    x: OtherOperands,
     workspace: Workspace,
     more: Any,
     plan: cutlass.Constexpr,
@@ -81,7 +81,9 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     x, rest = split(arguments)
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
-    kernel = dealt_few_heads_kernel(x.q, Inputs(*x[1:]), Workspace(counters, slots), more, plan)
+    kernel = dealt_few_heads_kernel(
+        x.q, OtherOperands(*x[1:]), Workspace(counters, slots), more, plan
+    )
     launch_ctas(kernel, plan, num_ctas, stream)
 
 

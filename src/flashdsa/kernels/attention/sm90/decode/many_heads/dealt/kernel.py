@@ -19,7 +19,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import Inputs, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
@@ -39,7 +39,7 @@ GATHER = 0
 @cute.kernel
 def dealt_many_heads_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
-    x: Inputs,
+    x: OtherOperands,
     workspace: Workspace,
     more: Any,
     plan: cutlass.Constexpr,
@@ -79,7 +79,9 @@ def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     x, rest = split(arguments)
     more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
     q_map = map_query(x.q)
-    kernel = dealt_many_heads_kernel(q_map, Inputs(*x[1:]), Workspace(counters, slots), more, plan)
+    kernel = dealt_many_heads_kernel(
+        q_map, OtherOperands(*x[1:]), Workspace(counters, slots), more, plan
+    )
     launch_ctas(kernel, plan, num_ctas, stream)
 
 
