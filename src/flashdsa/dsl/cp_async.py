@@ -41,6 +41,16 @@ def copy_word(to: Any, source: Any, row: Any, target: int, offset: int) -> None:
     )
 
 
+def commit_copies() -> None:
+    """End a group: of the copies of this thread since the group before."""
+    cute.arch.inline_ptx("cp.async.commit_group;")
+
+
+def wait_for_copies(groups: int) -> None:
+    """Wait for this thread's groups of copies but the last `groups`; it sees them then."""
+    cute.arch.inline_ptx(f"cp.async.wait_group {groups};")
+
+
 def arrive_when_copied(barrier: Any) -> None:
     """Arrive for this thread as soon as all its copies so far have come; do not wait.
 

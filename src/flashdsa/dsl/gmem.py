@@ -48,12 +48,13 @@ def store_if(taken: Int32, pointer: Any, value: Int32) -> None:
     )
 
 
-def load_if(taken: Int32, pointer: Any, kind: str = "b32") -> Int32:
-    """Load a word, or a number of another kind, if `taken` is not 0, else return 0; by a predicate
-    and no branch."""
+def load_if(taken: Int32, pointer: Any, kind: str = "b32", offset: int = 0) -> Int32:
+    """Load a word, or a number of another kind, `offset` bytes after `pointer` if `taken` is not 0,
+    else return 0; by a predicate and no branch."""
+    at = f"[{{$r1}} + {offset}]" if offset else "[{$r1}]"
     return cute.arch.inline_ptx(
         "{ .reg .pred p; setp.ne.s32 p, {$r0}, 0; mov.b32 {$w0}, 0; "
-        f"@p ld.global.{kind} {{$w0}}, [{{$r1}}]; }}",
+        f"@p ld.global.{kind} {{$w0}}, {at}; }}",
         write_only_types=[Int32],
         read_only_args=[taken, pointer],
     )

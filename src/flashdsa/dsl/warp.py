@@ -62,6 +62,21 @@ def neighbours_sum(value: Any, lanes: cutlass.Constexpr) -> Any:
 
 
 @cute.jit
+def sums_over_lanes(values: list[Any], lane: Int32) -> Any:
+    """Sums of each of 2, 4, 8 or 16 values over all lanes; lane i has that of value
+    i * len(values) // 32."""
+    step = WARP_SIZE // 2
+    while cutlass.const_expr(len(values) > 1):
+        half = len(values) // 2
+        is_upper = lane & step != 0
+        own = [values[half + i] if is_upper else values[i] for i in range(half)]
+        other = [values[i] if is_upper else values[half + i] for i in range(half)]
+        values = [own[i] + cute.arch.shuffle_sync_bfly(other[i], step) for i in range(half)]
+        step //= 2
+    return neighbours_sum(values[0], 2 * step)
+
+
+@cute.jit
 def first_lane_where(condition: cutlass.Boolean) -> Int32:
     """The first lane for which the condition holds; the last lane if it holds for none."""
     mask = cute.arch.vote_ballot_sync(condition)

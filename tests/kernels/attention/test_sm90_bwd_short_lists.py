@@ -10,9 +10,11 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
+from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
-from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import short_kernel
+from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import WARPS, short_kernel
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     FREE,
     LENGTHS,
@@ -20,7 +22,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     Items,
     order_items,
 )
-from flashdsa.kernels.attention.union_slots import THREADS
 from flashdsa.verify.draw_rows import invalid_values
 from ptxemu.cutedsl import emulate
 
@@ -32,15 +33,19 @@ def make_lists(
     slots: tuple[cute.Tensor, cute.Tensor],
     lists: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+    choice: cute.Tensor,
 ):
-    short_kernel(slots, Lists(*lists), Int32(NUM_KEYS), of_delta, Int32(HEADS), None, TILE).launch(
-        grid=[QUERIES, 1, 1], block=[THREADS, 1, 1]
-    )
+    keys, heads = Int32(NUM_KEYS), Int32(HEADS)
+    made = short_kernel(slots, Lists(*lists), keys, of_delta, heads, choice, TILE)
+    made.launch(grid=[-(-QUERIES // WARPS), 1, 1], block=[WARPS * WARP_SIZE, 1, 1])
 
 
-@pytest.mark.parametrize("topk", [1, 40, 300, 512])
-def test_lists_ascend_with_repeats_and_delta_is_made(topk: int) -> None:
-    """Full, short by its length, repeated, invalid by a third, of one row, and empty."""
+@pytest.mark.parametrize(
+    ("topk", "choice"), [(1, SECOND), (40, SECOND), (300, SECOND), (512, SECOND), (40, FIRST)]
+)
+def test_lists_ascend_with_repeats_or_delta_is_made(topk: int, choice: int) -> None:
+    """Full, short by its length, repeated, invalid by a third, of one row, and empty; delta alone
+    where large groups are taken."""
     generator = torch.Generator().manual_seed(topk)
     indices = torch.stack(
         [torch.randperm(NUM_KEYS, generator=generator)[:topk].int() for _ in range(QUERIES)]
@@ -61,9 +66,14 @@ def test_lists_ascend_with_repeats_and_delta_is_made(topk: int) -> None:
             tuple(map(from_dlpack, (indices, lengths))),
             tuple(map(from_dlpack, (rows, members, counts, present, named))),
             tuple(map(from_dlpack, (do, out, delta))),
+            from_dlpack(torch.tensor([choice], dtype=torch.int32)),
         )
     assert list(emulator.findings) == []
-    torch.testing.assert_close(delta, (do.float() * out.float()).sum(1), rtol=1e-4, atol=1e-4)
+    if choice == FIRST:
+        torch.testing.assert_close(delta, (do.float() * out.float()).sum(1), rtol=1e-4, atol=1e-4)
+        assert (rows == -7).all() and (members == 7).all() and (counts == -7).all()
+        return
+    assert delta.isnan().all()
     for query in range(QUERIES):
         own = indices[query, : max(0, int(lengths[query]))]
         want = own[(own >= 0) & (own < NUM_KEYS)].sort().values

@@ -34,6 +34,24 @@ def delta_of(do: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32) -> Floa
     return total
 
 
+@cute.jit
+def write_deltas(
+    do: cute.Tensor,
+    out: cute.Tensor,
+    delta: cute.Tensor,
+    first: Int32,
+    count: Int32,
+    warps: cutlass.Constexpr,
+) -> None:
+    """Write delta of `count` rows from `first` on; all threads of a CTA of that many warps call."""
+    thread, _, _ = cute.arch.thread_idx()
+    lane = thread % WARP_SIZE
+    for row in cutlass.range(first + thread // WARP_SIZE, first + count, warps, unroll=1):
+        total = delta_of(do, out, row, lane)
+        if lane == 0:
+            (delta.iterator + row).store(total)
+
+
 @cute.kernel
 def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     """do, out: (rows, dims) bf16; delta: rows in all, fp32."""

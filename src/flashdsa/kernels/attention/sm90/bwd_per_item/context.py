@@ -26,6 +26,7 @@ class PerItemMemory(Memory):
     scores_full: Barriers
     scores_free: Barriers
     rows_full: Barriers
+    statistics_full: Barriers
     rows_free: Barriers
     item_full: Barriers
     item_free: Barriers

@@ -289,7 +289,8 @@ def dkv_item(
     tile = tiles.first
     keys = read_keys(role, line, tiles, tile)
     if tiles.count > 0:
-        ctx.memory.rows_full.wait_round(items)
+        for chunk in cutlass.range_constexpr(ctx.plan.tile.chunks):
+            ctx.memory.rows_full.wait_round(items, chunk)
         # Q and dO have been copied by threads; the fence shows them to wgmma.
         cute.arch.fence_proxy("async.shared", space="cta")
         items += 1

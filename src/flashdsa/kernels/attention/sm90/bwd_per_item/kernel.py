@@ -25,7 +25,7 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, gather_all
+from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, Rows, gather_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     Offsets,
     launch_offsets,
@@ -42,7 +42,7 @@ from flashdsa.kernels.attention.sm90.core.tile import ROWS
 class Work(NamedTuple):
     """Arguments of all parts of the groups, as for `per_item_kernel`."""
 
-    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor]
+    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor]
     lse: cute.Tensor
     delta: cute.Tensor
     lists: Lists
@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 @cute.kernel
 def per_item_kernel(
-    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+    operands: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
     lse: cute.Tensor,
     delta: cute.Tensor,
     lists: Lists,
@@ -69,10 +69,10 @@ def per_item_kernel(
     tickets: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do. choice: None: it is
-    taken. A plan with slots has them as dkv, and offsets and number of the part; else None.
+    """One CTA; arguments as in `Operands`. operands: q, the copy of kv, do, out. choice: None: it
+    is taken. A plan with slots has them as dkv, and offsets and number of the part; else None.
     tickets: see `tickets.py`; None: the plan has none."""
-    q, kv, do = operands
+    q, kv, do, out = operands
     thread, _, _ = cute.arch.thread_idx()
     memory = PerItemMemory.allocate(plan)
     initialise_barriers(memory, thread)
@@ -86,11 +86,11 @@ def per_item_kernel(
     elif group == 1:
         cute.arch.setmaxregister_increase(plan.score.registers)
         ctx = locate(memory, *of_launch)
-        score_all(Scorer(ctx, lse, delta, dq, sm_scale))
+        score_all(Scorer(ctx, dq, sm_scale))
     elif group == 2:
         cute.arch.setmaxregister_increase(plan.high.registers)
         ctx = locate(memory, *of_launch)
-        high_all(High(ctx, q, do, dq))
+        high_all(High(Rows(ctx, q, do, out, lse, delta, sm_scale), dq))
     else:
         cute.arch.setmaxregister_decrease(plan.dkv.registers)
         ctx = locate(memory, *of_launch)
@@ -152,8 +152,9 @@ LIST_TENSORS = len(Lists._fields)
 
 @cute.jit
 def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch delta, the lists, the copy of kv and the backward on `stream`; if plan.more is not 0,
-    the backward only if groups of plan.more queries have too little in common.
+    """Launch the lists, the copy of kv and the backward, which makes delta, on `stream`; if
+    plan.more is not 0, the backward only if groups of plan.more queries have too little in common,
+    else delta alone.
 
     Queries of 64 heads and more, which alone have such groups, are not taken together here.
 
@@ -199,7 +200,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     of_delta = x.do, x.out, x.delta
     of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
     launch_prepare(of_delta, x.heads, of_slots, keys, lists, (more, tickets, far), plan, stream)
-    operands = x.q, x.copy, x.do
+    operands = x.q, x.copy, x.do, x.out
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
         last = 3 + len(Offsets._fields)

@@ -1,17 +1,28 @@
 """Keys, Q and dO on their way to shared memory.
 
 Role gather copies the rows of the lists into the tile of keys, a chunk as soon as it is free. The
-warps of role high copy Q and dO of an item's 64 rows.
+warps of role high copy Q and dO of an item's 64 rows, and make delta = sum over dims of O dO of
+them: O comes at the same time.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Int32, Int64, cute
+from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 
-from flashdsa.dsl.cp_async import arrive_when_copied, copy_units, copy_word
+from flashdsa.dsl.cp_async import (
+    arrive_when_copied,
+    commit_copies,
+    copy_units,
+    copy_word,
+    wait_for_copies,
+)
+from flashdsa.dsl.gmem import load_if
+from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
+from flashdsa.dsl.smem import load_float, store_float
 from flashdsa.dsl.swizzle import swizzled_128
+from flashdsa.dsl.warp import sums_over_lanes
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
@@ -20,6 +31,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     ROWS_CHUNK_BYTES,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    draw_item,
     is_paced,
     item_at,
     keep_pace,
@@ -27,12 +39,16 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     stop_pace,
 )
 from flashdsa.kernels.attention.sm90.core.backward import QUERY_ROWS, WORD_DIMS, place_of_word
+from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 WARP_ROWS = ROWS // WARPS
 """Rows of an item that a warp copies."""
+EIGHTS = WARP_ROWS // QUERY_ROWS
+STAGES = 2
+"""Chunks of Q, dO and O that are on their way; four are no faster."""
 
 
 class Gatherer(NamedTuple):
@@ -112,6 +128,7 @@ def gather_all(role: Gatherer) -> None:
         paced = is_paced(ctx) & (ctx.thread == 0)
         while item >= 0:
             number = gather_item(role, item, (own, unit), to, number, paced)
+            draw_item(ctx, drawn)
             item = next_item(ctx, drawn)
             drawn += 1
         if paced:
@@ -122,17 +139,33 @@ def gather_all(role: Gatherer) -> None:
 
 
 class Rows(NamedTuple):
-    """Fills rows. Signals rows_full."""
+    """Fills rows and statistics, writes delta. Signals rows_full, statistics_full."""
 
     ctx: Context
     q: cute.Tensor  # (S * H, 576) bf16
     do: cute.Tensor  # (S * H, 512) bf16
+    out: cute.Tensor  # (S * H, 512) bf16
+    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
+    delta: cute.Tensor  # (S * H,) fp32
+    sm_scale: Float32
+
+
+class Lane(NamedTuple):
+    """This lane's words of an item's rows: word `lane` of each chunk of each row of the warp."""
+
+    q: cute.Pointer
+    do: cute.Pointer
+    out: cute.Pointer
+    to: Int32  # address of Q's word of the first row in chunk 0, not swizzled
+    present: list[Int32]  # of each eight rows: whether the query names a key
 
 
 @cute.jit
 def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
     """Copy an item's rows, a quarter of each chunk a warp and a word of each row a lane; zeros of a
     query that names no key, or is past the last. The order of columns is that of `prepare.py`.
+
+    delta of the rows follows, a chunk later: each lane reads what it has copied itself.
 
     Args:
         items: with keys, of this CTA, before this one.
@@ -142,41 +175,107 @@ def copy_rows(role: Rows, item: Int32, items: Int32) -> None:
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     half, own = warp // 2, warp * WARP_ROWS
     to = ctx.memory.rows.address() + place_of_word(lane) + own % HALF_ROWS * ROW_BYTES
-    row = Int64(item) * ROWS + own
-    q = role.q.iterator + (row * tile.d_qk + lane * WORD_DIMS)
-    do = role.do.iterator + (row * tile.d_v + lane * WORD_DIMS)
-    for chunk in cutlass.range(tile.value_chunks, unroll=1):
-        # rows_free: dKV of the item before has read the chunk, and S and dP before it.
-        ctx.memory.rows_free.wait_round(items - 1, chunk)
-        place, column = to + chunk * ROWS_CHUNK_BYTES + half * 2 * HALF_BYTES, chunk * CHUNK
-        copy_chunk(ctx, q + column, place, present, own, tile.d_qk)
-        copy_chunk(ctx, do + column, place + HALF_BYTES, present, own, tile.d_v)
+    row, word = Int64(item) * ROWS + own, lane * WORD_DIMS
+    of_eight = []
+    for eight in cutlass.range_constexpr(EIGHTS):
+        query = (own + eight * QUERY_ROWS) * ctx.plan.queries // ROWS
+        of_eight.append((present >> query) & 1)
+    x = Lane(
+        role.q.iterator + (row * tile.d_qk + word),
+        role.do.iterator + (row * tile.d_v + word),
+        role.out.iterator + (row * tile.d_v + word),
+        to + half * 2 * HALF_BYTES,
+        of_eight,
+    )
+    own_row = own + lane * WARP_ROWS // WARP_SIZE
+    lse = role.lse[cutlass.min(item * ROWS + own_row, role.lse.shape[0] - 1)]
+    totals = cute.make_rmem_tensor(WARP_ROWS, Float32)
+    totals.fill(0.0)
+    words = [cute.make_rmem_tensor(WARP_ROWS, Int32) for _ in range(STAGES)]
+    for stage in cutlass.range_constexpr(STAGES):
+        load_out(ctx, words[stage], x, Int32(stage))
+    for turn in cutlass.range(tile.value_chunks // STAGES, unroll=1):
+        for stage in cutlass.range_constexpr(STAGES):
+            chunk = turn * STAGES + stage
+            # rows_free: dKV of the item before has read the chunk, and S and dP before it.
+            ctx.memory.rows_free.wait_round(items - 1, chunk)
+            place, column = x.to + chunk * ROWS_CHUNK_BYTES, chunk * CHUNK
+            copy_chunk(x, x.q + column, place, tile.d_qk)
+            copy_chunk(x, x.do + column, place + HALF_BYTES, tile.d_v)
+            arrive_when_copied(ctx.memory.rows_full.at(chunk))
+            commit_copies()
+            if chunk >= STAGES - 1:
+                before = words[(stage + 1) % STAGES]
+                wait_for_copies(STAGES - 1)
+                add_products(totals, before, x, chunk - (STAGES - 1))
+                load_out(ctx, before, x, chunk + 1)
     if cutlass.const_expr(tile.has_rope):
         ctx.memory.rows_free.wait_round(items - 1, tile.value_chunks)
-        place = to + ctx.plan.rope_at + half * HALF_BYTES
-        copy_chunk(ctx, q + tile.d_v, place, present, own, tile.d_qk)
-    arrive_when_copied(ctx.memory.rows_full.at())
+        # There is no dO beside these columns.
+        copy_chunk(x, x.q + tile.d_v, x.to + ctx.plan.rope_at - half * HALF_BYTES, tile.d_qk)
+        arrive_when_copied(ctx.memory.rows_full.at(tile.value_chunks))
+        commit_copies()
+    for stage in cutlass.range_constexpr(1, STAGES):
+        behind = STAGES - 1 - stage
+        wait_for_copies(behind + tile.has_rope)
+        add_products(totals, words[stage], x, Int32(tile.value_chunks - 1 - behind))
+    delta = sums_over_lanes([totals[i] for i in range(WARP_ROWS)], lane)
+    write_statistics(role, item * ROWS, own_row, lse, delta)
+    arrive_warp(ctx.memory.statistics_full, 0, ctx.thread)
 
 
 @cute.jit
-def copy_chunk(
-    ctx: Context,
-    source: cute.Pointer,
-    to: Int32,
-    present: Int32,
-    own: Int32,
-    dims: cutlass.Constexpr,
-) -> None:
+def load_out(ctx: Context, words: cute.Tensor, x: Lane, chunk: Int32) -> None:
+    """Load this lane's words of a chunk of O; none after the last chunk."""
+    tile = ctx.plan.tile
+    is_there = Int32(1) if chunk < tile.value_chunks else Int32(0)
+    for row in cutlass.range_constexpr(WARP_ROWS):
+        taken = x.present[row // QUERY_ROWS] & is_there
+        words[row] = load_if(taken, x.out + chunk * CHUNK, offset=row * tile.d_v * BF16)
+
+
+@cute.jit
+def add_products(totals: cute.Tensor, words: cute.Tensor, x: Lane, chunk: Int32) -> None:
+    """Add O dO of this lane's words of a chunk to the totals of the rows."""
+    do = x.to + chunk * ROWS_CHUNK_BYTES + HALF_BYTES
+    for row in cutlass.range_constexpr(WARP_ROWS):
+        word = load_float((do ^ (row % QUERY_ROWS << 4)) + row * ROW_BYTES).bitcast(Int32)
+        left, right = two_floats(word), two_floats(words[row])
+        totals[row] = totals[row] + left[0] * right[0] + left[1] * right[1]
+
+
+@cute.jit
+def write_statistics(role: Rows, first: Int32, own: Int32, lse: Float32, delta: Float32) -> None:
+    """Write lse and delta of the row that this lane, and its neighbours, have.
+
+    Of rows 2 i and 2 i + 1 of an item there are lse / ln 2 of both, then delta * sm_scale of both.
+
+    Args:
+        first: the item's first row. own: the row in the item.
+    """
+    if role.ctx.thread % (WARP_SIZE // WARP_ROWS) == 0:
+        to = role.ctx.memory.statistics.address() + (own // 2 * 16 + own % 2 * 4)
+        store_float(to, lse * Float32(LOG2_E))
+        store_float(to + 8, delta * role.sm_scale)
+        if first + own < role.delta.shape[0]:
+            role.delta[first + own] = delta
+
+
+def two_floats(word: Any) -> Any:
+    """Both bf16 of a word as fp32."""
+    return Vector.from_elements([word], Int32).bitcast(BFloat16).to(Float32)
+
+
+@cute.jit
+def copy_chunk(x: Lane, source: cute.Pointer, to: Int32, dims: cutlass.Constexpr) -> None:
     """Copy 64 columns of the warp's rows of an item.
 
     Args:
         source: this lane's word of the first row. to: its address in the first row's line.
-        own: the first row. dims: of a row.
+        dims: of a row.
     """
-    for rows in cutlass.range_constexpr(WARP_ROWS // QUERY_ROWS):
-        query = (own + rows * QUERY_ROWS) * ctx.plan.queries // ROWS
-        none = ((present >> query) & 1) - 1
-        for line in cutlass.range_constexpr(QUERY_ROWS):
-            # The swizzle of row `line` of eight: its number into bits 4 to 6.
-            row = rows * QUERY_ROWS + line
-            copy_word(to ^ (line << 4), source, none, row * ROW_BYTES, row * dims * BF16)
+    for row in cutlass.range_constexpr(WARP_ROWS):
+        # The swizzle of row `row` of eight: its number into bits 4 to 6.
+        place = to ^ (row % QUERY_ROWS << 4)
+        none = x.present[row // QUERY_ROWS] - 1
+        copy_word(place, source, none, row * ROW_BYTES, row * dims * BF16)

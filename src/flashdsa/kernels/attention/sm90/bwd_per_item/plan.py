@@ -190,7 +190,7 @@ class PerItemPlan(Sm90Plan):
     @cache  # noqa: B019 - plans are few
     def high(self) -> Role:
         """Warpgroup 2."""
-        does = f"Q and dO of each item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
+        does = f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
         registers = self.consumer_registers - self.score_more // 2
         return Role("high", WARPGROUP_SIZE, registers, does)
 
@@ -217,11 +217,11 @@ class PerItemPlan(Sm90Plan):
         chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
         drawn = (
             Barrier(
-                "item_full", ITEM_STAGES, high, Arrives.ONE_THREAD, gather, 0, "an item is drawn",
-                also_awaited_by=(score, high, dkv),
+                "item_full", ITEM_STAGES, gather, Arrives.ONE_THREAD, gather, 0,
+                "an item is drawn", also_awaited_by=(score, high, dkv),
             ),
             Barrier(
-                "item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, high, 0,
+                "item_free", ITEM_STAGES, high, Arrives.EVERY_WARP, gather, 0,
                 "all roles have read an item", others=(gather, score, dkv),
             ),
         )  # fmt: skip
@@ -246,8 +246,11 @@ class PerItemPlan(Sm90Plan):
                 also_produced_by=dkv,
             ),
             Barrier(
-                "rows_full", 1, high, Arrives.EVERY_THREAD, score, 0, "Q and dO are there",
-                also_awaited_by=(dkv,),
+                "rows_full", chunks, high, Arrives.EVERY_THREAD, score, 0,
+                "a chunk of Q and dO is there", also_awaited_by=(dkv,),
+            ),
+            Barrier(
+                "statistics_full", 1, high, Arrives.EVERY_WARP, score, 0, "lse and delta are there"
             ),
             Barrier(
                 "rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,

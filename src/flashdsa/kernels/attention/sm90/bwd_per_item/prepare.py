@@ -1,7 +1,7 @@
-"""Preparation of the backward: delta, the groups' lists, the choice and the copy of kv.
+"""Preparation of the backward: the groups' lists, the choice and the copy of kv.
 
-A list is made in shared memory, and delta is read from device memory. So if a group is one query
-its CTA makes both, every second CTA in the other order; if its slots are few, see `short_lists.py`.
+The kernel makes delta for itself. Where the choice takes the large groups, which read it, the CTAs
+that would make the lists of single queries make it here.
 
 S and dP need the columns of the keys in the order of Q's and dO's, see `core/backward.py`: a small
 kernel copies the keys so.
@@ -13,9 +13,8 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken, launch_choice
-from flashdsa.kernels.attention.delta import delta_of, launch_delta
+from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
@@ -85,20 +84,6 @@ CARVEOUT = 100
 """Percent of the first-level cache that may be shared memory."""
 
 
-@cute.jit
-def make_delta(
-    of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor], query: Int32, heads: Int32
-) -> None:
-    """Write delta of a query. All threads of the CTA call."""
-    do, out, delta = of_delta
-    thread, _, _ = cute.arch.thread_idx()
-    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
-    for row in cutlass.range(query * heads + warp, (query + 1) * heads, WARPS, unroll=1):
-        total = delta_of(do, out, row, lane)
-        if lane == 0:
-            (delta.iterator + row).store(total)
-
-
 @cute.kernel
 def query_kernel(
     slots: tuple[cute.Tensor, cute.Tensor],
@@ -110,7 +95,7 @@ def query_kernel(
     tile_keys: cutlass.Constexpr,
     packs: cutlass.Constexpr,
 ):
-    """Write the list of one query, if it is taken, and its delta; arguments as in
+    """Write the list of one query, or its delta if large groups are taken; arguments as in
     `launch_prepare`, packs: see `Slots`."""
     query, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile_keys)
@@ -118,12 +103,10 @@ def query_kernel(
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
         taken = is_taken(choice, Int32(SECOND))
-    if query % 2 == 1:
-        make_delta(of_delta, query, heads)
+        if not taken:
+            write_deltas(*of_delta, query * heads, heads, WARPS)
     if taken:
         make_list(x, shared, lists)
-    if query % 2 == 0:
-        make_delta(of_delta, query, heads)
 
 
 @cute.jit
@@ -137,7 +120,7 @@ def launch_queries(
     tile_keys: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch lists and delta of single queries; arguments as in `launch_prepare`."""
+    """Launch lists of single queries, or delta; arguments as in `launch_prepare`."""
 
     def launch(packed: bool) -> None:
         made = query_kernel(slots, lists, num_keys, of_delta, heads, choice, tile_keys, packed)
@@ -163,10 +146,11 @@ def launch_prepare(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch on `stream`; with `more` lists and copy are made where the choice takes them.
+    """Launch on `stream`; with `more` lists and copy are made where the choice takes them, else
+    delta.
 
     Args:
-        of_delta: do, out (S * H, 512) bf16; delta (S * H,) fp32, written. heads: H.
+        of_delta: do, out (S * H, 512) bf16; delta (S * H,) fp32. heads: H.
         slots: indices (S, topk) int32; topk_length (S,) int32, or (0,). keys: kv, copy.
         lists: of groups of plan.queries queries, written.
         more_and_tickets: lists of groups of plan.more queries, choice, and ratio and most_keys, see
@@ -189,7 +173,6 @@ def launch_prepare(
     elif cutlass.const_expr(plan.queries == 1):
         launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
     else:
-        launch_delta(*of_delta, stream)
         launch_union(
             *slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice, packs=True
         )

@@ -14,11 +14,11 @@ from cutlass.cute.nvgpu import warpgroup
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import Barriers, arrive_warp
-from flashdsa.dsl.smem import load_words, store_float
+from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.load import Rows, copy_rows
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
@@ -26,19 +26,12 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_ROWS,
     ROWS_CHUNK_BYTES,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
-    TILES_AHEAD,
-    draw_item,
-    item_at,
-    next_item,
-)
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, multiply
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 from flashdsa.plan.row_tiles import ROW_BYTES
 
-STATISTICS_READY = 1
-"""Named barrier of role score."""
 STEPS = CHUNK // MMA_K
 OF_HALF = HALF_ROWS // 2
 """fp32 of S, and of dP, in a thread."""
@@ -110,43 +103,33 @@ def store_dq(
 
 
 class Scorer(NamedTuple):
-    """Reads k and rows; writes p, ds, statistics, dQ.
-
-    Signals scores_full, k_free_low.
-    """
+    """Reads k, rows and statistics; writes p, ds, dQ. Signals scores_full, k_free_low."""
 
     ctx: Context
-    lse: cute.Tensor  # (S * H,) fp32, natural, sinks in it
-    delta: cute.Tensor  # (S * H,) fp32
     dq: cute.Tensor  # (S * H, 576) bf16
     sm_scale: Float32
 
 
 @cute.jit
-def write_statistics(role: Scorer, item: Int32) -> None:
-    """Write the statistics of rows 2 i and 2 i + 1: lse / ln 2 of both, then delta * sm_scale of
-    both."""
-    ctx = role.ctx
-    if ctx.thread < ROWS:
-        row = cutlass.min(item * ROWS + ctx.thread, role.lse.shape[0] - 1)
-        to = ctx.memory.statistics.address() + (ctx.thread // 2 * 16 + ctx.thread % 2 * 4)
-        store_float(to, role.lse[row] * Float32(LOG2_E))
-        store_float(to + 8, role.delta[row] * role.sm_scale)
-    cute.arch.barrier(barrier_id=STATISTICS_READY, number_of_threads=WARPGROUP_SIZE)
-
-
-@cute.jit
-def issue_half(role: Scorer, acc: cute.Tensor, number: Int32, half: cutlass.Constexpr) -> None:
+def issue_half(
+    role: Scorer, acc: cute.Tensor, numbers: tuple[Int32, Int32], half: cutlass.Constexpr
+) -> None:
     """Issue S^T and dP^T of 32 rows as one group: acc has 16 fp32 of the one and then of the
-    other."""
+    other.
+
+    Args:
+        numbers: of the CTA's tile, and of its item with keys.
+    """
     ctx = role.ctx
     keys = opaque(along_k(ctx.memory.k.address()))
     rows = opaque(along_k(ctx.memory.rows.address()))
     plan = ctx.plan
     for chunk in plan.order:
         if cutlass.const_expr(half == 0):
-            # k_full: the chunk has been copied by threads; the fence shows it to wgmma.
-            ctx.memory.k_full.wait_round(number, chunk)
+            # rows_full, k_full: both chunks have been copied by threads; the fence shows them to
+            # wgmma.
+            ctx.memory.rows_full.wait_round(numbers[1], chunk)
+            ctx.memory.k_full.wait_round(numbers[0], chunk)
             cute.arch.fence_proxy("async.shared", space="cta")
         has_v = chunk < plan.tile.value_chunks
         place = chunk * ROWS_CHUNK_BYTES + 2 * half * HALF_BYTES
@@ -224,12 +207,17 @@ def read_members(role: Scorer, line: cute.Pointer, tile: Int32) -> list[Int32]:
 
 
 @cute.jit
-def score_tile(role: Scorer, acc: cute.Tensor, members: list[Int32], number: Int32) -> None:
-    """Compute P and dS of the CTA's tile of that number."""
-    ctx = role.ctx
+def score_tile(
+    role: Scorer, acc: cute.Tensor, members: list[Int32], numbers: tuple[Int32, Int32]
+) -> None:
+    """Compute P and dS of a tile; numbers as for `issue_half`."""
+    ctx, (number, item) = role.ctx, numbers
     for half in cutlass.range_constexpr(HALVES):
-        issue_half(role, acc, number, half)
+        issue_half(role, acc, numbers, half)
         warpgroup.wait_group(0)
+        if cutlass.const_expr(half == 0):
+            # statistics_full: lse and delta of the item's rows, until its last P and dS are there.
+            ctx.memory.statistics_full.wait_round(item)
         p, ds = make_scores(role, acc, members, half)
         if cutlass.const_expr(half == 0):
             # scores_free: the other roles have read P and dS of the tile before, and so has this
@@ -286,14 +274,10 @@ def score_item(
     for acc in accs:
         acc.fill(0.0)
     if tiles.count > 0:
-        write_statistics(role, item)
-        ctx.memory.rows_full.wait_round(items)
-        # Q and dO have been copied by threads; the fence shows them to wgmma.
-        cute.arch.fence_proxy("async.shared", space="cta")
         items += 1
     for _ in cutlass.range(tiles.count, unroll=1):
         members = read_members(role, line, tile)
-        score_tile(role, scores, members, number)
+        score_tile(role, scores, members, (number, items - 1))
         add_dq(ctx, accs, ctx.plan.low_chunks, ctx.memory.k_free_low)
         tile = tile_after(tile, tiles.count)
         number += 1
@@ -303,55 +287,43 @@ def score_item(
 
 
 class High(NamedTuple):
-    """Reads k and ds; writes rows, dQ. Signals rows_full, k_free_high, scores_free."""
+    """Reads k and ds; writes what `Rows` does, and dQ. Signals k_free_high, scores_free, too."""
 
-    ctx: Context
-    q: cute.Tensor  # (S * H, 576) bf16
-    do: cute.Tensor  # (S * H, 512) bf16
+    rows: Rows
     dq: cute.Tensor  # (S * H, 576) bf16
 
 
 @cute.jit
 def high_all(role: High) -> None:
     """Take every tile of the CTA's items."""
-    ctx = role.ctx
+    ctx = role.rows.ctx
     accs = make_accs(ctx.plan.high_chunks)
     number, items = Int32(0), Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
         item, drawn = item_at(ctx, ctx.cta), Int32(0)
         while item >= 0:
-            number, items = high_item(role, accs, item, drawn, (number, items))
+            number, items = high_item(role, accs, item, (number, items))
             item = next_item(ctx, drawn)
             drawn += 1
     else:
         for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            number, items = high_item(role, accs, item, None, (number, items))
+            number, items = high_item(role, accs, item, (number, items))
 
 
 @cute.jit
 def high_item(
-    role: High, accs: Any, item: Int32, drawn: Any, numbers: tuple[Int32, Int32]
+    role: High, accs: Any, item: Int32, numbers: tuple[Int32, Int32]
 ) -> tuple[Int32, Int32]:
-    """Take every tile of an item, and store its dims of dQ; with tickets draw the next item.
-
-    Args:
-        drawn: number of the next item; None: there are no tickets. numbers: as for `score_item`.
-    """
-    ctx = role.ctx
+    """Take every tile of an item, and store its dims of dQ; numbers: as for `score_item`."""
+    ctx = role.rows.ctx
     number, items = numbers
     tiles = tiles_of(ctx, item)
     if tiles.count > 0:
-        copy_rows(Rows(ctx, role.q, role.do), item, items)
+        copy_rows(role.rows, item, items)
         items += 1
     for acc in accs:
         acc.fill(0.0)
-    if cutlass.const_expr(ctx.plan.tickets):
-        if tiles.count == 0:
-            draw_item(ctx, drawn)
-    for tile in cutlass.range(tiles.count, unroll=1):
-        if cutlass.const_expr(ctx.plan.tickets):
-            if tile == cutlass.max(tiles.count - TILES_AHEAD, Int32(0)):
-                draw_item(ctx, drawn)
+    for _ in cutlass.range(tiles.count, unroll=1):
         ctx.memory.scores_full.wait_round(number)
         # The keys have been copied by threads; the fence shows them to wgmma.
         cute.arch.fence_proxy("async.shared", space="cta")

@@ -1,4 +1,4 @@
-"""Lists of one query with few slots: a warp sorts them in registers, and the others make delta.
+"""Lists of one query with few slots: a warp sorts them in registers.
 
 A bitmap of all rows of kv, as `union.py` has one, would take longer than the sort.
 """
@@ -11,10 +11,11 @@ from cutlass import Boolean, Int32, Int64, cute
 from flashdsa.dsl.gmem import store4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
-from flashdsa.kernels.attention.delta import delta_of
+from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SHORT_SLOTS, Lists
-from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, length_of
+from flashdsa.kernels.attention.union_slots import Slots, length_of
 
+WARPS = 4
 SLOTS = SHORT_SLOTS // WARP_SIZE
 """Slots of a lane: in order, those of a lane follow each other."""
 NO_ROW = 2**31 - 1
@@ -33,24 +34,20 @@ def short_kernel(
     choice: Any,
     tile_keys: cutlass.Constexpr,
 ):
-    """Write the list of one query, if it is taken, and its delta; arguments as in
+    """Write the lists of WARPS queries, or their delta if large groups are taken; arguments as in
     `launch_prepare`."""
-    query, _, _ = cute.arch.block_idx()
+    block, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
-    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
-    if warp == 0:
-        taken = Boolean(True)
-        if cutlass.const_expr(choice is not None):
-            taken = is_taken(choice, Int32(SECOND))
-        if taken:
-            sort_list(Slots(*slots, num_keys, query, 1, tile_keys), lists, lane)
-    else:
-        do, out, delta = of_delta
-        first = query * heads
-        for row in cutlass.range(first + warp - 1, first + heads, WARPS - 1, unroll=1):
-            total = delta_of(do, out, row, lane)
-            if lane == 0:
-                (delta.iterator + row).store(total)
+    first, end = block * WARPS, Int32(lists.counts.shape[0])
+    taken = Boolean(True)
+    if cutlass.const_expr(choice is not None):
+        taken = is_taken(choice, Int32(SECOND))
+        if not taken:
+            count = cutlass.min(end - first, WARPS) * heads
+            write_deltas(*of_delta, first * heads, count, WARPS)
+    query = first + thread // WARP_SIZE
+    if taken and query < end:
+        sort_list(Slots(*slots, num_keys, query, 1, tile_keys), lists, thread % WARP_SIZE)
 
 
 @cute.jit
@@ -138,5 +135,7 @@ def launch_short(
 ):
     """Launch on `stream`; arguments as in `launch_prepare`, at most SHORT_SLOTS slots a query."""
     short_kernel(slots, lists, num_keys, of_delta, heads, choice, tile_keys).launch(
-        grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[(lists.counts.shape[0] + WARPS - 1) // WARPS, 1, 1],
+        block=[WARPS * WARP_SIZE, 1, 1],
+        stream=stream,
     )

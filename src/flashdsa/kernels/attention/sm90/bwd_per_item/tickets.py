@@ -9,7 +9,8 @@ Hence
 - CTAs that sweep over more rows than the cache holds keep pace: every PACE_TILES tiles each waits
   for all others.
 
-Role high draws, two tiles before its item ends, and tells all roles through a ring of two.
+Role gather draws when it has copied its item's last tile, and tells all roles through a ring of
+two. Earlier draws would bind short items to a CTA that has a long one.
 """
 
 from typing import Any, NamedTuple
@@ -24,9 +25,8 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sum_up_to
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
 
-TILES_AHEAD = 2
-"""Tiles of an item that are left when the next one is drawn: role gather goes on without a wait.
-Earlier draws would bind short items to a CTA that has a long one."""
+DRAWER = WARP_SIZE
+"""Thread of role gather that draws; thread 0 keeps pace, and needs no order of draws by that."""
 PACE_TILES = 4
 """Tiles of a CTA from one wait for the others to the next. Of 1 to 16 tiles, measured on an H100,
 2 to 8 are level, 1 and 16 are 4 to 15 % slower."""
@@ -186,8 +186,8 @@ def item_at(ctx: Context, position: Int32) -> Int32:
 
 @cute.jit
 def draw_item(ctx: Context, number: Int32) -> None:
-    """Draw the CTA's item of that number after its first, for all roles; role high calls."""
-    if ctx.thread == 0:
+    """Draw the CTA's item of that number after its first, for all roles; role gather calls."""
+    if ctx.thread == DRAWER:
         full, free = ctx.memory.item_full, ctx.memory.item_free
         slot = full.state(number)
         counter = ctx.tickets.iterator + DRAWN
@@ -196,7 +196,7 @@ def draw_item(ctx: Context, number: Int32) -> None:
         # item_free: all roles have read the item drawn two draws before, which lay in the slot.
         RingProducer(full, free).acquire(slot)
         (ctx.memory.items.pointer(Int32) + slot.stage).store(item)
-        # item_full: what thread 0 of role high stored; every thread of every role waits for it.
+        # item_full: what that thread stored; every thread of every role waits for it.
         full.arrive(slot.stage)
 
 
