@@ -126,11 +126,11 @@ _target = partial(training, "attention_target", topk_length=True)
 _scores = partial(training, "indexer_scores", heads=8, topk_length=True)
 _LARGE = (
     backward("two tiles and one", 128, 4, 130, alike, shorter(70)),
-    backward("three tiles, two CTAs", 128, 6, 200, alike, sms=2),
+    backward("three tiles, two CTAs", 128, 8, 200, alike, sms=2),
 )
-"""A CTA with a group of two tiles and one of one, and two with three of three tiles."""
+"""A CTA with a group of two tiles and one of one, and two with four of three tiles."""
 _SIZES = (
-    ("a CTA", 128, 2, 100, 1), ("three CTAs", 128, 2, 170, 3),
+    ("two CTAs", 128, 3, 175, 2), ("three CTAs", 128, 4, 170, 3),
     ("16 heads", 16, 9, 100, 2), ("8 heads", 8, 17, 70, 2),
 )  # fmt: skip
 _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
@@ -248,7 +248,7 @@ TABLE: dict[str, Row] = {
     "mla-bwd-512-sm_90a": Row("mla_bwd_fused", (
         backward("drawn", 64, 5, 170, sms=2, d_qk=512, topk_length=True),
         _slots("slots", 16, 41, 20, sms=2, d_qk=512),
-        backward("groups", 128, 4, 130, alike, shorter(70), sms=2, d_qk=512),
+        backward("groups", 128, 4, 130, alike, shorter(70), d_qk=512),
         _chain("a chain", 128, 4, 110, alike, repeated, sms=3, d_qk=512),
     ), mutated=0),
     "mla-bwd-join-sm_90a": Row("mla_bwd_join", (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_joined, mla_bwd_per_item
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
 from flashdsa.backends.sm90.mla_bwd_slots import slots_pay
 from flashdsa.ops.attention_backward import MlaBwdOperands
@@ -94,6 +94,7 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
     """Of 19 queries 8, 8 and 3: their rows of Q, and groups of 4 with room for lists."""
     capacity = capacity_of(4, TOPK)
     monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
+    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
     runner, _ = noted_calls(64, 19, False)
     fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
     assert [x[0].shape[0] for x in fused] == [8, 8, 3] * 2

@@ -51,6 +51,7 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 @pytest.mark.slow
 def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
+    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
@@ -76,6 +77,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         return launch_and_keep
 
     monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
+    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
     invalid = named == "others"
     case = SparseMlaCase(named, 4, 79, 128, 40, invalid=invalid, poison=True, empty_rows=invalid)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")

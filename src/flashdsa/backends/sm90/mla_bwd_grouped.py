@@ -51,6 +51,10 @@ FEW_NAMED = 2
 """Slots of all queries for each row of kv up to which any groups whose lists have room are taken:
 the backward of 64 rows copies kv first, of which few rows are named then. 15 calls with 0.1 to 1.8
 slots a row took 0.67 to 1.01 of its time, two with 2.5 and 2.7 took 1.01 and 1.08 (one H200)."""
+LEAST_ROUNDS = 6
+"""Items of dKV for each streaming multiprocessor from which on large groups pay in other calls: 3.8
+rounds and fewer took 1.26 to 1.51 of the time of 64 rows, 7 the same, 20 and more 0.89 to 0.94 (one
+H200, one H100). Calls that cannot take them need no lists of them either: 1.05 to 1.2."""
 MOST_LENGTH = 1.5
 """The same of a single list. The workspace has room for that much; if one list is longer the
 backward of 64 rows is taken."""
@@ -112,25 +116,27 @@ def grouping_for(
 ) -> Grouping | None:
     """Choose groups of 256 rows; None if they never pay.
 
-    A group of 64 rows has many queries anyway if heads are few. Large groups would leave streaming
-    multiprocessors idle if queries are few; in order chains must pay, too.
+    A group of 64 rows has many queries anyway if heads are few. Large groups take long to begin and
+    to end if queries are few; in order chains must pay, too.
 
     Args:
         num_heads: one of HEADS. ranges: slots are of ranges, `topk` at most.
     """
+    if num_heads not in RATIO:
+        return None
     queries = group_queries(num_heads)
     num_groups = -(-num_queries // queries)
-    if (
-        num_heads not in RATIO
-        or num_groups * plans_of(queries, deterministic, tile)[2].slices < num_sms
-    ):
+    is_few_named = not deterministic and num_queries * topk <= FEW_NAMED * num_keys
+    least_rounds = 1 if deterministic or is_few_named else LEAST_ROUNDS
+    num_items = num_groups * plans_of(queries, deterministic, tile)[2].slices
+    if num_items < least_rounds * num_sms:
         return None
     if deterministic and not chains_pay(num_keys, tile.d_qk, num_groups, topk):
         return None
     ratio = RATIO[num_heads]
     if deterministic:
         ratio = max(ORDERED_RATIO, ratio)
-    elif num_queries * topk <= FEW_NAMED * num_keys:
+    elif is_few_named:
         ratio = float(queries)  # which no list exceeds
     most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / topk) if ranges else MOST_LENGTH
     return Grouping(queries, topk, ratio, most_length, tile)

@@ -257,47 +257,39 @@ def dkv_all(role: Dkv) -> None:
     accs = [cute.make_rmem_tensor(OF_LINE, Float32) for _ in range(2)]
     p = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
     ds = cute.make_rmem_tensor(STEPS * A_WORDS, Int32)
-    number, items = Int32(0), Int32(0)
+    number = Int32(0)
     if cutlass.const_expr(ctx.plan.tickets):
         item, drawn = item_at(ctx, ctx.cta), Int32(0)
         while item >= 0:
-            number, items = dkv_item(role, accs, (p, ds), item, (number, items))
+            number = dkv_item(role, accs, (p, ds), item, number)
             item = next_item(ctx, drawn)
             drawn += 1
     else:
         for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
-            number, items = dkv_item(role, accs, (p, ds), item, (number, items))
+            number = dkv_item(role, accs, (p, ds), item, number)
 
 
 @cute.jit
-def dkv_item(
-    role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, numbers: tuple[Int32, Int32]
-) -> tuple[Int32, Int32]:
+def dkv_item(role: Dkv, accs: Any, matrices: tuple[Any, Any], item: Int32, number: Int32) -> Int32:
     """Take every tile of an item.
 
     Args:
-        matrices: registers for P and dS. numbers: tiles of the CTA, and items with keys, before
-            this one; returned after it.
+        matrices: registers for P and dS. number: tiles of the CTA before this item; returned after
+            it.
     """
     ctx = role.ctx
     p, ds = matrices
-    number, items = numbers
     tiles = tiles_of(ctx, item)
     line = ctx.line_of(ctx.lists.rows, item)
     if cutlass.const_expr(ctx.plan.slots):
         line = ctx.line_of(role.offsets, item)
     tile = tiles.first
     keys = read_keys(role, line, tiles, tile)
-    if tiles.count > 0:
-        for chunk in cutlass.range_constexpr(ctx.plan.tile.chunks):
-            ctx.memory.rows_full.wait_round(items, chunk)
-        # Q and dO have been copied by threads; the fence shows them to wgmma.
-        cute.arch.fence_proxy("async.shared", space="cta")
-        items += 1
     for index in cutlass.range(tiles.count, unroll=1):
         is_last = Boolean(index + 1 == tiles.count)
         tile = tile_after(tile, tiles.count)
         ahead = read_keys(role, line, tiles, tile)
+        # scores_full: S has been made of every chunk of Q and dO, behind role score's fences.
         ctx.memory.scores_full.wait_round(number)
         load_matrix(ctx.memory.p.address(), p, ctx.thread)
         load_matrix(ctx.memory.ds.address(), ds, ctx.thread)
@@ -309,4 +301,4 @@ def dkv_item(
             add_tile(role, accs, p, ds, pairs_of(keys, ctx.thread % WARP_SIZE), is_last)
         keys = ahead
         number += 1
-    return number, items
+    return number

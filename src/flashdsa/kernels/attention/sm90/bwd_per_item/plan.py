@@ -247,7 +247,7 @@ class PerItemPlan(Sm90Plan):
             ),
             Barrier(
                 "rows_full", chunks, high, Arrives.EVERY_THREAD, score, 0,
-                "a chunk of Q and dO is there", also_awaited_by=(dkv,),
+                "a chunk of Q and dO is there",
             ),
             Barrier(
                 "statistics_full", 1, high, Arrives.EVERY_WARP, score, 0, "lse and delta are there"
