@@ -238,7 +238,7 @@ class PerItemPlan(Sm90Plan):
                 "a chunk of the high dims has been read",
             ),
             Barrier(
-                "scores_full", 1, score, Arrives.EVERY_WARP, high, 0, "P and dS are there",
+                "scores_full", 1, score, Arrives.EVERY_THREAD, high, 0, "P and dS are there",
                 also_awaited_by=(score, dkv),
             ),
             Barrier(
@@ -250,7 +250,8 @@ class PerItemPlan(Sm90Plan):
                 "a chunk of Q and dO is there",
             ),
             Barrier(
-                "statistics_full", 1, high, Arrives.EVERY_WARP, score, 0, "lse and delta are there"
+                "statistics_full", 1, high, Arrives.EVERY_THREAD, score, 0,
+                "lse and delta are there",
             ),
             Barrier(
                 "rows_free", chunks, dkv, Arrives.EVERY_WARP, high, 0,

@@ -227,7 +227,8 @@ def score_tile(
         store_matrix(ctx.memory.ds.address(), ds, ctx.thread, half)
     # Written through the generic proxy -> wgmma reads dS through the asynchronous one.
     cute.arch.fence_proxy("async.shared", space="cta")
-    arrive_warp(ctx.memory.scores_full, 0, ctx.thread)
+    # Each thread for itself: it has read the statistics, too, which role high may write again.
+    ctx.memory.scores_full.arrive(0)
     ctx.memory.scores_full.wait_round(number)
 
 
