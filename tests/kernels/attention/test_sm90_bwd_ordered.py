@@ -208,12 +208,21 @@ def test_slots_replace_chains_that_would_wait(num_keys: int, topk: int, pay: boo
 
 
 @pytest.mark.parametrize(
-    ("num_keys", "ratio"), [(300_000, 4.0), (299_999, mla_bwd_grouped.RATIO[64])]
+    ("num_queries", "num_keys", "ratio"),
+    [
+        (1200, 600_000, 4.0),
+        (1200, 599_999, mla_bwd_grouped.RATIO[64]),
+        (1053, 526_499, mla_bwd_grouped.RATIO[64]),
+        (1052, 526_000, 4.0),
+        (1052, 525_999, None),
+        (172, 600_000, None),
+    ],
 )
 def test_groups_need_nothing_in_common_where_few_rows_are_named(
-    num_keys: int, ratio: float
+    num_queries: int, num_keys: int, ratio: float | None
 ) -> None:
+    """Six items of dKV a multiprocessor, else one: 264 groups of four queries, else 44."""
     found = mla_bwd_grouped.grouping_for(
-        1200, 64, 500, 132, num_keys=num_keys, deterministic=False, tile=Tile()
+        num_queries, 64, 500, 132, num_keys=num_keys, deterministic=False, tile=Tile()
     )
-    assert found is not None and found.ratio == ratio
+    assert (found and found.ratio) == ratio

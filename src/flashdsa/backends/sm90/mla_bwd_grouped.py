@@ -47,10 +47,11 @@ RATIO = {128: 1.16, 64: 1.16}
 backward of 64 rows is faster with longer lists; with fewer heads it always is."""
 ORDERED_RATIO = 1.25
 """The same ratio if additions are in order: the backward of 64 rows then loses more."""
-FEW_NAMED = 2
+FEW_NAMED = 1
 """Slots of all queries for each row of kv up to which any groups whose lists have room are taken:
-the backward of 64 rows copies kv first, of which few rows are named then. 15 calls with 0.1 to 1.8
-slots a row took 0.67 to 1.01 of its time, two with 2.5 and 2.7 took 1.01 and 1.08 (one H200)."""
+the backward of 64 rows copies kv first, of which few rows are named then. Ten calls with 0.1 to 1.0
+slots a row took 0.67 to 1.01 of its time, five of short lists with 1.1 to 1.8 0.70 to 1.01 (one
+H200), three of full lists with 1.5 to 2.0 1.18 to 1.28 (one H100)."""
 LEAST_ROUNDS = 6
 """Items of dKV for each streaming multiprocessor from which on large groups pay in other calls: 3.8
 rounds and fewer took 1.26 to 1.51 of the time of 64 rows, 7 the same, 20 and more 0.89 to 0.94 (one
