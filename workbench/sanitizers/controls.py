@@ -223,7 +223,7 @@ CONTROLS = {
     "lists": Control("backward, lists: the warps' counts are read before all are stored",
                      "mla-bwd-fused-sm_90a", "16 heads", _barrier("write_range", 0)),
     "choice": Control("backward, choice: the warps' sums are read before all are stored",
-                      "mla-bwd-fused-sm_90a", "a CTA", _barrier("choice_kernel", 0)),
+                      "mla-bwd-lists-sm_90a", _LARGE, _barrier("choice_kernel", 0)),
     "places": Control("backward, slots: the warps' sums are read before all are stored",
                       "mla-bwd-slots-sm_90a", "16 heads", _barrier("sum_up_to", 1)),
     "keys": Control("backward, scores: keys are multiplied before they are there",
