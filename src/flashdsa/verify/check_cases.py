@@ -178,8 +178,7 @@ BACKWARD = [
     Backward(SparseMlaCase("8 heads, lengths, sink", 9, 128, 8, 40, topk_length=True,
                            attn_sink="finite")),
     Backward(SparseMlaCase("dKV in bf16", 4, 200, 16, 64), dkv_dtype=_BF16),
-    Backward(_FEW_NAMED),
-    Backward(_FEW_NAMED_128),
+    *map(Backward, (_FEW_KEYS, _FEW_KEYS_128, _FEW_NAMED, _FEW_NAMED_128)),
     Backward(SparseMlaCase("in order, 8 heads", 9, 128, 8, 40, invalid=True, duplicates=True),
              deterministic=True),
     Backward(SparseMlaCase("in order, 16 heads", 9, 200, 16, 64, topk_length=True,
@@ -204,10 +203,8 @@ BACKWARD = [
     *(
         Backward(replace(case, name="512 columns, " + case.name + ", in order" * in_order,
                          d_qk=512), deterministic=in_order)
-        for in_order, cases in (
-            (False, (_FEW_NAMED, _FEW_NAMED_128)), (True, (_FEW_KEYS, _FEW_KEYS_128))
-        )
-        for case in cases
+        for in_order in (False, True)
+        for case in (_FEW_KEYS, _FEW_KEYS_128, *(() if in_order else (_FEW_NAMED, _FEW_NAMED_128)))
     ),
 ]
 
