@@ -35,6 +35,16 @@ def delta_of(do: cute.Tensor, out: cute.Tensor, row: Int32, lane: Int32) -> Floa
 
 
 @cute.jit
+def write_delta(
+    do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor, row: Int32, lane: Int32
+) -> None:
+    """Write delta of a row; all lanes of a warp call."""
+    total = delta_of(do, out, row, lane)
+    if lane == 0:
+        (delta.iterator + row).store(total)
+
+
+@cute.jit
 def write_deltas(
     do: cute.Tensor,
     out: cute.Tensor,
@@ -47,9 +57,7 @@ def write_deltas(
     thread, _, _ = cute.arch.thread_idx()
     lane = thread % WARP_SIZE
     for row in cutlass.range(first + thread // WARP_SIZE, first + count, warps, unroll=1):
-        total = delta_of(do, out, row, lane)
-        if lane == 0:
-            (delta.iterator + row).store(total)
+        write_delta(do, out, delta, row, lane)
 
 
 @cute.kernel
@@ -60,9 +68,7 @@ def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE
     if row < do.shape[0]:
-        total = delta_of(do, out, row, lane)
-        if lane == 0:
-            (delta.iterator + row).store(total)
+        write_delta(do, out, delta, row, lane)
 
 
 @cute.jit
