@@ -55,10 +55,11 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
     monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
-    # Two parts, of two groups and of one. Of each delta with the lists of single queries, the lists
-    # of groups, the choice, the copy of kv and the fused kernel; and of each group scores, dQ, what
-    # mends it, dKV.
-    assert len(setups) == 2 * 5 + 3 * 4
+    # Two parts, of two groups and of one. Of each the lists of single queries or their delta, the
+    # lists of groups, the choice, the copy of kv and the fused kernel; of each group scores, dQ,
+    # what mends it, dKV; and once the sinks' gradient.
+    assert len(setups) == 2 * 5 + 3 * 4 + 1
+    assert sum("sink_kernel" in setup.kernel for setup in setups) == 1
 
 
 @pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])
@@ -127,8 +128,9 @@ def test_rows_of_512_columns(heads: int, in_order: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("in_order", [False, True])
-def test_groups_of_256_rows_of_512_columns(in_order: bool) -> None:
+def test_groups_of_256_rows_of_512_columns(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries of 128 heads name the same two tiles."""
+    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
     inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 4, 150, 128, 70, d_qk=512), 0, "cpu")
     inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
     with emulation(SMALL) as emulator:
