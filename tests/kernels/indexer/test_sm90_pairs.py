@@ -122,6 +122,40 @@ def test_a_long_pair_is_split_among_ctas(values: str, second: int) -> None:
     assert first_teams == second_teams >= 2
 
 
+@pytest.mark.parametrize(
+    ("lengths", "next_n", "clusters", "later", "first"),
+    [
+        ([3000, 3001] * 5, 2, (2, 2), [0, 1, 1, 1], [1, 1, 1, 0]),
+        ([3000, 3001, 3002, 3003] * 3, 4, (5, 1), [0, 1, 0, 1, 0], [1, 0, 1, 0, 0]),
+        (
+            [5, 7, 8000, 7900, *[2] * 60, 5000, 5001, *[4] * 40, 9000, 100],
+            2,
+            (5, 1),
+            [0, 1, 1, 1, 1],
+            [1, 1, 1, 0, 0],
+        ),
+        pytest.param(
+            [20000, 1999, 7000, 701, *[700, 701] * 6, 5000, 5001, 300, 0],
+            4,
+            (4, 2),
+            [0, 1, 1, 1, 0, 1, 1, 0],
+            [1, 0, 1, 0, 1, 0, 0, 0],
+            marks=LATER,
+        ),
+    ],
+    ids=["5 pairs, 4 CTAs", "two streams, 5 CTAs", "short rows between", "uneven, two streams"],
+)
+def test_spans_of_rows(
+    lengths: list[int], next_n: int, clusters: tuple[int, int], later: list[int], first: list[int]
+) -> None:
+    """Each CTA has a span of all rows. Who publishes as a later sharer of a row, and who as its
+    first one: a CTA may do both. Two streams have half of the CTAs each, one too many has none."""
+    inputs = make_requests(lengths, next_n=next_n)
+    launch = assert_as_the_cpu(PLAN, inputs, *clusters, warnings=BEHIND_THE_LIST)
+    published = (launch.workspaces[0][1][:, 0] != UNTOUCHED).int()
+    assert published.view(2, 2, -1).tolist() == 2 * [[later, first]]
+
+
 def test_bad_pages_are_passed_over() -> None:
     inputs = make_requests([1300, 1290, 700, 701])
     inputs.block_table[0, 3] = inputs.block_table[1, 0] = -1
@@ -156,7 +190,7 @@ def test_the_public_operation_scores_pairs_of_full_sizes(lengths: list[int], nex
         flashdsa.dsa_topk_indexer(*of_requests, ids[1], backend="emulate-sm90")
     assert torch.equal(*ids)
     ((arrivals, slots),) = emulator.workspaces.values()
-    assert len(slots) == 2 * devices.SMALL.num_sms
+    assert len(slots) == 4 * devices.SMALL.num_sms
     assert len(arrivals) == 2 * devices.SMALL.num_sms * ROW_COUNTERS and not arrivals.any()
 
 

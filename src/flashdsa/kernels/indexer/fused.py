@@ -227,7 +227,7 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         Static(plan),
     )
     if const_expr(plan.rows is By.PAIRS):
-        select_in_teams(s, memory, pages, caller.num_ctas, coord.ordered)
+        select_in_teams(s, memory, pages, caller.num_ctas)
     elif const_expr(plan.rows is By.CTAS):
         select_tiles(s, pages, score_batch, select_by_ctas)
     elif const_expr(plan.rows is By.CLUSTERS):

@@ -28,13 +28,16 @@ from flashdsa.kernels.indexer.page_order import page_in_turn
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import Coord, index_of_turn
 from flashdsa.kernels.indexer.schedule.page_partition import divide
+from flashdsa.kernels.indexer.schedule.spans import part_in_span, row_in_span
 from flashdsa.kernels.indexer.schedule.work_tile import (
     Rows,
+    Sharers,
     WorkTile,
     clamped,
     pages_to_score,
     request_of,
     row_length,
+    sharing_word,
     whole_stages,
     write_tile,
 )
@@ -70,9 +73,14 @@ def row_of_turn(
     """(the row that the caller's group gets in that turn, its length, 0 if it gets none)."""
     if const_expr(plan.scheduled):
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
-        if coord.ordered:
+        has_span = cutlass.Boolean(False)
+        if const_expr(plan.cuts_spans):
+            has_span = coord.num_splits == 0
+        if has_span:
+            row = row_in_span(select, turn)
+        elif coord.ordered:
             row = select.own_rows[turn]
-        if coord.together == 1:
+        if coord.together == 1 and not has_span:
             if row < rows.count:
                 length = select.lengths[row]
         else:
@@ -124,6 +132,21 @@ def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple
 
 
 @cute.jit
+def part_of_pair(
+    select: SelectBuffers, coord: Coord, turn: Int32, pages: Int32, first: Int32, end: Int32
+) -> tuple[Int32, Int32, Int32]:
+    """(first page, one past the last, `sharing_word`) of the caller's part of a pair of rows; it
+    has those of its share, `first` to `end`, if it has no span."""
+    cta, _, _ = cute.arch.block_idx()
+    sharing = sharing_word(Sharers(cta - coord.group, coord.num_splits, coord.group))
+    if coord.num_splits == 1:
+        sharing = Int32(1)
+    elif coord.num_splits == 0:
+        first, end, sharing = part_in_span(select, turn, pages)
+    return first, end, sharing
+
+
+@cute.jit
 def load_scheduled(
     ctx: Any,
     loader: cutlass.Constexpr,
@@ -154,7 +177,10 @@ def load_scheduled(
         share = share_of_row(coord, plan)
         if pages > 0 and share.part < share.num_parts:
             first, end = pages_of_share(share, pages, plan)
-            tile = WorkTile(row, first, end - first, length, share.num_splits, pages_done)
+            sharing = share.num_splits
+            if const_expr(plan.cuts_spans):
+                first, end, sharing = part_of_pair(select, coord, turn, pages, first, end)
+            tile = WorkTile(row, first, end - first, length, sharing, pages_done)
             ids = loader.announce(ctx, number, tile, lane, plan)
             if const_expr(loader.load_pages is not None):
                 loader.load_pages(ctx, tile, ids, coord.depth, lane, plan)

@@ -227,6 +227,11 @@ class SelectPlan:
         return self.sorted or self.selects_alone or self.by_lengths
 
     @property
+    def cuts_spans(self) -> bool:
+        """Rows may be cut so that all CTAs have equal spans of them (see schedule/spans.py)."""
+        return self.rows is By.PAIRS
+
+    @property
     def dealt(self) -> bool:
         """Clusters are dealt to rows by lengths; no cluster has a second row (schedule/deal.py)."""
         return self.rows is By.CLUSTERS and not self.scheduled
@@ -398,9 +403,11 @@ class SelectPlan:
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
         """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it
-        has teams, and that is the largest number of counted rows."""
+        has teams, and that is the largest number of counted rows. A CTA with a span publishes in
+        two of them: see `slot_number` in select/published.py."""
         selecting = ctas * self.teams
-        return SplitWorkspace(selecting * ROW_COUNTERS, (selecting, self.slot_words))
+        slots = selecting * (1 + self.cuts_spans)
+        return SplitWorkspace(selecting * ROW_COUNTERS, (slots, self.slot_words))
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,13 @@ class SelectBuffers(NamedTuple):
     candidates: cute.Tensor  # (candidate_words,) Int32: keys and positions
     bitmap: cute.Tensor  # (BITMAP_WORDS,) Int32, the histogram's memory
     own_rows: Any  # (MAX_OWN_ROWS,) Int32: the group's rows, in their order; None: never ordered
-    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows, if each is weighed alone; None: never
+    lengths: Any  # (ORDERED_ROWS,) Int32: tokens of all rows, if each is weighed alone, or the rows
+    # of a stream: see schedule/spans.py; None: never
     scratch: cute.Tensor  # (SCRATCH_WORDS,) Int32; what lies where: the constants below
 
 
 SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
+SCRATCH_WARP_ROWS = 16  # one word a consumer warp, see schedule/spans.py
 SCRATCH_FOUND = 16  # result of a round, see `Found`
 SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
 SCRATCH_COUNT = 36  # entries in the list
@@ -92,6 +94,7 @@ SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see sele
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
 SCRATCH_RANGE = 62  # lowest and highest key that may win, see select/by_clusters.py
 SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, likewise
+SCRATCH_SHARERS = 80  # the sharers of a team's row, see select/published.py
 
 
 class ClusterBuffers(NamedTuple):

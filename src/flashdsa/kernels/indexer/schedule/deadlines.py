@@ -197,16 +197,16 @@ def division_for(
 
 
 @cute.jit
-def give_out(
+def best_division(
     select: SelectBuffers,
     coord: Coord,
     tally: Tally,
     warp: Int32,
     lane: Int32,
     plan: cutlass.Constexpr,
-) -> None:
-    """Consumers: write the coordinates of the caller's group to scratch, and its rows to own_rows.
-    Each warp tries a deadline, and the one with the best writes."""
+) -> tuple[Division, Int32]:
+    """Consumers, whose warps try a deadline each: (the warp's division, the earliest `last` of all
+    warps' divisions)."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
     best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
     for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):
@@ -220,12 +220,11 @@ def give_out(
     least = Int32(LAST_POSITION)
     if lane < plan.consumer_warps:
         least = select.scratch[SCRATCH_WARP_SUMS + lane]
-    if best.last == cute.arch.warp_redux_sync(least, "min"):
-        give_out_as(select, coord, tally, best, lane, plan)
+    return best, cute.arch.warp_redux_sync(least, "min")
 
 
 @cute.jit
-def give_out_as(
+def give_out(
     select: SelectBuffers,
     coord: Coord,
     tally: Tally,
@@ -233,7 +232,8 @@ def give_out_as(
     lane: Int32,
     plan: cutlass.Constexpr,
 ) -> None:
-    """One warp: see `give_out`."""
+    """One warp, whose division is the best: write the coordinates of the caller's group to scratch,
+    and its rows to own_rows."""
     row, halvings, most = division.row, division.halvings, division.last >> WARP_BITS
     num_long, needed = division.num_long, division.needed
     end = prefix_sum(row.clusters, lane)

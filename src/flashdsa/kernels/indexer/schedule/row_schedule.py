@@ -2,7 +2,8 @@
 
 Every CTA weighs the lengths of all rows, and all come to the same results. One row per cluster is
 kept if the lengths are even enough. Otherwise the rows are put in order, the longest first, and
-given out so that the last CTA ends early: see deadlines.py.
+given out so that the last CTA ends early: see deadlines.py. Pairs of rows may be cut into spans
+instead: see spans.py.
 
 A thread weighs one row, so there may be ORDERED_ROWS of them. Of more rows each request's are
 weighed together, as if all were as long as the longest of them.
@@ -25,11 +26,18 @@ from flashdsa.kernels.indexer.schedule.coord import (
 )
 from flashdsa.kernels.indexer.schedule.deadlines import (
     ORDER_BITS,
+    WARP_BITS,
     Tally,
+    best_division,
     give_out,
     key_of,
     least_time,
     of_group,
+)
+from flashdsa.kernels.indexer.schedule.spans import (
+    cut_spans,
+    spans_end_before,
+    time_of_spans,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import (
     Rows,
@@ -113,8 +121,7 @@ def schedule_rows(
                 if consumes:
                     put_in_order(select, rows, coord.together, thread, plan)
                     consumer_sync(plan)
-                    warp = cute.arch.make_warp_uniform(thread // WARP_SIZE)
-                    give_out(select, coord, tally, warp, thread % WARP_SIZE, plan)
+                    give_out_or_cut(select, rows, coord, tally, thread, plan)
                 # All threads of the CTA: coordinates and own_rows are written.
                 cute.arch.sync_threads()
                 coord = read_coord(select, coord)
@@ -125,6 +132,27 @@ def schedule_rows(
             turns = (rows.count + coord.num_groups - 1) // coord.num_groups
             coord = coord._replace(turns=turns)
     return coord
+
+
+@cute.jit
+def give_out_or_cut(
+    select: SelectBuffers,
+    rows: Rows,
+    coord: Coord,
+    tally: Tally,
+    thread: Int32,
+    plan: cutlass.Constexpr,
+) -> None:
+    """Consumers: give the rows out so that the last CTA ends earliest."""
+    lane, warp = thread % WARP_SIZE, cute.arch.make_warp_uniform(thread // WARP_SIZE)
+    best, least = best_division(select, coord, tally, warp, lane, plan)
+    cuts = cutlass.Boolean(False)
+    if const_expr(plan.cuts_spans):
+        cuts = spans_end_before(rows, coord, tally, least >> WARP_BITS, plan)
+        if cuts:
+            cut_spans(select, rows, coord, thread, plan)
+    if best.last == least and not cuts:
+        give_out(select, coord, tally, best, lane, plan)
 
 
 def read_coord(select: SelectBuffers, coord: Coord) -> Coord:
@@ -199,6 +227,9 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
                 time = Float32(needed) * (pages + Float32(plan.sharing.select_pages))
                 if more == 0 or time < least:
                     halvings, turns, least = Int32(more), needed, time
+        if const_expr(plan.cuts_spans):
+            if time_of_spans(rows, coord, tally, plan) < least:
+                turns = Int32(0)
     return Even(halvings, turns)
 
 

@@ -46,8 +46,31 @@ class WorkTile(NamedTuple):
     first_page: Int32  # of the row
     num_pages: Int32
     length: Int32  # of the row, in tokens
-    num_splits: Int32  # clusters that share the row
+    num_splits: Int32  # clusters that share the row; of pairs, see `sharing_word`
     first_number: Int32  # pages that this CTA's stages before these hold
+
+
+class Sharers(NamedTuple):
+    """The CTAs that share a row, with neighbouring numbers."""
+
+    first: Int32
+    count: Int32
+    own: Int32  # the caller's index among them
+
+
+SHARING_BITS = 10
+"""Bits of each number in a `sharing_word`."""
+
+
+def sharing_word(sharers: Sharers) -> Int32:
+    """The same as a word."""
+    return sharers.count | sharers.own << SHARING_BITS | sharers.first << 2 * SHARING_BITS
+
+
+def sharers_in(word: Int32) -> Sharers:
+    """The sharers of a `sharing_word`."""
+    mask = (1 << SHARING_BITS) - 1
+    return Sharers(word >> 2 * SHARING_BITS, word & mask, word >> SHARING_BITS & mask)
 
 
 @cute.jit

@@ -43,7 +43,8 @@ from flashdsa.kernels.indexer.select.published import (
     floor_group,
     keep_contributed,
     load_entry,
-    sharers,
+    sharers_of,
+    slot_number,
     slot_of,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
@@ -171,14 +172,13 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     """Publish the part's entries that can win; return whether the caller is the row's last CTA to
     do so. Then the list is empty. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    cta, _, _ = cute.arch.block_idx()
-    counters = counters_of(s)
+    counters, sharers = counters_of(s), sharers_of(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
         select.scratch[SCRATCH_TOP] = Int32(SIGN)
     # All consumers: the counts begin at 0.
     consumer_sync(plan)
-    slot = slot_of(s, cta)
+    slot = slot_of(s, slot_number(sharers.first, sharers.own, plan))
     top = Int32(SIGN)
     block = PUBLISHED_TOGETHER * plan.consumer_threads
     for first in cutlass.range(0, part.entries, block, unroll=1):
@@ -213,7 +213,7 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
             counters, Int32(1), sem="acq_rel", scope="gpu"
         )
     consumer_sync(plan)
-    is_last = select.scratch[SCRATCH_TICKET] == sharers(select).count - 1
+    is_last = select.scratch[SCRATCH_TICKET] == sharers_of(s).count - 1
     if is_last:
         reset(s)
     return is_last
@@ -224,7 +224,7 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
     """List what the row's CTAs published, from the first one on that is not listed, as long as the
     list has room. The first call makes the row's counters 0 again. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    first_cta = sharers(select).first + listed.pages
+    first_cta = sharers_of(s).first
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
         read_headers(s, listed, lane)
@@ -251,7 +251,8 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
                 offset = select.candidates[CHUNK_OFFSETS + chunk]
                 slot, at = offset & SLOT_MASK, (offset >> SLOT_BITS) * WARP_SIZE + lane
                 if at < select.candidates[slot]:
-                    keys[i], positions[i] = load_entry(s, first_cta + slot, at)
+                    number = slot_number(first_cta, listed.pages + slot, plan)
+                    keys[i], positions[i] = load_entry(s, number, at)
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
             # Entries that can win have no key 0.
@@ -274,14 +275,15 @@ def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
     say what cannot win, and whether the rest fits, however much was published.
     """
     select, plan, done = s.select, s.plan, listed.pages
-    first_cta = sharers(select).first + done
-    num_slots = cutlass.min(sharers(select).count - done, Int32(LISTED_SLOTS))
+    sharers = sharers_of(s)
+    num_slots = cutlass.min(sharers.count - done, Int32(LISTED_SLOTS))
     counts, tops = (cute.make_rmem_tensor(SLOTS_A_LANE, Int32) for _ in range(2))
     floor = signed(listed.floor)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
         counts[i], tops[i] = Int32(0), Int32(SIGN)
         if SLOTS_A_LANE * lane + i < num_slots:
-            slot = slot_of(s, first_cta + SLOTS_A_LANE * lane + i)
+            index = done + SLOTS_A_LANE * lane + i
+            slot = slot_of(s, slot_number(sharers.first, index, plan))
             counts[i], tops[i] = load2(slot)
             own, _ = load2(slot + 2)
             floor = cutlass.max(floor, own)

@@ -29,8 +29,7 @@ from flashdsa.kernels.indexer.emit.by_position import (
     own_span,
 )
 from flashdsa.kernels.indexer.plan import TeamPlan
-from flashdsa.kernels.indexer.schedule.coord import COORD_WORDS
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length
+from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, sharers_in
 from flashdsa.kernels.indexer.score_batch import PageSource
 from flashdsa.kernels.indexer.score_together import (
     TogetherSource,
@@ -53,6 +52,7 @@ from flashdsa.kernels.indexer.select.published import (
     contribute,
     counts_settle,
     keep_contributed,
+    write_sharers,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
@@ -66,13 +66,11 @@ from flashdsa.kernels.indexer.select.tiles import (
 )
 from flashdsa.kernels.indexer.sizes import NUM_BINS, ROW_COUNTERS
 from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COORD,
     SCRATCH_FULLEST,
     SCRATCH_SEGMENTS,
     ClusterBuffers,
     IndexerMemory,
     cluster_buffers_in,
-    select_buffers_in,
 )
 
 READ_TOGETHER = 4
@@ -85,8 +83,10 @@ def select_by_team(
 ) -> PackedPhases:
     """Select in the team's row of a tile as `select_by_ctas` does. Both teams compact their lists
     after the same pages."""
-    row = 2 * tile.row + s.team
-    tile = tile._replace(row=row, length=row_length(s.output.rows, row))
+    row, sharers = 2 * tile.row + s.team, sharers_in(tile.num_splits)
+    length = row_length(s.output.rows, row)
+    tile = tile._replace(row=row, length=length, num_splits=sharers.count)
+    write_sharers(s, sharers)
     listed, selected = nothing_listed(), cutlass.Boolean(False)
     merges = cutlass.Boolean(False)  # the list is filled with published entries
     while not selected:
@@ -221,18 +221,16 @@ def select_in_teams(
     memory: IndexerMemory,
     pages: PageSource,
     num_ctas: Int32,
-    given_out: cutlass.Boolean,
 ) -> None:
     """Role select for rows in pairs: select in each team's, in its own memory.
 
     Args:
-        s: of the whole CTA. given_out: rows, by their lengths.
+        s: of the whole CTA.
     """
     thread, plan = s.thread, s.plan
     one = TeamPlan(plan)
     team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
     mine = thread % one.consumer_threads
-    share_schedule(memory, team, mine, given_out, plan)
     source = TogetherSource(pages, memory, thread, Static(plan))
     team_s = s._replace(
         select=select_buffers_of(memory, team, plan),
@@ -245,26 +243,10 @@ def select_in_teams(
     select_tiles(team_s, source, score_together, select_by_team)
 
 
-@cute.jit
-def share_schedule(
-    memory: IndexerMemory,
-    team: Int32,
-    thread: Int32,
-    given_out: cutlass.Boolean,
-    plan: cutlass.Constexpr,
-) -> None:
-    """Copy what the schedule gave the CTA, if anything, for the second team; the team syncs before
-    it looks."""
-    given = select_buffers_in(memory, plan).scratch
-    mine = select_buffers_of(memory, team, plan).scratch
-    if given_out and team == 1 and thread < COORD_WORDS:
-        mine[SCRATCH_COORD + thread] = given[SCRATCH_COORD + thread]
-
-
 def published_of(published: Published, team: Int32, num_ctas: Int32, plan: Any) -> Published:
     """Device memory of a team's rows: counters and slots of the first team come first."""
     arrivals = published.arrivals.iterator + team * num_ctas * ROW_COUNTERS
-    slots = published.slots.iterator + Int64(team * num_ctas) * plan.slot_words
+    slots = published.slots.iterator + Int64(2 * team * num_ctas) * plan.slot_words
     return Published(
         cute.make_tensor(arrivals, published.arrivals.layout),
         cute.make_tensor(slots, published.slots.layout),

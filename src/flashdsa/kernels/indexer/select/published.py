@@ -15,14 +15,14 @@ from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
+from flashdsa.kernels.indexer.schedule.work_tile import Sharers, WorkTile
 from flashdsa.kernels.indexer.select.exchange import sum_groups
 from flashdsa.kernels.indexer.select.keys import lowest_key, reach
 from flashdsa.kernels.indexer.sizes import BIN_GROUP, BIN_GROUPS, ROW_COUNTERS, SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
     SCRATCH_FLOOR,
-    SelectBuffers,
+    SCRATCH_SHARERS,
 )
 from flashdsa.problem import PAGE_SIZE
 
@@ -39,41 +39,63 @@ class Published(NamedTuple):
     """Device memory of one launch at a time. Counters are 0 between launches."""
 
     arrivals: Any  # (B,) int32: CTAs of the row that have published
-    slots: Any  # (CTAs, slot_words) int32: a header, then keys and positions; see sizes.py
+    slots: Any  # (CTAs, slot_words) int32, or twice as many: see `slot_number`; a header, then keys
+    # and positions: see sizes.py
 
 
 @cute.jit
-def slot_of(s: Selecting, cta: Int32) -> Any:
-    """Pointer to a CTA's slot."""
+def slot_of(s: Selecting, number: Int32) -> Any:
+    """Pointer to a slot: a CTA's, or the `slot_number` of a sharer."""
     published, plan = s.published, s.plan
-    return published.slots.iterator + Int64(cta) * plan.slot_words
+    return published.slots.iterator + Int64(number) * plan.slot_words
 
 
 @cute.jit
-def load_entry(s: Selecting, cta: Int32, index: Int32) -> tuple[Int32, Int32]:
-    """An entry that a CTA published."""
-    return load2(slot_of(s, cta) + (SLOT_HEADER_WORDS + 2 * index))
+def slot_number(first: Int32, index: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The slot in which the sharer `index` of a row publishes, if the first one is CTA `first`.
+
+    A CTA with a span may be the first sharer of one row and a later one of another, before either
+    is merged: a first sharer has its slot behind those of all CTAs.
+    """
+    number = first + index
+    if const_expr(plan.cuts_spans):
+        num_ctas, _, _ = cute.arch.grid_dim()
+        if index == 0:
+            number = first + num_ctas
+    return number
 
 
-class Sharers(NamedTuple):
-    """The CTAs that share the row, next to each other."""
+@cute.jit
+def load_entry(s: Selecting, number: Int32, index: Int32) -> tuple[Int32, Int32]:
+    """An entry that was published in a slot."""
+    return load2(slot_of(s, number) + (SLOT_HEADER_WORDS + 2 * index))
 
-    first: Int32
-    count: Int32
+
+@cute.jit
+def write_sharers(s: Selecting, sharers: Sharers) -> None:
+    """One thread of a team: write its row's sharers for `sharers_of`. The team syncs before it
+    reads them."""
+    if s.thread == 0:
+        words = (*sharers, Int32(0))  # a vector, as they are read
+        for i in cutlass.range_constexpr(VECTOR):
+            s.select.scratch[SCRATCH_SHARERS + i] = words[i]
 
 
-def sharers(select: SelectBuffers) -> Sharers:
+def sharers_of(s: Selecting) -> Sharers:
     """The CTAs of the calling CTA's row: not kept in registers, as they are asked for once a
     row."""
+    scratch = s.select.scratch
+    if s.plan.cuts_spans:
+        return Sharers(*(scratch[SCRATCH_SHARERS + i] for i in range(len(Sharers._fields))))
     cta, _, _ = cute.arch.block_idx()
-    own = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
-    return Sharers(cta - own, select.scratch[SCRATCH_COORD + Coord._fields.index("num_splits")])
+    own = scratch[SCRATCH_COORD + Coord._fields.index("group")]
+    count = scratch[SCRATCH_COORD + Coord._fields.index("num_splits")]
+    return Sharers(cta - own, count, own)
 
 
 def counters_of(s: Selecting) -> Any:
     """Pointer to the counters of the row that the calling CTA shares: arrivals first."""
-    select, published = s.select, s.published
-    return published.arrivals.iterator + sharers(select).first * ROW_COUNTERS
+    return s.published.arrivals.iterator + sharers_of(s).first * ROW_COUNTERS
 
 
 def group_counts(counters: Any) -> Any:
@@ -153,7 +175,7 @@ def final_floor(s: Selecting, lane: Int32) -> Uint32:
     row have at least. It is that of the bin of the `topk`-th best if all CTAs have counted theirs,
     and more than 2 topk entries have at least that key."""
     select, plan = s.select, s.plan
-    counters, count = (counters_of(s), sharers(select).count)
+    counters, count = counters_of(s), sharers_of(s).count
     complete = all_counted(counters, COUNTED_GROUPS, count, lane, plan)
     group, above, within, floor = floor_group(s, counters, lane)
     if complete == 1 and above + within > 2 * plan.topk:
