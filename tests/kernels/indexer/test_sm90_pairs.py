@@ -112,6 +112,14 @@ def test_lists_are_cut_down_together(values: str) -> None:
     assert_as_the_cpu(PLAN, inputs, 1, 1, seed=1, warnings=BEHIND_THE_LIST)
 
 
+def test_the_best_tokens_have_the_same_places_in_all_pages() -> None:
+    """A few warps list them all, in segments that are then too full to be added to."""
+    inputs = make_requests([9000, 9001])
+    pages = inputs.k_index_cache_fp8
+    pages[:] = pages[:1].clone()
+    assert_as_the_cpu(PLAN, inputs, 1, 1, warnings=BEHIND_THE_LIST)
+
+
 @pytest.mark.parametrize(("values", "second"), [("random", 8999), ("equal", 5)])
 def test_a_long_pair_is_split_among_ctas(values: str, second: int) -> None:
     """Each team publishes and merges alone, whether its row needs scores or not."""

@@ -156,7 +156,7 @@ def cut_before(select: SelectBuffers, stream: Stream, cta: Int32, plan: cutlass.
     share = total // stream.ctas
     place = cta * share + cutlass.min(cta, total - share * stream.ctas)
     index, page = stream.rows, Int32(0)
-    if cta < stream.ctas:
+    if cta < stream.ctas and place < total:  # of few pages, later CTAs have none
         index = Int32(0)  # rows that end at the place or before
         for bit in cutlass.range_constexpr(ORDERED_ROWS.bit_length() - 2, -1, -1):
             other = index + (1 << bit)

@@ -20,6 +20,7 @@ from cutlass import Int32, Int64, Uint32, cute
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.static import Static
+from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
 from flashdsa.kernels.indexer.emit.by_position import (
@@ -198,6 +199,61 @@ def compact_segments(s: Selecting, threshold: Threshold) -> None:
             select.scratch[SCRATCH_SEGMENTS + segment] = kept - begin
     # All consumers: the list is as it is to be.
     consumer_sync(plan)
+    spread_segments(s)
+
+
+@cute.jit
+def spread_segments(s: Selecting) -> None:
+    """Give all segments as many entries, if the fullest one is too full to be added to. Starts and
+    ends synced.
+
+    A compaction leaves room in the list, but not in each segment: where the best tokens always
+    have the same place in a page, a few warps list them all.
+    """
+    select, thread, plan = s.select, s.thread, s.plan
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    segments = plan.lists.capacity // plan.segment_entries
+    count = Int32(0)
+    if lane < segments:
+        count = select.scratch[SCRATCH_SEGMENTS + lane]
+    fullest = cute.arch.warp_redux_sync(count, "max")
+    if (plan.segment_entries - fullest) * segments < plan.refill_entries:
+        ends = prefix_sum(count, lane)
+        total = cute.arch.shuffle_sync(ends, WARP_SIZE - 1)
+        each = (total + segments - 1) // segments
+        # A segment's new entries are those of a range of numbers, over all segments.
+        blocks = -(-plan.most_kept // (segments * WARP_SIZE))
+        taken = [
+            (warp + i * plan.consumer_warps, block * WARP_SIZE + lane)
+            for i in range(segments // plan.consumer_warps)
+            for block in range(blocks)
+        ]
+        keys = cute.make_rmem_tensor(len(taken), Uint32)
+        positions = cute.make_rmem_tensor(len(taken), Uint32)
+        for i in cutlass.range_constexpr(len(taken)):
+            segment, index = taken[i]
+            number = segment * each + index
+            begin, source = Int32(0), Int32(0)
+            for before in cutlass.range(segments, unroll=1):
+                end = cute.arch.shuffle_sync(ends, before)
+                if number >= end:
+                    begin, source = end, before + 1
+            keys[i], positions[i] = Uint32(0), Uint32(0)
+            if index < each and number < total:
+                at = source * plan.segment_entries + number - begin
+                keys[i], positions[i] = key_at(select, at), position_at(select, at)
+        # All consumers have read their entries, over which others are written.
+        consumer_sync(plan)
+        for i in cutlass.range_constexpr(len(taken)):
+            segment, index = taken[i]
+            size = cutlass.min(cutlass.max(total - segment * each, Int32(0)), each)
+            if index < size:
+                at = segment * plan.segment_entries + index
+                select.keys[at], select.positions[at] = Int32(keys[i]), Int32(positions[i])
+            if index == 0:
+                select.scratch[SCRATCH_SEGMENTS + segment] = size
+        # All consumers: the segments are as they are to be.
+        consumer_sync(plan)
 
 
 @cute.jit
