@@ -51,7 +51,7 @@ def make_inputs(
         values: "random"; "equal": one key everywhere; "two": one of two keys a token; "ascending":
             scores that grow with the position, all different; "descending"; "level": they grow up
             to the middle of a row, and stay; "nan": every third token's key is NaN, as far as it
-            has one.
+            has one; "pages": every page has the same keys.
     """
     generator = torch.Generator().manual_seed(seed)
     pages_of = [-(-length // 64) for length in lengths]
@@ -73,6 +73,8 @@ def make_inputs(
         kinds = integers(0, 1, num_pages, 64, 1) if values == "two" else torch.zeros(1)
         keys = keys[0, 0] * (1 - kinds) + keys[0, 1] * kinds
         keys, scales = keys.expand(num_pages, 64, 128).clone(), torch.ones(num_pages, 64)
+    if values == "pages":
+        keys[:], scales[:] = keys[0].clone(), scales[0].clone()
     if values == "nan":
         keys[:, ::3, 5] = torch.nan
     if values in ("ascending", "descending", "level"):

@@ -28,7 +28,7 @@ from tests.kernels.indexer.exact_inputs import EDGES, Inputs, make_inputs
 from tests.support.hopper_gpu import HOPPER_GPU
 
 pytestmark = HOPPER_GPU
-VALUES = ["random", "equal", "two", "ascending", "descending", "nan"]
+VALUES = ["random", "equal", "two", "ascending", "descending", "nan", "pages"]
 
 
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
@@ -92,19 +92,34 @@ def test_queries_of_a_request_share_its_row_of_the_table(longest: int, next_n: i
     assert torch.equal(ids.flatten(0, 1), expected_ids(rows, 2048))
 
 
+@pytest.mark.parametrize("next_n", [2, 4])
 @pytest.mark.parametrize("count", [60, 61, 66, 67, 128, 133, 300])
 @pytest.mark.parametrize("longest", [4000, 40_000])
-def test_two_queries_of_many_requests_are_exact(count: int, longest: int) -> None:
-    """From 61 requests on both are scored together; their lengths differ, and some are long."""
+def test_pairs_of_queries_of_many_requests_are_exact(count: int, longest: int, next_n: int) -> None:
+    """From 61 pairs on both are scored together; their lengths differ, and some are long."""
+    assert_pairs_are_exact(count, longest, next_n)
+
+
+@pytest.mark.parametrize("next_n", [2, 4])
+def test_the_best_tokens_of_pairs_have_the_same_places_in_all_pages(next_n: int) -> None:
+    """So many that a warp's segment of the list has no room for its own."""
+    assert_pairs_are_exact(67, 100_000, next_n, values="pages")
+
+
+def assert_pairs_are_exact(count: int, longest: int, next_n: int, values: str = "random") -> None:
+    """Requests of `next_n` queries, every 17th of them of `longest` tokens."""
     generator = torch.Generator().manual_seed(count)
-    lengths = torch.randint(1, 3000, (count, 2), generator=generator)
+    lengths = torch.randint(1, 3000, (count, next_n), generator=generator)
     lengths[::17] = longest
-    lengths[:, 0] = (lengths[:, 1] - torch.randint(0, 3, (count,), generator=generator)).clamp(0)
-    inputs = make_inputs(lengths.flatten().tolist(), seed=count)
-    inputs = inputs._replace(block_table=inputs.block_table[1::2].contiguous()).to("cuda")
+    last = lengths[:, -1:]
+    lengths = (last - torch.randint(0, 3, (count, next_n), generator=generator)).clamp(0)
+    lengths[:, -1:] = last
+    inputs = make_inputs(lengths.flatten().tolist(), seed=count, values=values)
+    table = inputs.block_table[next_n - 1 :: next_n].contiguous()
+    inputs = inputs._replace(block_table=table).to("cuda")
     ids = inputs.output(2048)
     q, weights, seq_lens, of_requests = (
-        x.unflatten(0, (count, 2))
+        x.unflatten(0, (count, next_n))
         for x in (inputs.q_index_fp8, inputs.weights, inputs.seq_lens, ids)
     )
     flashdsa.dsa_topk_indexer(
@@ -116,7 +131,7 @@ def test_two_queries_of_many_requests_are_exact(count: int, longest: int) -> Non
         of_requests,
         backend="sm90",
     )
-    of_rows = inputs._replace(block_table=inputs.block_table.repeat_interleave(2, 0))
+    of_rows = inputs._replace(block_table=inputs.block_table.repeat_interleave(next_n, 0))
     assert torch.equal(ids, expected_ids(of_rows, 2048))
 
 

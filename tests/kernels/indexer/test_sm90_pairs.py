@@ -114,9 +114,7 @@ def test_lists_are_cut_down_together(values: str) -> None:
 
 def test_the_best_tokens_have_the_same_places_in_all_pages() -> None:
     """A few warps list them all, in segments that are then too full to be added to."""
-    inputs = make_requests([9000, 9001])
-    pages = inputs.k_index_cache_fp8
-    pages[:] = pages[:1].clone()
+    inputs = make_requests([9000, 9001], values="pages")
     assert_as_the_cpu(PLAN, inputs, 1, 1, warnings=BEHIND_THE_LIST)
 
 
