@@ -441,12 +441,12 @@ TABLE: dict[str, Row] = {
         _pairs("candidates of one key", (513, 514), (1, 1, 1), values="two"),
         # CTAs that compact their parts, wait for each other's counts, and find the row's floor.
         _pairs("the row's floor", (9000, 8999, 513, 512), (3, 1, 1), values="two"),
-        # The last CTA cuts down what the others have published.
-        _pairs("cut down", (4400, 4399), (6, 1, 1), values="equal"),
+        _pairs("what others published is cut", (4400, 4399), (6, 1, 1), values="equal"),
+        _pairs("the same pages", (9000, 9001), (1, 1, 1), values="pages"),
         _pairs("two streams", (3000, 3001, 3002, 3003) * 3, (5, 1, 1), next_n=4),
         _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
         Ranked("long rows", (2100, 2101, 66000, 66001, 2500, 900), (4, 2, 1), next_n=2, pairs=True),
-    ), mutated=14, scratch=("argument 7",)),
+    ), mutated=15, scratch=("argument 7",)),
     "indexer-sm_100a": Row("indexer", (
         _blackwell("two rows", (1300, 900), (1, 1, 1)),
         _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
