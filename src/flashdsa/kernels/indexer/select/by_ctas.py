@@ -43,6 +43,7 @@ from flashdsa.kernels.indexer.select.published import (
     floor_group,
     keep_contributed,
     load_entry,
+    own_slot,
     sharers_of,
     slot_number,
     slot_of,
@@ -172,13 +173,13 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     """Publish the part's entries that can win; return whether the caller is the row's last CTA to
     do so. Then the list is empty. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    counters, sharers = counters_of(s), sharers_of(s)
+    counters = counters_of(s)
     if thread == 0:
         select.scratch[SCRATCH_COUNT] = Int32(0)
         select.scratch[SCRATCH_TOP] = Int32(SIGN)
     # All consumers: the counts begin at 0.
     consumer_sync(plan)
-    slot = slot_of(s, slot_number(sharers.first, sharers.own, plan))
+    slot = own_slot(s)
     top = Int32(SIGN)
     block = PUBLISHED_TOGETHER * plan.consumer_threads
     for first in cutlass.range(0, part.entries, block, unroll=1):
@@ -224,7 +225,7 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
     """List what the row's CTAs published, from the first one on that is not listed, as long as the
     list has room. The first call makes the row's counters 0 again. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    first_cta = sharers_of(s).first
+    first_cta = sharers_of(s).first + listed.pages
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     if thread < WARP_SIZE:
         read_headers(s, listed, lane)
@@ -251,7 +252,7 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
                 offset = select.candidates[CHUNK_OFFSETS + chunk]
                 slot, at = offset & SLOT_MASK, (offset >> SLOT_BITS) * WARP_SIZE + lane
                 if at < select.candidates[slot]:
-                    number = slot_number(first_cta, listed.pages + slot, plan)
+                    number = slot_number(first_cta + slot, listed.pages + slot, plan)
                     keys[i], positions[i] = load_entry(s, number, at)
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
@@ -275,15 +276,15 @@ def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
     say what cannot win, and whether the rest fits, however much was published.
     """
     select, plan, done = s.select, s.plan, listed.pages
-    sharers = sharers_of(s)
-    num_slots = cutlass.min(sharers.count - done, Int32(LISTED_SLOTS))
+    first_cta = sharers_of(s).first + done
+    num_slots = cutlass.min(sharers_of(s).count - done, Int32(LISTED_SLOTS))
     counts, tops = (cute.make_rmem_tensor(SLOTS_A_LANE, Int32) for _ in range(2))
     floor = signed(listed.floor)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
         counts[i], tops[i] = Int32(0), Int32(SIGN)
         if SLOTS_A_LANE * lane + i < num_slots:
-            index = done + SLOTS_A_LANE * lane + i
-            slot = slot_of(s, slot_number(sharers.first, index, plan))
+            cta, index = (start + SLOTS_A_LANE * lane + i for start in (first_cta, done))
+            slot = slot_of(s, slot_number(cta, index, plan))
             counts[i], tops[i] = load2(slot)
             own, _ = load2(slot + 2)
             floor = cutlass.max(floor, own)

@@ -51,17 +51,17 @@ def slot_of(s: Selecting, number: Int32) -> Any:
 
 
 @cute.jit
-def slot_number(first: Int32, index: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The slot in which the sharer `index` of a row publishes, if the first one is CTA `first`.
+def slot_number(cta: Int32, index: Int32, plan: cutlass.Constexpr) -> Int32:
+    """The slot in which a CTA publishes as the sharer `index` of a row.
 
     A CTA with a span may be the first sharer of one row and a later one of another, before either
     is merged: a first sharer has its slot behind those of all CTAs.
     """
-    number = first + index
+    number = cta
     if const_expr(plan.cuts_spans):
         num_ctas, _, _ = cute.arch.grid_dim()
         if index == 0:
-            number = first + num_ctas
+            number = cta + num_ctas
     return number
 
 
@@ -91,6 +91,17 @@ def sharers_of(s: Selecting) -> Sharers:
     own = scratch[SCRATCH_COORD + Coord._fields.index("group")]
     count = scratch[SCRATCH_COORD + Coord._fields.index("num_splits")]
     return Sharers(cta - own, count, own)
+
+
+@cute.jit
+def own_slot(s: Selecting) -> Any:
+    """Pointer to the slot in which the caller publishes its part of the row."""
+    cta, _, _ = cute.arch.block_idx()
+    index = Int32(0)
+    if const_expr(s.plan.cuts_spans):
+        first, _, index = sharers_of(s)
+        cta = first + index
+    return slot_of(s, slot_number(cta, index, s.plan))
 
 
 def counters_of(s: Selecting) -> Any:
