@@ -445,7 +445,7 @@ TABLE: dict[str, Row] = {
         _pairs("the same pages", (9000, 9001), (1, 1, 1), values="pages"),
         _pairs("two streams", (3000, 3001, 3002, 3003) * 3, (5, 1, 1), next_n=4),
         _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
-        Ranked("long rows", (2100, 2101, 66000, 66001, 2500, 900), (4, 2, 1), next_n=2, pairs=True),
+        Ranked("long", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2, pairs=True),
     ), mutated=15, scratch=("argument 7",)),
     "indexer-sm_100a": Row("indexer", (
         _blackwell("two rows", (1300, 900), (1, 1, 1)),

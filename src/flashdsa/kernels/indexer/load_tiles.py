@@ -75,7 +75,7 @@ def row_of_turn(
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
         has_span = cutlass.Boolean(False)
         if const_expr(plan.cuts_spans):
-            has_span = coord.num_splits == 0
+            has_span = coord.has_span
         if has_span:
             row = row_in_span(select, turn)
         elif coord.ordered:
@@ -141,7 +141,7 @@ def part_of_pair(
     sharing = sharing_word(Sharers(cta - coord.group, coord.num_splits, coord.group))
     if coord.num_splits == 1:
         sharing = Int32(1)
-    elif coord.num_splits == 0:
+    elif coord.has_span:
         first, end, sharing = part_in_span(select, turn, pages)
     return first, end, sharing
 

@@ -20,13 +20,18 @@ class Coord(NamedTuple):
     first_rank: Int32  # the rank in its cluster of the group's first CTA
     part: Int32  # this CTA's rank in its group
     num_parts: Int32  # CTAs of a group
-    num_splits: Int32  # neighbouring groups that share rows that are long enough
+    num_splits: Int32  # neighbouring groups that share rows that are long enough; 0: it has a span
     turns: Any  # Int32: rows of the group, if lengths decide; None: they never do
     depth: Any  # Int32: pages in flight, in steps of 1 / DEPTH_STEPS; None: as many as stages
     together: Any  # Int32: neighbouring rows that are weighed as one; 0: the lengths do not decide;
     # None: they never do
     ordered: Any  # Boolean: they did, and the group's rows are in own_rows; None: never
     row: Any = None  # Int32: the group's only row, if clusters were dealt to rows; None: not
+
+    @property
+    def has_span(self) -> Any:
+        """Whether the CTA has a span of all rows (see schedule/spans.py)."""
+        return self.num_splits == 0
 
 
 class PackedCoord(NamedTuple):
