@@ -228,7 +228,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
                 if more == 0 or time < least:
                     halvings, turns, least = Int32(more), needed, time
         if const_expr(plan.cuts_spans):
-            if time_of_spans(rows, coord, tally, plan) < least:
+            if time_of_spans(coord, tally, plan) < least:
                 turns = Int32(0)
     return Even(halvings, turns)
 

@@ -37,8 +37,6 @@ from flashdsa.kernels.indexer.smem_views import (
 
 CUT_MERGES = 2
 """Merges that cutting the stream costs each CTA: a part at either end of its span."""
-SHARED_READS = 0.9
-"""Time of spans of two streams, beside that of as many pages that each CTA reads alone."""
 ENDS = ORDERED_ROWS + MOST_WEIGHED
 """Words of the histogram before the ends of the stream's rows; keys and their order come first."""
 assert ENDS + ORDERED_ROWS <= NUM_BINS
@@ -89,12 +87,9 @@ def stream_of(rows: Rows, coord: Coord) -> Stream:
 
 
 @cute.jit
-def time_of_spans(rows: Rows, coord: Coord, tally: Tally, plan: cutlass.Constexpr) -> Float32:
+def time_of_spans(coord: Coord, tally: Tally, plan: cutlass.Constexpr) -> Float32:
     """Time at which all CTAs end, in pages."""
-    time = least_time(coord, tally, plan)
-    if stream_of(rows, coord).step > 1:
-        time *= Float32(SHARED_READS)
-    return time + Float32(CUT_MERGES * plan.sharing.merge_pages)
+    return least_time(coord, tally, plan) + Float32(CUT_MERGES * plan.sharing.merge_pages)
 
 
 @cute.jit
@@ -104,7 +99,7 @@ def spans_end_before(
     """Whether spans end before `last`, in TIME_STEPS; the same in all CTAs."""
     stream = stream_of(rows, coord)
     fits = stream.rows <= ORDERED_ROWS and stream.ctas > 0
-    return fits and in_steps(time_of_spans(rows, coord, tally, plan)) < last
+    return fits and in_steps(time_of_spans(coord, tally, plan)) < last
 
 
 @cute.jit
