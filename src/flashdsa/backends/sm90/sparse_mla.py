@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashdsa.backends import sparse_mla_launches
 from flashdsa.backends.packed_rows import is_packed, num_rows
@@ -41,12 +42,37 @@ if TYPE_CHECKING:
 
 LISTS_US = 10.0
 """Time of the kernels that groups have besides, without passing over bits."""
-MOST_OF_LISTS, MOST_OF_GROUPS = {2: 0.15, 4: 0.2, 8: 0.2}, {2: 1.2, 4: 1.25, 8: 1.25}
-"""Groups are taken without a sample if their lists take at most so much of the time of queries one
-by one, and all together, if queries had nothing in common, at most so much of it, by the queries
-of a group: two save half at best."""
-MOST_OF_UNSURE, LEAST_UNSURE_US = 1.4, 150
-"""Up to so much of it a sample chooses, in calls of so long at least."""
+
+
+class Grouping(NamedTuple):
+    """When groups of so many queries pay, by estimated times beside queries one by one.
+
+    Attributes:
+        most_of_lists: groups are taken if making their lists takes at most so much.
+        most_of_unsure: with a sample, if all takes at most so much where queries have nothing in
+            common; two queries save half at best.
+        most_of_varied: without one, likewise, of lists of varied lengths.
+        time_of_alone: without one, if they lose at most `MOST_LOST_US` beside so much of it, over
+            random ids.
+        is_dealt: queries one by one that fill a part of a wave are dealt out.
+    """
+
+    most_of_lists: float
+    most_of_unsure: float
+    most_of_varied: float
+    time_of_alone: float
+    is_dealt: bool
+
+
+GROUPINGS = {
+    2: Grouping(0.15, 1.2, 1.2, 0.9, True),
+    4: Grouping(0.2, 1.4, 1.25, 1.0, False),
+    8: Grouping(0.3, 2.2, 1.25, 1.1, False),
+}
+MOST_LOST_US = 20
+MOST_OF_UNSURE_VARIED = 1.4
+LEAST_UNSURE_US = 200
+"""Estimated time of queries one by one from which on a sample chooses where it is unsure."""
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 NEAR_KEYS = 1 << 16
@@ -188,17 +214,22 @@ def groups_for(
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
         return (1,)
-    time_of = time_of_draws if varied else time_of_rounds
-    alone = time_of(num_queries, topk, num_sms)
-    apart = time_of(-(-num_queries // group), group * topk, num_sms)
+    by, time_of = GROUPINGS[group], time_of_draws if varied else time_of_rounds
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
+    by_groups = partial(time_of, -(-num_queries // group), num_sms=num_sms)
+    alone = time_of(num_queries, topk, num_sms)
+    if by.is_dealt and not varied:
+        alone = time_of(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
     if alone > least and lists < alone / 2:
         return group, 1
-    most = (lists + apart) / alone
-    if lists > MOST_OF_LISTS[group] * alone or most > MOST_OF_UNSURE:
+    most = (lists + by_groups(group * topk)) / alone
+    most_unsure = MOST_OF_UNSURE_VARIED if varied else by.most_of_unsure
+    if lists > by.most_of_lists * alone or most > most_unsure:
         return (1,)
-    if most <= MOST_OF_GROUPS[group]:
+    named = num_keys * (1 - (1 - min(1.0, topk / num_keys)) ** group)  # by random ids of a group
+    lost = lists + by_groups(ceil(named)) - by.time_of_alone * alone
+    if most <= by.most_of_varied if varied else lost <= MOST_LOST_US:
         return (group,)
     return (group, 1) if alone > LEAST_UNSURE_US else (1,)
 
