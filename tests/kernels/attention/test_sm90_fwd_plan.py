@@ -51,6 +51,9 @@ def test_lists_of_groups_must_not_cost_more_than_they_save() -> None:
     assert groups_for(266, 16, 2048, 13_383, 132, varied=True) == (1,)
     # 166 items of 24 steps in two rounds took 1.4 of the time of queries one by one.
     assert groups_for(662, 16, 768, 86_738, 132) == (1,)
+    # Without a decode, no part of a wave is dealt out.
+    assert groups_for(529, 32, 2048, 5_397, 132) == (1,)
+    assert groups_for(529, 32, 2048, 5_397, 132, max_logits=True) == (2, 1)
 
 
 @pytest.mark.parametrize(

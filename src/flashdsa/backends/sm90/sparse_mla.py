@@ -102,7 +102,8 @@ def choose(
     tile = Tile(d_qk)
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
     num_keys, num_sms = operands.kv.shape[0], runner.num_sms
-    groups = groups_for(num_queries, num_heads, topk, num_keys, num_sms, varied=varied)
+    sizes = num_queries, num_heads, topk, num_keys, num_sms
+    groups = groups_for(*sizes, varied=varied, max_logits=max_logits)
     group = groups[0]
     plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
     if len(groups) > 1:
@@ -135,7 +136,8 @@ def choose_joined(
     most, likely = slots_of(operands, index_block), likely_slots(operands, index_block)
     num_keys, num_sms = num_rows(operands.kv, operands.extra_kv), runner.num_sms
     varied = operands.topk_length is not None or operands.extra_topk_length is not None
-    groups = groups_for(num_queries, num_heads, sum(likely), num_keys, num_sms, varied=varied)
+    sizes = num_queries, num_heads, sum(likely), num_keys, num_sms
+    groups = groups_for(*sizes, varied=varied, max_logits=max_logits)
     if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
         groups = (1,)
     if groups == (1,) and not max_logits:
@@ -201,6 +203,7 @@ def groups_for(
     num_sms: int,
     *,
     varied: bool = False,
+    max_logits: bool = False,
 ) -> tuple[int, ...]:
     """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of
     two numbers a sample chooses.
@@ -209,7 +212,7 @@ def groups_for(
     of all rows.
 
     Args:
-        varied: lists have lengths.
+        varied: lists have lengths. max_logits: no decode serves the call.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
@@ -218,7 +221,7 @@ def groups_for(
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     by_groups = partial(time_of, -(-num_queries // group), num_sms=num_sms)
     alone = time_of(num_queries, topk, num_sms)
-    if by.is_dealt and not varied:
+    if by.is_dealt and not varied and not max_logits:
         alone = time_of(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
     if alone > least and lists < alone / 2:
