@@ -56,9 +56,9 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
     # Two parts, of two groups and of one. Of each the lists of single queries or their delta, the
-    # lists of groups, the choice, the copy of kv and the fused kernel; of each group scores, dQ,
-    # what mends it, dKV; and once the sinks' gradient.
-    assert len(setups) == 2 * 5 + 3 * 4 + 1
+    # sample, the lists of groups, the choice, the copy of kv and the fused kernel; of each group
+    # scores, dQ, what mends it, dKV; and once the sinks' gradient.
+    assert len(setups) == 2 * 6 + 3 * 4 + 1
     assert sum("sink_kernel" in setup.kernel for setup in setups) == 1
 
 
@@ -72,7 +72,7 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         launch = bind_per_item(call)
 
         def launch_and_keep(*args: Any) -> None:
-            seen.append(args[-1].choice)
+            seen.append((args[-1].choice, args[-1].sampled[:1]))
             launch(*args)
 
         return launch_and_keep
@@ -86,8 +86,8 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
         inputs.indices[query] = inputs.indices[0]
     with emulation(SMALL):
         assert failures(check_backward(inputs, "emulate-sm90")) == []
-    (choice,) = seen
-    assert choice.tolist() == [taken]
+    ((choice, sampled),) = seen
+    assert choice.tolist() == sampled.tolist() == [taken]
 
 
 @pytest.mark.slow

@@ -36,16 +36,19 @@ def sample(
     num_keys: cutlass.Constexpr,
     ratio: cutlass.Constexpr,
     group: cutlass.Constexpr,
+    keeps: cutlass.Constexpr,
 ):
     groups = (indices.shape[0] + group - 1) // group
     asked = Asked(indices, topk_length, Int32(num_keys), Float32(ratio))
-    sample_kernel(asked, counts.iterator, choice, group).launch(
+    sample_kernel(asked, counts.iterator, choice, group, keeps).launch(
         grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[THREADS, 1, 1]
     )
 
 
-def ratio_of(indices: Tensor, lengths: Tensor, num_keys: int, group: int) -> float:
-    """Rows that groups name, as a multiple of a query's slots."""
+def count(
+    indices: Tensor, lengths: Tensor, num_keys: int, group: int, keeps: bool
+) -> tuple[int, int]:
+    """Rows that groups name, and slots that count."""
     every = -(-num_keys // (WORDS * WORD_BITS))
     groups = -(-len(indices) // group)
     samples = min(groups, SAMPLES)
@@ -59,15 +62,18 @@ def ratio_of(indices: Tensor, lengths: Tensor, num_keys: int, group: int) -> flo
         ]
         valid = [row for _, row in listed if 0 <= row < num_keys and row // BLOCK % every == 0]
         others = [slot for slot, row in listed if not 0 <= row < num_keys and slot % every == 0]
-        rows, slots = rows + len(set(valid)), slots + len(valid) + len(others)
+        rows, slots = rows + len(set(valid)), slots + len(valid) + len(others) * (not keeps)
     assert slots > 0
-    return rows * group / slots
+    return rows, slots
 
 
 @pytest.mark.parametrize(
-    ("queries", "group", "num_keys"), [(7, 4, 400), (131, 2, 5000), (9, 8, 1_200_000)]
+    ("queries", "group", "num_keys", "keeps"),
+    [(7, 4, 400, True), (131, 2, 5000, False), (9, 8, 1_200_000, False), (9, 2, 1_200_000, True)],
 )
-def test_it_chooses_by_the_rows_that_groups_name(queries: int, group: int, num_keys: int) -> None:
+def test_it_chooses_by_the_rows_that_groups_name(
+    queries: int, group: int, num_keys: int, keeps: bool
+) -> None:
     """Fewer groups than a sample has and more, rows that are all counted and that are not, slots
     that are not valid, lengths; twice, as the counts are 0 again."""
     generator = torch.Generator().manual_seed(queries)
@@ -75,11 +81,14 @@ def test_it_chooses_by_the_rows_that_groups_name(queries: int, group: int, num_k
                             generator=generator)  # fmt: skip
     indices[:, ::3] = indices[:1, ::3]
     lengths = torch.randint(-5, TOPK + 9, (queries,), dtype=torch.int32, generator=generator)
-    ratio = ratio_of(indices, lengths.clamp(0, TOPK), num_keys, group)
-    counts, choice = torch.zeros(2, dtype=torch.int32), torch.full((1,), -7, dtype=torch.int32)
+    rows, slots = count(indices, lengths.clamp(0, TOPK), num_keys, group, keeps)
+    kept = [rows, slots] if keeps else [-7, -7]
+    counts, choice = torch.zeros(2, dtype=torch.int32), torch.full((3,), -7, dtype=torch.int32)
     with emulate() as emulator:
         for factor, chosen in ((1.001, FIRST), (0.999, SECOND)):
             tensors = indices, lengths, counts, choice
-            sample(*map(from_dlpack, tensors), num_keys, ratio * factor, group)
-            assert (choice.tolist(), counts.tolist()) == ([chosen], [0, 0])
+            sample(
+                *map(from_dlpack, tensors), num_keys, rows * group / slots * factor, group, keeps
+            )
+            assert (choice.tolist(), counts.tolist()) == ([chosen, *kept], [0, 0])
     assert list(emulator.findings) == []

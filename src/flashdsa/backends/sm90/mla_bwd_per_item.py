@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_allocator
-from flashdsa.kernels.attention.lists import SHORT_SLOTS
+from flashdsa.backends.sparse_mla_launches import COUNTERS, COUNTERS_KEY
+from flashdsa.kernels.attention.lists import SAMPLED_WORDS, SHORT_SLOTS
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
@@ -40,8 +41,9 @@ LaunchLarge = Callable[[Inputs, Outputs, Lists, Tensor], None]
 
 
 class LaunchSmall(Protocol):
-    """Launch what writes delta of all queries, and their lists, dQ and dKV. It makes the lists and
-    the choice of `large` in any case, and the rest only if these groups are not taken.
+    """Launch what writes delta of all queries, and their lists, dQ and dKV. It makes the choice of
+    `large` in any case, its lists if a sample says so, and the rest only if these groups are not
+    taken.
     """
 
     def __call__(self, inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None: ...
@@ -67,12 +69,20 @@ class Large(NamedTuple):
     """Groups that are taken instead if their queries have much in common.
 
     Attributes:
-        lists: of them, written. choice: (1,) int32, written. limits: see `Groups`.
+        lists: of them, written, but where a sample says that they are not taken. choice: (1,)
+            int32, written. limits: see `Groups`. sampled: (3,) int32, written. counters: int32.
     """
 
     lists: Lists
     choice: Tensor
     limits: tuple[float, int]
+    sampled: Tensor
+    counters: Any
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Those of `launch_backward`."""
+        return *self.lists, self.choice, *self.limits, self.sampled, self.counters
 
 
 class Call(NamedTuple):
@@ -167,7 +177,7 @@ def bind_per_item(call: Call) -> LaunchSmall:
 
     def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
         first = first_arguments(inputs, outputs)
-        choice = () if large is None else (*large.lists, large.choice, *large.limits)
+        choice = () if large is None else large.arguments
         function(*first, *scalars, *choice, *allocate_tickets())
 
     return launch
@@ -236,10 +246,12 @@ def bind_choice(
     launch_large = bind_large(num_groups)
     allocate_lists = lists_allocator(runner, num_groups, groups.queries, groups.capacity)
     allocate_choice = runner.allocator(1, dtype=torch.int32)
+    allocate_sampled = runner.allocator(SAMPLED_WORDS, dtype=torch.int32)
 
     def launch(inputs: Inputs, outputs: Outputs) -> None:
-        lists, choice = allocate_lists(), allocate_choice()
-        launch_small(inputs, outputs, Large(lists, choice, limits))
+        lists, choice, sampled = allocate_lists(), allocate_choice(), allocate_sampled()
+        (counters,) = runner.workspace(COUNTERS_KEY, lambda _: (), COUNTERS)
+        launch_small(inputs, outputs, Large(lists, choice, limits, sampled, counters))
         launch_large(inputs, outputs, lists, choice)
 
     return launch

@@ -97,7 +97,7 @@ def bind_slots(call: Call) -> LaunchSmall:
 
     def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
         first = first_arguments(inputs, outputs)
-        choice = () if large is None else (*large.lists, large.choice, *large.limits)
+        choice = () if large is None else large.arguments
         function(*first, *scalars, *allocate_slots(), sizes.unit_groups, *choice)
 
     return launch

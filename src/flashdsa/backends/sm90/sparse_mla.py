@@ -78,8 +78,8 @@ USED_SLOTS = 0.7
 NEAR_KEYS = 1 << 16
 """Rows that the second-level cache keeps until another query reads them."""
 LEAST_SAMPLED_US = 400
-"""Estimated time of a call from which on groups are sampled, which costs 10; twice the time over
-more rows than `NEAR_KEYS`, as queries one by one wait longer for rows from far."""
+"""Estimated time of a call from which on groups are sampled, which costs up to 10; twice the time
+over more rows than `NEAR_KEYS`, as queries one by one wait longer for rows from far."""
 
 
 def choose(

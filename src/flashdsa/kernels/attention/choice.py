@@ -1,9 +1,10 @@
 """## flashdsa.kernels.attention.choice
 Choice between two groupings of a launch: from its lists, on the device.
 
-Both groupings are launched, and the kernels of the one that is not taken have no work. The lists of
-the first are made in any case. It is taken if its queries have so much in common that its lists are
-short: `ratio` times what their queries name, divided by the queries of a group, at most."""
+Both groupings are launched, and the kernels of the one that is not taken have no work. The first is
+taken if its queries have so much in common that its lists are short: `ratio` times what their
+queries name, divided by the queries of a group, at most. A sample can say before they are made that
+they will not be (`sample.py`)."""
 
 from typing import Any
 
@@ -42,6 +43,7 @@ def choice_kernel(
     queries: cutlass.Constexpr,
     present: Any,
     most_keys: Any,
+    sampled: Any,
 ):
     """One CTA; arguments as in `launch_choice`."""
     thread, _, _ = cute.arch.thread_idx()
@@ -49,7 +51,11 @@ def choice_kernel(
     number = 3 if judged else 2
     sums = cutlass.memory.SmemAllocator().allocate_array(Float32, number * THREADS // WARP_SIZE)
     keys, slots, unfit = Float32(0), Float32(0), Float32(0)
-    for group in cutlass.range(thread, counts.shape[0], THREADS, unroll=4):
+    groups, made = Int32(counts.shape[0]), Boolean(True)
+    if cutlass.const_expr(sampled is not None):
+        made = is_taken(sampled, Int32(FIRST))
+        groups = groups if made else Int32(0)
+    for group in cutlass.range(thread, groups, THREADS, unroll=4):
         keys += Float32(counts[group])
         slots += Float32(named[group])
         if cutlass.const_expr(most_keys is not None):
@@ -69,7 +75,7 @@ def choice_kernel(
             taken = totals[0] * queries <= ratio * totals[1]
             if cutlass.const_expr(judged):
                 taken = taken and totals[2] * UNORDERED_GROUPS <= Float32(counts.shape[0])
-            choice[0] = Int32(FIRST) if taken else Int32(SECOND)
+            choice[0] = Int32(FIRST) if made and taken else Int32(SECOND)
 
 
 @cute.jit
@@ -82,6 +88,7 @@ def launch_choice(
     stream: Any,
     most_keys: Any = None,
     present: Any = None,
+    sampled: Any = None,
 ):
     """Launch on `stream`.
 
@@ -93,7 +100,8 @@ def launch_choice(
         most_keys: of a list: it is not taken if one has more; None: then too.
         present: of its lists, (groups,) int32: it is not taken if more than one list in
             UNORDERED_GROUPS has keys out of order; None: then too. Requires most_keys.
+        sampled: a choice; the lists are made if it is FIRST. None: they are made.
     """
-    choice_kernel(counts, named, choice, ratio, queries, present, most_keys).launch(
+    choice_kernel(counts, named, choice, ratio, queries, present, most_keys, sampled).launch(
         grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -9,6 +9,9 @@ SHORT_SLOTS = 512
 """Most slots of a query whose list a warp sorts, which reads them all."""
 MOST_UNORDERED = (1 << 15) - 1
 """Count of unordered rows that stands for all rows of the list."""
+SAMPLED_CHOICE, SAMPLED_ROWS, SAMPLED_SLOTS = range(3)
+"""Words of a sample of groups: its choice, rows that the groups name, slots that name them."""
+SAMPLED_WORDS = 3
 
 
 class Lists(NamedTuple):

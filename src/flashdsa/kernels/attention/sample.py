@@ -16,6 +16,7 @@ from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND
+from flashdsa.kernels.attention.lists import SAMPLED_CHOICE, SAMPLED_ROWS, SAMPLED_SLOTS
 from flashdsa.kernels.attention.union_slots import length_of
 
 THREADS = 512
@@ -27,6 +28,8 @@ WORDS = 1 << 14
 """Words of shared memory, with a bit a row."""
 BLOCK = 64
 """Neighbouring rows that are counted, or left out, together."""
+LOADED_TOGETHER = 4
+"""Slots of a query that a thread asks for before it uses the first."""
 COUNT_BITS = 28
 """Bits of each of the two counts: of 64 groups, of 2^22 slots each."""
 
@@ -41,31 +44,55 @@ class Asked(NamedTuple):
 
 
 @cute.jit
+def named_row(x: Asked, query: Int32, slot: Int32, length: Int32) -> Int32:
+    """The row that a slot of the query names; -1 beyond the list's end."""
+    row = Int32(-1)
+    if slot < length:
+        row = (x.indices.iterator + (Int64(query) * x.indices.shape[1] + slot)).load()
+    return row
+
+
+@cute.jit
 def count_rows(
-    x: Asked, bits: cute.Tensor, first_query: Int32, group: cutlass.Constexpr
+    x: Asked,
+    bits: cute.Tensor,
+    first_query: Int32,
+    group: cutlass.Constexpr,
+    keeps: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
-    """This thread's part of the rows that the group's queries name, and of their slots: a query
-    that is taken alone passes over those that name no row, too."""
+    """This thread's part of the rows that the group's queries name, and of their slots: a forward
+    of a query alone passes over those that name no row, too."""
     thread, _, _ = cute.arch.thread_idx()
     rows, slots = Int32(0), Int32(0)
     every = (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)
-    for member in cutlass.range_constexpr(group):
-        line = x.indices.iterator + Int64(first_query + member) * x.indices.shape[1]
-        for slot in cutlass.range(thread, length_of(x, first_query + member), THREADS, unroll=4):
-            row = (line + slot).load()
-            block = row // BLOCK
-            is_valid = row >= 0 and row < x.num_keys
-            if not is_valid:
-                block = slot
-            if block % every == 0:
-                slots += 1
-            if is_valid and block % every == 0:
-                place = block // every * BLOCK + row % BLOCK
-                bit = Int32(1) << (place % WORD_BITS)
-                word = bits.iterator + place // WORD_BITS
-                old = cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
-                if (old & bit) == 0:
-                    rows += 1
+    lengths = [length_of(x, first_query + member) for member in range(group)]
+    topk = Int32(x.indices.shape[1])
+    for first in cutlass.range(thread, topk, LOADED_TOGETHER * THREADS, unroll=1):
+        asked = [first + i * THREADS for i in range(LOADED_TOGETHER)]
+        # All loads are under way before the first one is waited for.
+        named = [
+            [named_row(x, first_query + member, slot, lengths[member]) for slot in asked]
+            for member in range(group)
+        ]
+        for member in cutlass.range_constexpr(group):
+            for i in cutlass.range_constexpr(LOADED_TOGETHER):
+                row, slot = named[member][i], asked[i]
+                block = row // BLOCK
+                is_valid = row >= 0 and row < x.num_keys
+                counts = is_valid
+                if cutlass.const_expr(not keeps):
+                    counts = slot < lengths[member]
+                    if not is_valid:
+                        block = slot
+                if counts and block % every == 0:
+                    slots += 1
+                if is_valid and block % every == 0:
+                    place = block // every * BLOCK + row % BLOCK
+                    bit = Int32(1) << (place % WORD_BITS)
+                    word = bits.iterator + place // WORD_BITS
+                    old = cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
+                    if (old & bit) == 0:
+                        rows += 1
     return rows, slots
 
 
@@ -82,7 +109,13 @@ def add_counts(counts: Any, rows: Int32, slots: Int32) -> Int64:
 
 
 @cute.kernel
-def sample_kernel(x: Asked, counts: Any, choice: cute.Tensor, group: cutlass.Constexpr):
+def sample_kernel(
+    x: Asked,
+    counts: Any,
+    choice: cute.Tensor,
+    group: cutlass.Constexpr,
+    keeps: cutlass.Constexpr = False,
+):
     """One group; arguments as in `launch_sample`."""
     thread, _, _ = cute.arch.thread_idx()
     number, _, _ = cute.arch.block_idx()
@@ -101,7 +134,7 @@ def sample_kernel(x: Asked, counts: Any, choice: cute.Tensor, group: cutlass.Con
     cute.arch.sync_threads()
     groups = (x.indices.shape[0] + group - 1) // group
     first_query = Int32(Int64(number) * groups // samples) * group
-    for i, own in enumerate(count_rows(x, bits, first_query, group)):
+    for i, own in enumerate(count_rows(x, bits, first_query, group, keeps)):
         total = neighbours_sum(own, WARP_SIZE)
         if thread % WARP_SIZE == 0:
             sums[thread // WARP_SIZE, i] = total
@@ -114,8 +147,11 @@ def sample_kernel(x: Asked, counts: Any, choice: cute.Tensor, group: cutlass.Con
         both = add_counts(counts, rows, slots)
         if both >> (2 * COUNT_BITS) == samples:
             mask = Int64((1 << COUNT_BITS) - 1)
-            keys, named = Float32(both & mask), Float32((both >> COUNT_BITS) & mask)
-            choice[0] = Int32(FIRST) if keys * group <= x.ratio * named else Int32(SECOND)
+            keys, named = both & mask, (both >> COUNT_BITS) & mask
+            is_first = Float32(keys) * group <= x.ratio * Float32(named)
+            choice[SAMPLED_CHOICE] = Int32(FIRST) if is_first else Int32(SECOND)
+            if cutlass.const_expr(keeps):
+                choice[SAMPLED_ROWS], choice[SAMPLED_SLOTS] = Int32(keys), Int32(named)
             # Every CTA has added: the last one leaves 0 for the next launch.
             cute.arch.inline_ptx(
                 "st.relaxed.gpu.global.u64 [{$r0}], {$r1};", read_only_args=[counts, Int64(0)]
@@ -132,18 +168,20 @@ def launch_sample(
     ratio: Float32,
     group: cutlass.Constexpr,
     stream: Any,
+    keeps: cutlass.Constexpr = False,
 ):
     """Launch on `stream`.
 
     Args:
         indices: (S, topk) int32. topk_length: (S,) int32, or (0,). num_keys: S_kv, at least 1.
         counts: pointer to 8 bytes of device memory, 0 before the launch and after it.
-        choice: (1,) int32, written: FIRST, the groups, or SECOND; see `choice.py`.
+        choice: (1,) int32, written: FIRST, the groups, or SECOND; see `choice.py`. If kept, the
+            words of `SAMPLED_CHOICE` and the like.
         ratio: of a union's length to that of one query's list, up to which groups are taken.
-        group: queries of a group.
+        group: queries of a group. keeps: the sample is kept, and only slots count that name a row.
     """
     groups = (indices.shape[0] + group - 1) // group
     x = Asked(indices, topk_length, num_keys, ratio)
-    sample_kernel(x, counts, choice, group).launch(
+    sample_kernel(x, counts, choice, group, keeps).launch(
         grid=[cutlass.min(groups, Int32(SAMPLES)), 1, 1], block=[THREADS, 1, 1], stream=stream
     )

@@ -21,7 +21,7 @@ from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
-from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.lists import SAMPLED_WORDS, Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
@@ -170,6 +170,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
             ratio, most_keys: see `launch_choice`.
+            sampled: (3,) int32, written, see `launch_sample`; counters: (4,) int32, 0 before the
+            launch and after it.
         and if plan.tickets
             tickets: see `order_items`, written. far: 1: its CTAs keep pace where that pays.
     """
@@ -194,7 +196,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.tickets):
         rest, (tickets, far) = rest[:-2], rest[-2:]
     if cutlass.const_expr(plan.more > 0):
-        of_more = rest[-LIST_TENSORS - 3 :]
+        of_more = rest[-LIST_TENSORS - 5 :]
         choice = of_more[LIST_TENSORS]
         more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
     of_delta = x.do, x.out, x.delta
@@ -271,6 +273,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
     more = []
     if plan.more:
         more = [*fake_lists(plan.more), fake_tensor(Int32, (1,), 4), Float32(1.0), Int32(1)]
+        more += [fake_tensor(Int32, (size,), 4) for size in (SAMPLED_WORDS, cute.sym_int32())]
     tickets = [fake_tensor(Int32, (cute.sym_int32(),), 4), Int32(1)] if plan.tickets else []
     return compile_launch(
         SM90,

@@ -13,9 +13,10 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.kernels.attention.choice import SECOND, is_taken, launch_choice
+from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import write_deltas
-from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
+from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
 from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
@@ -46,6 +47,11 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     if cutlass.const_expr(order is not None):
         if taken and block == 0:
             order_items(*order, COPY_THREADS)
+
+
+def word_of(words: cute.Tensor, index: int) -> cute.Tensor:
+    """One of the words."""
+    return cute.make_tensor(words.iterator + index, cute.make_layout((1,)))
 
 
 def load_four(pointer: Any) -> Any:
@@ -153,21 +159,24 @@ def launch_prepare(
         of_delta: do, out (S * H, 512) bf16; delta (S * H,) fp32. heads: H.
         slots: indices (S, topk) int32; topk_length (S,) int32, or (0,). keys: kv, copy.
         lists: of groups of plan.queries queries, written.
-        more_and_tickets: lists of groups of plan.more queries, choice, and ratio and most_keys, see
-            `launch_choice`, None: no choice; tickets, see `tickets.py`, written, None: none, and
-            far, see `launch_backward`.
+        more_and_tickets: lists of groups of plan.more queries, choice, and the rest that
+            `launch_backward` takes of them, None: no choice; tickets, see `tickets.py`, written,
+            None: none, and far, see `launch_backward`.
     """
     num_keys = Int32(keys[0].shape[0])
     more, tickets, far = more_and_tickets
     choice = None
-    shared, queries = lists, plan.queries
+    of_shared = (lists.counts, lists.named) if plan.queries > 1 else None
     if cutlass.const_expr(more is not None):
-        of_more, choice, (ratio, most_keys) = more
-        shared, queries = of_more, plan.more
-        launch_union(*slots, of_more, num_keys, plan.more, stream, plan.tile.keys, packs=True)
+        of_more, choice, (ratio, most_keys, sampled, counters) = more
+        counts, group = counters.iterator, plan.more
+        launch_sample(*slots, num_keys, counts, sampled, ratio, group, stream, keeps=True)
+        of_shared = word_of(sampled, SAMPLED_ROWS), word_of(sampled, SAMPLED_SLOTS)
+        of_list = plan.tile.keys, sampled, FIRST
+        launch_union(*slots, of_more, num_keys, group, stream, *of_list, packs=True)
         unordered = of_more.present if cutlass.const_expr(plan.slots) else None
-        statistics = of_more.counts, of_more.named
-        launch_choice(*statistics, choice, ratio, plan.more, stream, most_keys, unordered)
+        judged = of_more.counts, of_more.named, choice, ratio, group
+        launch_choice(*judged, stream, most_keys, unordered, sampled)
     if cutlass.const_expr(plan.short):
         launch_short(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
     elif cutlass.const_expr(plan.queries == 1):
@@ -178,9 +187,8 @@ def launch_prepare(
         )
     order = None
     if cutlass.const_expr(tickets is not None):
-        of_shared = (shared.counts, shared.named) if queries > 1 else None
         varied = Boolean(slots[1].shape[0] > 0)
-        near = Float32(NEAR_RATIO[plan.more] / queries)
+        near = Float32(NEAR_RATIO[plan.more] / (plan.more or plan.queries))
         items = Items(lists.counts, of_shared, near, varied, Boolean(far != 0))
         order = tickets, items, plan.tile.keys
     launch_permute(*keys, choice, order, stream)
