@@ -69,8 +69,8 @@ GROUPINGS = {
     4: Grouping(0.2, 1.4, 1.25, 1.0, False),
     8: Grouping(0.3, 2.2, 1.25, 1.1, False),
 }
-MOST_LOST_US = 20
-MOST_OF_UNSURE_VARIED = 1.4
+MOST_LOST_US, MOST_OF_UNSURE_VARIED = 20, 1.4
+"""See `Grouping`; the second one in place of `most_of_unsure` where lengths vary."""
 LEAST_UNSURE_US = 200
 """Estimated time of queries one by one from which on a sample chooses where it is unsure."""
 USED_SLOTS = 0.7
@@ -217,22 +217,23 @@ def groups_for(
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
         return (1,)
-    by, time_of = GROUPINGS[group], time_of_draws if varied else time_of_rounds
+    grouping, time_of = GROUPINGS[group], time_of_draws if varied else time_of_rounds
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
     by_groups = partial(time_of, -(-num_queries // group), num_sms=num_sms)
     alone = time_of(num_queries, topk, num_sms)
-    if by.is_dealt and not varied and not max_logits:
+    if grouping.is_dealt and not varied and not max_logits:
         alone = time_of(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
     least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
     if alone > least and lists < alone / 2:
         return group, 1
     most = (lists + by_groups(group * topk)) / alone
-    most_unsure = MOST_OF_UNSURE_VARIED if varied else by.most_of_unsure
-    if lists > by.most_of_lists * alone or most > most_unsure:
+    most_unsure = MOST_OF_UNSURE_VARIED if varied else grouping.most_of_unsure
+    if lists > grouping.most_of_lists * alone or most > most_unsure:
         return (1,)
     named = num_keys * (1 - (1 - min(1.0, topk / num_keys)) ** group)  # by random ids of a group
-    lost = lists + by_groups(ceil(named)) - by.time_of_alone * alone
-    if most <= by.most_of_varied if varied else lost <= MOST_LOST_US:
+    lost = lists + by_groups(ceil(named)) - grouping.time_of_alone * alone
+    is_sure = most <= grouping.most_of_varied if varied else lost <= MOST_LOST_US
+    if is_sure:
         return (group,)
     return (group, 1) if alone > LEAST_UNSURE_US else (1,)
 
