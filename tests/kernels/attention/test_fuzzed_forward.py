@@ -29,6 +29,8 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 FUZZED = 500
 BATCH = 50
 """Cases of one test."""
+FURTHER = (12, 53, 91, 1028, 1221)
+"""Seeds of one case each, for kernels that no other case reaches."""
 MIXED = tuple(form.name for form in MIXED_FORMATS)
 
 
@@ -84,7 +86,10 @@ def drawn(draw: random.Random, number: int) -> SparseMlaCase:
 def batch_of(number: int) -> list[SparseMlaCase]:
     """The cases of one test; with these seeds all of them reach every kernel."""
     draw = random.Random(1000 + number)
-    return [drawn(draw, number * BATCH + at) for at in range(BATCH)]
+    cases = [drawn(draw, number * BATCH + at) for at in range(BATCH)]
+    if number == 0:
+        cases += [drawn(random.Random(seed), seed) for seed in FURTHER]
+    return cases
 
 
 def test_tiny_forms_of_fuzzed_cases_are_legal_and_within_the_contract() -> None:

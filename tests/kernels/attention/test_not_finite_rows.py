@@ -230,13 +230,14 @@ def test_backward_of_hopper_with_a_spool(monkeypatch: pytest.MonkeyPatch) -> Non
     from flashdsa.backends.sm90 import mla_bwd_grouped
 
     monkeypatch.setattr(mla_bwd_grouped, "RATIO", {64: 8.0})
+    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
     monkeypatch.setattr(mla_bwd_grouped, "MOST_LENGTH", 4.0)
     monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
     monkeypatch.setattr(sys.modules[__name__], "BY", 5)
     with emulation("emulate-sm90") as emulator:
         Call(64, 9, "NaN", "cpu").judge_backward("emulate-sm90")
-    # Lists and their choice, the parts, the gradient of the sinks.
-    assert len(emulator.setups) == 5 + 3 * 4 + 1, "the grouped kernels were not launched in parts"
+    # A sample, lists and their choice, the parts, the gradient of the sinks.
+    assert len(emulator.setups) == 6 + 3 * 4 + 1, "the grouped kernels were not launched in parts"
 
 
 @pytest.mark.parametrize("heads", [16, pytest.param(64, marks=pytest.mark.slow)])
