@@ -33,7 +33,7 @@ OF_QUERIES = ("q", "indices", "topk_length", "out", "lse")
 LIKELY_RANGE = 128
 """Slots that a range is taken to have, of a longer source: DeepSeek-V4's window."""
 COUNTERS_KEY, COUNTERS = 0, 4
-"""Key of the workspace of a drawn forward, as those of other launches are sizes; its words."""
+"""Key of the workspace of draws and samples, as those of other launches are sizes; its words."""
 
 Results = tuple[Tensor, Tensor, Tensor]
 """O (S, H, d_v) in q's dtype, lse and max_logits (S, H) fp32; the latter without an element if it
@@ -256,6 +256,11 @@ class Form(NamedTuple):
         return (of_groups + of_both * self.joined) * (self.group > 1)
 
 
+def counters_of(runner: Runner) -> Callable[[], tuple[Any, ...]]:
+    """A function that gives the counters of draws and samples, one tensor."""
+    return partial(runner.workspace, COUNTERS_KEY, lambda _: (), COUNTERS)
+
+
 def queries_at_a_time(group: int, topk: int) -> int:
     """Queries whose groups' lists have room in one launch."""
     return max(1, MOST_UNION_BYTES // (UNION_BYTES * group * topk)) * group
@@ -296,7 +301,7 @@ class Launches:
         ]
         self._counters: Callable[[], tuple[Any, ...]] | None = None
         if any(form.drawn for form in forms):
-            self._counters = partial(runner.workspace, COUNTERS_KEY, lambda _: (), COUNTERS)
+            self._counters = counters_of(runner)
             self._choice = runner.allocator(int(len(forms) > 1), dtype=torch.int32)
 
     def __call__(self, operands: SparseMlaOutOperands) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_allocator
-from flashdsa.backends.sparse_mla_launches import COUNTERS, COUNTERS_KEY
+from flashdsa.backends.sparse_mla_launches import counters_of
 from flashdsa.kernels.attention.lists import SAMPLED_WORDS, SHORT_SLOTS
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
@@ -247,10 +247,11 @@ def bind_choice(
     allocate_lists = lists_allocator(runner, num_groups, groups.queries, groups.capacity)
     allocate_choice = runner.allocator(1, dtype=torch.int32)
     allocate_sampled = runner.allocator(SAMPLED_WORDS, dtype=torch.int32)
+    give_counters = counters_of(runner)
 
     def launch(inputs: Inputs, outputs: Outputs) -> None:
         lists, choice, sampled = allocate_lists(), allocate_choice(), allocate_sampled()
-        (counters,) = runner.workspace(COUNTERS_KEY, lambda _: (), COUNTERS)
+        (counters,) = give_counters()
         launch_small(inputs, outputs, Large(lists, choice, limits, sampled, counters))
         launch_large(inputs, outputs, lists, choice)
 
