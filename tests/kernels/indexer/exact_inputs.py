@@ -51,7 +51,8 @@ def make_inputs(
         values: "random"; "equal": one key everywhere; "two": one of two keys a token; "ascending":
             scores that grow with the position, all different; "descending"; "level": they grow up
             to the middle of a row, and stay; "nan": every third token's key is NaN, as far as it
-            has one; "pages": every page has the same keys.
+            has one; "pages": every page has the same keys; "crowded": random scores within 2**-10
+            above 1.
     """
     generator = torch.Generator().manual_seed(seed)
     pages_of = [-(-length // 64) for length in lengths]
@@ -77,8 +78,8 @@ def make_inputs(
         keys[:], scales[:] = keys[0].clone(), scales[0].clone()
     if values == "nan":
         keys[:, ::3, 5] = torch.nan
-    if values in ("ascending", "descending", "level"):
-        _order_by_position(q, keys, weights, scales, table, lengths, values)
+    if values in ("ascending", "descending", "level", "crowded"):
+        _set_scores(q, keys, weights, scales, table, lengths, values)
     cache = torch.empty(num_pages, PAGE_BYTES, dtype=torch.uint8)
     cache[:, :PAGE_KEY_BYTES] = keys.to(torch.float8_e4m3fn).view(torch.uint8).view(num_pages, -1)
     cache[:, PAGE_KEY_BYTES:] = scales.view(torch.uint8).view(num_pages, -1)
@@ -108,7 +109,7 @@ def scattered(inputs: Inputs, size: int) -> Inputs:
     return inputs._replace(k_index_cache_fp8=cache.view(-1, 64, 1, 132), block_table=table.int())
 
 
-def _order_by_position(
+def _set_scores(
     q: Tensor,
     keys: Tensor,
     weights: Tensor,
@@ -117,8 +118,8 @@ def _order_by_position(
     lengths: list[int],
     values: str,
 ) -> None:
-    """Make the score position + 1, at most half the length if `values` is "level", or length -
-    position: the key is one 1, the scale the rest."""
+    """Make the score position + 1, at most half the length if `values` is "level", length -
+    position, or a little more than 1: the key is one 1, the scale the rest."""
     q.zero_()
     q[:, 0, 0] = 1
     weights.zero_()
@@ -131,6 +132,9 @@ def _order_by_position(
         scores = length + 1 - rising if values == "descending" else rising
         if values == "level":
             scores = rising.clamp_max(length // 2)
+        if values == "crowded":
+            generator = torch.Generator().manual_seed(row)
+            scores = 1 + torch.rand(len(rising), generator=generator).mul(2**12).floor() * 2**-22
         scales[pages] = scores.view(-1, 64)
 
 

@@ -166,13 +166,19 @@ def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
     assert publishing_ctas(launch.workspaces[0][1]) == 2
 
 
-@pytest.mark.slow
-def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins() -> None:
-    """Many entries lie in the group of the last winner, so that its bins are counted."""
-    patience = {"settling_ctas": 2, "settling_pages": 1, "count_polls": 1_000_000}
-    patient = replace(TIGHT, sharing=replace(TIGHT.sharing, **patience))
-    inputs = make_inputs([6000, 513], num_heads=16)
+@pytest.mark.parametrize(
+    ("values", "first_pages"),
+    [pytest.param("random", 1, marks=pytest.mark.slow), ("crowded", 1000)],
+)
+def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins(
+    values: str, first_pages: int
+) -> None:
+    """Many entries lie in the group of the last winner, or in its bin: steps are counted, too."""
+    patience = {"settling_ctas": 2, "settling_pages": first_pages, "crowded_pages": 1}
+    sharing = replace(TIGHT.sharing, **patience, count_polls=1_000_000)
+    inputs = make_inputs([6000, 513], num_heads=16, values=values)
+    patient = replace(TIGHT, sharing=sharing)
     launch = assert_as_the_cpu(patient, inputs, 4, 1, seed=2, warnings=BEHIND_THE_LIST)
     published = launch.workspaces[0][1][:, 0]
     published = published[published != UNTOUCHED]
-    assert len(published) >= 3 and PLAN.topk <= int(published.sum()) <= 560
+    assert len(published) >= 3 and PLAN.topk <= int(published.sum()) <= 620

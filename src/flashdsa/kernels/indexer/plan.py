@@ -93,7 +93,8 @@ class Sharing:
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: selection time of a split row, until the last CTA has merged, in pages scored.
         settling_ctas: minimum CTAs of a split row that wait for each other's counts, if
-            each has at least `settling_pages`.
+            each has at least `settling_pages`, or `crowded_pages` and many of its scores are
+            nearly equal.
         count_polls: how often such a CTA looks whether all others have counted their
             parts, before it goes on without them; a look takes some 0.5 us. They end up to 4 us
             apart where nothing else runs, and to go on alone costs 10 us.
@@ -104,6 +105,7 @@ class Sharing:
     merge_pages: int = 50
     settling_ctas: int = 12
     settling_pages: int = 40
+    crowded_pages: int = 12
     count_polls: int = 32
 
 

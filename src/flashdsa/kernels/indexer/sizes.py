@@ -19,10 +19,14 @@ SLOT_HEADER_WORDS = 4
 number, the first position of the part, the best key, and in a cluster's first CTA the key that
 `topk` of its entries have at least. CTAs that split a row write: their number, the best key, the
 key that `topk` of the row's entries have at least."""
-ROW_COUNTERS = 4 + BIN_GROUPS + BIN_GROUP
+STEPS = 32
+"""Steps of a range of keys by which CTAs that wait for each other count their parts."""
+NARROWINGS = 3
+"""Ranges that they count so, one after the other: a group of bins, a bin, and a step of a bin."""
+ROW_COUNTERS = 8 + BIN_GROUPS + NARROWINGS * STEPS
 """32-bit counters of the CTAs of a split row: arrivals, CTAs that have counted their parts by
-groups of bins, and by one group's bins, one unused, the entries of all groups, and of those
-bins."""
+groups of bins, that have seen different keys, and that have counted by the steps of each range, two
+unused, the entries of all groups, and of the steps."""
 TILE_WORDS = 6
 """32-bit words of a work tile's description (see schedule/work_tile.py)."""
 MAX_CLUSTER = MAX_CLUSTER_SIZE

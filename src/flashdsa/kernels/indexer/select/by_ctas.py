@@ -4,10 +4,10 @@ The CTAs count the entries of their parts in device memory, by groups of bins, w
 full and at the end. These counts say which entries cannot win: those below `topk` better ones. A
 CTA *publishes* the others, at most `topk` + max_candidates of them, into its own slot in device
 memory. The one that comes last selects from what was published, slot after slot in the order of the
-parts. No CTA has to wait for another. If many CTAs share a row and have long parts, each gives the
-others a few microseconds at the end to count theirs, so that all know which entries can win, and
-goes on without those that have not come. The timing changes how much is published, but not the
-result.
+parts. No CTA has to wait for another. If many CTAs share a row, and have long parts or scores that
+are nearly equal, each gives the others a few microseconds at the end to count theirs, so that all
+know which entries can win, and goes on without those that have not come. The timing changes how
+much is published, but not the result.
 """
 
 from typing import Any
@@ -37,9 +37,9 @@ from flashdsa.kernels.indexer.select.lists import (
     reset,
 )
 from flashdsa.kernels.indexer.select.published import (
+    APART,
     contribute,
     counters_of,
-    counts_settle,
     floor_group,
     keep_contributed,
     load_entry,
@@ -47,6 +47,7 @@ from flashdsa.kernels.indexer.select.published import (
     sharers_of,
     slot_number,
     slot_of,
+    waits_for_counts,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
@@ -68,6 +69,7 @@ from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COUNT,
     SCRATCH_FLOOR,
     SCRATCH_FOUND,
+    SCRATCH_SETTLED,
     SCRATCH_TICKET,
     SCRATCH_TOP,
 )
@@ -109,20 +111,20 @@ def select_by_ctas(
         if scored or merges or in_order or is_full(s, listed.entries):
             here = unpacked(s)
             counts = tile.num_splits > 1 and not merges
-            settles = scored and counts_settle(s, tile)
+            waits = waits_for_counts(s, tile, scored)
             in_order = scored and in_order and tile.num_splits == 1
             span = WarpSpan(Int32(0), Int32(0), Int32(0))
             if in_order:
                 span = own_span(s, tile.row, part)
             if counts:
-                contribute(s, listed.floor, settles)
+                contribute(s, listed.floor, part, waits)
             # A list that is compacted keeps at least topk entries; those of the last bin, too.
             threshold, phases = find_threshold(
                 here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
             )
             floor = cutlass.max(next_floor(tile, listed, threshold, s.plan), listed.floor)
             if counts:
-                threshold, floor = raise_threshold(s, threshold, floor, settles)
+                threshold, floor = raise_threshold(s, threshold, floor)
             if not scored:
                 entries = compact(s, listed.entries, threshold.key, threshold.position)
                 listed = Listed(entries, listed.pages, floor)
@@ -142,17 +144,15 @@ def select_by_ctas(
 
 
 @cute.jit
-def raise_threshold(
-    s: Selecting, threshold: Threshold, floor: Uint32, settles: cutlass.Boolean
-) -> tuple[Threshold, Uint32]:
+def raise_threshold(s: Selecting, threshold: Threshold, floor: Uint32) -> tuple[Threshold, Uint32]:
     """Return the threshold of the caller's part, raised as far as the row's counts allow, and the
     list's next floor. Ends synced.
 
     Args:
-        floor: of the list without these counts. settles: `contribute` has found what they allow.
+        floor: of the list without these counts.
     """
     select, thread, plan = s.select, s.thread, s.plan
-    if not settles:
+    if select.scratch[SCRATCH_SETTLED] == 0:
         if thread < WARP_SIZE:
             _, _, _, least = floor_group(s, counters_of(s), thread)
             if thread == 0:
@@ -208,13 +208,16 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
         store2(slot, select.scratch[SCRATCH_COUNT], select.scratch[SCRATCH_TOP])
         # At least `topk` entries of the row have this key or a better one.
         store2(slot + 2, signed(threshold.key), Int32(0))
+        arrival = Int32(1)
+        if select.scratch[SCRATCH_SETTLED] == 0:
+            arrival += APART
         # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
         # with smaller tickets wrote: the consumers may read all of it after the next sync.
         select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
-            counters, Int32(1), sem="acq_rel", scope="gpu"
+            counters, arrival, sem="acq_rel", scope="gpu"
         )
     consumer_sync(plan)
-    is_last = select.scratch[SCRATCH_TICKET] == sharers_of(s).count - 1
+    is_last = select.scratch[SCRATCH_TICKET] % APART == sharers_of(s).count - 1
     if is_last:
         reset(s)
     return is_last

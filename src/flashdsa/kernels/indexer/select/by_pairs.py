@@ -51,8 +51,8 @@ from flashdsa.kernels.indexer.select.lists import (
 from flashdsa.kernels.indexer.select.published import (
     Published,
     contribute,
-    counts_settle,
     keep_contributed,
+    waits_for_counts,
     write_sharers,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
@@ -113,13 +113,13 @@ def select_by_team(
         if scored or full or in_order:
             here = unpacked(s)
             counts = tile.num_splits > 1 and not merges
-            settles = scored and counts_settle(s, tile)
+            waits = waits_for_counts(s, tile, scored)
             in_order = scored and in_order and tile.num_splits == 1
             span = WarpSpan(Int32(0), Int32(0), Int32(0))
             if in_order:
                 span = own_span(s, tile.row, part)
             if counts:
-                contribute(s, listed.floor, settles)
+                contribute(s, listed.floor, part, waits)
             # A list that is compacted keeps at least topk entries; those of the last bin, too.
             threshold, phases = find_threshold(
                 here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
@@ -127,7 +127,7 @@ def select_by_team(
             floor = cutlass.max(next_floor(tile, listed, threshold, s.plan), listed.floor)
             entries = listed.entries
             if counts:
-                threshold, floor = raise_threshold(s, threshold, floor, settles)
+                threshold, floor = raise_threshold(s, threshold, floor)
             if not scored:
                 if merges:
                     entries = compact(s, entries, threshold.key, threshold.position)

@@ -43,10 +43,15 @@ def position_of(select: SelectBuffers, part: Part, index: Int32, key: Uint32) ->
 
 @cute.jit
 def count_in_bin(select: SelectBuffers, bin_index: Int32) -> None:
-    """Add one to a bin. The constant 1, unsigned, makes it the instruction that counts lanes."""
+    """Add one to a bin."""
+    count_at(select.histogram, bin_index)
+
+
+def count_at(counts: cute.Tensor, index: Int32) -> None:
+    """Add one to a count. The constant 1, unsigned, makes it the instruction that counts lanes."""
     cute.arch.inline_ptx(
         "red.relaxed.cta.shared::cta.add.u32 [{$r0}], 1;",
-        read_only_args=[select.histogram.iterator + bin_index],
+        read_only_args=[counts.iterator + index],
     )
 
 
