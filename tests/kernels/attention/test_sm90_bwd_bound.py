@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
-from flashdsa.backends.sm90.mla_bwd_slots import slots_pay
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 
@@ -154,27 +153,3 @@ def test_without_keys_a_plain_tuple_is_served() -> None:
     dq, dkv, none, d_sink = bound(tuple(given))  # type: ignore[arg-type]
     assert not dq.any() and dq.shape == given.q.shape
     assert dkv.shape == (0, 576) and none.shape == d_sink.shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("queries", "heads", "keys", "topk", "slots"),
-    [
-        (4096, 64, 131_072, 2048, True),
-        (4096, 128, 131_072, 2048, False),
-        (6549, 32, 78_186, 2048, True),
-        (5681, 16, 177_085, 1024, False),
-        (7018, 64, 90_928, 256, False),  # short lists
-        (4096, 64, 32_768, 2048, False),  # dKV is hardly more than the second-level cache
-        (4096, 64, 49_152, 2048, True),
-        (4096, 32, 49_152, 2048, False),
-        (4096, 32, 65_536, 2048, True),
-        (4461, 64, 749_680, 768, False),  # a row has few slots
-        (1000, 64, 131_072, 2048, False),
-    ],
-)
-def test_slots_replace_additions_where_a_far_row_has_many(
-    queries: int, heads: int, keys: int, topk: int, slots: bool
-) -> None:
-    runner: Any = Noted()
-    call = mla_bwd_per_item.Call(runner, queries, heads, keys, topk, 1.0, None, False)
-    assert slots_pay(call) == slots

@@ -31,14 +31,6 @@ from flashdsa.kernels.catalog import MLA_BWD_FUSED
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""
 
-FAR_ROWS = {32: 57_344, 64: 40_960}
-"""Rows of dKV, two to three times the second-level cache, above which additions may wait for
-memory, by heads. Few heads have less of them, and of 128 heads two CTAs add to each row."""
-LEAST_SLOTS, DENSE = 512, 24
-"""Slots of a query, and slots of all queries for each row of dKV, from which on slots are faster
-than additions in step. Random and causal ids took these 1.05 to 1.32 of the slots' time with 24 to
-100 slots a row, and lists that share 60 to 80 % 0.75 to 0.95 with 13 to 25 (one H100)."""
-
 
 class Sizes(NamedTuple):
     """Sizes of the workspace of a call.
@@ -52,15 +44,6 @@ class Sizes(NamedTuple):
     unit_groups: int
     parts: int
     words: int
-
-
-def slots_pay(call: Call) -> bool:
-    """Whether slots are faster than additions, if lists are full and have little in common."""
-    if call.has_lengths or call.topk < LEAST_SLOTS:
-        return False
-    slots = call.num_queries * call.topk
-    far = call.num_keys > FAR_ROWS.get(call.num_heads, call.num_keys)
-    return far and slots >= DENSE * call.num_keys
 
 
 @lru_cache
