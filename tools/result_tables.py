@@ -51,7 +51,7 @@ def newest_reports() -> list[Report]:
 
 
 def draws_table() -> str:
-    """Figures of the newest draws in Markdown, hot / cold, and what was drawn where; "" without
+    """Figures of the newest draws in Markdown, hot / cold, and where they were drawn; "" without
     any."""
     newest_ones = newest_draws()
     if not newest_ones:
@@ -59,16 +59,14 @@ def draws_table() -> str:
     from workbench.draws.report import markdown
     from workbench.draws.run import machine_of, read_document
 
-    runs: dict[str, tuple[dict[str, None], list[str]]] = {}
-    for path, rows in newest_ones.items():
-        place = path.relative_to(ROOT)
-        operations, links = runs.setdefault(machine_of(read_document(path)), ({}, []))
-        operations.update(dict.fromkeys(row.operation for row in rows))
-        links.append(f"[{place.name}]({place.as_posix()})")
-    lines = [
-        f"One {machine}: {', '.join(operations)} ({', '.join(links)})."
-        for machine, (operations, links) in runs.items()
-    ]
+    runs: dict[str, list[Path]] = {}
+    for path in newest_ones:
+        runs.setdefault(machine_of(read_document(path)), []).append(path)
+    lines = []
+    for machine, paths in runs.items():
+        folder = paths[0].parent.relative_to(ROOT).as_posix()
+        dates = " and ".join(sorted({path.name[:10] for path in paths}))
+        lines.append(f"One {machine}, {dates}: [{len(paths)} documents]({folder}).")
     return "\n".join([markdown(newest_reports()), "", *lines, ""])
 
 

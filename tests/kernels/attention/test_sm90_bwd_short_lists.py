@@ -13,7 +13,9 @@ from cutlass.cute.runtime import from_dlpack
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
+from flashdsa.kernels.attention.sm90.bwd_per_item import short_lists
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER, PerItemPlan
+from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import query_kernel
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import WARPS, short_kernel
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     FREE,
@@ -22,6 +24,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     Items,
     order_items,
 )
+from flashdsa.kernels.attention.union_slots import THREADS
 from flashdsa.verify.draw_rows import invalid_values
 from ptxemu.cutedsl import emulate
 
@@ -36,7 +39,7 @@ def make_lists(
     choice: cute.Tensor,
 ):
     keys, heads = Int32(NUM_KEYS), Int32(HEADS)
-    made = short_kernel(slots, Lists(*lists), keys, of_delta, heads, choice, TILE)
+    made = short_kernel(slots, Lists(*lists), keys, of_delta, heads, choice, TILE, False)
     made.launch(grid=[-(-QUERIES // WARPS), 1, 1], block=[WARPS * WARP_SIZE, 1, 1])
 
 
@@ -84,6 +87,58 @@ def test_lists_ascend_with_repeats_or_delta_is_made(topk: int, choice: int) -> N
         assert (members[query, :count] == 1).all() and not members[query, count:padded].any()
         assert torch.isin(rows[query, count:padded], want).all()
         assert (rows[query, padded:] == -7).all() and (members[query, padded:] == 7).all()
+
+
+@cute.jit
+def make_mixed_lists(
+    slots: tuple[cute.Tensor, cute.Tensor],
+    lists: tuple[cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor, cute.Tensor],
+    of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
+    choice: cute.Tensor,
+):
+    of_lists = slots, Lists(*lists), Int32(NUM_KEYS), of_delta, Int32(HEADS), choice
+    made = short_kernel(*of_lists, TILE, True)
+    made.launch(grid=[-(-QUERIES // WARPS), 1, 1], block=[WARPS * WARP_SIZE, 1, 1])
+    made = query_kernel(*of_lists, PerItemPlan(more=4, tickets=True), False)
+    made.launch(grid=[QUERIES, 1, 1], block=[THREADS, 1, 1])
+
+
+@pytest.mark.parametrize("choice", [SECOND, FIRST])
+def test_short_lists_are_sorted_beside_long_ones(
+    choice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that a warp sorts has repeats in their places, one from a bitmap at its end; delta is
+    made once where large groups are taken."""
+    monkeypatch.setattr(short_lists, "LEAST_QUERIES", QUERIES)
+    generator = torch.Generator().manual_seed(3)
+    lengths = [0, 5, 512, 513, 640, 40]
+    indices = torch.stack([torch.randperm(NUM_KEYS, generator=generator)[:640] for _ in lengths])
+    indices[:, 1] = indices[:, 0]
+    rows = torch.full((QUERIES, 640), -7, dtype=torch.int32)
+    members = torch.full((QUERIES, 640), 7, dtype=torch.uint8)
+    counts, present, named = (torch.full((QUERIES,), -7, dtype=torch.int32) for _ in range(3))
+    do, out = (torch.randn(QUERIES * HEADS, 512, generator=generator).bfloat16() for _ in range(2))
+    delta = torch.full((QUERIES * HEADS,), torch.nan)
+    with emulate() as emulator:
+        make_mixed_lists(
+            tuple(map(from_dlpack, (indices.int(), torch.tensor(lengths, dtype=torch.int32)))),
+            tuple(map(from_dlpack, (rows, members, counts, present, named))),
+            tuple(map(from_dlpack, (do, out, delta))),
+            from_dlpack(torch.tensor([choice], dtype=torch.int32)),
+        )
+    assert list(emulator.findings) == []
+    if choice == FIRST:
+        torch.testing.assert_close(delta, (do.float() * out.float()).sum(1), rtol=1e-4, atol=1e-4)
+        assert (rows == -7).all() and (counts == -7).all()
+        return
+    assert delta.isnan().all()
+    for query, length in enumerate(lengths):
+        own = indices[query, :length].sort().values.int()
+        if length > short_lists.SHORT_SLOTS:
+            own = torch.cat([own.unique(), indices[query, :1].int()])
+        assert counts[query] == named[query] == length and bool(present[query]) == bool(length)
+        assert torch.equal(rows[query, :length], own)
+        assert (members[query, :length] == 1).all()
 
 
 ORDER_THREADS = 64

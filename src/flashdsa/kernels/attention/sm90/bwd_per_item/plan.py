@@ -105,6 +105,11 @@ class PerItemPlan(Sm90Plan):
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
 
     @property
+    def sorts_apart(self) -> bool:
+        """Whether lists with lengths, which are drawn, may be short: see `short_lists.py`."""
+        return self.queries == 1 and self.tickets and not self.short
+
+    @property
     def score_more(self) -> int:
         """Registers that role score has more than high: without a chunk of RoPE columns high has as
         many accumulators of dQ, and score those of S and dP besides."""

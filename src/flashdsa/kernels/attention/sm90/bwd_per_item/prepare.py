@@ -17,7 +17,11 @@ from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_ch
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
 from flashdsa.kernels.attention.sample import launch_sample
-from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import launch_short
+from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import (
+    LEAST_QUERIES,
+    is_apart,
+    launch_short,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
 from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
 from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, allocate_shared, can_pack
@@ -98,19 +102,21 @@ def query_kernel(
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     heads: Int32,
     choice: Any,
-    tile_keys: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
     packs: cutlass.Constexpr,
 ):
     """Write the list of one query, or its delta if large groups are taken; arguments as in
     `launch_prepare`, packs: see `Slots`."""
     query, _, _ = cute.arch.block_idx()
-    shared = allocate_shared(tile_keys)
-    x = Slots(*slots, num_keys, query, 1, tile_keys, packs=packs)
+    shared = allocate_shared(plan.tile.keys)
+    x = Slots(*slots, num_keys, query, 1, plan.tile.keys, packs=packs)
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
         taken = is_taken(choice, Int32(SECOND))
         if not taken:
             write_deltas(*of_delta, query * heads, heads, WARPS)
+    if cutlass.const_expr(plan.sorts_apart):
+        taken = taken and not is_apart(x)
     if taken:
         make_list(x, shared, lists)
 
@@ -123,13 +129,17 @@ def launch_queries(
     of_delta: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     heads: Int32,
     choice: Any,
-    tile_keys: cutlass.Constexpr,
+    plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch lists of single queries, or delta; arguments as in `launch_prepare`."""
+    of_lists = slots, lists, num_keys, of_delta, heads, choice
+    if cutlass.const_expr(plan.sorts_apart):
+        if slots[1].shape[0] >= LEAST_QUERIES:
+            launch_short(*of_lists, plan.tile.keys, stream, apart=True)
 
     def launch(packed: bool) -> None:
-        made = query_kernel(slots, lists, num_keys, of_delta, heads, choice, tile_keys, packed)
+        made = query_kernel(*of_lists, plan, packed)
         made.launch(
             grid=[lists.counts.shape[0], 1, 1],
             block=[THREADS, 1, 1],
@@ -180,7 +190,7 @@ def launch_prepare(
     if cutlass.const_expr(plan.short):
         launch_short(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
     elif cutlass.const_expr(plan.queries == 1):
-        launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
+        launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan, stream)
     else:
         launch_union(
             *slots, lists, num_keys, plan.queries, stream, plan.tile.keys, choice, packs=True

@@ -1,6 +1,7 @@
 """Lists of one query with few slots: a warp sorts them in registers.
 
-A bitmap of all rows of kv, as `union.py` has one, would take longer than the sort.
+A bitmap of all rows of kv, as `union.py` has one, would take longer than the sort. Where lists have
+lengths, those that are short are sorted, and the others are made by bitmaps.
 """
 
 from typing import Any
@@ -22,6 +23,18 @@ NO_ROW = 2**31 - 1
 """Stands for a slot that names no row, after all that do."""
 WORD_ROWS = 4
 """Rows of a word of members."""
+LEAST_QUERIES = 512
+"""Queries with lengths from which on short lists are sorted apart. Bitmaps of fewer are one wave of
+CTAs, which ends no sooner without some of them."""
+
+
+@cute.jit
+def is_apart(x: Slots) -> Boolean:
+    """Whether the query's list is sorted although longer ones are made by bitmaps."""
+    apart = Boolean(False)
+    if x.topk_length.shape[0] >= LEAST_QUERIES:
+        apart = length_of(x, x.first_query) <= SHORT_SLOTS
+    return apart
 
 
 @cute.kernel
@@ -33,21 +46,25 @@ def short_kernel(
     heads: Int32,
     choice: Any,
     tile_keys: cutlass.Constexpr,
+    apart: cutlass.Constexpr,
 ):
     """Write the lists of WARPS queries, or their delta if large groups are taken; arguments as in
-    `launch_prepare`."""
+    `launch_prepare`, apart: see `launch_short`."""
     block, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
     first, end = block * WARPS, Int32(lists.counts.shape[0])
     taken = Boolean(True)
     if cutlass.const_expr(choice is not None):
         taken = is_taken(choice, Int32(SECOND))
-        if not taken:
+        if not taken and cutlass.const_expr(not apart):
             count = cutlass.min(end - first, WARPS) * heads
             write_deltas(*of_delta, first * heads, count, WARPS)
     query = first + thread // WARP_SIZE
+    x = Slots(*slots, num_keys, query, 1, tile_keys)
+    if cutlass.const_expr(apart):
+        taken = taken and is_apart(x)
     if taken and query < end:
-        sort_list(Slots(*slots, num_keys, query, 1, tile_keys), lists, thread % WARP_SIZE)
+        sort_list(x, lists, thread % WARP_SIZE)
 
 
 @cute.jit
@@ -132,9 +149,15 @@ def launch_short(
     choice: Any,
     tile_keys: cutlass.Constexpr,
     stream: Any,
+    apart: cutlass.Constexpr = False,
 ):
-    """Launch on `stream`; arguments as in `launch_prepare`, at most SHORT_SLOTS slots a query."""
-    short_kernel(slots, lists, num_keys, of_delta, heads, choice, tile_keys).launch(
+    """Launch on `stream`; arguments as in `launch_prepare`.
+
+    Args:
+        apart: only the lists of which `is_apart` says so, and no delta; False: queries have at most
+            SHORT_SLOTS slots.
+    """
+    short_kernel(slots, lists, num_keys, of_delta, heads, choice, tile_keys, apart).launch(
         grid=[(lists.counts.shape[0] + WARPS - 1) // WARPS, 1, 1],
         block=[WARPS * WARP_SIZE, 1, 1],
         stream=stream,
