@@ -261,6 +261,7 @@ TABLE: dict[str, Row] = {
         backward("sinks", 16, 5, 70, sms=2, attn_sink="finite"),
     ), mutated=0),
     "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
+    "mla-bwd-sample-sm_90a": Row("mla_bwd_fused", _LARGE, "sample_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
         decode("two CTAs", 1, heads=40, topk=600, sms=2),
         decode("four CTAs", 1, heads=20, topk=900, sms=4),
@@ -452,8 +453,7 @@ TABLE: dict[str, Row] = {
         _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
         _blackwell("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
         _blackwell("compacts its list", (2700, 600), (1, 1, 1)),
-        _blackwell("two keys", (1500,), (1, 2, 1), values="two"),
-        _blackwell("one key", (1300,), (1, 2, 1), values="equal"),
+        *(_blackwell(f"{x} keys", (1500,), (1, 2, 1), values=x) for x in ("two", "equal")),
         _blackwell("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
         _blackwell("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
         _blackwell("fills the list again", (4000,), (1, 1, 1)),
