@@ -31,6 +31,19 @@ from ptxemu.cutedsl import emulate
 NUM_KEYS, TILE, HEADS, QUERIES = 700, 64, 17, 6
 
 
+def poisoned_lists(capacity: int) -> Lists:
+    """Lists that nothing has written."""
+    rows = torch.full((QUERIES, capacity), -7, dtype=torch.int32)
+    members = torch.full((QUERIES, capacity), 7, dtype=torch.uint8)
+    return Lists(rows, members, *(torch.full((QUERIES,), -7, dtype=torch.int32) for _ in range(3)))
+
+
+def of_delta(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dO, O, and delta that nothing has written."""
+    do, out = (torch.randn(QUERIES * HEADS, 512, generator=generator).bfloat16() for _ in range(2))
+    return do, out, torch.full((QUERIES * HEADS,), torch.nan)
+
+
 @cute.jit
 def make_lists(
     slots: tuple[cute.Tensor, cute.Tensor],
@@ -59,11 +72,8 @@ def test_lists_ascend_with_repeats_or_delta_is_made(topk: int, choice: int) -> N
     indices[4], indices[5] = 699, -1
     lengths = torch.tensor([topk + 9, topk // 2, topk, topk, topk, topk], dtype=torch.int32)
     capacity = -(-topk // TILE) * TILE
-    rows = torch.full((QUERIES, capacity), -7, dtype=torch.int32)
-    members = torch.full((QUERIES, capacity), 7, dtype=torch.uint8)
-    counts, present, named = (torch.full((QUERIES,), -7, dtype=torch.int32) for _ in range(3))
-    do, out = (torch.randn(QUERIES * HEADS, 512, generator=generator).bfloat16() for _ in range(2))
-    delta = torch.full((QUERIES * HEADS,), torch.nan)
+    rows, members, counts, present, named = poisoned_lists(capacity)
+    do, out, delta = of_delta(generator)
     with emulate() as emulator:
         make_lists(
             tuple(map(from_dlpack, (indices, lengths))),
@@ -114,11 +124,8 @@ def test_short_lists_are_sorted_beside_long_ones(
     lengths = [0, 5, 512, 513, 640, 40]
     indices = torch.stack([torch.randperm(NUM_KEYS, generator=generator)[:640] for _ in lengths])
     indices[:, 1] = indices[:, 0]
-    rows = torch.full((QUERIES, 640), -7, dtype=torch.int32)
-    members = torch.full((QUERIES, 640), 7, dtype=torch.uint8)
-    counts, present, named = (torch.full((QUERIES,), -7, dtype=torch.int32) for _ in range(3))
-    do, out = (torch.randn(QUERIES * HEADS, 512, generator=generator).bfloat16() for _ in range(2))
-    delta = torch.full((QUERIES * HEADS,), torch.nan)
+    rows, members, counts, present, named = poisoned_lists(640)
+    do, out, delta = of_delta(generator)
     with emulate() as emulator:
         make_mixed_lists(
             tuple(map(from_dlpack, (indices.int(), torch.tensor(lengths, dtype=torch.int32)))),
