@@ -20,6 +20,7 @@ class FwdMemory(StepMemory):
     flags: Region
     drawn: Region  # if items are drawn
     order: Region  # likewise
+    packed: Region  # if lists are packed
     q_free: Barriers
 
 

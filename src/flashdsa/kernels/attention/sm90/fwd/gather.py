@@ -42,6 +42,7 @@ from flashdsa.kernels.attention.sm90.core.tile import (
     ROWS,
     TILES,
 )
+from flashdsa.kernels.attention.sm90.fwd import packed_list
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 from flashdsa.kernels.attention.sm90.fwd.draws import (
     Drawn,
@@ -55,6 +56,7 @@ from flashdsa.kernels.attention.sm90.fwd.draws import (
     read_drawn,
     sort_lists,
 )
+from flashdsa.kernels.attention.sm90.fwd.packed_list import ID_BYTES, List
 from flashdsa.kernels.attention.sm90.fwd.plan import THREAD_LISTS
 
 
@@ -69,6 +71,7 @@ class Gatherer(NamedTuple):
     members: Any  # of a group (groups, any) uint8: bit i, query i names the row; else None
     sources: Any  # of a joined plan `Sources`; else None
     draws: Any  # of items that are drawn `Draws`; else None
+    out: cute.Tensor  # (S, H, 512) bf16
 
     @property
     def reads_sources(self) -> bool:
@@ -93,6 +96,7 @@ class Cursor(NamedTuple):
     next_slots: Any  # likewise
     next_end: Any  # this lane's slot of that list's last 32; None: its end is not looked for
     number: Any  # of the item among the CTA's, if items are drawn; else None
+    line: Any  # Int64: address of the list, or of the packed one; None: lists are not packed
 
 
 class Slots(NamedTuple):
@@ -181,6 +185,11 @@ def line_of(role: Gatherer, number: Int32) -> Any:
     return role.slots.iterator + Int64(existing) * role.slots.shape[1]
 
 
+def address_of_list(role: Gatherer, number: Int32) -> Any:
+    """Its address; None of lists that are not packed."""
+    return line_of(role, number).toint() if role.ctx.plan.packs else None
+
+
 def names_row(role: Gatherer, slot: Int32) -> Any:
     """Whether a slot names a row of kv."""
     return (slot >= 0) & (slot < role.kv.shape[0])
@@ -224,12 +233,13 @@ def first_cursor(role: Gatherer, lane: Int32) -> Cursor:
     """The CTA's first step."""
     ctx, item = role.ctx, role.ctx.first_item
     slots, number = count_slots(role, item), item // ctx.blocks
+    line = address_of_list(role, number)
     if cutlass.const_expr(role.draws is not None):
-        return Cursor(item, number, Int32(0), slots, None, None, None, Int32(0))
+        return Cursor(item, number, Int32(0), slots, None, None, None, Int32(0), line)
     following = item + ctx.num_ctas
     next_list = following // ctx.blocks
     next_slots, next_end = count_slots(role, following), ask_end(role, next_list, lane)
-    return Cursor(item, number, Int32(0), slots, next_list, next_slots, next_end, None)
+    return Cursor(item, number, Int32(0), slots, next_list, next_slots, next_end, None, line)
 
 
 @cute.jit
@@ -237,7 +247,7 @@ def next_cursor(role: Gatherer, cursor: Cursor, lane: Int32) -> Cursor:
     """The step after a step: an item has one, even without a slot."""
     item, row, step = cursor.item, cursor.list, cursor.step + 1
     num_slots, next_slots, number = cursor.num_slots, cursor.next_slots, cursor.number
-    next_list, next_end = cursor.next_list, cursor.next_end
+    next_list, next_end, line = cursor.next_list, cursor.next_end, cursor.line
     if step * role.ctx.plan.tile.step_keys >= end_of(num_slots):
         if cutlass.const_expr(role.draws is None):
             item += role.ctx.num_ctas
@@ -253,7 +263,25 @@ def next_cursor(role: Gatherer, cursor: Cursor, lane: Int32) -> Cursor:
             item, num_slots = drawn.item, slots_of_drawn(role, drawn)
             row = item // role.ctx.blocks
             step = Int32(0)
-    return Cursor(item, row, step, num_slots, next_list, next_slots, next_end, number)
+        line = address_of_list(role, row)
+    return Cursor(item, row, step, num_slots, next_list, next_slots, next_end, number, line)
+
+
+@cute.jit
+def pack_list(
+    role: Gatherer, cursor: Cursor, slots: Slots, lane: Int32
+) -> tuple[Cursor, list[Int32]]:
+    """At an item's first step: pack its list if it has gaps; return its cursor and this lane's rows
+    of the step."""
+    line, num_slots, rows = cursor.line, cursor.num_slots, slots.rows
+    if (cursor.step == 0) & (num_slots > role.ctx.plan.tile.step_keys):
+        if packed_list.has_gaps(rows):
+            to, room = packed_list.rows_of_out(role.ctx, role.out, cursor.item)
+            of = List(line, num_slots, Int32(role.kv.shape[0]))
+            packed = packed_list.pack(role.ctx, of, to, room)
+            line, num_slots = packed.line, packed.num_slots
+            rows = packed_list.load_ids(packed, lane, num_slots)
+    return cursor._replace(num_slots=num_slots, line=line), rows
 
 
 @cute.jit
@@ -282,7 +310,10 @@ def ask_slots(role: Gatherer, cursor: Cursor, lane: Int32) -> Slots:
     for slot in lane_slots(role, cursor, lane):
         offset = Int64(query) * role.slots.shape[1] + slot
         is_there = Int32(exists & (slot < cursor.num_slots))
-        named.append(load_if(is_there, role.slots.iterator + offset))
+        at: Any = role.slots.iterator + offset
+        if cutlass.const_expr(cursor.line is not None):
+            at = cursor.line + slot * ID_BYTES
+        named.append(load_if(is_there, at))
         if cutlass.const_expr(role.members is not None):
             members.append(load_if(is_there, role.members.iterator + offset, "u8"))
     return Slots(named, members)
@@ -389,6 +420,9 @@ def gather_all(role: Gatherer) -> None:
     step, items = Int32(0), Int32(0)
     more = Boolean(cursor.item < ctx.num_items)
     while more:
+        if cutlass.const_expr(ctx.plan.packs):
+            cursor, packed = pack_list(role, cursor, slots, lane)
+            slots = Slots(packed, slots.members)
         following = next_cursor(role, cursor, lane)
         more = following.item < ctx.num_items
         flags = Int32(0)

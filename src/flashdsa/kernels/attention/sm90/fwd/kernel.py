@@ -146,7 +146,7 @@ def run_roles(
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = locate(results.lse, memory)
-        gather_all(Gatherer(ctx, q_map, *inputs, draws))
+        gather_all(Gatherer(ctx, q_map, *inputs, draws, results.out))
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
         ctx = locate(results.lse, memory)

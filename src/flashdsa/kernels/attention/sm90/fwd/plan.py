@@ -66,6 +66,11 @@ class FwdPlan(Sm90Plan):
         return "mla_fwd" + self.tile.suffix + group + flags
 
     @property
+    def packs(self) -> bool:
+        """Whether a list of which many slots name no row is packed; unions name rows only."""
+        return self.group == 1 and not self.joined
+
+    @property
     def flag_bits(self) -> int:
         """Bits of a step's flags, below the number of an item that was drawn."""
         return FLAG_BITS + self.joined
@@ -86,6 +91,7 @@ class FwdPlan(Sm90Plan):
             SmemRegion("drawn", 2 * DRAWN_WORDS * 4, 16, "two items by turns, and their slots"),
             SmemRegion("order", 2 * MOST_SORTED, 16, "the last lists, longest first"),
         ]
+        packed = [SmemRegion("packed", 2 * 4 * 4, 16, "ids that each warp packs; the last's end")]
         return [
             SmemRegion("q", tile.q_bytes, 1024, f"Q of an item, {chunks}"),
             SmemRegion("k", TILES * tile.bytes, 1024, f"keys of a step likewise{tile.with_p0}"),
@@ -96,6 +102,7 @@ class FwdPlan(Sm90Plan):
             SmemRegion("row_sum", 2 * 2 * ROWS * FP32, 16, "each consumer's sums and maxima"),
             *(largest if self.max_logits else []),
             *(drawn if self.drawn else []),
+            *(packed if self.packs else []),
         ]
 
     @property

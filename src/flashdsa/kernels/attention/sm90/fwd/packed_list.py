@@ -1,0 +1,125 @@
+"""Lists with gaps, slots that name no row, packed, so that no step multiplies what does not count.
+
+The role gather looks at an item's first step. If it has many gaps, the ids that name a row are
+counted, and if fewer steps have room for them they are written, one after the other, to the item's
+rows of O, and read from there: nobody else reads or writes these before the item's end.
+
+A list's bits depend on its ids up to the last one that names a row, not on what follows that: lists
+of one step stay as they are, and so do those of which only the first step names rows.
+"""
+
+from typing import Any, NamedTuple
+
+import cutlass
+from cutlass import Boolean, Int32, Int64, cute
+
+from flashdsa.dsl.gmem import load_if, store1
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import BF16, ROWS
+from flashdsa.kernels.attention.sm90.fwd.context import Context
+from flashdsa.kernels.attention.sm90.fwd.draws import meet
+
+ID_BYTES = 4
+WARPS = WARPGROUP_SIZE // WARP_SIZE
+LEAST_GAPS = 24
+"""Gaps of a list's first step, for which the list is counted."""
+COUNTED, WRITTEN = 16, 4
+"""Ids that a lane counts together, so that 2,048 wait for memory once, and writes together."""
+
+
+class List(NamedTuple):
+    """A list of ids."""
+
+    line: Int64  # its address
+    num_slots: Int32
+    num_rows: Int32  # that exist
+
+
+@cute.jit
+def has_gaps(rows: list[Int32]) -> Boolean:
+    """Whether a step has LEAST_GAPS; `rows`: the lane's slots of it, negative: not valid. All lanes
+    call. Cold calls wait for this code, so it is short."""
+    gaps = Int32(0)
+    for row in rows:
+        gaps += Int32(1) if row < 0 else Int32(0)
+    return Boolean(Int32(cute.arch.warp_redux_sync(gaps, "add")) >= LEAST_GAPS)
+
+
+@cute.jit
+def rows_of_out(ctx: Context, out: cute.Tensor, item: Int32) -> tuple[Int64, Int32]:
+    """(address of an item's rows of O, how many ids they have room for)."""
+    query = item // ctx.blocks
+    head = (item - query * ctx.blocks) * ROWS
+    num_heads, d_v = Int32(out.shape[1]), out.shape[2]
+    row = Int64(query) * num_heads + head
+    room = cutlass.min(num_heads - head, Int32(ROWS)) * (d_v * BF16 // ID_BYTES)
+    return (out.iterator + row * d_v).toint(), room
+
+
+@cute.jit
+def load_ids(of: List, first: Int32, end: Int32, count: cutlass.Constexpr = WRITTEN) -> list[Any]:
+    """Load the lane's ids from slot `first` to `end`, WARP_SIZE apart; negative: no row."""
+    slots = [first + turn * WARP_SIZE for turn in range(count)]
+    named = [load_if(Int32(slot < end), of.line + slot * ID_BYTES) for slot in slots]
+    ids = []
+    for slot, one in zip(slots, named, strict=True):
+        names_row = (slot < end) & (one < of.num_rows)
+        ids.append(one if names_row else Int32(-1))
+    return ids
+
+
+@cute.jit
+def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
+    """All four warps: the packed list, if it has fewer steps than the list up to the last slot that
+    names a row, which is what is returned else.
+
+    Of items that are drawn either has more slots than a step, as the next item is drawn before an
+    item's last step.
+
+    Args:
+        to, room: address of the packed list, and ids that it may have.
+    """
+    warp, lane = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE), ctx.thread % WARP_SIZE
+    # Each warp has neighbouring slots.
+    each = (of.num_slots + WARPGROUP_SIZE - 1) // WARPGROUP_SIZE * WARP_SIZE
+    first, last = warp * each, cutlass.min((warp + 1) * each, of.num_slots)
+    count, end = Int32(0), Int32(0)
+    for slot in cutlass.range(first + lane, last, COUNTED * WARP_SIZE, unroll=1):
+        ids = load_ids(of, slot, last, COUNTED)
+        for turn in cutlass.range_constexpr(COUNTED):
+            if ids[turn] >= 0:
+                count += 1
+                end = slot + (turn * WARP_SIZE + 1)
+    found = ctx.memory.packed.array(Int32, 2 * WARPS)
+    count = Int32(cute.arch.warp_redux_sync(count, "add"))
+    end = Int32(cute.arch.warp_redux_sync(end, "max"))
+    if lane == 0:
+        found[warp], found[WARPS + warp] = count, end
+    meet()
+    place, total = Int32(0), Int32(0)
+    for other in cutlass.range_constexpr(WARPS):
+        if other < warp:
+            place += found[other]
+        total += found[other]
+        end = cutlass.max(end, found[WARPS + other])
+    step_keys = ctx.plan.tile.step_keys
+    line, num_slots = of.line, end
+    if (total <= room) & (
+        (total + step_keys - 1) // step_keys < (end + step_keys - 1) // step_keys
+    ):
+        line, num_slots = to, total
+        for slot in cutlass.range(first, last, WRITTEN * WARP_SIZE, unroll=1):
+            for id_ in load_ids(of, slot + lane, last):
+                valid = Int32(cute.arch.vote_ballot_sync(id_ >= 0))
+                if id_ >= 0:
+                    before = Int32(cute.arch.popc(valid & Int32(cute.arch.lanemask_lt())))
+                    store1(to + (place + before) * ID_BYTES, id_)
+                place += Int32(cute.arch.popc(valid))
+        if cutlass.const_expr(ctx.plan.drawn):
+            for slot in cutlass.range(total + ctx.thread, step_keys + 1, WARPGROUP_SIZE, unroll=1):
+                store1(to + slot * ID_BYTES, Int32(-1))
+    if cutlass.const_expr(ctx.plan.drawn):
+        num_slots = cutlass.max(num_slots, Int32(step_keys + 1))
+    # All ids are written, and `found` is read.
+    meet()
+    return List(line, num_slots, of.num_rows)
