@@ -45,24 +45,21 @@ def sample(
     )
 
 
-def count(
-    indices: Tensor, lengths: Tensor, num_keys: int, group: int, keeps: bool
-) -> tuple[int, int]:
-    """Rows that groups name, and slots that count."""
+def count(indices: Tensor, lengths: Tensor, num_keys: int, group: int) -> tuple[int, int]:
+    """Rows that groups name, and the slots that name them."""
     every = -(-num_keys // (WORDS * WORD_BITS))
     groups = -(-len(indices) // group)
     samples = min(groups, SAMPLES)
     rows = slots = 0
     for number in range(samples):
         first = number * groups // samples * group
-        listed = [
-            (slot, row)
+        valid = [
+            row
             for query in range(first, min(first + group, len(indices)))
-            for slot, row in enumerate(indices[query, : int(lengths[query])].tolist())
+            for row in indices[query, : int(lengths[query])].tolist()
+            if 0 <= row < num_keys and row // BLOCK % every == 0
         ]
-        valid = [row for _, row in listed if 0 <= row < num_keys and row // BLOCK % every == 0]
-        others = [slot for slot, row in listed if not 0 <= row < num_keys and slot % every == 0]
-        rows, slots = rows + len(set(valid)), slots + len(valid) + len(others) * (not keeps)
+        rows, slots = rows + len(set(valid)), slots + len(valid)
     assert slots > 0
     return rows, slots
 
@@ -81,7 +78,7 @@ def test_it_chooses_by_the_rows_that_groups_name(
                             generator=generator)  # fmt: skip
     indices[:, ::3] = indices[:1, ::3]
     lengths = torch.randint(-5, TOPK + 9, (queries,), dtype=torch.int32, generator=generator)
-    rows, slots = count(indices, lengths.clamp(0, TOPK), num_keys, group, keeps)
+    rows, slots = count(indices, lengths.clamp(0, TOPK), num_keys, group)
     kept = [rows, slots] if keeps else [-7, -7]
     counts, choice = torch.zeros(2, dtype=torch.int32), torch.full((3,), -7, dtype=torch.int32)
     with emulate() as emulator:

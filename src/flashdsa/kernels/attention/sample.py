@@ -58,10 +58,9 @@ def count_rows(
     bits: cute.Tensor,
     first_query: Int32,
     group: cutlass.Constexpr,
-    keeps: cutlass.Constexpr,
 ) -> tuple[Int32, Int32]:
-    """This thread's part of the rows that the group's queries name, and of their slots: a forward
-    of a query alone passes over those that name no row, too."""
+    """This thread's part of the rows that the group's queries name, and of the slots that name
+    them."""
     thread, _, _ = cute.arch.thread_idx()
     rows, slots = Int32(0), Int32(0)
     every = (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)
@@ -76,17 +75,10 @@ def count_rows(
         ]
         for member in cutlass.range_constexpr(group):
             for i in cutlass.range_constexpr(LOADED_TOGETHER):
-                row, slot = named[member][i], asked[i]
+                row = named[member][i]
                 block = row // BLOCK
-                is_valid = row >= 0 and row < x.num_keys
-                counts = is_valid
-                if cutlass.const_expr(not keeps):
-                    counts = slot < lengths[member]
-                    if not is_valid:
-                        block = slot
-                if counts and block % every == 0:
+                if row >= 0 and row < x.num_keys and block % every == 0:
                     slots += 1
-                if is_valid and block % every == 0:
                     place = block // every * BLOCK + row % BLOCK
                     bit = Int32(1) << (place % WORD_BITS)
                     word = bits.iterator + place // WORD_BITS
@@ -134,7 +126,7 @@ def sample_kernel(
     cute.arch.sync_threads()
     groups = (x.indices.shape[0] + group - 1) // group
     first_query = Int32(Int64(number) * groups // samples) * group
-    for i, own in enumerate(count_rows(x, bits, first_query, group, keeps)):
+    for i, own in enumerate(count_rows(x, bits, first_query, group)):
         total = neighbours_sum(own, WARP_SIZE)
         if thread % WARP_SIZE == 0:
             sums[thread // WARP_SIZE, i] = total
@@ -178,7 +170,7 @@ def launch_sample(
         choice: (1,) int32, written: FIRST, the groups, or SECOND; see `choice.py`. If kept, the
             words of `SAMPLED_CHOICE` and the like.
         ratio: of a union's length to that of one query's list, up to which groups are taken.
-        group: queries of a group. keeps: the sample is kept, and only slots count that name a row.
+        group: queries of a group. keeps: the sample is kept.
     """
     groups = (indices.shape[0] + group - 1) // group
     x = Asked(indices, topk_length, num_keys, ratio)
