@@ -8,7 +8,7 @@ A list's bits depend on its ids up to the last one that names a row, not on what
 of one step stay as they are, and so do those of which only the first step names rows.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
@@ -23,8 +23,8 @@ ID_BYTES = 4
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 LEAST_GAPS = 24
 """Gaps of a list's first step, for which the list is counted."""
-COUNTED, WRITTEN = 16, 4
-"""Ids that a lane counts together, so that 2,048 wait for memory once, and writes together."""
+TURNS = 4
+"""Ids that a lane loads together. Cold calls wait for code, run or not: more take longer."""
 
 
 class List(NamedTuple):
@@ -57,9 +57,9 @@ def rows_of_out(ctx: Context, out: cute.Tensor, item: Int32) -> tuple[Int64, Int
 
 
 @cute.jit
-def load_ids(of: List, first: Int32, end: Int32, count: cutlass.Constexpr = WRITTEN) -> list[Any]:
+def load_ids(of: List, first: Int32, end: Int32) -> list[Int32]:
     """Load the lane's ids from slot `first` to `end`, WARP_SIZE apart; negative: no row."""
-    slots = [first + turn * WARP_SIZE for turn in range(count)]
+    slots = [first + turn * WARP_SIZE for turn in range(TURNS)]
     named = [load_if(Int32(slot < end), of.line + slot * ID_BYTES) for slot in slots]
     ids = []
     for slot, one in zip(slots, named, strict=True):
@@ -80,43 +80,43 @@ def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
         to, room: address of the packed list, and ids that it may have.
     """
     warp, lane = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE), ctx.thread % WARP_SIZE
+    step_keys, found = ctx.plan.tile.step_keys, ctx.memory.packed.array(Int32, 2 * WARPS)
     # Each warp has neighbouring slots.
     each = (of.num_slots + WARPGROUP_SIZE - 1) // WARPGROUP_SIZE * WARP_SIZE
     first, last = warp * each, cutlass.min((warp + 1) * each, of.num_slots)
-    count, end = Int32(0), Int32(0)
-    for slot in cutlass.range(first + lane, last, COUNTED * WARP_SIZE, unroll=1):
-        ids = load_ids(of, slot, last, COUNTED)
-        for turn in cutlass.range_constexpr(COUNTED):
-            if ids[turn] >= 0:
-                count += 1
-                end = slot + (turn * WARP_SIZE + 1)
-    found = ctx.memory.packed.array(Int32, 2 * WARPS)
-    count = Int32(cute.arch.warp_redux_sync(count, "add"))
-    end = Int32(cute.arch.warp_redux_sync(end, "max"))
-    if lane == 0:
-        found[warp], found[WARPS + warp] = count, end
-    meet()
-    place, total = Int32(0), Int32(0)
-    for other in cutlass.range_constexpr(WARPS):
-        if other < warp:
-            place += found[other]
-        total += found[other]
-        end = cutlass.max(end, found[WARPS + other])
-    step_keys = ctx.plan.tile.step_keys
-    line, num_slots = of.line, end
-    if (total <= room) & (
-        (total + step_keys - 1) // step_keys < (end + step_keys - 1) // step_keys
-    ):
-        line, num_slots = to, total
-        for slot in cutlass.range(first, last, WRITTEN * WARP_SIZE, unroll=1):
-            for id_ in load_ids(of, slot + lane, last):
-                valid = Int32(cute.arch.vote_ballot_sync(id_ >= 0))
-                if id_ >= 0:
+    line, num_slots, place, end, turns = of.line, Int32(0), Int32(0), Int32(0), Int32(0)
+    # The first turn counts, the second one writes.
+    while turns < 2:
+        for slot in cutlass.range(first, last, TURNS * WARP_SIZE, unroll=1):
+            ids = load_ids(of, slot + lane, last)
+            for turn in cutlass.range_constexpr(TURNS):
+                valid = Int32(cute.arch.vote_ballot_sync(ids[turn] >= 0))
+                if (turns == 1) & (ids[turn] >= 0):
                     before = Int32(cute.arch.popc(valid & Int32(cute.arch.lanemask_lt())))
-                    store1(to + (place + before) * ID_BYTES, id_)
+                    store1(to + (place + before) * ID_BYTES, ids[turn])
                 place += Int32(cute.arch.popc(valid))
-        if cutlass.const_expr(ctx.plan.drawn):
-            for slot in cutlass.range(total + ctx.thread, step_keys + 1, WARPGROUP_SIZE, unroll=1):
+                if valid != 0:
+                    end = slot + ((turn + 1) * WARP_SIZE - Int32(cute.arch.clz(valid)))
+        turns += 1
+        if turns == 1:
+            if lane == 0:
+                found[warp], found[WARPS + warp] = place, end
+            meet()
+            place = Int32(0)
+            for other in cutlass.range_constexpr(WARPS):
+                if other < warp:
+                    place += found[other]
+                num_slots += found[other]
+                end = cutlass.max(end, found[WARPS + other])
+            steps = (num_slots + step_keys - 1) // step_keys
+            line = to
+            if (num_slots > room) | (steps == (end + step_keys - 1) // step_keys):
+                line, num_slots, turns = of.line, end, Int32(2)
+    if cutlass.const_expr(ctx.plan.drawn):
+        if line == to:
+            for slot in cutlass.range(
+                num_slots + ctx.thread, step_keys + 1, WARPGROUP_SIZE, unroll=1
+            ):
                 store1(to + slot * ID_BYTES, Int32(-1))
     if cutlass.const_expr(ctx.plan.drawn):
         num_slots = cutlass.max(num_slots, Int32(step_keys + 1))
