@@ -193,15 +193,15 @@ TABLE: dict[str, Row] = {
     )),
     "mla-fwd-sm_90a": Row("mla_fwd", (
         attention("four items, one empty", 4, KEYS, 64, 200, max_logits=True, empty_rows=True),
-        attention("two CTAs", 5, KEYS, 64, 400, sms=2),
+        attention("two CTAs", 7, KEYS, 64, 300, sms=2),
         *checked("sparse_mla_fwd", "530 queries", "264 queries in groups of 2",
                  "265 queries in groups of 4", "926 queries in groups of 8"),
         *(attention(f"groups of {group}, maxima", 4 * group + 3, KEYS, 64 // group, 140, sms=2,
                     max_logits=True) for group in (2, 4, 8)),
     ), mutated=1),
     "mla-fwd-drawn-sm_90a": Row("mla_fwd", (
-        attention("lists of any length, one CTA", 5, KEYS, 64, 200, topk_length=True),
-        attention("lists of any length, two CTAs", 7, KEYS, 70, 400, sms=2, topk_length=True),
+        attention("lists of any length, one CTA", 5, KEYS, 64, 400, topk_length=True),
+        attention("lists of any length, two CTAs", 7, KEYS, 70, 300, sms=2, topk_length=True),
         attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
         *checked("sparse_mla_fwd", "530 queries, lengths", "420 queries in groups of 2, lengths"),
     ), mutated=1),

@@ -70,14 +70,14 @@ def load_ids(of: List, first: Int32, end: Int32) -> list[Int32]:
 
 @cute.jit
 def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
-    """All four warps: the packed list, if it has fewer steps than the list up to the last slot that
-    names a row, which is what is returned else.
+    """All four warps: pack a list. Return the packed one if it has fewer steps, else the list up to
+    the last slot that names a row.
 
-    Of items that are drawn either has more slots than a step, as the next item is drawn before an
-    item's last step.
+    If items are drawn, either has more slots than a step: the next item is drawn before an item's
+    last step.
 
     Args:
-        to, room: address of the packed list, and ids that it may have.
+        to, room: address of the packed list, and the number of ids that it may have.
     """
     warp, lane = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE), ctx.thread % WARP_SIZE
     step_keys, found = ctx.plan.tile.step_keys, ctx.memory.packed.array(Int32, 2 * WARPS)
@@ -85,7 +85,7 @@ def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
     each = (of.num_slots + WARPGROUP_SIZE - 1) // WARPGROUP_SIZE * WARP_SIZE
     first, last = warp * each, cutlass.min((warp + 1) * each, of.num_slots)
     line, num_slots, place, end, turns = of.line, Int32(0), Int32(0), Int32(0), Int32(0)
-    # The first turn counts, the second one writes.
+    # The first turn counts; the second one writes, if there is one.
     while turns < 2:
         for slot in cutlass.range(first, last, TURNS * WARP_SIZE, unroll=1):
             ids = load_ids(of, slot + lane, last)
@@ -118,7 +118,6 @@ def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
                 num_slots + ctx.thread, step_keys + 1, WARPGROUP_SIZE, unroll=1
             ):
                 store1(to + slot * ID_BYTES, Int32(-1))
-    if cutlass.const_expr(ctx.plan.drawn):
         num_slots = cutlass.max(num_slots, Int32(step_keys + 1))
     # All ids are written, and `found` is read.
     meet()
