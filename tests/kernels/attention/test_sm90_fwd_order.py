@@ -87,7 +87,7 @@ def places_kernel(
     place, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     ctx = locate(lse, FwdMemory.allocate(PLAN))
-    role = Gatherer(ctx, None, indices, indices, topk_length, None, None, None)
+    role = Gatherer(ctx, None, indices, indices, topk_length, None, None, None, None)
     order = order_of(ctx)
     put_in_order(ctx, order, count_of_lists(role, order))
     if place < ctx.num_items:
