@@ -260,7 +260,7 @@ TABLE: dict[str, Row] = {
     "mla-bwd-sink-sm_90a": Row("mla_bwd_sink", (
         backward("sinks", 16, 5, 70, sms=2, attn_sink="finite"),
     ), mutated=0),
-    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", (*_TURNS[:2], *_LARGE), "union_kernel"),
+    "mla-bwd-lists-sm_90a": Row("mla_bwd_fused", _LARGE, "union_kernel"),
     "mla-bwd-sample-sm_90a": Row("mla_bwd_fused", _LARGE, "sample_kernel"),
     "mla-decode-sm_90a": Row("mla_decode", (
         decode("two CTAs", 1, heads=40, topk=600, sms=2),
