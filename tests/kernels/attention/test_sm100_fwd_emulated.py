@@ -18,7 +18,6 @@ from flashdsa.backends.sm100.sparse_mla import bind_plan
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import KERNELS, SPARSE_MLA_FWD_SM100
-from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.plan.kernel_spec import find_kernel
 from flashdsa.toolchain.nvdisasm import Disassembler
@@ -28,6 +27,7 @@ from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.features import EVERY_FEATURE
+from tests.support.forward_operands import forward_operands
 
 PLAN = FwdPlan()
 HEADS = 128
@@ -54,22 +54,11 @@ def run(case: SparseMlaCase, plan: FwdPlan = PLAN, policy: Policy | None = None)
     """The case by that plan; its results are judged, and nothing may be found."""
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     emulator = Emulator(policy=policy, on_finding="collect")
-    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
-    operands = SparseMlaOutOperands(
-        inputs.q,
-        inputs.kv.view(-1, case.d_qk),
-        inputs.indices.reshape(case.num_queries, case.topk),
-        out,
-        lse,
-        largest if case.max_logits else None,
-        inputs.topk_length,
-        inputs.attn_sink,
-    )
+    operands = forward_operands(emulator, inputs)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     with emulator.launching():
         bind_plan(emulator, plan, operands.inputs, scale)(operands)
-    assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm100")) == []
+    assert failures(judge_forward(inputs, *operands[3:6], backend="emulate-sm100")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator
 

@@ -21,13 +21,14 @@ from flashdsa.backends.sparse_mla_launches import UNION_BYTES, Launches, Write
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
+from tests.support.forward_operands import forward_operands
 
 PAIR = Device(2, {1: 2})
 LENGTHS = SparseMlaCase("lengths", 7, 90, 64, 300, topk_length=True, invalid=True, max_logits=True)
@@ -82,23 +83,12 @@ def inputs_of(case: SparseMlaCase) -> SparseMlaInputs:
 def call(emulator: Emulator, inputs: SparseMlaInputs, bind: Bind) -> Results:
     """One call; nothing may be found, and every counter is 0 again."""
     case = inputs.case
-    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
-    operands = SparseMlaOutOperands(
-        inputs.q,
-        inputs.kv.view(-1, case.d_qk),
-        inputs.indices.reshape(case.num_queries, case.topk),
-        out,
-        lse,
-        largest if case.max_logits else None,
-        inputs.topk_length,
-        inputs.attn_sink,
-    )
+    operands = forward_operands(emulator, inputs)
     with emulator.launching():
         bind(emulator, operands.inputs, case.d_qk**-0.5)(operands)
     assert [str(finding) for finding in emulator.findings] == []
     assert all(not kept[0].any() for kept in emulator.workspaces.values())
-    return Results(out, lse, largest)
+    return Results(*operands[3:6])
 
 
 def by(plan: FwdPlan) -> Bind:

@@ -18,7 +18,6 @@ from flashdsa.backends.sm90.sparse_mla import bind_plan
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
-from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.plan import Barrier
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
@@ -26,6 +25,7 @@ from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inpu
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
+from tests.support.forward_operands import forward_operands
 
 TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
 GROUP = SparseMlaCase(
@@ -68,23 +68,12 @@ def run(
     for slots, end in zip(inputs.indices, ends, strict=False):
         slots[..., end:] = torch.tensor([-1, case.num_keys]).repeat(case.topk)[: case.topk - end]
     emulator = Emulator(policy=policy, on_finding="collect", **device)
-    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
-    operands = SparseMlaOutOperands(
-        inputs.q,
-        inputs.kv.view(-1, case.d_qk),
-        inputs.indices.reshape(case.num_queries, case.topk),
-        out,
-        lse,
-        largest if case.max_logits else None,
-        inputs.topk_length,
-        inputs.attn_sink,
-    )
+    operands = forward_operands(emulator, inputs)
     plan = replace(plan, max_logits=plan.max_logits or case.max_logits)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     with emulator.launching():
         bind_plan(emulator, plan, operands.inputs, scale)(operands)
-    assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm90")) == []
+    assert failures(judge_forward(inputs, *operands[3:6], backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator
 

@@ -16,11 +16,11 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla import bind_plan
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
-from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
 from ptxemu import Policy
+from tests.support.forward_operands import forward_operands
 
 KEYS = 900
 MANY, FEW, NONE, ONE, LAST = 0.6, 0.1, 0.0, -1.0, -2.0
@@ -57,24 +57,13 @@ def call(
     """O, lse, and instructions; results are judged, and nothing may be found."""
     case = inputs.case
     emulator = Emulator(device, policy=Policy(asynchronous=when), on_finding="collect")
-    out = emulator.empty(*inputs.q.shape[:2], case.d_v, dtype=torch.bfloat16)
-    lse, largest = (emulator.empty(*inputs.q.shape[:2], dtype=torch.float32) for _ in range(2))
-    operands = SparseMlaOutOperands(
-        inputs.q,
-        inputs.kv.view(-1, case.d_qk),
-        inputs.indices.reshape(case.num_queries, case.topk),
-        out,
-        lse,
-        largest,
-        inputs.topk_length,
-        inputs.attn_sink,
-    )
+    operands = forward_operands(emulator, inputs)
     with emulator.launching():
         bind_plan(emulator, plan, operands.inputs, case.d_qk**-0.5)(operands)
-    assert failures(judge_forward(inputs, out, lse, largest, backend="emulate-sm90")) == []
+    assert failures(judge_forward(inputs, *operands[3:6], backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     (setup,) = emulator.setups
-    return out, lse, setup.launch().warp_instructions
+    return operands.out, operands.lse, setup.launch().warp_instructions
 
 
 @pytest.mark.parametrize("drawn", [False, True])
