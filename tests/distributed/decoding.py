@@ -64,6 +64,10 @@ def check_decode_attention_merges() -> None:
     positions[5, ::3] = -1
     page = whole.gather(1, positions.clamp_min(0).long() // 64)
     ids = torch.where(positions < 0, -1, page * 64 + positions % 64).int()
+    slots = local_slots(positions, mine, group)
+    for found, row, wanted in zip(slots, positions, ids, strict=True):
+        of_rank = wanted[(row >= 0) & (row // 64 % size == rank)]
+        assert found.tolist() == of_rank.tolist() + [-1] * (TOPK - len(of_rank))
     heads = HEADS // size
     of_rank = slice(rank * heads, (rank + 1) * heads)
     for dtype, limit in ((torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 4e-3)):
@@ -78,7 +82,7 @@ def check_decode_attention_merges() -> None:
             found = decode_sparse_mla(
                 q[:, of_rank],
                 kv_local,
-                local_slots(positions, mine, group),
+                slots,
                 group,
                 d_v=D_V,
                 attn_sink=None if attn_sink is None else attn_sink[of_rank],

@@ -61,7 +61,9 @@ def local_seq_lens(seq_lens: Tensor, mesh: DeviceMesh | dist.ProcessGroup) -> Te
 def local_slots(
     positions: Tensor, block_table_local: Tensor, mesh: DeviceMesh | dist.ProcessGroup
 ) -> Tensor:
-    """Slots of this rank's cache, ``page * 64 + offset``, of token `positions`; -1 where others'.
+    """Slots of this rank's cache, ``page * 64 + offset``, of its tokens among `positions`.
+
+    They come first, in the order of `positions`: attention takes the time of as many.
 
     Args:
         positions: (B, topk) int32, tokens of each request, -1 for none.
@@ -69,12 +71,12 @@ def local_slots(
         mesh: a 1-D DeviceMesh or a ProcessGroup.
 
     Returns:
-        (B, topk) int32.
+        (B, topk) int32, -1 behind them.
 
     Raises:
         TypeError, ValueError: a wrong argument; where values are checked (on the CPU, or with
-            FLASHDSA_CHECK=1), a token of this rank whose page the table lacks. Elsewhere it has
-            slot -1.
+            FLASHDSA_CHECK=1), a token of this rank whose page the table lacks. Elsewhere it is left
+            out.
     """
     group = group_of(mesh)
     for name, value in (("positions", positions), ("block_table_local", block_table_local)):
@@ -99,7 +101,13 @@ def local_slots(
     mine = mine & ~beyond
     place = torch.where(mine, place, 0).long()
     slots = block_table_local.gather(1, place) * PAGE_SIZE + positions % PAGE_SIZE
-    return torch.where(mine, slots, -1).int()
+    slots = torch.where(mine, slots, -1).int()
+    # Each token has a place of its own: those of other ranks come last.
+    topk = positions.shape[1]
+    number = torch.arange(1, topk + 1, device=positions.device)
+    before = mine.cumsum(1)
+    place = torch.where(mine, before - 1, topk - number + before)
+    return torch.empty_like(slots).scatter_(1, place, slots)
 
 
 def _pages(count: int) -> str:
@@ -237,7 +245,7 @@ def decode_sparse_mla(
     Args:
         q_local: (B, H / ranks, d_qk), this rank's heads of every query.
         kv_local: this rank's cache, as `flashdsa.sparse_mla_fwd` takes it.
-        slots_local: (B, topk) int32, slots of this rank's cache, -1 elsewhere; from `local_slots`.
+        slots_local: (B, topk) int32, slots of this rank's cache, -1 behind them; from `local_slots`.
         mesh: a 1-D DeviceMesh or a ProcessGroup.
         d_v, sm_scale, backend: as for `flashdsa.sparse_mla_fwd`.
         attn_sink: (H / ranks,) fp32, of this rank's heads.
@@ -277,7 +285,10 @@ def decode_sparse_mla(
         facts |= {"d_v": str(d_v), "sm_scale": str(scale), "backend": backend}
         facts |= {"q_local": describe(x.q), "slots_local": describe(slots_local)}
     q = all_gather(x.q.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
-    out, lse = sparse_mla_fwd(q, x.kv, x.indices, d_v=d_v, sm_scale=scale, backend=backend)
+    out, lse = sparse_mla_fwd(
+        q, x.kv, x.indices, topk_length=x.topk_length, d_v=d_v, sm_scale=scale,
+        backend=backend,
+    )  # fmt: skip
     sizes = (group.size, q_local.shape[1])
     outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]
     lses = all_to_all(lse.transpose(0, 1), group).unflatten(0, sizes)
@@ -289,15 +300,25 @@ def decode_sparse_mla(
     return (merged * share[..., None]).to(x.q.dtype)
 
 
+def _used_slots(indices: Tensor) -> Tensor:
+    """Slots of each list (B, topk) up to its last one that is not negative, (B,) int32. Kernels
+    share out no others."""
+    number = torch.arange(1, indices.shape[1] + 1, device=indices.device, dtype=torch.int32)
+    used = torch.where(indices < 0, 0, number)
+    return used.amax(1) if len(number) else used.sum(1, dtype=torch.int32)
+
+
 def _checked(
     x: SparseMlaOperands, scalars: dict[str, float], group: Group, backend: str
 ) -> SparseMlaOperands:
-    """The operands in the table's form; a backend serves them with the heads of all ranks."""
+    """The operands in the table's form, and lengths; a backend serves them with the heads of all
+    ranks."""
     x = SPARSE_MLA_FWD.normalised(x)
     x = x._replace(kv=as_autocast_casts(x.kv))
     parameters = SPARSE_MLA_FWD.filled(x, {**scalars, "backward_backend": backend})
     sizes = SPARSE_MLA_FWD.check(x, parameters)
     sizes["H"] *= group.size
+    x = x._replace(topk_length=_used_slots(x.indices))
     without_sink = x._replace(attn_sink=None)
     registry.select(SPARSE_MLA_FWD.problem(without_sink, parameters, sizes), backend)
     return x
