@@ -245,7 +245,7 @@ def decode_sparse_mla(
     Args:
         q_local: (B, H / ranks, d_qk), this rank's heads of every query.
         kv_local: this rank's cache, as `flashdsa.sparse_mla_fwd` takes it.
-        slots_local: (B, topk) int32, slots of this rank's cache, -1 behind them; from `local_slots`.
+        slots_local: (B, topk) int32, slots of this rank's cache, then -1; see `local_slots`.
         mesh: a 1-D DeviceMesh or a ProcessGroup.
         d_v, sm_scale, backend: as for `flashdsa.sparse_mla_fwd`.
         attn_sink: (H / ranks,) fp32, of this rank's heads.

@@ -39,6 +39,9 @@ rows."""
 NEAR_KEYS = 55_296
 """Most keys whose dK stays in the second-level cache. With more, CTAs begin together, so that what
 they add to at the same time stays there."""
+MOST_CLEARED = 256
+"""Rows of dK for each group of queries that the kernel of their lists sets to 0; more take longer
+than a launch of their own."""
 
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -46,7 +49,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 class Outputs(NamedTuple):
-    """dq (S, H, 128) bf16 and dw (S, H) fp32, written; dk (S_kv, 128) fp32, added to."""
+    """dq (S, H, 128) bf16, dw (S, H) and dk (S_kv, 128) fp32, written."""
 
     dq: Tensor
     dk: Tensor
@@ -76,7 +79,7 @@ def bind(
             q, k = q.contiguous(), k.contiguous()
             of_heads, indices = weights.float().contiguous(), indices.contiguous()
             grad_scores, lengths = grad_scores.contiguous(), lengths.contiguous()
-        dq, dk, dw = empty_dq(), empty_dk().zero_(), empty_dw()
+        dq, dk, dw = empty_dq(), empty_dk(), empty_dw()
         whole = kind(aligned(q), aligned(k), of_heads, indices, grad_scores, lengths)
         launch(whole, Outputs(dq, dk, dw))
         if dk_dtype is not torch.float32:
@@ -115,17 +118,23 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     at_a_time = max(1, MOST_LIST_BYTES // plan.list_bytes(topk)) * plan.queries
     words = plan.scratch_words(min(num_queries, at_a_time), topk)
     spread = SPREAD if operands.k_index.shape[0] <= NEAR_KEYS else 0
-    scalars = (spread, runner.num_sms, *((RATIO,) if plan.chosen else ()))
+    ratio = (RATIO,) if plan.chosen else ()
+    groups = -(-min(num_queries, at_a_time) // plan.queries)
+    clears = operands.k_index.shape[0] <= MOST_CLEARED * groups
     empty_scratch = runner.allocator(words, dtype=torch.int32)
 
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:
         scratch = empty_scratch()
+        if not clears:
+            outputs.dk.zero_()
         if num_queries <= at_a_time:
-            function(*operands, scratch, *outputs, *scalars)
+            function(*operands, scratch, *outputs, spread, runner.num_sms, int(clears), *ratio)
             return
         for some in parts(num_queries, at_a_time):
             to = outputs.dq[some], outputs.dk, outputs.dw[some]
-            function(*part_of(operands, some), scratch, *to, *scalars)
+            clears_now = int(clears and some.start == 0)
+            of_part = part_of(operands, some)
+            function(*of_part, scratch, *to, spread, runner.num_sms, clears_now, *ratio)
 
     return launch
 
@@ -151,8 +160,9 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
 
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:
         places, scratch = empty_places(), empty_scratch()
+        outputs.dk.zero_()
         if num_queries <= at_a_time:
-            function(*operands, scratch, outputs.dq, places, outputs.dw, 0, num_sms)
+            function(*operands, scratch, outputs.dq, places, outputs.dw, 0, num_sms, 0)
             order = place_order(plan, scratch, groups_at_a_time, topk, num_keys)
             add(places, *order, outputs.dk)
             return
@@ -161,7 +171,7 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
             groups = -(-part[0].shape[0] // plan.queries)
             rows = places[: groups * capacity]
             to = outputs.dq[some], rows, outputs.dw[some]
-            function(*part, scratch, *to, 0, num_sms)
+            function(*part, scratch, *to, 0, num_sms, 0)
             add(rows, *place_order(plan, scratch, groups, topk, num_keys), outputs.dk)
 
     return launch

@@ -20,8 +20,8 @@ from flashdsa.problem import INDEX_HEAD_DIM
 def compile_backward(plan: BwdPlan) -> Any:
     """A TVM-FFI function on torch's current stream; needs no GPU. Its arguments:
 
-    (q, k, weights, indices, grad_scores, topk_length, scratch, dq, dk, dw, spread, most_ctas), and
-    ratio if plan.chosen; see `launch_backward` and `launch_chosen`.
+    (q, k, weights, indices, grad_scores, topk_length, scratch, dq, dk, dw, spread, most_ctas,
+    clears), and ratio if plan.chosen; see `launch_backward` and `launch_chosen`.
     """
     keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
     of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
@@ -38,6 +38,7 @@ def compile_backward(plan: BwdPlan) -> Any:
         fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM)),
         fake_tensor(Float32, (queries, plan.num_heads), 4),
         Int32(0),
+        Int32(1),
         Int32(1),
         *([Float32(1.0)] if plan.chosen else []),
         plan,

@@ -14,6 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
+from flashdsa.dsl.grids import follow_grid, launch_early
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
@@ -52,6 +53,7 @@ def indexer_bwd_kernel(
     memory = BwdMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
+    follow_grid()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
@@ -100,18 +102,20 @@ def launch_group(
     gradients: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
     choice: cute.Tensor,
     number: Int32,
-    scalars: tuple[Int32, Int32],
+    scalars: tuple[Int32, Int32, Int32],
     plan: cutlass.Constexpr,
     stream: Any,
 ):
     """Launch the lists of a plan's groups, the backward, and the sum of what is in parts."""
     dq, dk, dw = gradients
-    spread, most_ctas = scalars
-    launch_lists(*slots, Int32(k.shape[0]), lists, choice, number, plan, stream)
+    spread, most_ctas, clears = scalars
+    launch_lists(*slots, Int32(k.shape[0]), dk, clears, lists, choice, number, plan, stream)
     num_ctas = cutlass.min(most_ctas, count_items(lists, parts))
-    indexer_bwd_kernel(
+    kernel = indexer_bwd_kernel(
         q, k, weights, lists, dq, dk, dw, choice, number, spread, parts, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    )
+    grid, block = [num_ctas, 1, 1], [plan.threads, 1, 1]
+    launch_early(kernel, grid=grid, block=block, stream=stream, min_blocks_per_mp=1)
     if cutlass.const_expr(not plan.ordered):
         groups = Int32(lists.counts.shape[0])
         launch_sum(parts, groups, dq, dw, choice, number, plan, stream)
@@ -195,6 +199,7 @@ def launch_backward(
     dw: cute.Tensor,
     spread: Int32,
     most_ctas: Int32,
+    clears: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -209,6 +214,7 @@ def launch_backward(
         dk: (S_kv, 128) fp32, added to; ordered: (groups * capacity, 128), written: the
             row of dK of each entry of the lists that has a key.
         spread: see `Context`. most_ctas: best the number that runs at once.
+        clears: 1: dk is set to 0 first; 0: it is not, nor what is written in order.
     """
     slots = indices, grad_scores, topk_length
     num_queries, topk = Int32(indices.shape[0]), Int32(indices.shape[1])
@@ -217,7 +223,7 @@ def launch_backward(
     no_choice = cute.make_tensor(scratch.iterator, cute.make_layout((Int32(0),)))
     launch_group(
         lines_of(q), k, flat(weights), slots, lists, parts, (lines_of(dq), dk, flat(dw)), no_choice,
-        Int32(SECOND), (spread, most_ctas), plan, stream,
+        Int32(SECOND), (spread, most_ctas, clears), plan, stream,
     )  # fmt: skip
     launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)
 
@@ -236,6 +242,7 @@ def launch_chosen(
     dw: cute.Tensor,
     spread: Int32,
     most_ctas: Int32,
+    clears: Int32,
     ratio: Float32,
     plan: cutlass.Constexpr,
     stream: Any,
@@ -263,6 +270,6 @@ def launch_chosen(
         parts = parts_in(scratch, num_queries, topk, most_ctas, grouping)
         launch_group(
             lines_of(q), k, flat(weights), slots, lists, parts, (lines_of(dq), dk, flat(dw)),
-            choice, Int32(number), (spread, most_ctas), grouping, stream,
+            choice, Int32(number), (spread, most_ctas, clears), grouping, stream,
         )  # fmt: skip
     launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)

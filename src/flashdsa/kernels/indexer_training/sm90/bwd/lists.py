@@ -11,7 +11,9 @@ from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
+from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import follow_grid, launch_early
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -38,7 +40,10 @@ from flashdsa.kernels.indexer_training.sm90.bwd.slots import (
     read_slots,
     word_of,
 )
+from flashdsa.problem import INDEX_HEAD_DIM
 
+LANE_DIMS = INDEX_HEAD_DIM // WARP_SIZE
+"""Dims of a row of dK for each lane of a warp."""
 SLOTS_AT_ONCE = 8
 """Slots that a lane has in flight."""
 
@@ -320,12 +325,27 @@ def list_group(x: Slots, shared: Shared, lists: Any, group: Int32) -> Int32:
     return count
 
 
+@cute.jit
+def clear_rows(dk: cute.Tensor, x: Slots) -> None:
+    """Write 0 to dK, a row a warp; all threads of the grid call."""
+    group, _, _ = cute.arch.block_idx()
+    groups, _, _ = cute.arch.grid_dim()
+    lane, warps = x.thread % WARP_SIZE, x.plan.list_threads // WARP_SIZE
+    first = group * warps + x.thread // WARP_SIZE
+    nothing = cutlass.Vector.from_elements([Float32(0.0)] * LANE_DIMS, Float32)
+    for row in cutlass.range(first, dk.shape[0], groups * warps, unroll=1):
+        at = dk.iterator + (Int64(row) * INDEX_HEAD_DIM + lane * LANE_DIMS)
+        prims.store_ext(nothing, at.to_llvm_ptr())
+
+
 @cute.kernel
 def lists_kernel(
     indices: cute.Tensor,
     gradients: cute.Tensor,
     topk_length: cute.Tensor,
     num_keys: Int32,
+    dk: cute.Tensor,
+    clears: Int32,
     lists: Lists,
     choice: cute.Tensor,
     number: Int32,
@@ -334,10 +354,14 @@ def lists_kernel(
     """One group; arguments as in `launch_lists`."""
     thread, _, _ = cute.arch.thread_idx()
     group, _, _ = cute.arch.block_idx()
+    follow_grid()
     shared = allocate_shared(plan)
     first = group * plan.queries
     x = Slots(indices, gradients, topk_length, num_keys, first, thread, plan)
     if is_taken(choice, number):
+        if cutlass.const_expr(not plan.ordered):
+            if clears != 0:
+                clear_rows(dk, x)
         count = list_group(x, shared, lists, group)
         fill_tile(x, lists, group, count)
         if thread == 0:
@@ -359,6 +383,7 @@ def count_kernel(
     """One group of every `step`; arguments as in `launch_counts`."""
     thread, _, _ = cute.arch.thread_idx()
     sample, _, _ = cute.arch.block_idx()
+    follow_grid()
     shared = allocate_shared(plan)
     group = sample * step
     first = group * plan.queries
@@ -375,6 +400,8 @@ def launch_lists(
     gradients: cute.Tensor,
     topk_length: cute.Tensor,
     num_keys: Int32,
+    dk: cute.Tensor,
+    clears: Int32,
     lists: Lists,
     choice: cute.Tensor,
     number: Int32,
@@ -386,9 +413,14 @@ def launch_lists(
     Args:
         indices: (S, topk) int32. gradients: (S, topk) fp32, read where a slot is valid.
         topk_length: (S,) int32, or (0,). num_keys: S_kv, at least 1. lists: written.
+        dk: (S_kv, 128) fp32, set to 0 before the backward adds to it, if clears is not 0 and the
+            plan is not ordered.
         choice: lists are made if it says `number`, or is (0,).
     """
-    lists_kernel(indices, gradients, topk_length, num_keys, lists, choice, number, plan).launch(
+    launch_early(
+        lists_kernel(
+            indices, gradients, topk_length, num_keys, dk, clears, lists, choice, number, plan
+        ),
         grid=[lists.counts.shape[0], 1, 1],
         block=[plan.list_threads, 1, 1],
         stream=stream,
@@ -415,6 +447,9 @@ def launch_counts(
         counts, named: (samples,) int32, written: keys of groups 0, step, ..., and gradients of all
             their queries, one by one.
     """
-    count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan).launch(
-        grid=[counts.shape[0], 1, 1], block=[plan.list_threads, 1, 1], stream=stream
+    launch_early(
+        count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan),
+        grid=[counts.shape[0], 1, 1],
+        block=[plan.list_threads, 1, 1],
+        stream=stream,
     )

@@ -12,6 +12,7 @@ from cutlass import BFloat16, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.gmem import store2
+from flashdsa.dsl.grids import follow_grid, launch_early
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
@@ -68,6 +69,7 @@ def sum_kernel(
     """A row of dQ a warp; arguments as in `launch_sum`."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
+    follow_grid()
     lane = thread % WARP_SIZE
     row = block * (THREADS // WARP_SIZE) + thread // WARP_SIZE
     group, of_group = row // plan.rows, row % plan.rows
@@ -109,6 +111,9 @@ def launch_sum(
     """
     rows = (groups - parts.whole) * plan.rows
     if rows > 0:
-        sum_kernel(parts, dq, dw, choice, number, plan).launch(
-            grid=[rows * WARP_SIZE // THREADS, 1, 1], block=[THREADS, 1, 1], stream=stream
+        launch_early(
+            sum_kernel(parts, dq, dw, choice, number, plan),
+            grid=[rows * WARP_SIZE // THREADS, 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
         )
