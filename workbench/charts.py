@@ -41,7 +41,6 @@ PANELS = (
     ("peak_GiB_above_weights", "memory beyond the weights, GiB", 1.0, "{:.1f}"),
 )
 """Key of a row, title, factor, label of a bar."""
-TICKS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 10)
 
 
 class Bar(NamedTuple):

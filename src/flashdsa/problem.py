@@ -31,9 +31,6 @@ INDEX_TOKEN_BYTES = INDEX_HEAD_DIM + SCALE_BYTES
 """A key of e4m3 in the index-K cache, with its scale."""
 MXFP4_TOKEN_BYTES = INDEX_MXFP4.row_bytes
 """A key of e2m1 in it, with its four scales."""
-KV_SCALES = V32.num_scales
-KV_SCALES_AT = V32.scales_at
-KV_ROPE_AT = V32.rope_at
 PACKED_DTYPES = ("uint8", "int8")
 """Names of the dtypes in which packed rows come."""
 PAGE_BYTES = PAGE_SIZE * INDEX_TOKEN_BYTES

@@ -28,7 +28,6 @@ from flashdsa.problem import D_V
 
 QUERIES = (16, 64, 256)
 """Numbers of queries S: the peak beyond inputs and outputs must not grow with them."""
-LIMIT_BYTES = 1 << 30
 Tensors = tuple[torch.Tensor, ...]
 _PEAK_METHOD = "VmHWM after a reset through /proc/self/clear_refs"
 _FALLBACK_METHOD = "ru_maxrss before and after (an earlier peak can hide a small one)"

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 _SECTION = "Data Movement and Conversion Instructions: "
 _DIMENSIONS = ("1d", "2d", "3d", "4d", "5d")
 _IM2COL_OF_WIDTH = ("im2col::w", "im2col::w::128")
-_FOUR_ROWS = ("tile::gather4", "tile::scatter4")
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,11 +106,6 @@ class IndexerPlan(SelectPlan):
         return self.ring_stages // self.load_warps
 
     @property
-    def valid_bytes(self) -> int:
-        """Bytes of the words of all stages."""
-        return self.ring_stages * self.valid_words * 4
-
-    @property
     def mma_warp(self) -> int:
         """Number of the issuing warp: the last one, in the load warps' warpgroup."""
         return self.threads // WARP_SIZE - 1
