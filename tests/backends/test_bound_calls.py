@@ -298,8 +298,8 @@ def test_buffers_of_the_caller_must_be_writable_each_time() -> None:
     assert len(runner.launched) == 1
 
 
-@pytest.mark.parametrize(("keys", "spread"), [(55_296, 5), (55_297, 0)])
-def test_ctas_begin_apart_where_the_cache_holds_what_they_add_to(keys: int, spread: int) -> None:
+def last_numbers(keys: int) -> tuple[int, int]:
+    """`spread` and `clears` of a launch of the index backward with so many keys, one group."""
     runner = Pretended()
     x = IndexerBwdOperands(
         torch.zeros(3, 16, 128).bfloat16(),
@@ -310,8 +310,18 @@ def test_ctas_begin_apart_where_the_cache_holds_what_they_add_to(keys: int, spre
         None,
     )
     indexer_bwd.bind(runner, x, deterministic=False, dk_dtype=torch.float32)(x)
-    ((_, (*_, given, _)),) = runner.launched
-    assert given == spread
+    ((_, (*_, spread, _, clears)),) = runner.launched
+    return spread, clears
+
+
+@pytest.mark.parametrize(("keys", "spread"), [(55_296, 5), (55_297, 0)])
+def test_ctas_begin_apart_where_the_cache_holds_what_they_add_to(keys: int, spread: int) -> None:
+    assert last_numbers(keys)[0] == spread
+
+
+@pytest.mark.parametrize(("keys", "clears"), [(256, 1), (257, 0)])
+def test_the_kernel_of_the_lists_clears_few_rows_of_each_group(keys: int, clears: int) -> None:
+    assert last_numbers(keys)[1] == clears
 
 
 @pytest.mark.parametrize(
