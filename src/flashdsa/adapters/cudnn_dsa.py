@@ -18,6 +18,7 @@ from flashdsa.adapters.best import best_positions
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.attention_backward import mla_bwd
+from flashdsa.ops.ids import valid_first
 from flashdsa.problem import D_V
 
 
@@ -249,11 +250,8 @@ def compactify_wrapper(indices: Tensor, stream: Any = None) -> TupleDict:
         indices (M or B * S, topk) int32, topk_length (M or B * S,) int32.
     """
     with _on_stream(stream, indices):
-        rows = indices.reshape(-1, indices.shape[-1])
-        valid = rows >= 0
-        order = valid.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-        compact = rows.gather(1, order).clamp_min(-1)
-        return TupleDict(indices=compact, topk_length=valid.sum(dim=1, dtype=torch.int32))
+        compact, lengths = valid_first(indices.reshape(-1, indices.shape[-1]))
+        return TupleDict(indices=compact, topk_length=lengths)
 
 
 def _with_a_column(indices: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ from flashdsa.distributed.description import describe
 from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
+from flashdsa.ops.ids import valid_first
 from flashdsa.ops.indexer import IndexerOperands, indexer_logits, topk_indices
 from flashdsa.ops.merge import merge_attention
 from flashdsa.problem import D_V, INDEX_TOPK, PAGE_SIZE
@@ -101,13 +102,8 @@ def local_slots(
     mine = mine & ~beyond
     place = torch.where(mine, place, 0).long()
     slots = block_table_local.gather(1, place) * PAGE_SIZE + positions % PAGE_SIZE
-    slots = torch.where(mine, slots, -1).int()
-    # Each token has a place of its own: those of other ranks come last.
-    topk = positions.shape[1]
-    number = torch.arange(1, topk + 1, device=positions.device)
-    before = mine.cumsum(1)
-    place = torch.where(mine, before - 1, topk - number + before)
-    return torch.empty_like(slots).scatter_(1, place, slots)
+    packed, _ = valid_first(torch.where(mine, slots, -1).int())
+    return packed
 
 
 def _pages(count: int) -> str:
@@ -286,9 +282,14 @@ def decode_sparse_mla(
         facts |= {"q_local": describe(x.q), "slots_local": describe(slots_local)}
     q = all_gather(x.q.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
     out, lse = sparse_mla_fwd(
-        q, x.kv, x.indices, topk_length=x.topk_length, d_v=d_v, sm_scale=scale,
+        q,
+        x.kv,
+        x.indices,
+        topk_length=x.topk_length,
+        d_v=d_v,
+        sm_scale=scale,
         backend=backend,
-    )  # fmt: skip
+    )
     sizes = (group.size, q_local.shape[1])
     outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]
     lses = all_to_all(lse.transpose(0, 1), group).unflatten(0, sizes)

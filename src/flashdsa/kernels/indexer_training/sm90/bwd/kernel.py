@@ -14,7 +14,7 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, cute
 
-from flashdsa.dsl.grids import follow_grid, launch_early
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
@@ -111,11 +111,15 @@ def launch_group(
     spread, most_ctas, clears = scalars
     launch_lists(*slots, Int32(k.shape[0]), dk, clears, lists, choice, number, plan, stream)
     num_ctas = cutlass.min(most_ctas, count_items(lists, parts))
-    kernel = indexer_bwd_kernel(
+    indexer_bwd_kernel(
         q, k, weights, lists, dq, dk, dw, choice, number, spread, parts, plan
+    ).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
     )
-    grid, block = [num_ctas, 1, 1], [plan.threads, 1, 1]
-    launch_early(kernel, grid=grid, block=block, stream=stream, min_blocks_per_mp=1)
     if cutlass.const_expr(not plan.ordered):
         groups = Int32(lists.counts.shape[0])
         launch_sum(parts, groups, dq, dw, choice, number, plan, stream)

@@ -13,7 +13,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.grids import follow_grid, launch_early
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
 from flashdsa.hw import WARP_SIZE
@@ -417,15 +417,15 @@ def launch_lists(
             plan is not ordered.
         choice: lists are made if it says `number`, or is (0,).
     """
-    launch_early(
-        lists_kernel(
-            indices, gradients, topk_length, num_keys, dk, clears, lists, choice, number, plan
-        ),
+    lists_kernel(
+        indices, gradients, topk_length, num_keys, dk, clears, lists, choice, number, plan
+    ).launch(
         grid=[lists.counts.shape[0], 1, 1],
         block=[plan.list_threads, 1, 1],
         stream=stream,
         min_blocks_per_mp=LIST_THREAD_LIMIT // plan.list_threads,
         preferred_smem_carveout=CARVEOUT,
+        use_pdl=True,
     )
 
 
@@ -447,9 +447,9 @@ def launch_counts(
         counts, named: (samples,) int32, written: keys of groups 0, step, ..., and gradients of all
             their queries, one by one.
     """
-    launch_early(
-        count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan),
+    count_kernel(indices, gradients, topk_length, num_keys, counts, named, step, plan).launch(
         grid=[counts.shape[0], 1, 1],
         block=[plan.list_threads, 1, 1],
         stream=stream,
+        use_pdl=True,
     )

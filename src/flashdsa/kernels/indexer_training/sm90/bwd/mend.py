@@ -15,7 +15,7 @@ from cutlass import BFloat16, Boolean, Float32, Int32, Int64, Vector, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl.gmem import store2
-from flashdsa.dsl.grids import follow_grid, launch_early
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.problem import INDEX_HEAD_DIM
@@ -106,9 +106,9 @@ def write_head(x: Backward, query: Int32, head: Int32, lane: Int32) -> None:
 @cute.jit
 def launch_mend(x: Backward, stream: Any):
     """Launch on `stream`, after the backward."""
-    launch_early(
-        mend_kernel(x),
+    mend_kernel(x).launch(
         grid=[(x.dw.shape[0] + WARPS - 1) // WARPS, 1, 1],
         block=[THREADS, 1, 1],
         stream=stream,
+        use_pdl=True,
     )
