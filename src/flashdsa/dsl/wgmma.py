@@ -59,7 +59,7 @@ def mma_async(
     a: Any,
     b: Any,
     *,
-    accumulate: bool,
+    accumulate: Any,
     transposes: Sequence[int],
 ) -> list[Any]:
     """D = A B (+ D) for the warpgroup; returns D's registers, the MMA's until it is waited for.
@@ -68,6 +68,7 @@ def mma_async(
         opcode: "wgmma.mma_async.sync.aligned.m64n...".
         accumulators: this thread's n / 2 fp32 of D.
         a: a descriptor, or the thread's four 32-bit registers of A.
+        accumulate: whether D is added; a bool, or Int32, the same of all threads.
         transposes: imm-trans-a (where A is in shared memory) and imm-trans-b; () where the type
             has none.
     """
@@ -75,11 +76,13 @@ def mma_async(
     count = len(accumulators)
     d = ", ".join(f"${i}" for i in range(count))
     inputs = [*a, b] if from_registers else [a, b]
+    known = isinstance(accumulate, bool)
     names = [f"${2 * count + i}" for i in range(len(inputs))]
+    added = f"${2 * count + len(inputs)}"
     left = "{" + ", ".join(names[:-1]) + "}" if from_registers else names[0]
     immediates = "".join(f", {value}" for value in ("p", 1, 1, *transposes))
     text = (
-        f"{{ .reg .pred p; setp.ne.b32 p, {int(accumulate)}, 0; "
+        f"{{ .reg .pred p; setp.ne.b32 p, {int(accumulate) if known else added}, 0; "
         f"{opcode} {{{d}}}, {left}, {names[-1]}{immediates}; }}"
     )
     # D's registers are outputs tied to inputs, so that they stay the same registers.
@@ -87,6 +90,9 @@ def mma_async(
     constraints += ["r" if from_registers else "l"] * (len(inputs) - 1) + ["l"]
     values = [Float32(value).ir_value() for value in accumulators]
     values += [value.ir_value() for value in inputs]
+    if not known:
+        constraints.append("r")
+        values.append(Int32(accumulate).ir_value())
     result = llvm.inline_asm(
         llvm.StructType.get_literal([Float32.mlir_type] * count),
         values,

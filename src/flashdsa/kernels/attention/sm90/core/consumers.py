@@ -51,11 +51,10 @@ class Registers(NamedTuple):
 
 
 def new_registers(tile: Tile, with_largest: bool = False) -> Registers:
-    """Registers before the first key: O is 0."""
+    """Registers before the first key. O says nothing: an item's first product does not read it."""
     s = cute.make_rmem_tensor(tile.keys // 2, Float32)
     p = cute.make_rmem_tensor(tile.keys // 4, Int32)
     out = cute.make_rmem_tensor(tile.half_dims // 2, Float32)
-    out.fill(0.0)
     return Registers(s, p, out, new_rows(with_largest))
 
 
@@ -159,11 +158,13 @@ def compute_scores_in_loop(
 
 
 @cute.jit
-def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
+def add_tile0(
+    ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any = True
+) -> None:
     """Consumer 0, after S: compute P, publish it, add its product, and free the tile's low half.
 
     Args:
-        v: descriptor of the tile's values.
+        v: descriptor of the tile's values. adds: 0 if O has no product yet; it is not read then.
     """
     mask_scores(ctx, r.s, scale, 0)
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
@@ -174,7 +175,7 @@ def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     store_p(ctx, r.p, r.rows, p_address(ctx, 0), 0)
     ctx.memory.p0_full.arrive()
     rescale_to_own(r.out, r.rows, scale)
-    multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind)
+    multiply_own(ctx.plan.tile, r.out, r.p, v, ctx.kind, adds)
     warpgroup.wait_group(0)
     arrive_warp(ctx.memory.low_free, 0, ctx.thread)
 
@@ -202,15 +203,22 @@ def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
 
 @cute.jit
 def issue_others(
-    ctx: StepContext, r: Registers, scale: Scale, tile: cutlass.Constexpr, p: Int32, v: Int32
+    ctx: StepContext,
+    r: Registers,
+    scale: Scale,
+    tile: cutlass.Constexpr,
+    p: Int32,
+    v: Int32,
+    adds: Any = True,
 ) -> None:
     """Issue the product with the other consumer's P, which has come, against its maxima.
 
     Args:
         tile: the other consumer's. p, v: descriptors of its P and values.
+        adds: 0 if O has no product yet; it is not read then.
     """
     rescale_to_others(ctx, r.out, r.rows, scale, tile)
-    multiply_others(ctx.plan.tile, r.out, p, v, ctx.kind)
+    multiply_others(ctx.plan.tile, r.out, p, v, ctx.kind, adds)
 
 
 @cute.jit

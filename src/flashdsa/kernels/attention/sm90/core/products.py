@@ -31,30 +31,34 @@ def multiply_scores(
             _multiply(tile.keys, kind, s, a, b, accumulate, (0, 0))
 
 
-def multiply_own(tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
-    """Issue O += P V as one group; P from this thread's registers."""
+def multiply_own(
+    tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
+) -> None:
+    """Issue O += P V as one group; P from this thread's registers. `adds`: else O = P V."""
     warpgroup.fence()
     v = opaque(v)
     for step in range(tile.keys // MMA_K):
         a = [p[4 * step + i] for i in range(4)]
         b = descriptor_behind(v, step * MMA_K * ROW_BYTES)
-        _multiply(tile.half_dims, kind, out, a, b, True, (1,))
+        _multiply(tile.half_dims, kind, out, a, b, True if step else adds, (1,))
     warpgroup.commit_group()
 
 
-def multiply_others(tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND) -> None:
-    """Issue O += P V as one group; P from shared memory."""
+def multiply_others(
+    tile: Tile, out: Any, p: Any, v: Any, kind: str = BF16_KIND, adds: Any = True
+) -> None:
+    """Issue O += P V as one group; P from shared memory. `adds`: else O = P V."""
     warpgroup.fence()
     p, v = opaque(p), opaque(v)
     for step in range(tile.keys // MMA_K):
         a = descriptor_behind(p, step * MMA_K * BF16)
         b = descriptor_behind(v, step * MMA_K * ROW_BYTES)
-        _multiply(tile.half_dims, kind, out, a, b, True, (0, 1))
+        _multiply(tile.half_dims, kind, out, a, b, True if step else adds, (0, 1))
     warpgroup.commit_group()
 
 
 def _multiply(
-    columns: int, kind: str, d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, ...]
+    columns: int, kind: str, d: Any, a: Any, b: Any, accumulate: Any, transposes: tuple[int, ...]
 ) -> None:
     count = columns // 2
     values = mma_async(

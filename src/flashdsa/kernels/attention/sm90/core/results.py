@@ -5,8 +5,19 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.fragments import BLOCK_DIMS, THREAD_ROWS, pack, transpose_quad
+from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_ROWS, THREAD_ROWS, pack
+from flashdsa.dsl.gmem import store4
+from flashdsa.dsl.smem import load_words
+from flashdsa.dsl.swizzle import swizzled_64
+from flashdsa.dsl.warp_matrix import store_matrices
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.consumers import p_address
 from flashdsa.kernels.attention.sm90.core.context import StepContext
+from flashdsa.kernels.attention.sm90.core.tile import BF16
+
+BLOCK_BYTES = BLOCK_DIMS * BF16
+LANES_A_ROW = 4
+WARPS = WARPGROUP_SIZE // WARP_SIZE
 
 
 class ItemRows(NamedTuple):
@@ -36,26 +47,43 @@ def store_rows(
     results: cute.Tensor,
     out: cute.Tensor,
     item: ItemRows,
+    items: Int32,
     consumer: cutlass.Constexpr,
 ) -> None:
-    """Store O in bf16, 16 bytes a lane: the four lanes of a row exchange words until each has 8
-    dims.
+    """Store O in bf16, after `merge_sums`: a warp stages 32 dims of its rows where P of tile 1 was,
+    and each lane stores 16 bytes. The code is short, as code that runs once costs most: it is
+    fetched.
+
+    Consumer 1 stores its next P after consumer 0's next one, so that what is staged here is read.
 
     Args:
         results: (S, H, d_v) bf16. out: the consumer's half of the dims.
+        items: number that the CTA has ended before.
     """
     tile = ctx.plan.tile
-    quad = ctx.thread % 4
-    odd, upper = quad % 2 == 1, quad // 2 == 1
-    row = (item.first + item.row) * tile.d_v + consumer * tile.half_dims
-    at = results.iterator + (row + quad * 8)
+    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
+    if cutlass.const_expr(consumer == 0):
+        # sums0_full: no warp of this consumer, the only reader of that P, reads it any more.
+        ctx.memory.sums0_full.wait_for(items)
+    staged = p_address(ctx, 1) + (consumer * WARPS + warp) * (MMA_ROWS * BLOCK_BYTES)
+    units = [2 * pair + lane // MMA_ROWS for pair in range(2)]
+    to = [staged + swizzled_64(lane % MMA_ROWS, unit) for unit in units]
+    row, unit = lane // LANES_A_ROW, lane % LANES_A_ROW
+    source = staged + swizzled_64(row, unit)
+    first = (item.first + item.row) * tile.d_v + consumer * tile.half_dims
+    at = results.iterator + (first + unit * (BLOCK_DIMS // LANES_A_ROW))
     for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
+        for pair in cutlass.range_constexpr(2):
+            i = BLOCK_DIMS // 2 * block + 8 * pair
+            store_matrices(
+                to[pair], [pack(out[i + 2 * j], out[i + 2 * j + 1]) for j in range(4)]
+            )
+        cute.arch.sync_warp()
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            first = BLOCK_DIMS // 2 * block + 2 * h
-            words = [pack(out[first + 4 * i], out[first + 4 * i + 1]) for i in range(4)]
-            words = transpose_quad(words, odd, upper)
+            # Rows 8 apart have their pieces in the same order.
+            words = load_words(source + h * (8 * BLOCK_BYTES), Int32)
             if item.row + 8 * h < item.count:
-                cute.arch.inline_ptx(
-                    "st.global.v4.b32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};",
-                    read_only_args=[at + (h * 8 * tile.d_v + block * BLOCK_DIMS), *words],
+                store4(
+                    at + (h * 8 * tile.d_v + block * BLOCK_DIMS), [words[j] for j in range(4)]
                 )
+        cute.arch.sync_warp()

@@ -167,8 +167,15 @@ def multiply_rows(out: Any, factors: Any) -> None:
 
 @cute.jit
 def rescale(out: cute.Tensor, rows: Rows, new: Any, scale: Scale) -> None:
-    """Rescale O to the maxima `new` of the next P; they are never below its own."""
-    factors = [exp2((rows.out_max[h] - new[h]) * scale.factor) for h in range(THREAD_ROWS)]
+    """Rescale O to the maxima `new` of the next P; they are never below its own.
+
+    O of a row without a key is 0, or is not read: it stays, so that an item's first tile runs no
+    code that later ones do not.
+    """
+    factors = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        factor = exp2((rows.out_max[h] - new[h]) * scale.factor)
+        factors.append(Float32(1.0) if rows.out_max[h] == LEAST else factor)
     if cute.arch.vote_any_sync((factors[0] != 1.0) | (factors[1] != 1.0)):
         multiply_rows(out, factors)
     for h in cutlass.range_constexpr(THREAD_ROWS):

@@ -65,11 +65,12 @@ def consume0(role: Consumer) -> None:
     issue_scores(ctx, r.s, step, True, tile.low_slices + tile.high_slices)
     warpgroup.wait_group(0)
     announce_scores(ctx, step)
-    more = Boolean(True)
+    more, adds = Boolean(True), Int32(0)
     while more:
         flags = ctx.flags(0)
         more = flags & LAST_STEP_OF_CTA == 0
-        add_tile0(ctx, r, role.scale, v0)
+        add_tile0(ctx, r, role.scale, v0, adds)
+        adds = Int32(1)
         ctx.memory.p1_full.wait(ctx.phase(step))
         if cutlass.const_expr(not ctx.plan.joined) or flags & HALF_STEP == 0:
             step = add_others(role, r, step, items, flags, others)
@@ -84,7 +85,7 @@ def consume0(role: Consumer) -> None:
         if flags != 0:
             write_item(role, r, items, flags, 0)
             restart(r.rows)
-            r.out.fill(0.0)
+            adds = Int32(0)
             items += 1
 
 
@@ -142,18 +143,19 @@ def consume1(role: Consumer) -> None:
     step, items = Int32(0), Int32(0)
 
     ctx.memory.q_full.wait_for(items)
-    more = Boolean(True)
+    more, adds = Boolean(True), Int32(0)
     while more:
         wait_for_scores()
         if cutlass.const_expr(ctx.plan.joined):
-            flags, more = take_either_step(role, r, step, operands)
+            flags, more = take_either_step(role, r, step, adds, operands)
         else:
-            flags, more = take_step(role, r, step, operands)
+            flags, more = take_step(role, r, step, adds, operands)
         step += 1
+        adds = Int32(1)
         if flags != 0:
             write_item(role, r, items, flags, 1)
             restart(r.rows)
-            r.out.fill(0.0)
+            adds = Int32(0)
             items += 1
             if more:
                 ctx.memory.q_full.wait_for(items)
@@ -161,13 +163,13 @@ def consume1(role: Consumer) -> None:
 
 @cute.jit
 def take_step(
-    role: Consumer, r: Registers, step: Int32, operands: tuple[Any, Any, Any]
+    role: Consumer, r: Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
 ) -> tuple[Int32, Boolean]:
     """Consumer 1, after consumer 0's scores: take a step; return its flags, and whether the CTA has
     one more.
 
     Args:
-        operands: descriptors of both tiles' values, and of P of tile 0.
+        adds: 0 at an item's first step: O is not read. operands: descriptors of both tiles' values, and of P of tile 0.
     """
     ctx, (v0, v1, p0) = role.ctx, operands
     compute_scores(ctx, r.s, step)
@@ -177,21 +179,21 @@ def take_step(
     if flags != 0:
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
     ctx.memory.p0_full.wait(ctx.phase(step))
-    issue_others(ctx, r, role.scale, 0, p0, v0)
+    issue_others(ctx, r, role.scale, 0, p0, v0, adds)
     add_tile1(ctx, r, role.scale, v1)
     return flags, more
 
 
 @cute.jit
 def take_either_step(
-    role: Consumer, r: Registers, step: Int32, operands: tuple[Any, Any, Any]
+    role: Consumer, r: Registers, step: Int32, adds: Int32, operands: tuple[Any, Any, Any]
 ) -> tuple[Int32, Boolean]:
     """Likewise; the step may be an item's last one, of tile 0 only."""
     ctx, (v0, _, p0) = role.ctx, operands
     ctx.memory.masks_full.wait(ctx.phase(step), 1)
     flags = ctx.flags(1)
     if flags & HALF_STEP == 0:
-        take_step(role, r, step, operands)
+        take_step(role, r, step, adds, operands)
     else:
         # All barriers complete their phases: the gather fills tile 1 with zeros. p1_full: they have
         # come, so that either consumer may free its half.
@@ -200,7 +202,7 @@ def take_either_step(
         ctx.memory.p1_full.arrive()
         arrive_warp(ctx.memory.q_free, 0, ctx.thread)
         ctx.memory.p0_full.wait(ctx.phase(step))
-        issue_others(ctx, r, role.scale, 0, p0, v0)
+        issue_others(ctx, r, role.scale, 0, p0, v0, adds)
         warpgroup.wait_group(0)
         for tile in cutlass.range_constexpr(TILES):
             arrive_warp(ctx.memory.high_free, tile, ctx.thread)
@@ -271,7 +273,7 @@ def write_item(
                     largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
                     (role.max_logits.iterator + row).store(largest * LN_2)
         factors.append(factor)
-    multiply_rows(r.out, factors)
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(r.out, factors)
-    store_rows(ctx, role.out, r.out, item, consumer)
+    multiply_rows(r.out, factors)
+    store_rows(ctx, role.out, r.out, item, items, consumer)

@@ -269,10 +269,14 @@ def next_cursor(role: Gatherer, cursor: Cursor, lane: Int32) -> Cursor:
 
 @cute.jit
 def pack_list(
-    role: Gatherer, cursor: Cursor, slots: Slots, lane: Int32
+    role: Gatherer, cursor: Cursor, slots: Slots, lane: Int32, order: Any
 ) -> tuple[Cursor, list[Int32]]:
     """At an item's first step: pack its list if it has gaps; return its cursor and this lane's rows
-    of the step."""
+    of the step.
+
+    Args:
+        order: of items that are drawn `Order`; else None.
+    """
     line, num_slots, rows = cursor.line, cursor.num_slots, slots.rows
     if (cursor.step == 0) & (num_slots > role.ctx.plan.tile.step_keys):
         if packed_list.has_gaps(rows):
@@ -281,6 +285,11 @@ def pack_list(
             packed = packed_list.pack(role.ctx, of, to, room)
             line, num_slots = packed.line, packed.num_slots
             rows = packed_list.load_ids(packed, lane, num_slots)
+            if cutlass.const_expr(role.draws is not None):
+                if num_slots <= role.ctx.plan.tile.step_keys:
+                    # The step is the item's last one now: the next item was not drawn before it.
+                    place = draw_place(role.ctx, role.draws, Boolean(True))
+                    publish(role.ctx, cursor.number + 1, item_at(role, order, place))
     return cursor._replace(num_slots=num_slots, line=line), rows
 
 
@@ -404,24 +413,28 @@ def gather_all(role: Gatherer) -> None:
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
+    order: Any = None
     if cutlass.const_expr(role.draws is not None):
         order = order_of(ctx)
         counts = count_of_lists(role, order)
     cursor = first_cursor(role, lane)
     asked = ask_slots(role, cursor, lane)
+    # The first ids come meanwhile.
+    if ctx.thread == 0:
+        load_rows_of_query(role, cursor)
+    cute.arch.sync_warp()
     if cutlass.const_expr(role.draws is not None):
-        # The first ids come meanwhile.
         is_due = ends_item(role, cursor)
         place = draw_place(ctx, role.draws, is_due)
         put_in_order(ctx, order, counts)
         if is_due:
             publish(ctx, cursor.number + 1, item_at(role, order, place))
     slots = rows_of(role, cursor, asked, lane)
-    step, items = Int32(0), Int32(0)
+    step, items = Int32(0), Int32(1)
     more = Boolean(cursor.item < ctx.num_items)
     while more:
         if cutlass.const_expr(ctx.plan.packs):
-            cursor, packed = pack_list(role, cursor, slots, lane)
+            cursor, packed = pack_list(role, cursor, slots, lane, order)
             slots = Slots(packed, slots.members)
         following = next_cursor(role, cursor, lane)
         more = following.item < ctx.num_items
@@ -439,7 +452,7 @@ def gather_all(role: Gatherer) -> None:
             place = draw_place(ctx, role.draws, is_due)
         asked = ask_slots(role, following, lane)
         rows = [row_of_turn(slots.rows, turn, copies.row) for turn in range(TILES * turns_of(tile))]
-        if cursor.step == 0:
+        if (cursor.step == 0) & (step > 0):
             if warp == 0:
                 if lane == 0:
                     # q_free: both consumers have the last scores of the item before.

@@ -73,9 +73,6 @@ def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
     """All four warps: pack a list. Return the packed one if it has fewer steps, else the list up to
     the last slot that names a row.
 
-    If items are drawn, either has more slots than a step: the next item is drawn before an item's
-    last step.
-
     Args:
         to, room: address of the packed list, and the number of ids that it may have.
     """
@@ -112,13 +109,6 @@ def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
             line = to
             if (num_slots > room) | (steps == (end + step_keys - 1) // step_keys):
                 line, num_slots, turns = of.line, end, Int32(2)
-    if cutlass.const_expr(ctx.plan.drawn):
-        if line == to:
-            for slot in cutlass.range(
-                num_slots + ctx.thread, step_keys + 1, WARPGROUP_SIZE, unroll=1
-            ):
-                store1(to + slot * ID_BYTES, Int32(-1))
-        num_slots = cutlass.max(num_slots, Int32(step_keys + 1))
     # All ids are written, and `found` is read.
     meet()
     return List(line, num_slots, of.num_rows)

@@ -7,7 +7,7 @@ decode does (`shared/exchange.py`).
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, exp2, pack
 from flashdsa.dsl.opaque import opaque
@@ -96,8 +96,8 @@ def states_of_tile(role: Math, step: Int32) -> list[PipelineState]:
 
 
 @cute.jit
-def take_tile(role: Math, r: Registers, step: Int32) -> None:
-    """Take the tile of that step, whose pieces have come."""
+def take_tile(role: Math, r: Registers, step: Int32, is_first: Boolean) -> None:
+    """Take the tile of that step, whose pieces have come. `is_first`: O is 0."""
     ctx = role.ctx
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     # A warp has 16 keys, of one of the pieces, as rows of S^T.
@@ -117,7 +117,7 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
     # All four warps are done with P of the tile before when it returns.
     tops, largest = find_tops(ctx, s, row, role.consumer, meet)
     tops, factors, moved = move_tops(ctx, r.heads, tops, largest, scale, role.consumer)
-    rescale(ctx, r.out, factors, moved)
+    rescale(ctx, r.out, factors, moved, is_first)
     p = exponentiate(s, r.heads, tops, scale)
     of_consumer = role.consumer * (ctx.plan.parts * ctx.plan.operand_bytes)
     at = ctx.memory.p.address() + of_consumer
@@ -135,8 +135,10 @@ def take_tile(role: Math, r: Registers, step: Int32) -> None:
 
 
 @cute.jit
-def rescale(ctx: Context, out: cute.Tensor, factors: list[Any], moved: Any) -> None:
-    """Rescale O to maxima and scales that have moved, which is rare.
+def rescale(
+    ctx: Context, out: cute.Tensor, factors: list[Any], moved: Any, is_first: Boolean
+) -> None:
+    """Rescale O, unless it is 0, to maxima and scales that have moved, which is rare.
 
     Args:
         moved: factor of the dims whose P is times scales.
@@ -144,7 +146,7 @@ def rescale(ctx: Context, out: cute.Tensor, factors: list[Any], moved: Any) -> N
     changed = moved != 1.0
     for factor in factors:
         changed = changed | (factor != 1.0)
-    if cute.arch.vote_any_sync(changed):
+    if cute.arch.vote_any_sync(changed & (is_first == 0)):
         with_scales = [factor * moved for factor in factors]
         for i in cutlass.range_constexpr(cute.size(out)):
             block, number = i // (HEADS // 2), head_of(i % (HEADS // 2))
@@ -168,7 +170,7 @@ def consume(role: Math) -> Registers:
     for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
         for state in states_of_tile(role, step):
             ring.wait(state)
-        take_tile(role, r, step)
+        take_tile(role, r, step, Boolean(step == 0))
         # Bulk copies overwrite memory that threads have read.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()

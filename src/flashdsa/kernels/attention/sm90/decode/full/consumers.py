@@ -72,6 +72,8 @@ def consume0(w: Output) -> None:
         finish_scores(ctx, Int32(0), 0)
         for step in cutlass.range(steps_of(num_tiles), unroll=1):
             take_step(w, r, step, num_tiles - step * TILES)
+    else:
+        r.out.fill(0.0)
     end_item(w, r, 0)
 
 
@@ -107,7 +109,7 @@ def take_step(w: Output, r: Registers, step: Int32, num_tiles: Int32) -> None:
     v0, v1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0)
     if cutlass.const_expr(ctx.plan.packed):
         unscale(ctx, r.s)
-    add_tile0(ctx, r, w.scale, v0)
+    add_tile0(ctx, r, w.scale, v0, step)
     if num_tiles > 1:
         ctx.memory.p1_full.wait(ctx.phase(step))
         issue_others(ctx, r, w.scale, 1, p_of(ctx, 1), v1)
@@ -145,6 +147,8 @@ def consume1(w: Output) -> None:
             wait_for_scores()
             issue_tile0(w, r, num_tiles // TILES)
             warpgroup.wait_group(0)
+    else:
+        r.out.fill(0.0)
     end_item(w, r, 1)
 
 
@@ -153,7 +157,7 @@ def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
     """Consumer 1: issue the product with P of tile 0."""
     ctx = w.ctx
     ctx.memory.p0_full.wait(ctx.phase(step))
-    issue_others(ctx, r, w.scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1))
+    issue_others(ctx, r, w.scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1), step)
 
 
 @cute.jit

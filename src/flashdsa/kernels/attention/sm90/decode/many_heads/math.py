@@ -9,7 +9,7 @@ step.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack
@@ -89,7 +89,7 @@ def consume(role: Math) -> Registers:
     r = Registers(s, out, new_heads())
     num_tiles = wait_for_extent(ctx)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
-        take_step(role, r, step, num_tiles - step * TILES)
+        take_step(role, r, step, num_tiles - step * TILES, Boolean(step == 0))
     return r
 
 
@@ -114,8 +114,11 @@ def take_query(role: Math, number: Any) -> None:
 
 
 @cute.jit
-def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
-    """Take a step. `num_tiles`: from this step on; 1: consumer 1 has no tile."""
+def take_step(
+    role: Math, r: Registers, step: Int32, num_tiles: Int32, is_first: Boolean
+) -> None:
+    """Take a step. `num_tiles`: from this step on; 1: consumer 1 has no tile. `is_first`: O is
+    0."""
     ctx = role.ctx
     if role.consumer < num_tiles:
         place = compute_scores(role, r, step * TILES + role.consumer)
@@ -126,9 +129,9 @@ def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32) -> None:
         # Both barriers of P complete a phase for each step, and each phase is awaited.
         ctx.memory.p_free.wait_round(step - 1, role.consumer)
         ctx.memory.p_full.arrive(role.consumer)
-    add_tile(role, r, step, 0)
+    add_tile(role, r, step, 0, is_first)
     if num_tiles > 1:
-        add_tile(role, r, step, 1)
+        add_tile(role, r, step, 1, Boolean(False))
     else:
         skip_tile(ctx, step)
     warpgroup.wait_group(0)
@@ -249,8 +252,10 @@ def store_half(address: Any, word: Any) -> None:
 
 
 @cute.jit
-def add_tile(role: Math, r: Registers, step: Int32, tile: cutlass.Constexpr) -> None:
-    """Issue the products of a tile of a step."""
+def add_tile(
+    role: Math, r: Registers, step: Int32, tile: cutlass.Constexpr, is_first: Boolean
+) -> None:
+    """Issue the products of a tile of a step. `is_first`: O is 0."""
     ctx, plan = role.ctx, role.ctx.plan
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     states = states_of_tile(plan, step * TILES + tile)
@@ -270,7 +275,7 @@ def add_tile(role: Math, r: Registers, step: Int32, tile: cutlass.Constexpr) -> 
             # p_full: P of tile 1 and its moves are stored.
             ctx.memory.p_full.wait_round(step, 1)
             adopt_moves(ctx, r.heads, 1)
-    if moves_of(ctx, tile)[MOVED] != 0.0:
+    if (moves_of(ctx, tile)[MOVED] != 0.0) & (is_first == 0):
         warpgroup.wait_group(0)
         factors = load_pairs(address_of_moves(ctx, tile), lane)
         for i in cutlass.range_constexpr(cute.size(r.out)):

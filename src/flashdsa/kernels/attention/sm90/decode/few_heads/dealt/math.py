@@ -88,7 +88,7 @@ def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
     for tile in cutlass.range(first, end, unroll=1):
         for state in states_of_tile(role, tile):
             ring.wait(state)
-        take_tile(role, r, tile)
+        take_tile(role, r, tile, Boolean(tile == first))
         # Bulk copies overwrite memory that threads have read.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()

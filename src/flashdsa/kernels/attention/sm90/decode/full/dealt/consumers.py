@@ -195,15 +195,21 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
             sums = merge_parts(ctx, r, role.scale, role.workspace, parts, consumer)
     if is_complete:
         output = Output(ctx, role.out, role.lse, role.attn_sink, role.scale)
-        write_rows(output, r, sums, consumer)
+        write_rows(output, r, sums, number, consumer)
 
 
 @cute.jit
-def write_rows(w: Output, r: Registers, sums: list[Float32], consumer: cutlass.Constexpr) -> None:
-    """Write a consumer's half of the item's rows, divided by their sums; consumer 0 writes lse."""
+def write_rows(
+    w: Output, r: Registers, sums: list[Float32], number: Int32, consumer: cutlass.Constexpr
+) -> None:
+    """Write a consumer's half of the item's rows, divided by their sums; consumer 0 writes lse.
+
+    Args:
+        number: of the stretch.
+    """
     item = rows_of_thread(w)
     factors = factors_of_rows(w, r.rows, sums, item, consumer)
-    multiply_rows(r.out, factors)
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(r.out, factors)
-    store_rows(w.ctx, w.out, r.out, item, consumer)
+    multiply_rows(r.out, factors)
+    store_rows(w.ctx, w.out, r.out, item, number, consumer)

@@ -68,9 +68,11 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
         s.fill(0.0)
         out.fill(0.0)
         restart(r.heads)
+        is_first = Boolean(True)
         while step * TILES < end:
-            take_step(math, r, step, end - step * TILES)
+            take_step(math, r, step, end - step * TILES, is_first)
             step += 1
+            is_first = Boolean(False)
         end_stretch(role, r, number, consumer)
         number += 1
 
