@@ -200,7 +200,7 @@ TABLE: dict[str, Row] = {
                     max_logits=True) for group in (2, 4, 8)),
     ), mutated=1),
     "mla-fwd-drawn-sm_90a": Row("mla_fwd", (
-        attention("lists of any length, one CTA", 5, KEYS, 64, 257, topk_length=True),
+        attention("lists of any length, one CTA", 5, KEYS, 64, 180, topk_length=True),
         attention("lists of any length, two CTAs", 5, KEYS, 70, 400, sms=2, topk_length=True),
         attention("groups of any length", 11, KEYS, 16, 140, sms=2, topk_length=True),
         *checked("sparse_mla_fwd", "530 queries, lengths", "420 queries in groups of 2, lengths"),

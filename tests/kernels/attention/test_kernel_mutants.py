@@ -69,7 +69,7 @@ DRAWN = {
         "mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4 removed",
     ),
     # The order of the lists; an item that was drawn, in front of the first step and after any.
-    "mla-fwd-drawn-sm_90a": ("barrier#3 removed", "barrier#6 removed", "barrier#9 removed"),
+    "mla-fwd-drawn-sm_90a": ("barrier#3 removed", "barrier#6 removed", "barrier#10 removed"),
 }  # fmt: skip
 
 

@@ -158,9 +158,7 @@ def compute_scores_in_loop(
 
 
 @cute.jit
-def add_tile0(
-    ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any = True
-) -> None:
+def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any = True) -> None:
     """Consumer 0, after S: compute P, publish it, add its product, and free the tile's low half.
 
     Args:

@@ -75,15 +75,11 @@ def store_rows(
     for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
         for pair in cutlass.range_constexpr(2):
             i = BLOCK_DIMS // 2 * block + 8 * pair
-            store_matrices(
-                to[pair], [pack(out[i + 2 * j], out[i + 2 * j + 1]) for j in range(4)]
-            )
+            store_matrices(to[pair], [pack(out[i + 2 * j], out[i + 2 * j + 1]) for j in range(4)])
         cute.arch.sync_warp()
         for h in cutlass.range_constexpr(THREAD_ROWS):
             # Rows 8 apart have their pieces in the same order.
             words = load_words(source + h * (8 * BLOCK_BYTES), Int32)
             if item.row + 8 * h < item.count:
-                store4(
-                    at + (h * 8 * tile.d_v + block * BLOCK_DIMS), [words[j] for j in range(4)]
-                )
+                store4(at + (h * 8 * tile.d_v + block * BLOCK_DIMS), [words[j] for j in range(4)])
         cute.arch.sync_warp()

@@ -169,7 +169,8 @@ def take_step(
     one more.
 
     Args:
-        adds: 0 at an item's first step: O is not read. operands: descriptors of both tiles' values, and of P of tile 0.
+        adds: 0 at an item's first step: O is not read.
+        operands: descriptors of both tiles' values, and of P of tile 0.
     """
     ctx, (v0, v1, p0) = role.ctx, operands
     compute_scores(ctx, r.s, step)

@@ -114,9 +114,7 @@ def take_query(role: Math, number: Any) -> None:
 
 
 @cute.jit
-def take_step(
-    role: Math, r: Registers, step: Int32, num_tiles: Int32, is_first: Boolean
-) -> None:
+def take_step(role: Math, r: Registers, step: Int32, num_tiles: Int32, is_first: Boolean) -> None:
     """Take a step. `num_tiles`: from this step on; 1: consumer 1 has no tile. `is_first`: O is
     0."""
     ctx = role.ctx
