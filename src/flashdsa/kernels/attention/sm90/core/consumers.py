@@ -51,7 +51,7 @@ class Registers(NamedTuple):
 
 
 def new_registers(tile: Tile, with_largest: bool = False) -> Registers:
-    """Registers before the first key. O says nothing: an item's first product does not read it."""
+    """Registers before the first key. O is undefined: an item's first product does not read it."""
     s = cute.make_rmem_tensor(tile.keys // 2, Float32)
     p = cute.make_rmem_tensor(tile.keys // 4, Int32)
     out = cute.make_rmem_tensor(tile.half_dims // 2, Float32)
