@@ -76,13 +76,13 @@ def mma_async(
     count = len(accumulators)
     d = ", ".join(f"${i}" for i in range(count))
     inputs = [*a, b] if from_registers else [a, b]
-    known = isinstance(accumulate, bool)
+    is_known = isinstance(accumulate, bool)
+    added = int(accumulate) if is_known else f"${2 * count + len(inputs)}"
     names = [f"${2 * count + i}" for i in range(len(inputs))]
-    added = f"${2 * count + len(inputs)}"
     left = "{" + ", ".join(names[:-1]) + "}" if from_registers else names[0]
     immediates = "".join(f", {value}" for value in ("p", 1, 1, *transposes))
     text = (
-        f"{{ .reg .pred p; setp.ne.b32 p, {int(accumulate) if known else added}, 0; "
+        f"{{ .reg .pred p; setp.ne.b32 p, {added}, 0; "
         f"{opcode} {{{d}}}, {left}, {names[-1]}{immediates}; }}"
     )
     # D's registers are outputs tied to inputs, so that they stay the same registers.
@@ -90,7 +90,7 @@ def mma_async(
     constraints += ["r" if from_registers else "l"] * (len(inputs) - 1) + ["l"]
     values = [Float32(value).ir_value() for value in accumulators]
     values += [value.ir_value() for value in inputs]
-    if not known:
+    if not is_known:
         constraints.append("r")
         values.append(Int32(accumulate).ir_value())
     result = llvm.inline_asm(

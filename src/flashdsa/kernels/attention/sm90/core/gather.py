@@ -110,6 +110,7 @@ def load_query(ctx: StepContext, q_map: Any, coordinates: list[Any]) -> None:
         q_map: tensor map, boxes of 64 rows of a chunk. coordinates: after the column's.
     """
     barrier = ctx.memory.q_full
+    # A loop, as code that runs once costs most: it is fetched.
     for chunk in cutlass.range(ctx.plan.tile.chunks, unroll=3):
         to = ctx.memory.q.bytes() + chunk * Q_CHUNK_BYTES
         load_box(to, q_map, [chunk * CHUNK, *coordinates], barrier.at())

@@ -13,6 +13,7 @@ from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import p_address
 from flashdsa.kernels.attention.sm90.core.context import StepContext
+from flashdsa.kernels.attention.sm90.core.softmax import multiply_rows
 from flashdsa.kernels.attention.sm90.core.tile import BF16
 
 BLOCK_BYTES = BLOCK_DIMS * BF16
@@ -46,20 +47,26 @@ def store_rows(
     ctx: StepContext,
     results: cute.Tensor,
     out: cute.Tensor,
+    factors: list[Float32],
     item: ItemRows,
     items: Int32,
     consumer: cutlass.Constexpr,
 ) -> None:
-    """Store O in bf16, after `merge_sums`: a warp stages 32 dims of its rows where P of tile 1 was,
-    and each lane stores 16 bytes. The code is short, as code that runs once costs most: it is
-    fetched.
+    """Store O times its factors in bf16, after `merge_sums`: a warp stages 32 dims of its rows
+    where P of tile 1 was, and each lane stores 16 bytes. The code is short, as code that runs once
+    costs most: it is fetched.
 
     Consumer 1 stores its next P after consumer 0's next one, so that what is staged here is read.
 
     Args:
         results: (S, H, d_v) bf16. out: the consumer's half of the dims.
+        factors: of the thread's rows; 0 of a row whose O is 0, whatever it says.
         items: number that the CTA has ended before.
     """
+    # The product comes last, or registers spill.
+    if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
+        clear_rows(out, factors)
+    multiply_rows(out, factors)
     tile = ctx.plan.tile
     warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
     if cutlass.const_expr(consumer == 0):

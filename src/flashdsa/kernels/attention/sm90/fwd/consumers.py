@@ -22,12 +22,11 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.results import ItemRows, clear_rows, store_rows
+from flashdsa.kernels.attention.sm90.core.results import ItemRows, store_rows
 from flashdsa.kernels.attention.sm90.core.softmax import (
     LN_2,
     LOG2_E,
     Scale,
-    multiply_rows,
     restart,
 )
 from flashdsa.kernels.attention.sm90.core.tile import (
@@ -274,7 +273,4 @@ def write_item(
                     largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
                     (role.max_logits.iterator + row).store(largest * LN_2)
         factors.append(factor)
-    if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
-        clear_rows(r.out, factors)
-    multiply_rows(r.out, factors)
-    store_rows(ctx, role.out, r.out, item, items, consumer)
+    store_rows(ctx, role.out, r.out, factors, item, items, consumer)

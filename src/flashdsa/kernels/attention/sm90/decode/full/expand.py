@@ -44,10 +44,9 @@ from flashdsa.kernels.attention.sm90.decode.full.scales import (
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
-    all_of,
+    ask_ends,
     ask_slots,
     find_extent,
-    last_step,
     load_or,
     of_extra,
     offset_in_pages,
@@ -56,6 +55,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     row_address,
     rows_of_slots,
     scales_address,
+    slots_of_ends,
     with_main,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16
@@ -460,12 +460,10 @@ def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) 
     lane = ctx.thread % WARP_SIZE
     copies = copies_of(ctx.thread)
     mask_words = ctx.plan.tile.mask_words
-    # Both wait for memory once, together, and before Q, which is converted while keys come.
-    asked = ask_slots(role, Int32(0), lane)
-    asked_last = ask_slots(role, last_step(ctx.num_steps), lane)
+    # They are asked for before Q, which is converted while keys come.
+    ends = ask_ends(role, lane)
     load(role, before)
-    slots = rows_of_slots(role, Int32(0), asked, lane)
-    last = all_of(rows_of_slots(role, last_step(ctx.num_steps), asked_last, lane))
+    slots, last = slots_of_ends(role, ends, lane)
     scales = load_scales(role, slots[:mask_words], ctx.first_slot)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):

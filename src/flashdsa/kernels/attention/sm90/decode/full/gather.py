@@ -19,12 +19,12 @@ from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
-    all_of,
+    ask_ends,
     ask_slots,
     find_extent,
     first_row_of,
-    last_step,
     rows_of_slots,
+    slots_of_ends,
 )
 
 
@@ -105,13 +105,10 @@ def gather_rows(
     copies = copies_of_thread(ctx)
     if cutlass.const_expr(not waits):
         load(role, before)
-    # Both wait for memory once, together.
-    asked = ask_slots(role, Int32(0), lane)
-    asked_last = ask_slots(role, last_step(ctx.num_steps), lane)
+    ends = ask_ends(role, lane)
     if cutlass.const_expr(waits):
         load(role, before)
-    slots = rows_of_slots(role, Int32(0), asked, lane)
-    last = all_of(rows_of_slots(role, last_step(ctx.num_steps), asked_last, lane))
+    slots, last = slots_of_ends(role, ends, lane)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]

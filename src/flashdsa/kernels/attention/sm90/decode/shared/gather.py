@@ -140,6 +140,22 @@ def all_of(slots: list[Any]) -> Any:
     return together
 
 
+def ask_ends(role: Gatherer, lane: Int32) -> tuple[list[Int32], list[Int32]]:
+    """Load what names this lane's rows of the first step and of the last one, which wait for memory
+    once, together."""
+    first = ask_slots(role, Int32(0), lane)
+    return first, ask_slots(role, last_step(role.ctx.num_steps), lane)
+
+
+def slots_of_ends(
+    role: Gatherer, asked: tuple[list[Int32], list[Int32]], lane: Int32
+) -> tuple[list[Int32], Int32]:
+    """Rows of the first step, and `all_of` those of the last one; `asked`: result of `ask_ends`."""
+    slots = rows_of_slots(role, Int32(0), asked[0], lane)
+    last = rows_of_slots(role, last_step(role.ctx.num_steps), asked[1], lane)
+    return slots, all_of(last)
+
+
 @cute.jit
 def last_slots(role: Gatherer, num_steps: Int32, lane: Int32) -> Int32:
     """`all_of` this lane's slots of the last of `num_steps` steps."""

@@ -22,8 +22,8 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.results import clear_rows, store_rows
-from flashdsa.kernels.attention.sm90.core.softmax import Scale, multiply_rows, restart
+from flashdsa.kernels.attention.sm90.core.results import store_rows
+from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before
@@ -209,7 +209,4 @@ def write_rows(
     """
     item = rows_of_thread(w)
     factors = factors_of_rows(w, r.rows, sums, item, consumer)
-    if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
-        clear_rows(r.out, factors)
-    multiply_rows(r.out, factors)
-    store_rows(w.ctx, w.out, r.out, item, number, consumer)
+    store_rows(w.ctx, w.out, r.out, factors, item, number, consumer)
