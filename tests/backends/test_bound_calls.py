@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -274,7 +275,7 @@ def test_long_calls_launch_groups_and_single_queries_of_which_one_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both are told of the same choice, in each part another one."""
-    monkeypatch.setattr(sparse_mla, "LEAST_SAMPLED_US", 0)
+    monkeypatch.setitem(sparse_mla.GROUPINGS, 4, sparse_mla.Grouping(0, math.inf, 0))
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 8 * 70 * 5)
     runner, x = Pretended(), attention(18, 16)
     sparse_mla.bind(runner, x, **OPTIONS)(x)

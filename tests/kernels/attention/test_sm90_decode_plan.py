@@ -171,48 +171,40 @@ JOINED = DecodePlan(joined=True, tile=Tile(512))
 @pytest.mark.parametrize(
     ("items", "tiles", "full", "varied"),
     [
-        (133, 2, "alone", "alone"),
-        (140, 32, "dealt", "dealt"),
+        (133, 2, "forward", "alone"),
+        (140, 32, "dealt", "alone"),
         (164, 16, "dealt", "alone"),
+        (166, 16, "dealt", "forward"),
         (200, 32, "dealt", "forward"),
-        (240, 32, "alone", "forward"),
-        (264, 6, "alone", "alone"),
-        (264, 8, "alone", "forward"),
-        (396, 4, "alone", "alone"),
-        (397, 4, "forward", "forward"),
+        (240, 32, "forward", "forward"),
+        (264, 6, "forward", "forward"),
+        (397, 16, "dealt", "forward"),
+        (660, 32, "forward", "forward"),
     ],
 )
 def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
     items: int, tiles: int, full: str, varied: str
 ) -> None:
-    """By whether lists vary in length; of many turns the forward overlaps ends and beginnings."""
+    """By whether lists have lengths."""
     names = {type(None): "forward", DecodePlan: "alone", DealtPlan: "dealt"}
-    calls = (Turns(items, 64, tiles, tiles, varies) for varies in (False, True))
+    by_forward = time_of_items(items, 64, tiles * 64, 132)
+    calls = (Turns(items, 64, tiles, tiles, varies, by_forward) for varies in (False, True))
     chosen = [choose_for_turns(Emulator(), ALONE, call) for call in calls]
     assert [names[type(plan)] for plan in chosen] == [full, varied]
     assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
-
-
-@pytest.mark.parametrize(("queries", "topk"), [(1337, 128), (600, 2048)])
-def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None:
-    """CTAs alone would take longer than dealt tiles, and than the forward, too."""
-    by_forward = time_of_items(queries, 64, topk, 132, varied=False)
-    call = Turns(queries, 64, topk // 64, topk // 64, False)
-    assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
-    assert choose_for_turns(Emulator(), ALONE, call._replace(by_forward=by_forward)) is None
 
 
 def test_what_may_not_be_dealt() -> None:
     """Two sources of rows with RoPE; so many slots, at most, that the kernel cannot count shares of
     them; a query of more items than SMs."""
     assert time_of_dealing(0, 132, 5, 133, 32) == math.inf
-    call = Turns(70, 128, 32, 32, False)
+    call = Turns(70, 128, 32, 32, False, time_of_items(70, 128, 2048, 132))
     assert type(choose_for_turns(Emulator(), JOINED, call)) is DealtPlan
     for plan, other in (
         (replace(JOINED, tile=Tile()), call),
         (JOINED, call._replace(most_tiles=1 << 20)),
     ):
-        assert choose_for_turns(Emulator(), plan, other) == plan
+        assert choose_for_turns(Emulator(), plan, other) is None
 
 
 def test_lists_that_may_be_shorter_are_dealt_if_they_are_long() -> None:

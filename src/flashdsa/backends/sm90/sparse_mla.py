@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashdsa.backends import sparse_mla_launches
@@ -45,41 +44,26 @@ LISTS_US = 10.0
 
 
 class Grouping(NamedTuple):
-    """When groups of so many queries pay, by estimated times beside queries one by one.
+    """When groups of so many queries pay, by estimated times over that of queries one by one.
 
     Attributes:
-        most_of_lists: groups are taken if making their lists takes at most so much.
-        most_of_unsure: with a sample, if all takes at most so much where queries have nothing in
-            common; two queries save half at best.
-        most_of_varied: without one, likewise, of lists of varied lengths.
-        time_of_alone: without one, if they lose at most `MOST_LOST_US` beside so much of it, over
-            random ids.
-        is_dealt: queries one by one that fill a part of a wave are dealt out.
+        most_unlike: groups are taken if they take at most so much where queries name no row
+            together.
+        most_alike: else a sample chooses if they take less than so much where queries name the same
+            rows,
+        least_us: and queries one by one take longer than this.
     """
 
-    most_of_lists: float
-    most_of_unsure: float
-    most_of_varied: float
-    time_of_alone: float
-    is_dealt: bool
+    most_unlike: float
+    most_alike: float
+    least_us: float
 
 
-GROUPINGS = {
-    2: Grouping(0.15, 1.2, 1.2, 0.9, True),
-    4: Grouping(0.2, 1.4, 1.25, 1.0, False),
-    8: Grouping(0.3, 2.2, 1.25, 1.1, False),
-}
-MOST_LOST_US, MOST_OF_UNSURE_VARIED = 20, 1.4
-"""See `Grouping`; the second one in place of `most_of_unsure` where lengths vary."""
-LEAST_UNSURE_US = 200
-"""Estimated time of queries one by one from which on a sample chooses where it is unsure."""
+GROUPINGS = {2: Grouping(1.05, 0.65, 130), 4: Grouping(1.3, 0.5, 80), 8: Grouping(1.1, 0.5, 80)}
 USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
-NEAR_KEYS = 1 << 16
-"""Rows that the second-level cache keeps until another query reads them."""
 LEAST_SAMPLED_US = 400
-"""Estimated time of a call from which on groups are sampled, which costs up to 10; twice the time
-over more rows than `NEAR_KEYS`, as queries one by one wait longer for rows from far."""
+"""Estimated time of queries one by one from which on only a sample takes groups."""
 
 
 def choose(
@@ -103,14 +87,14 @@ def choose(
     varied, topk = operands.topk_length is not None, operands.indices.shape[1]
     num_keys, num_sms = operands.kv.shape[0], runner.num_sms
     sizes = num_queries, num_heads, topk, num_keys, num_sms
-    groups = groups_for(*sizes, varied=varied, max_logits=max_logits)
+    groups = groups_for(*sizes, varied=varied)
     group = groups[0]
     plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
     if len(groups) > 1:
         return bind_either(runner, plan, operands, sm_scale)
     if group == 1 and not max_logits:
         tiles = tiles_of(topk)
-        by_forward = time_of_items(num_queries, num_heads, topk, num_sms, varied=varied)
+        by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
         turns = Turns(num_queries, num_heads, tiles, tiles, varied, by_forward)
         by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
         if by_decode is not None:
@@ -137,14 +121,13 @@ def choose_joined(
     num_keys, num_sms = num_rows(operands.kv, operands.extra_kv), runner.num_sms
     varied = operands.topk_length is not None or operands.extra_topk_length is not None
     sizes = num_queries, num_heads, sum(likely), num_keys, num_sms
-    groups = groups_for(*sizes, varied=varied, max_logits=max_logits)
+    groups = groups_for(*sizes, varied=varied)
     if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
         groups = (1,)
     if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
-        by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms, varied=True)
-        of_lists = tiles, most_tiles, lists_vary(operands)
-        turns = Turns(num_queries, num_heads, *of_lists, by_forward)
+        by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms)
+        turns = Turns(num_queries, num_heads, tiles, most_tiles, varied, by_forward)
         plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
         by_decode = choose_for_turns(runner, plan, turns)
         if by_decode is not None:
@@ -203,7 +186,6 @@ def groups_for(
     num_sms: int,
     *,
     varied: bool = False,
-    max_logits: bool = False,
 ) -> tuple[int, ...]:
     """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of
     two numbers a sample chooses.
@@ -212,30 +194,28 @@ def groups_for(
     of all rows.
 
     Args:
-        varied: lists have lengths. max_logits: no decode serves the call.
+        varied: lists have lengths.
     """
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
         return (1,)
-    grouping, time_of = GROUPINGS[group], time_of_draws if varied else time_of_rounds
+    grouping, num_groups = GROUPINGS[group], -(-num_queries // group)
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
-    by_groups = partial(time_of, -(-num_queries // group), num_sms=num_sms)
-    alone = time_of(num_queries, topk, num_sms)
-    if grouping.is_dealt and not varied and not max_logits:
-        alone = time_of(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
-    least = LEAST_SAMPLED_US if num_keys <= NEAR_KEYS else 2 * LEAST_SAMPLED_US
-    if alone > least and lists < alone / 2:
-        return group, 1
-    most = (lists + by_groups(group * topk)) / alone
-    most_unsure = MOST_OF_UNSURE_VARIED if varied else grouping.most_of_unsure
-    if lists > grouping.most_of_lists * alone or most > most_unsure:
-        return (1,)
-    named = num_keys * (1 - (1 - min(1.0, topk / num_keys)) ** group)  # by random ids of a group
-    lost = lists + by_groups(ceil(named)) - grouping.time_of_alone * alone
-    is_sure = most <= grouping.most_of_varied if varied else lost <= MOST_LOST_US
-    if is_sure:
+    if varied:
+        alone = time_of_draws(num_queries, topk, num_sms)
+        by_groups = partial(time_of_draws, num_groups, num_sms=num_sms)
+    else:
+        # Dealt tiles or a decode may spread out the last round of queries one by one.
+        alone = time_of_rounds(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
+        by_groups = partial(time_of_rounds, num_groups, num_sms=num_sms)
+    unlike, alike = (
+        (lists + by_groups(slots)) / alone for slots in (min(group * topk, num_keys), topk)
+    )
+    if unlike <= grouping.most_unlike and alone <= LEAST_SAMPLED_US:
         return (group,)
-    return (group, 1) if alone > LEAST_UNSURE_US else (1,)
+    if alike < grouping.most_alike and alone > grouping.least_us:
+        return group, 1
+    return (1,)
 
 
 def plan_for(
@@ -276,12 +256,9 @@ def _plan(group: int, max_logits: bool, drawn: bool, tile: Tile) -> FwdPlan:
     return FwdPlan(group, max_logits, drawn, tile=tile)
 
 
-def time_of_items(
-    num_queries: int, num_heads: int, slots: int, num_sms: int, *, varied: bool
-) -> float:
-    """Microseconds of queries one by one; `varied`: lists have lengths."""
-    time_of = time_of_draws if varied else time_of_rounds
-    return time_of(num_items(1, num_queries, num_heads), slots, num_sms)
+def time_of_items(num_queries: int, num_heads: int, slots: int, num_sms: int) -> float:
+    """Microseconds of queries one by one, of so many slots each."""
+    return time_of_rounds(num_items(1, num_queries, num_heads), slots, num_sms)
 
 
 def time_of_rounds(items: int, slots: int, num_sms: int) -> float:

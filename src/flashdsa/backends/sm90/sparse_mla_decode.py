@@ -69,15 +69,12 @@ much longer."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_ALONE, MOST_OF_VARIED_ALONE, DEALT_CODE_US = 0.95, 0.8, 4.0
-"""Likewise of that of CTAs alone, of bf16 rows and more items than SMs, and of the forward's where
-it takes them, if lists may be shorter: both heed that, too. Dealt tiles have 57 KB more code, which
-takes a cold call twice so long to fetch."""
-MOST_ALONE_TURNS = 3
-"""Such items, as a multiple of the SMs, which CTAs alone end sooner than the forward's."""
-SHORT_TILES, MOST_VARIED_TILES = 6, 6
-"""The forward takes lists that vary in length longest first. CTAs alone take them up to so many
-tiles, and longer ones if these times the turns after the first are no more than that."""
+MOST_OF_FORWARD = 0.9
+"""Dealt tiles of bf16 rows and more items than SMs take less than this of the forward's time, or it
+is taken: it packs lists, and has less code."""
+MOST_ALONE_TURNS = 1.25
+"""Such items of lists with lengths, as a multiple of the SMs, which CTAs alone end sooner than the
+forward's, which are drawn."""
 PACKED, BF16, SIXTEEN, MANY, MANY_NO_ROPE = range(5)
 """Items of 64 heads of packed and of bf16 rows, and of 16 heads; of 64 with keys as rows."""
 WAVE_TIMES = {
@@ -93,7 +90,7 @@ ALONE_US = 1.9
 """Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {
     PACKED: Times(9.0, 2.55, item=4.7, merge=4.6),
-    BF16: Times(13.0, 1.87, item=5.3, merge=4.0, part=1.0),
+    BF16: Times(7.6, 1.67, item=3.0, merge=4.4, part=0.7),
     SIXTEEN: Times(6.0, 1.45, item=3.8, merge=2.6, part=1.3),
     MANY: Times(10.5, 2.17, item=7.3, merge=8.0, part=0.7),
     MANY_NO_ROPE: Times(10.6, 2.02, item=7.6, merge=6.1, part=1.3),
@@ -439,8 +436,8 @@ class Turns(NamedTuple):
 
     Attributes:
         tiles: of a query's lists. most_tiles: if all ranges are as long as their sources.
-        varied: lists differ in length.
-        by_forward: microseconds that the forward takes, which overlaps items of a CTA.
+        varied: lists have lengths.
+        by_forward: microseconds that the forward takes where they have none.
     """
 
     num_queries: int
@@ -462,19 +459,17 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     Args:
         plan: of CTAs alone.
     """
-    num_sms, tiles = runner.num_sms, of.tiles
-    turns, waves = of.items / num_sms, -(-of.items // num_sms)
-    by_turns = time_of_clusters(plan, 1, tiles, waves)
+    num_sms = runner.num_sms
+    if of.varied:
+        few = of.items <= MOST_ALONE_TURNS * num_sms
+        return plan if few and not plan.joined else None
     can = can_deal(num_sms, of.num_queries, of.most_tiles)
     if can and not (plan.joined and plan.tile.has_rope):
         blocks = plan.items(of.num_heads)
-        dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, tiles) + DEALT_CODE_US
-        most = by_turns if turns <= MOST_ALONE_TURNS else min(by_turns, of.by_forward)
-        if dealt < (MOST_OF_VARIED_ALONE if of.varied else MOST_OF_ALONE) * most:
+        dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, of.tiles)
+        if dealt < MOST_OF_FORWARD * of.by_forward:
             return DealtPlan(joined=plan.joined, tile=plan.tile)
-    varied = (of.varied and tiles > SHORT_TILES) or plan.joined
-    too_long = varied and tiles * (turns - 1) > MOST_VARIED_TILES
-    return None if turns > MOST_ALONE_TURNS or too_long else plan
+    return None
 
 
 def _capacity(runner: Runner, plan: Plan) -> Mapping[int, int]:

@@ -273,12 +273,12 @@ def scores_kernel(
     query, part = cta // parts, cta % parts
     ctx = Stretch(indices, keys, query, slots_of(indices, topk_length, query), thread)
     last = look(ctx.list, 0)
-    first, second = read_slots(ctx, part), read_slots(ctx, part + parts)
+    first, second, third = [read_slots(ctx, part + i * parts) for i in range(3)]
     words = cute.make_rmem_tensor(WORDS, Int32)
     store_query(q, query, shared, thread, plan.num_heads)
     at_weights, at_end = shared + plan.query_bytes, shared + plan.end_offset
     store_end(ctx, last, at_end)
-    rows, following = rows_of(ctx, first), second
+    rows = rows_of(ctx, first)
     load_keys(ctx, rows, words)
     store_weights(weights, query, at_weights, thread, plan.num_heads)
     # Every thread's part of Q and every warp's end is written; the fence shows Q to wgmma.
@@ -292,16 +292,19 @@ def scores_kernel(
     # right after the load, and waits for it at that point.
     zero = Int32(indices.shape[1]) >> 31
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
-    for tile in cutlass.range(part, tiles, parts, unroll=1):
+    for tile in cutlass.range(part, tiles, parts, unroll=2):
+        # Slots come from device memory, which takes longer than a tile: they are asked for two
+        # tiles before their keys.
+        fourth = read_slots(ctx, tile + 3 * parts)
         fragments = [words[i] ^ zero for i in range(WORDS)]
         # The next tile's keys take the registers at once, and come during this one's products.
-        next_rows = rows_of(ctx, following)
+        next_rows = rows_of(ctx, second)
         load_keys(ctx, next_rows, words)
         # ptxas would move the loads after the products but for this.
         cute.arch.sync_warp()
         multiply(acc, fragments, shared, plan.num_heads)
         write_scores(ctx, out, tile, rows, sum_heads(acc, own_weights, plan.num_heads))
-        rows, following = next_rows, read_slots(ctx, tile + 2 * parts)
+        rows, second, third = next_rows, third, fourth
     if part == 0:
         line = out.iterator + Int64(query) * indices.shape[1]
         for slot in cutlass.range(
