@@ -254,6 +254,11 @@ def _events() -> tuple[Any, Any]:
 
 def replay_of(call: Call, count: int) -> Call | None:
     """The replay of a CUDA graph of `count` calls; None where the call cannot be captured."""
+    # What is freed meanwhile can end a capture, which succeeds the second time.
+    return _capture(call, count) or _capture(call, count)
+
+
+def _capture(call: Call, count: int) -> Call | None:
     graph, kept = torch.cuda.CUDAGraph(), None
     try:
         with torch.cuda.graph(graph):
