@@ -1,5 +1,4 @@
-"""## flashdsa.kernels.attention.choice
-Choice between two groupings of a launch: from its lists, on the device.
+"""Choice between two groupings of a launch: from its lists, on the device.
 
 Both groupings are launched, and the kernels of the one that is not taken have no work. The first is
 taken if its queries have so much in common that its lists are short: `ratio` times what their
