@@ -290,14 +290,14 @@ TABLE: dict[str, Row] = {
     )),
     "mla-decode-dealt-sm_90a": Row("mla_decode_dealt", (
         decode("three CTAs", 4, heads=20, topk=1900, sms=3),
-        decode("four CTAs, lengths", 5, heads=20, topk=1600, topk_length=True, sms=4),
+        decode("four CTAs", 5, heads=20, topk=1600, sms=4),
     )),
     "mla-decode-dealt-packed-sm_90a": Row("mla_decode_dealt", (
         decode("three CTAs", 4, heads=40, topk=500, packed="ue8m0", sms=3),
         decode("with lengths", 5, heads=20, topk=600, packed="ue8m0", topk_length=True, sms=4),
     )),
     "mla-decode-dealt-joined-sm_90a": Row("mla_decode_dealt", (
-        decode("three CTAs, lengths", 4, heads=20, topk=1850, topk_length=True, sms=3, **ENTRIES),
+        decode("three CTAs", 4, heads=20, topk=1850, sms=3, **ENTRIES),
         decode("four CTAs", 5, heads=40, topk=1600, sms=4, **ENTRIES),
     )),
     "mla-decode-dealt-heads16-sm_90a": Row("mla_decode_dealt_heads", DEALT_FEW_HEADS),

@@ -48,11 +48,11 @@ def frames(call: Callable[[], object]) -> int:
 @pytest.mark.parametrize(
     ("name", "launches", "most_frames"),
     [
-        ("sparse_mla_fwd", {"mla_decode": 1}, 28),
+        ("sparse_mla_fwd", {"mla_fwd": 1}, 28),
         ("mla_bwd, rows", FUSED, 30),
         ("mla_bwd", {**FUSED, "mla_bwd_sink": 1}, 31),
         ("mla_bwd, deterministic", {**GROUPED, "mla_bwd_sink": 1}, 32),
-        ("sparse_mla, gradients", {"mla_decode": 1, **FUSED, "mla_bwd_sink": 1}, 90),
+        ("sparse_mla, gradients", {"mla_fwd": 1, **FUSED, "mla_bwd_sink": 1}, 90),
     ],
 )
 def test_a_call_that_comes_back_launches_little_and_calls_few_functions(

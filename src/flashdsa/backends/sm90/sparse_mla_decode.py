@@ -69,9 +69,10 @@ much longer."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_FORWARD = 0.9
+MOST_OF_FORWARD, DEALT_CODE_US = 0.95, 6.0
 """Dealt tiles of bf16 rows and more items than SMs take less than this of the forward's time, or it
-is taken: it packs lists, and has less code."""
+is taken, which packs lists. Dealt tiles have 57 KB more code, for which a cold call waits so long.
+"""
 MOST_ALONE_TURNS = 1.25
 """Such items of lists with lengths, as a multiple of the SMs, which CTAs alone end sooner than the
 forward's, which are drawn."""
@@ -467,7 +468,7 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     if can and not (plan.joined and plan.tile.has_rope):
         blocks = plan.items(of.num_heads)
         dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, of.tiles)
-        if dealt < MOST_OF_FORWARD * of.by_forward:
+        if dealt + DEALT_CODE_US < MOST_OF_FORWARD * of.by_forward:
             return DealtPlan(joined=plan.joined, tile=plan.tile)
     return None
 
