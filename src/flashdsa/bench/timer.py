@@ -254,7 +254,7 @@ def _events() -> tuple[Any, Any]:
 
 def replay_of(call: Call, count: int) -> Call | None:
     """The replay of a CUDA graph of `count` calls; None where the call cannot be captured."""
-    # What is freed meanwhile can end a capture, which succeeds the second time.
+    # One call of 400 draws was not captured, and could be the next time.
     return _capture(call, count) or _capture(call, count)
 
 

@@ -292,6 +292,8 @@ def scores_kernel(
     # right after the load, and waits for it at that point.
     zero = Int32(indices.shape[1]) >> 31
     acc = cute.make_rmem_tensor(plan.num_heads // 2, Float32)
+    # Two tiles in the loop: in one, slots would move to the registers of the tile before, and a
+    # move waits for what was loaded.
     for tile in cutlass.range(part, tiles, parts, unroll=2):
         # Slots come from device memory, which takes longer than a tile: they are asked for two
         # tiles before their keys.
