@@ -194,6 +194,14 @@ def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
     assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
 
 
+@pytest.mark.parametrize(("queries", "topk"), [(1337, 128), (660, 2048)])
+def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None:
+    call = Turns(queries, 64, topk // 64, topk // 64, False, math.inf)
+    assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
+    by_forward = time_of_items(queries, 64, topk, 132)
+    assert choose_for_turns(Emulator(), ALONE, call._replace(by_forward=by_forward)) is None
+
+
 def test_what_may_not_be_dealt() -> None:
     """Two sources of rows with RoPE; so many slots, at most, that the kernel cannot count shares of
     them; a query of more items than SMs."""

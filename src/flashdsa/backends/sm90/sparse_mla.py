@@ -199,17 +199,15 @@ def groups_for(
     group = ROWS // num_heads if ROWS % num_heads == 0 else 1
     if group not in GROUPS[1:]:
         return (1,)
-    grouping, num_groups = GROUPINGS[group], -(-num_queries // group)
+    grouping, time_of = GROUPINGS[group], time_of_draws if varied else time_of_rounds
     lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
-    if varied:
-        alone = time_of_draws(num_queries, topk, num_sms)
-        by_groups = partial(time_of_draws, num_groups, num_sms=num_sms)
-    else:
+    alone = time_of(num_queries, topk, num_sms)
+    if not varied:
         # Dealt tiles or a decode may spread out the last round of queries one by one.
-        alone = time_of_rounds(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
-        by_groups = partial(time_of_rounds, num_groups, num_sms=num_sms)
+        alone = time_of(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
     unlike, alike = (
-        (lists + by_groups(slots)) / alone for slots in (min(group * topk, num_keys), topk)
+        (lists + time_of(-(-num_queries // group), slots, num_sms)) / alone
+        for slots in (min(group * topk, num_keys), topk)
     )
     if unlike <= grouping.most_unlike and alone <= LEAST_SAMPLED_US:
         return (group,)

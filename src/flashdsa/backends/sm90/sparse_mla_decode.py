@@ -446,7 +446,7 @@ class Turns(NamedTuple):
     tiles: int
     most_tiles: int
     varied: bool
-    by_forward: float = math.inf
+    by_forward: float
 
     @property
     def items(self) -> int:
