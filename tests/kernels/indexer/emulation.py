@@ -7,16 +7,19 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.emulated.runner import POISON, Emulator
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import TOPK_INDICES
 from flashdsa.kernels.indexer.plan import SelectPlan
+from flashdsa.kernels.indexer.sizes import SLOT_HEADER_WORDS
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER, TopkIndexerOperands
 from ptxemu import Policy
 from tests.kernels.findings import RISING_BOUND
 from tests.kernels.indexer.exact_inputs import Inputs
 from workbench.small_calls.direct import launch_indexer
+
+UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 
 def assert_as_the_cpu(
@@ -66,6 +69,14 @@ def emulate_indexer(
         runner.workspaces[0] = workspace
         assert not workspace[0].any(), "the counters of the next launch are not 0"
     return runner
+
+
+def published_counts(launch: Emulator) -> Tensor:
+    """The number of entries in each slot of a launch of `emulate_indexer`; UNTOUCHED: none were
+    published."""
+    slots = launch.workspaces[0][1]
+    headers = slots.flatten()[: len(slots) * SLOT_HEADER_WORDS]
+    return headers.view(len(slots), SLOT_HEADER_WORDS)[:, 0]
 
 
 def emulate_topk(

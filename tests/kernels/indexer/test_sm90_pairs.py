@@ -15,11 +15,11 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 import flashdsa
 from flashdsa.backends.emulated import devices
-from flashdsa.backends.emulated.runner import POISON, emulation
+from flashdsa.backends.emulated.runner import emulation
 from flashdsa.kernels.indexer.plan import Sharing
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_plan
-from tests.kernels.indexer.emulation import assert_as_the_cpu
+from tests.kernels.indexer.emulation import UNTOUCHED, assert_as_the_cpu, published_counts
 from tests.kernels.indexer.exact_inputs import make_requests
 
 pytestmark = pytest.mark.usefixtures("lines")
@@ -39,7 +39,6 @@ OF_BAD_PAGES = {
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
 LATER = pytest.mark.slow
-UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +122,7 @@ def test_a_long_pair_is_split_among_ctas(values: str, second: int) -> None:
     """Each team publishes and merges alone, whether its row needs scores or not."""
     inputs = make_requests([530, 529, 9000, second, 513, 514], values=values)
     launch = assert_as_the_cpu(PLAN, inputs, 3, 2, warnings=BEHIND_THE_LIST)
-    published = launch.workspaces[0][1][:, 0] != UNTOUCHED
+    published = published_counts(launch) != UNTOUCHED
     first_teams, second_teams = published.view(2, -1).sum(1).tolist()
     assert first_teams == second_teams >= 2
 
@@ -158,7 +157,7 @@ def test_spans_of_rows(
     first one: a CTA may do both. Two streams have half of the CTAs each, one too many has none."""
     inputs = make_requests(lengths, next_n=next_n)
     launch = assert_as_the_cpu(PLAN, inputs, *clusters, warnings=BEHIND_THE_LIST)
-    published = (launch.workspaces[0][1][:, 0] != UNTOUCHED).int()
+    published = (published_counts(launch) != UNTOUCHED).int()
     assert published.view(2, 2, -1).tolist() == 2 * [[later, first]]
 
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel")
 
-from flashdsa.backends.emulated.runner import POISON
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sizes import ORDERED_ROWS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
-from tests.kernels.indexer.emulation import assert_as_the_cpu
+from tests.kernels.indexer.emulation import UNTOUCHED, assert_as_the_cpu, published_counts
 from tests.kernels.indexer.exact_inputs import make_inputs, make_requests
 
 pytestmark = pytest.mark.usefixtures("lines")
@@ -32,17 +31,16 @@ TIGHT = replace(PLAN, lists=Lists(capacity=2048, first_fill_pages=10, fill_step_
 OF_BAD_PAGES = {("uninitialised-async-read", "score.py"), ("uninitialised-read", "score.py")}
 # Lists are read four entries at a time, and what lies behind the last one is passed over.
 BEHIND_THE_LIST = {("uninitialised-read", "smem.py")}
-UNTOUCHED = int.from_bytes(bytes([POISON] * 4), "little")
 
 
-def publishing_ctas(published: torch.Tensor) -> int:
-    """How many CTAs wrote a header into their slots."""
-    return int((published[:, 0] != UNTOUCHED).sum())
+def publishing_ctas(launch: Emulator) -> int:
+    """How many CTAs published."""
+    return int((published_counts(launch) != UNTOUCHED).sum())
 
 
-def publishing_clusters(published: torch.Tensor, size: int) -> list[int]:
-    """The clusters whose first CTAs wrote headers."""
-    return (published[::size, 0] != UNTOUCHED).nonzero().flatten().tolist()
+def publishing_clusters(launch: Emulator, size: int) -> list[int]:
+    """The clusters whose first CTAs published."""
+    return (published_counts(launch)[::size] != UNTOUCHED).nonzero().flatten().tolist()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +59,7 @@ def test_a_long_row_gets_clusters_by_the_lengths(
     """At most twice as many as a cluster has CTAs; the other rows take turns on the rest."""
     inputs = make_inputs(lengths, num_heads=16, values=values)
     launch = assert_as_the_cpu(CLUSTERS, inputs, *clusters, warnings=BEHIND_THE_LIST)
-    assert publishing_clusters(launch.workspaces[0][1], clusters[1]) == publishing
+    assert publishing_clusters(launch, clusters[1]) == publishing
 
 
 @pytest.mark.slow
@@ -69,7 +67,7 @@ def test_a_long_row_gets_clusters_by_the_lengths(
 def test_clusters_with_fewer_tokens_than_topk_share_a_row(values: str) -> None:
     inputs = make_inputs([6000, 2100, 2049], num_heads=16, values=values)
     launch = assert_as_the_cpu(replace(CLUSTERS, topk=2048), inputs, 5, 2, seed=1)
-    assert publishing_clusters(launch.workspaces[0][1], 2) == [0, 1, 2]
+    assert publishing_clusters(launch, 2) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -91,14 +89,14 @@ def test_a_few_rows_are_dealt_clusters(
     launch = assert_as_the_cpu(
         DEALT, inputs, number, size, num_splits=most, warnings=BEHIND_THE_LIST
     )
-    assert publishing_clusters(launch.workspaces[0][1], size) == publishing
+    assert publishing_clusters(launch, size) == publishing
 
 
 @pytest.mark.parametrize("values", [pytest.param("random", marks=pytest.mark.slow), "two"])
 def test_a_long_row_gets_clusters_of_its_own_and_each_cta_selects_alone(values: str) -> None:
     inputs = make_inputs([530, 6000, 513, 600], num_heads=16, values=values)
     launch = assert_as_the_cpu(PLAN, inputs, 3, 2)
-    assert publishing_ctas(launch.workspaces[0][1]) == 4
+    assert publishing_ctas(launch) == 4
 
 
 def test_rows_of_many_requests_are_weighed_together() -> None:
@@ -110,21 +108,21 @@ def test_rows_of_many_requests_are_weighed_together() -> None:
         lengths[first : first + 3] = own
     inputs = make_requests(lengths, next_n=3)
     launch = assert_as_the_cpu(PLAN, inputs, 9, 1)
-    assert publishing_ctas(launch.workspaces[0][1]) >= 2
+    assert publishing_ctas(launch) >= 2
 
 
 def test_who_comes_last_changes_nothing() -> None:
     inputs = make_inputs([2500, 513, 2600], num_heads=16)
     for seed in range(2):
         launch = assert_as_the_cpu(PLAN, inputs, 5, 1, seed)
-        assert publishing_ctas(launch.workspaces[0][1]) == 4
+        assert publishing_ctas(launch) == 4
 
 
 def test_more_is_published_than_the_list_holds() -> None:
     """Equal scores: every CTA publishes topk, of which the first part's are the winners."""
     inputs = make_inputs([6400, 513], num_heads=16, values="equal")
     launch = assert_as_the_cpu(TIGHT, inputs, 10, 1)
-    published = launch.workspaces[0][1][:, 0]
+    published = published_counts(launch)
     published = published[published != UNTOUCHED]
     assert len(published) >= 6 and int(published.sum()) > TIGHT.lists.capacity
 
@@ -141,7 +139,7 @@ def test_the_list_holds_what_can_win_of_all_that_is_published(values: str) -> No
     """The row's counts and the CTAs' floors say so, before a slot is listed."""
     inputs = make_inputs([9600, 513], num_heads=16, values=values)
     launch = assert_as_the_cpu(TIGHT, inputs, 10, 1, seed=3, warnings=BEHIND_THE_LIST)
-    assert publishing_ctas(launch.workspaces[0][1]) >= 6
+    assert publishing_ctas(launch) >= 6
 
 
 def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
@@ -149,12 +147,12 @@ def test_bad_pages_of_a_split_row_leave_the_rest_empty() -> None:
     inputs = make_inputs([5000, 600], num_heads=16)
     inputs.block_table[0, 5:] = -1
     launch = assert_as_the_cpu(PLAN, inputs, 4, 1, warnings=OF_BAD_PAGES)
-    assert publishing_ctas(launch.workspaces[0][1]) == 3
+    assert publishing_ctas(launch) == 3
 
 
 def test_even_rows_have_a_cluster_each_and_publish_nothing() -> None:
     launch = assert_as_the_cpu(PLAN, make_inputs([700, 650, 0, 600], num_heads=16), 4, 1)
-    assert publishing_ctas(launch.workspaces[0][1]) == 0
+    assert publishing_ctas(launch) == 0
 
 
 @pytest.mark.parametrize("values", [pytest.param("random", marks=pytest.mark.slow), "ascending"])
@@ -163,7 +161,7 @@ def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
     inputs = make_inputs([9000, 513], num_heads=16, values=values)
     assert 3 * TIGHT.lists.capacity < 9000
     launch = assert_as_the_cpu(TIGHT, inputs, 3, 1, seed=1, warnings=BEHIND_THE_LIST)
-    assert publishing_ctas(launch.workspaces[0][1]) == 2
+    assert publishing_ctas(launch) == 2
 
 
 @pytest.mark.parametrize(
@@ -179,6 +177,6 @@ def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins(
     inputs = make_inputs([6000, 513], num_heads=16, values=values)
     patient = replace(TIGHT, sharing=sharing)
     launch = assert_as_the_cpu(patient, inputs, 4, 1, seed=2, warnings=BEHIND_THE_LIST)
-    published = launch.workspaces[0][1][:, 0]
+    published = published_counts(launch)
     published = published[published != UNTOUCHED]
     assert len(published) >= 3 and PLAN.topk <= int(published.sum()) <= 620

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 from cutlass import Int32, cute
 
 from flashdsa.dsl.static import Static
-from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.sizes import NUM_BINS
 from flashdsa.kernels.indexer.smem_views import (
@@ -70,16 +69,6 @@ def consumer_sync(plan: Any) -> None:
     thread, _, _ = cute.arch.thread_idx()
     barrier = plan.sync_barrier(thread)
     cute.arch.barrier(barrier_id=barrier, number_of_threads=plan.consumer_threads)
-
-
-@cute.jit
-def consumer_prefix(s: Selecting, value: Int32):
-    """(sum over the threads before this one, sum over all consumers). One consumer sync."""
-    thread = s.thread
-    inclusive = prefix_sum(value, thread % WARP_SIZE)
-    of_warp = cute.arch.shuffle_sync(inclusive, WARP_SIZE - 1)
-    sums = warp_sums(s, of_warp)
-    return before_warp(sums, thread) + inclusive - value, cute.arch.warp_redux_sync(sums, "add")
 
 
 @cute.jit

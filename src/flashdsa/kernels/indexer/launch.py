@@ -13,7 +13,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
-from flashdsa.kernels.indexer.select.published import Published
+from flashdsa.kernels.indexer.select.published import published_in
 from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
@@ -86,7 +86,7 @@ def launch_splits(
         seq_lens,
         block_table,
         topk_indices,
-        Published(arrivals, slots),
+        published_in(arrivals, slots, plan),
         num_splits,
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)

@@ -17,6 +17,7 @@ from flashdsa.kernels.indexer.sizes import (
     LISTED_SLOTS,
     MAX_CLUSTER,
     PAIRS_CLUSTER,
+    PUBLISHED_BINS,
     ROW_COUNTERS,
     SLOT_HEADER_WORDS,
 )
@@ -400,8 +401,13 @@ class SelectPlan:
 
     @property
     def slot_words(self) -> int:
-        """Most 32-bit words that a CTA publishes: see select/by_clusters.py."""
-        return SLOT_HEADER_WORDS + ENTRY_WORDS * self.most_published
+        """Most 32-bit words that a CTA publishes: see select/published.py."""
+        return SLOT_HEADER_WORDS + self.published_bins + ENTRY_WORDS * self.most_published
+
+    @property
+    def published_bins(self) -> int:
+        """Bins that a CTA counts in its slot."""
+        return PUBLISHED_BINS if self.rows in (By.CTAS, By.PAIRS) else 0
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
         """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it

@@ -15,10 +15,10 @@ LAST_POSITION = 0x7FFFFFFF
 ENTRY_WORDS = 2
 """32-bit words of an entry on its way between CTAs: key and position."""
 SLOT_HEADER_WORDS = 4
-"""32-bit words before the entries that a CTA publishes. Clusters that split a row write: their
-number, the first position of the part, the best key, and in a cluster's first CTA the key that
-`topk` of its entries have at least. CTAs that split a row write: their number, the best key, the
-key that `topk` of the row's entries have at least."""
+"""32-bit words of the header of what a CTA publishes: see `Header` in select/published.py."""
+PUBLISHED_GROUPS = 8
+"""Groups of bins whose bins a CTA counts in its slot, where CTAs split a row."""
+PUBLISHED_BINS = PUBLISHED_GROUPS * BIN_GROUP
 STEPS = 32
 """Steps of a range of keys by which CTAs that wait for each other count their parts."""
 NARROWINGS = 3

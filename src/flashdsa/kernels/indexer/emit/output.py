@@ -24,14 +24,25 @@ class Output(NamedTuple):
 
 
 @cute.jit
-def token_id(output: Output, row: Int32, position: Int32) -> Int32:
+def page_word(output: Output, row: Int32, position: Int32) -> Int32:
+    """What `id_in` needs of the page with a token: asked for, and not yet waited for."""
+    if const_expr(output.id_table is None):
+        return Int32(0)
+    request = request_of(output.rows, row)
+    at = Int64(request) * output.id_table.stride[0] + (position >> PAGE_BITS)
+    return (output.id_table.iterator + at).load()
+
+
+def id_in(output: Output, word: Int32, position: Int32) -> Int32:
     """page * 64 + offset of a token; its position if ids are positions."""
     if const_expr(output.id_table is None):
         return position
-    request = request_of(output.rows, row)
-    at = Int64(request) * output.id_table.stride[0] + (position >> PAGE_BITS)
-    page = (output.id_table.iterator + at).load()
-    return (page << PAGE_BITS) + (position & (PAGE_SIZE - 1))
+    return (word << PAGE_BITS) + (position & (PAGE_SIZE - 1))
+
+
+def token_id(output: Output, row: Int32, position: Int32) -> Int32:
+    """Same as `id_in`, waited for."""
+    return id_in(output, page_word(output, row, position), position)
 
 
 @cute.jit

@@ -209,10 +209,14 @@ def best_division(
     warps' divisions)."""
     none = LongRow(Int32(0), cutlass.Boolean(False), Int32(0), Int32(0))
     best = Division(Int32(LAST_POSITION), Int32(0), none, Int32(0), Int32(0))
-    for halvings in cutlass.range(most_halvings(coord) + 1, unroll=1):
+    halvings, most = Int32(0), most_halvings(coord)
+    while halvings <= most:
         other = division_for(select, coord, tally, halvings, warp, lane, plan)
         if other.last < best.last:
             best = other
+        halvings += 1
+        if tally.scored - other.num_long <= coord.num_groups - other.needed:
+            halvings = most + 1  # smaller groups for rows that have a cluster each end later
     if lane == 0:
         select.scratch[SCRATCH_WARP_SUMS + warp] = best.last
     # All consumers: the result of each deadline is available.

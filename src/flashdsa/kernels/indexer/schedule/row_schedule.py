@@ -14,7 +14,6 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Float32, Int32, const_expr, cute
 
-from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import (
@@ -57,8 +56,9 @@ from flashdsa.kernels.indexer.smem_views import SCRATCH_COORD, SCRATCH_TALLY, Se
 
 MOST_ORDERED_PAGES = (1 << 31 - ORDER_BITS) - 1
 """Rows with more pages than this count as equally long."""
-MAX_SHARING = 2
-"""Halvings of the comparisons of a row, at most."""
+OTHER_KEYS = NUM_BINS - ORDERED_ROWS
+"""Words of the histogram in which keys are exchanged while they are sorted, beside the first
+ones."""
 EVEN = 1.25
 """Rows with a cluster each are even if the longest takes at most this factor of the least time of
 all, plus the cost of splitting."""
@@ -110,16 +110,17 @@ def schedule_rows(
     """
     if const_expr(plan.scheduled):
         if coord.together > 0:
+            key = Int32(-1)
             if consumes:
                 length = clamped(rows, first_lengths)
-                weigh_rows(select, rows, coord.together, length, thread, plan)
+                key = weigh_rows(select, rows, coord.together, length, thread, plan)
             # All threads of the CTA: the tally is in scratch, and all lengths.
             cute.arch.sync_threads()
             tally = Tally(*(select.scratch[SCRATCH_TALLY + i] for i in range(len(Tally._fields))))
             even = even_choice(rows, tally, coord, plan)
             if even.turns == 0:
                 if consumes:
-                    put_in_order(select, rows, coord.together, thread, plan)
+                    put_in_order(select, rows, coord.together, key, thread, plan)
                     consumer_sync(plan)
                     give_out_or_cut(select, rows, coord, tally, thread, plan)
                 # All threads of the CTA: coordinates and own_rows are written.
@@ -170,19 +171,15 @@ def weigh_rows(
     length: Int32,
     thread: Int32,
     plan: cutlass.Constexpr,
-) -> None:
-    """Consumers: write the length of the thread's first row, the key of its rows, and all rows'
-    tally.
-
-    The keys order the rows by pages, then by number, and overlay the histogram.
-    """
+) -> Int32:
+    """Consumers: write the length of the thread's first row, and all rows' tally; return the key of
+    its rows, by which they are in the order of pages, then of numbers; -1 if it has none."""
     assert const_expr(plan.consumer_threads == ORDERED_ROWS)
     first = thread * together
     select.lengths[thread] = length
     for other in cutlass.range(first + 1, first + together, unroll=1):
         length = cutlass.max(length, row_length(rows, other))
     pages = cutlass.min(pages_to_score(length, plan), Int32(MOST_ORDERED_PAGES))
-    select.histogram[thread] = key_of(pages, first) if first < rows.count else Int32(-1)
     lane = thread % WARP_SIZE
     if first - lane * together < rows.count:
         total = cute.arch.warp_redux_sync(pages * together, "add")
@@ -193,6 +190,7 @@ def weigh_rows(
             cute.arch.atomic_add(tally, total, sem="relaxed", scope="cta")
             cute.arch.atomic_max(tally + 1, longest, sem="relaxed", scope="cta")
             cute.arch.atomic_add(tally + 2, scored * together, sem="relaxed", scope="cta")
+    return key_of(pages, first) if first < rows.count else Int32(-1)
 
 
 class Even(NamedTuple):
@@ -250,46 +248,66 @@ def in_batch_order(rows: Rows, coord: Coord, even: Even, plan: cutlass.Constexpr
 
 @cute.jit
 def put_in_order(
-    select: SelectBuffers, rows: Rows, together: Int32, thread: Int32, plan: cutlass.Constexpr
+    select: SelectBuffers,
+    rows: Rows,
+    together: Int32,
+    key: Int32,
+    thread: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words."""
-    assert const_expr(ORDERED_ROWS + MOST_WEIGHED <= NUM_BINS)
+    """Consumers: put the rows' keys, the largest first, after the first ORDERED_ROWS words.
+
+    Args:
+        key: of the thread's rows; see `weigh_rows`.
+    """
+    assert const_expr(ORDERED_ROWS + MOST_WEIGHED <= OTHER_KEYS)
     count = rows.count
     if const_expr(rows.requests is not None):
         if together > 1:
             count = rows.requests
-    number, before = order_of_key(select.histogram, count, thread, plan)
-    if number >= 0:
-        key = select.histogram[number]
+    key = sorted_key(select.histogram, key, count, thread, plan)
+    if thread < count:
         for i in cutlass.range(together, unroll=1):
-            select.histogram[ORDERED_ROWS + before * together + i] = key - i
+            select.histogram[ORDERED_ROWS + thread * together + i] = key - i
 
 
 @cute.jit
-def order_of_key(
-    keys: cute.Tensor, count: Int32, thread: Int32, plan: cutlass.Constexpr
-) -> tuple[Int32, Int32]:
-    """(number of a key, how many come before it in the order), in one thread for each of `count`
-    keys; (-1, ...) in the others. Two or four neighbouring threads share the comparisons of a key
-    where they are few."""
-    sharing = Int32(0)
-    for shift in cutlass.range_constexpr(1, MAX_SHARING + 1):
-        if count <= plan.consumer_threads >> shift:
-            sharing = Int32(shift)
-    number = thread >> sharing
-    first = thread - (number << sharing)
-    key = keys[number]
-    before = Int32(0)
-    # Keys beyond the last one are -1: they come before none.
-    vectors = (count + VECTOR - 1) // VECTOR
-    for four in cutlass.range(first, vectors, 1 << sharing, unroll=2):
-        others = load4(keys, four)
-        for i in cutlass.range_constexpr(VECTOR):
-            if others[i] > key:
-                before += 1
-    for shift in cutlass.range_constexpr(MAX_SHARING):
-        other = cute.arch.shuffle_sync_bfly(before, 1 << shift)
-        before += other if shift < sharing else Int32(0)
-    if number >= count or first > 0:
-        number = Int32(-1)
-    return number, before
+def sorted_key(
+    words: cute.Tensor, key: Int32, count: Int32, thread: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """The thread's key after a bitonic sort, the largest first, of a key of each consumer: those
+    from `count` on are -1. Two sorted halves are merged from the comparison of one with the other
+    in reverse on. Warps exchange keys in two places of `words`, by turns."""
+    for bits in cutlass.range_constexpr(WARP_SIZE.bit_length() - 1):
+        other = cute.arch.shuffle_sync_bfly(key, (2 << bits) - 1)
+        key = chosen(key, other, thread & 1 << bits)
+        key = merged_in_warp(key, thread, bits)
+    size, place = Int32(2 * WARP_SIZE), Int32(0)
+    while size < 2 * count:
+        apart, flipped = size // 2, size - 1
+        while apart >= WARP_SIZE:
+            words[place + thread] = key
+            # All consumers: every key is there. It is read before the sync after the next one,
+            # which comes before anything else is written to its place.
+            consumer_sync(plan)
+            key = chosen(key, words[place + (thread ^ flipped)], thread & apart)
+            place = OTHER_KEYS - place
+            apart = apart // 2
+            flipped = apart
+        key = merged_in_warp(key, thread, WARP_SIZE.bit_length() - 1)
+        size = size * 2
+    return key
+
+
+@cute.jit
+def merged_in_warp(key: Int32, thread: Int32, bits: cutlass.Constexpr) -> Int32:
+    """The end of the merge of 2**bits neighbouring keys."""
+    for bit in cutlass.range_constexpr(bits - 1, -1, -1):
+        key = chosen(key, cute.arch.shuffle_sync_bfly(key, 1 << bit), thread & 1 << bit)
+    return key
+
+
+@cute.jit
+def chosen(key: Int32, other: Int32, is_later: Int32) -> Int32:
+    """The smaller of two keys in the later thread, the larger in the other one."""
+    return cutlass.max(key, other) if is_later == 0 else cutlass.min(key, other)

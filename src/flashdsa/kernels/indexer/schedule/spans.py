@@ -38,7 +38,8 @@ from flashdsa.kernels.indexer.smem_views import (
 CUT_MERGES = 2
 """Merges that cutting the stream costs each CTA: a part at either end of its span."""
 ENDS = ORDERED_ROWS + MOST_WEIGHED
-"""Words of the histogram before the ends of the stream's rows; keys and their order come first."""
+"""Words of the histogram before the ends of the stream's rows; keys and their order come first, and
+where they were the cuts."""
 assert ENDS + ORDERED_ROWS <= NUM_BINS
 
 
@@ -139,6 +140,12 @@ def cut_spans(
         select.histogram[ENDS + thread] = total
     # All consumers: rows and ends are written.
     consumer_sync(plan)
+    if thread <= stream.ctas:
+        cut = cut_before(select, stream, thread, plan)
+        for i in cutlass.range_constexpr(len(Cut._fields)):
+            select.histogram[len(Cut._fields) * thread + i] = cut[i]
+    # All consumers: every cut is written.
+    consumer_sync(plan)
     if warp == 0:
         write_span(select, coord, stream, lane, plan)
 
@@ -165,6 +172,11 @@ def cut_before(select: SelectBuffers, stream: Stream, cta: Int32, plan: cutlass.
     return Cut(index, page)
 
 
+def cut_at(select: SelectBuffers, cta: Int32) -> Cut:
+    """`cut_before` of a CTA, once it is written."""
+    return Cut(*(select.histogram[len(Cut._fields) * cta + i] for i in range(len(Cut._fields))))
+
+
 @cute.jit
 def beginning(select: SelectBuffers, index: Int32) -> Int32:
     """The place at which a row of the stream begins, in pages."""
@@ -186,8 +198,9 @@ def write_span(
     select: SelectBuffers, coord: Coord, stream: Stream, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
     """One warp: see `cut_spans`."""
-    begin = cut_before(select, stream, stream.cta, plan)
-    end = cut_before(select, stream, stream.cta + 1, plan)
+    own_cta = cutlass.min(stream.cta, stream.ctas)  # one too many begins at the end
+    begin = cut_at(select, own_cta)
+    end = cut_at(select, cutlass.min(own_cta + 1, stream.ctas))
     last, end_page = end.index, end.page
     if end_page == 0:
         last = end.index - 1
@@ -196,7 +209,7 @@ def write_span(
     # CTAs that begin up to the beginning of the first row, before its end, before the last's end.
     at_first, in_first, in_last = Int32(0), Int32(0), Int32(0)
     for block in cutlass.range(0, stream.ctas, WARP_SIZE, unroll=1):
-        cut = cut_before(select, stream, block + lane, plan)
+        cut = cut_at(select, cutlass.min(block + lane, stream.ctas))
         earlier = cut.index < begin.index or (cut.index == begin.index and cut.page == 0)
         is_cta = block + lane < stream.ctas
         at_first += votes(is_cta and earlier)

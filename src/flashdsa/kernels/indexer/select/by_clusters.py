@@ -16,9 +16,8 @@ import cutlass
 from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.cluster import send
-from flashdsa.dsl.gmem import load2, store2
 from flashdsa.dsl.pipeline import PackedPhases
-from flashdsa.dsl.warp import alloc_slot, prefix_sum
+from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.by_position import (
@@ -33,18 +32,14 @@ from flashdsa.kernels.indexer.select.keys import (
     BIN_BITS,
     SIGN,
     Part,
-    accepts,
-    signed,
     step_bits,
     unsigned,
 )
 from flashdsa.kernels.indexer.select.lists import (
     clear_histogram,
     count_in_bin,
-    key_at,
-    position_at,
 )
-from flashdsa.kernels.indexer.select.published import load_entry, slot_of
+from flashdsa.kernels.indexer.select.published import Header, load_entry, load_header, publish
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
     compacted,
@@ -54,19 +49,17 @@ from flashdsa.kernels.indexer.select.tiles import (
     release_tile,
     tile_stage,
 )
-from flashdsa.kernels.indexer.sizes import MAX_CLUSTER, SLOT_HEADER_WORDS
+from flashdsa.kernels.indexer.sizes import MAX_CLUSTER
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
-    SCRATCH_COUNT,
+    SCRATCH_FLOOR,
     SCRATCH_PART,
     SCRATCH_RANGE,
     SCRATCH_TOP,
 )
 
-SLOTS_TOGETHER = 8
-"""Slots of which a thread loads an entry each before it uses the first."""
-HEADERS_TOGETHER = 4
-"""Slots of which a lane loads the headers before it uses the first."""
+CHUNKS_TOGETHER = 8
+"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 
 
 @cute.jit
@@ -136,43 +129,16 @@ def publish_part(
     from all clusters' best. Return (whether this is the last, entries of the list)."""
     entries = Int32(0)
     cta, _, _ = cute.arch.block_idx()
-    publish(s, cta, part, threshold)
+    # Of CTAs that have the same key as the last winner's, only the first ones accept it.
+    floor = threshold.key if s.coord.part == 0 else Uint32(0)
+    publish(s, cta, part, threshold, floor, part.first)
+    if s.thread == 0:
+        # Its stores to scratch are before those of others, which wait for its message below.
+        s.select.scratch[SCRATCH_TOP], s.select.scratch[SCRATCH_FLOOR] = Int32(SIGN), Int32(SIGN)
     is_last = announce_published(s, tile.row)
     if is_last:
         entries = list_published(s, cta, tile.length)
     return is_last, entries
-
-
-@cute.jit
-def publish(s: Selecting, cta: Int32, part: Part, threshold: Threshold) -> None:
-    """Write the part's entries as good as the threshold into the caller's slot. Ends synced."""
-    select, thread, plan = s.select, s.thread, s.plan
-    if thread == 0:
-        select.scratch[SCRATCH_COUNT] = Int32(0)
-        select.scratch[SCRATCH_TOP] = Int32(SIGN)
-    consumer_sync(plan)
-    slot, top = slot_of(s, cta), Int32(SIGN)
-    for first in cutlass.range(0, part.entries, plan.consumer_threads, unroll=1):
-        i = first + thread
-        key, position, wins = Uint32(0), Uint32(0), cutlass.Boolean(False)
-        if i < part.entries:
-            key, position = key_at(select, i), position_at(select, i)
-            wins = accepts(key, position, threshold.key, threshold.position)
-        index = alloc_slot(select.scratch.iterator + SCRATCH_COUNT, wins)
-        if wins:
-            at = slot + (SLOT_HEADER_WORDS + 2 * index)
-            store2(at, Int32(key), Int32(position))
-            top = cutlass.max(top, signed(key))
-    top = cute.arch.warp_redux_sync(top, "max")
-    if thread % WARP_SIZE == 0:
-        cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
-    consumer_sync(plan)
-    if thread == 0:
-        # Of CTAs that have the same key as the last winner's, only the first ones accept it.
-        floor = threshold.key if s.coord.part == 0 else Uint32(0)
-        store2(slot, select.scratch[SCRATCH_COUNT], part.first)
-        store2(slot + 2, select.scratch[SCRATCH_TOP], signed(floor))
-    consumer_sync(plan)
 
 
 @cute.jit
@@ -220,75 +186,83 @@ def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
     in the order of their parts; return the number of entries. Their part of the row is in scratch,
     and the range of the entries that may win, whose steps the histogram counts. Synced."""
     select, coord, thread, plan = s.select, s.coord, s.thread, s.plan
-    clear_histogram(s)
-    lane = thread % WARP_SIZE
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     split = select.scratch[SCRATCH_COORD + Coord._fields.index("group")]
     first_cta = cta - coord.part - split * coord.num_parts
     first_slot = first_cta + coord.part * coord.num_splits
-    count, first, best, stop = Int32(0), Int32(0), Int32(SIGN), row_end
-    if lane < coord.num_splits:
-        count, first = load2(slot_of(s, first_slot + lane))
-        best, _ = load2(slot_of(s, first_slot + lane) + 2)
-    if coord.part < coord.num_parts - 1:
-        _, stop = load2(slot_of(s, first_slot + coord.num_splits))
-    floor, top = best_of_all(s, first_cta, lane)
-    # A slot of which nothing can win is passed over.
-    count = count if best >= floor else Int32(0)
+    # Those of the caller's slots, and the one after them.
+    mine = Header(Int32(0), Int32(SIGN), Int32(SIGN), row_end)
+    if lane <= coord.num_splits and first_slot + lane < first_cta + ctas_of_row(coord):
+        mine = load_header(s, first_slot + lane)
+    find_best_of_all(s, first_cta)
+    clear_histogram(s)
+    # All consumers: the histogram is clear, the bounds of all CTAs are in scratch, and nobody reads
+    # the old list any more.
+    consumer_sync(plan)
+    floor, top = select.scratch[SCRATCH_FLOOR], select.scratch[SCRATCH_TOP]
     low = unsigned(floor)
     high = cutlass.max(unsigned(top), low + 1)
     shift = step_bits(high - low, BIN_BITS)
-    inclusive = prefix_sum(count, lane)
-    # All consumers: the histogram is clear, and nobody reads the old list any more.
-    consumer_sync(plan)
-    # The loops are the same for all lanes: ptxas would keep no uniform registers with one of each
-    # lane's own.
-    most = cute.arch.warp_redux_sync(count, "max")
-    for begin in cutlass.range(0, most, plan.consumer_threads, unroll=1):
-        at = begin + thread
-        for block in cutlass.range(0, coord.num_splits, SLOTS_TOGETHER, unroll=1):
-            # All loads are under way before the first one is waited for.
-            keys = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
-            positions = cute.make_rmem_tensor(SLOTS_TOGETHER, Int32)
-            for i in cutlass.range_constexpr(SLOTS_TOGETHER):
-                keys[i], positions[i] = Int32(0), Int32(0)
-                if at < cute.arch.shuffle_sync(count, block + i):
-                    keys[i], positions[i] = load_entry(s, first_slot + block + i, at)
-            for i in cutlass.range_constexpr(SLOTS_TOGETHER):
-                entries = cute.arch.shuffle_sync(count, block + i)
-                index = cute.arch.shuffle_sync(inclusive, block + i) - entries + at
+    # A slot of which nothing can win is passed over.
+    count = mine.count if lane < coord.num_splits and mine.top >= floor else Int32(0)
+    end = prefix_sum(count, lane)
+    chunks = (count + WARP_SIZE - 1) // WARP_SIZE
+    chunk_end = prefix_sum(chunks, lane)
+    # A warp loads a chunk of a slot, an entry a lane, and so some chunks before it uses the first.
+    last_chunk = cute.arch.shuffle_sync(chunk_end, WARP_SIZE - 1)
+    block = CHUNKS_TOGETHER * plan.consumer_warps
+    for first in cutlass.range(warp, last_chunk, block, unroll=1):
+        keys, positions, places = (cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32) for _ in range(3))
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            keys[i], positions[i], places[i] = Int32(0), Int32(0), Int32(-1)
+            chunk = first + i * plan.consumer_warps
+            if chunk < last_chunk:
+                ended = cute.arch.vote_ballot_sync(chunk_end <= chunk)
+                slot = Int32(cute.arch.popc(ended))
+                before = cute.arch.shuffle_sync(chunk_end - chunks, slot)
+                entries = cute.arch.shuffle_sync(count, slot)
+                start = cute.arch.shuffle_sync(end - count, slot)
+                at = (chunk - before) * WARP_SIZE + lane
                 if at < entries:
-                    select.keys[index], select.positions[index] = keys[i], positions[i]
-                    if Uint32(keys[i]) >= low:
-                        count_in_bin(select, Int32((Uint32(keys[i]) - low) >> Uint32(shift)))
-    start = cute.arch.shuffle_sync(first, 0)
+                    keys[i], positions[i] = load_entry(s, first_slot + slot, at)
+                    places[i] = start + at
+        for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+            if places[i] >= 0:
+                select.keys[places[i]], select.positions[places[i]] = keys[i], positions[i]
+                if Uint32(keys[i]) >= low:
+                    count_in_bin(select, Int32((Uint32(keys[i]) - low) >> Uint32(shift)))
     if thread == 0:
-        select.scratch[SCRATCH_PART], select.scratch[SCRATCH_PART + 1] = start, stop
+        select.scratch[SCRATCH_PART] = mine.first
         select.scratch[SCRATCH_RANGE], select.scratch[SCRATCH_RANGE + 1] = Int32(low), Int32(high)
+    if thread == coord.num_splits:
+        select.scratch[SCRATCH_PART + 1] = mine.first
     consumer_sync(plan)
-    return cute.arch.shuffle_sync(inclusive, coord.num_splits - 1)
+    return cute.arch.shuffle_sync(end, WARP_SIZE - 1)
+
+
+def ctas_of_row(coord: Coord) -> Int32:
+    """The CTAs that share the row."""
+    return coord.num_splits * coord.num_parts
 
 
 @cute.jit
-def best_of_all(s: Selecting, first_cta: Int32, lane: Int32) -> tuple[Int32, Int32]:
-    """A warp: (the highest key that `topk` entries of a cluster have at least, the best key), of
-    all CTAs that share the row, as signed words."""
-    coord = s.coord
-    ctas = coord.num_splits * coord.num_parts
-    floor, top = Int32(SIGN), Int32(SIGN)
-    for block in cutlass.range(0, ctas, HEADERS_TOGETHER * WARP_SIZE, unroll=1):
-        tops = cute.make_rmem_tensor(HEADERS_TOGETHER, Int32)
-        floors = cute.make_rmem_tensor(HEADERS_TOGETHER, Int32)
-        for i in cutlass.range_constexpr(HEADERS_TOGETHER):
-            tops[i], floors[i] = Int32(SIGN), Int32(SIGN)
-            cta = block + i * WARP_SIZE + lane
-            if cta < ctas:
-                tops[i], floors[i] = load2(slot_of(s, first_cta + cta) + 2)
-        for i in cutlass.range_constexpr(HEADERS_TOGETHER):
-            floor, top = cutlass.max(floor, floors[i]), cutlass.max(top, tops[i])
-    return (
-        cute.arch.warp_redux_sync(floor, "max"),
-        cute.arch.warp_redux_sync(top, "max"),
-    )
+def find_best_of_all(s: Selecting, first_cta: Int32) -> None:
+    """Write to scratch the highest key that `topk` entries of a cluster have at least, and the best
+    key, of all CTAs that share the row, as signed words; complete after a sync."""
+    scratch, thread, plan = s.select.scratch.iterator, s.thread, s.plan
+    ctas = ctas_of_row(s.coord)
+    for first in cutlass.range(
+        thread // WARP_SIZE * WARP_SIZE, ctas, plan.consumer_threads, unroll=1
+    ):
+        of_cta = Header(Int32(0), Int32(SIGN), Int32(SIGN), Int32(0))
+        lane = thread % WARP_SIZE
+        if first + lane < ctas:
+            of_cta = load_header(s, first_cta + first + lane)
+        top = cute.arch.warp_redux_sync(of_cta.top, "max")
+        floor = cute.arch.warp_redux_sync(of_cta.floor, "max")
+        if lane == 0:
+            cute.arch.atomic_max(scratch + SCRATCH_TOP, top, sem="relaxed", scope="cta")
+            cute.arch.atomic_max(scratch + SCRATCH_FLOOR, floor, sem="relaxed", scope="cta")
 
 
 @cute.jit

@@ -13,11 +13,11 @@ much is published, but not the result.
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Uint32, cute
+from cutlass import Int32, Uint32, const_expr, cute
 
-from flashdsa.dsl.gmem import load2, store2
+from flashdsa.dsl.gmem import load_relaxed
 from flashdsa.dsl.pipeline import PackedPhases
-from flashdsa.dsl.warp import alloc_slots, prefix_sum
+from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
 from flashdsa.kernels.indexer.emit.by_position import (
@@ -27,26 +27,26 @@ from flashdsa.kernels.indexer.emit.by_position import (
     own_span,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import SIGN, Part, accepts, signed, unsigned
+from flashdsa.kernels.indexer.select.keys import SIGN, Part, bin_of, lowest_key, signed, unsigned
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
     append_all,
     compact,
-    key_at,
-    position_of,
     reset,
 )
 from flashdsa.kernels.indexer.select.published import (
     APART,
+    bins_of,
     contribute,
     counters_of,
     floor_group,
     keep_contributed,
     load_entry,
+    load_header,
     own_slot,
+    publish,
     sharers_of,
     slot_number,
-    slot_of,
     waits_for_counts,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
@@ -59,19 +59,23 @@ from flashdsa.kernels.indexer.select.tiles import (
     tile_stage,
 )
 from flashdsa.kernels.indexer.sizes import (
+    BIN_GROUP,
+    BIN_GROUPS,
     LAST_POSITION,
     LISTED_SLOTS,
+    NUM_BINS,
+    PUBLISHED_BINS,
+    PUBLISHED_GROUPS,
     ROW_COUNTERS,
-    SLOT_HEADER_WORDS,
 )
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_CHUNKS,
     SCRATCH_COUNT,
     SCRATCH_FLOOR,
     SCRATCH_FOUND,
+    SCRATCH_RANGE,
     SCRATCH_SETTLED,
     SCRATCH_TICKET,
-    SCRATCH_TOP,
 )
 
 SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
@@ -83,8 +87,6 @@ SLOT_BITS = LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
 CHUNKS_TOGETHER = 8
 """Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
-PUBLISHED_TOGETHER = 4
-"""Entries of a thread that it publishes with one atomic of its warp."""
 
 
 @cute.jit
@@ -173,48 +175,20 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     """Publish the part's entries that can win; return whether the caller is the row's last CTA to
     do so. Then the list is empty. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
-    counters = counters_of(s)
+    first_group = bin_of(threshold.key) // BIN_GROUP
+    if threshold.recounted:  # the histogram has no bins any more
+        first_group = Int32(BIN_GROUPS)
+    publish_bins(s, first_group * BIN_GROUP)
+    # At least `topk` entries of the row have the threshold's key or a better one.
+    publish(s, own_slot(s), part, threshold, threshold.key, first_group)
     if thread == 0:
-        select.scratch[SCRATCH_COUNT] = Int32(0)
-        select.scratch[SCRATCH_TOP] = Int32(SIGN)
-    # All consumers: the counts begin at 0.
-    consumer_sync(plan)
-    slot = own_slot(s)
-    top = Int32(SIGN)
-    block = PUBLISHED_TOGETHER * plan.consumer_threads
-    for first in cutlass.range(0, part.entries, block, unroll=1):
-        keys, positions, wins, indices = (
-            cute.make_rmem_tensor(PUBLISHED_TOGETHER, Int32) for _ in range(4)
-        )
-        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
-            index = first + thread + i * plan.consumer_threads
-            keys[i], positions[i], wins[i] = Int32(0), Int32(0), Int32(0)
-            if index < part.entries:
-                key = key_at(select, index)
-                position = position_of(select, part, index, key)
-                keys[i], positions[i] = Int32(key), Int32(position)
-                wins[i] = Int32(accepts(key, position, threshold.key, threshold.position))
-        alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wins, indices, PUBLISHED_TOGETHER)
-        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
-            if wins[i] != 0:
-                store2(slot + (SLOT_HEADER_WORDS + 2 * indices[i]), keys[i], positions[i])
-                top = cutlass.max(top, signed(Uint32(keys[i])))
-    top = cute.arch.warp_redux_sync(top, "max")
-    if thread % WARP_SIZE == 0:
-        cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
-    # All consumers: the slot's entries are written, and counted.
-    consumer_sync(plan)
-    if thread == 0:
-        store2(slot, select.scratch[SCRATCH_COUNT], select.scratch[SCRATCH_TOP])
-        # At least `topk` entries of the row have this key or a better one.
-        store2(slot + 2, signed(threshold.key), Int32(0))
         arrival = Int32(1)
         if select.scratch[SCRATCH_SETTLED] == 0:
             arrival += APART
         # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
         # with smaller tickets wrote: the consumers may read all of it after the next sync.
         select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
-            counters, arrival, sem="acq_rel", scope="gpu"
+            counters_of(s), arrival, sem="acq_rel", scope="gpu"
         )
     consumer_sync(plan)
     is_last = select.scratch[SCRATCH_TICKET] % APART == sharers_of(s).count - 1
@@ -224,12 +198,24 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
 
 
 @cute.jit
+def publish_bins(s: Selecting, first: Int32) -> None:
+    """Write how many entries of the list bins have, from bin `first` on, into the caller's slot."""
+    select, thread = s.select, s.thread
+    assert const_expr(s.plan.consumer_threads >= PUBLISHED_BINS)
+    bin_ = first + thread
+    if thread < PUBLISHED_BINS and bin_ < NUM_BINS:
+        (bins_of(s, own_slot(s)) + bin_ % PUBLISHED_BINS).store(select.histogram[bin_])
+
+
+@cute.jit
 def list_slots(s: Selecting, listed: Listed) -> Listed:
     """List what the row's CTAs published, from the first one on that is not listed, as long as the
     list has room. The first call makes the row's counters 0 again. Ends synced."""
     select, thread, plan = s.select, s.thread, s.plan
     first_cta = sharers_of(s).first + listed.pages
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    if listed.pages == 0:
+        find_floor(s)
     if thread < WARP_SIZE:
         read_headers(s, listed, lane)
     # All consumers: how many slots fit, how many entries each has, and their chunks.
@@ -270,13 +256,62 @@ def list_slots(s: Selecting, listed: Listed) -> Listed:
 
 
 @cute.jit
+def find_floor(s: Selecting) -> None:
+    """Write the row's floor to scratch, and how many of its entries have that key at least. The
+    row's last CTA calls, so that all counts are complete. Starts and ends synced.
+
+    The floor is that of a group of bins, or, where that leaves more entries than the list holds,
+    that of a bin: the slots have counts of the group's bins, which are complete above a CTA's own
+    floor. CTAs that waited for each other know a better one.
+    """
+    select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    assert const_expr(BIN_GROUP == WARP_SIZE)
+    if thread < WARP_SIZE:
+        cluster.own_coarse[thread] = Int32(0)
+        group, above, within, least = floor_group(s, counters_of(s), thread)
+        if thread == 0:
+            select.scratch[SCRATCH_FLOOR] = Int32(least)
+            select.scratch[SCRATCH_FOUND] = above + within
+            select.scratch[SCRATCH_RANGE], select.scratch[SCRATCH_RANGE + 1] = group, above
+    # All consumers: the group is in scratch, and its bins are clear.
+    consumer_sync(plan)
+    many = select.scratch[SCRATCH_FOUND] > plan.lists.capacity
+    if many and select.scratch[SCRATCH_SETTLED] == 0:
+        group = select.scratch[SCRATCH_RANGE]
+        first, count, _ = sharers_of(s)
+        entries = Int32(0)
+        for index in cutlass.range(warp, count, plan.consumer_warps, unroll=4):
+            number = slot_number(first + index, index, plan)
+            _, _, _, first_group = load_header(s, number)
+            bin_ = group % PUBLISHED_GROUPS * BIN_GROUP + lane
+            own = load_relaxed(bins_of(s, number) + bin_)
+            if group >= first_group and group < first_group + PUBLISHED_GROUPS:
+                entries += own
+        if entries > 0:
+            cute.arch.atomic_add(
+                cluster.own_coarse.iterator + lane, entries, sem="relaxed", scope="cta"
+            )
+        # All consumers: the group's bins are counted.
+        consumer_sync(plan)
+        if thread < WARP_SIZE:
+            bin_ = Int32(BIN_GROUP - 1) - lane  # lane 0 has the best one
+            reached = prefix_sum(cluster.own_coarse[bin_], lane) + select.scratch[SCRATCH_RANGE + 1]
+            if lane == first_lane_where(reached >= plan.topk) and reached >= plan.topk:
+                select.scratch[SCRATCH_FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
+                select.scratch[SCRATCH_FOUND] = reached
+    # All consumers: the floor is written, and nobody reads what a group's was.
+    consumer_sync(plan)
+
+
+@cute.jit
 def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
     """One warp: write to scratch how many of the next slots fit the list, how many chunks they
     have, and the list's floor; write to the candidates' memory the entries of each, and the chunks
     up to its end.
 
-    The row's counts are complete when its first slots are listed. They and the slots' own floors
-    say what cannot win, and whether the rest fits, however much was published.
+    The row's floor and the slots' own say what cannot win, and whether the rest fits, however much
+    was published.
     """
     select, plan, done = s.select, s.plan, listed.pages
     first_cta = sharers_of(s).first + done
@@ -287,15 +322,12 @@ def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
         counts[i], tops[i] = Int32(0), Int32(SIGN)
         if SLOTS_A_LANE * lane + i < num_slots:
             cta, index = (start + SLOTS_A_LANE * lane + i for start in (first_cta, done))
-            slot = slot_of(s, slot_number(cta, index, plan))
-            counts[i], tops[i] = load2(slot)
-            own, _ = load2(slot + 2)
+            counts[i], tops[i], own, _ = load_header(s, slot_number(cta, index, plan))
             floor = cutlass.max(floor, own)
     most_entries = Int32(plan.lists.capacity)
     if done == 0:
-        _, above, within, least = floor_group(s, counters_of(s), lane)
-        floor = cutlass.max(floor, signed(least))
-        if above + within <= plan.lists.capacity:
+        floor = cutlass.max(floor, signed(Uint32(select.scratch[SCRATCH_FLOOR])))
+        if select.scratch[SCRATCH_FOUND] <= plan.lists.capacity:
             most_entries = Int32(LAST_POSITION)
     floor = cute.arch.warp_redux_sync(floor, "max")
     entries, chunks = Int32(0), Int32(0)

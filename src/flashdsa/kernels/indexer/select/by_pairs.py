@@ -25,8 +25,8 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
 from flashdsa.kernels.indexer.emit.by_position import (
     WarpSpan,
+    emit_by_position,
     emit_in_order,
-    emit_pair_row,
     own_span,
 )
 from flashdsa.kernels.indexer.plan import TeamPlan
@@ -146,7 +146,7 @@ def select_by_team(
                     if in_order:
                         emit_in_order(here, tile.row, part, span, threshold)
                     else:
-                        emit_pair_row(here, tile.row, part, threshold)
+                        emit_by_position(here, tile.row, part, threshold)
                 selected = cutlass.Boolean(True)
     return phases
 
@@ -302,11 +302,11 @@ def select_in_teams(
 def published_of(published: Published, team: Int32, num_ctas: Int32, plan: Any) -> Published:
     """Device memory of a team's rows: counters and slots of the first team come first."""
     arrivals = published.arrivals.iterator + team * num_ctas * ROW_COUNTERS
-    slots = published.slots.iterator + Int64(2 * team * num_ctas) * plan.slot_words
-    return Published(
-        cute.make_tensor(arrivals, published.arrivals.layout),
-        cute.make_tensor(slots, published.slots.layout),
-    )
+    slots = [
+        cute.make_tensor(words.iterator + Int64(2 * team * num_ctas) * words.shape[1], words.layout)
+        for words in published[1:]
+    ]
+    return Published(cute.make_tensor(arrivals, published.arrivals.layout), *slots)
 
 
 def cluster_buffers_of(memory: IndexerMemory, team: Int32, plan: Any) -> ClusterBuffers:

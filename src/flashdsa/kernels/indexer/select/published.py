@@ -9,48 +9,67 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Int32, Int64, Uint32, const_expr, cute
 
-from flashdsa.dsl.gmem import add_relaxed, add_release, load2, load_acquire, load_relaxed
+from flashdsa.dsl import gmem
+from flashdsa.dsl.gmem import (
+    add_relaxed,
+    add_release,
+    load2,
+    load_acquire,
+    load_relaxed,
+    store2,
+    store4,
+)
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4
-from flashdsa.dsl.warp import first_lane_where, prefix_sum
+from flashdsa.dsl.warp import alloc_slots, first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import Sharers, WorkTile
 from flashdsa.kernels.indexer.select.exchange import sum_groups
 from flashdsa.kernels.indexer.select.keys import (
+    SIGN,
     Part,
+    accepts,
     between,
     highest_key,
     lowest_key,
     reach,
+    signed,
     step_at,
     step_bits,
 )
-from flashdsa.kernels.indexer.select.lists import count_at, key_at
+from flashdsa.kernels.indexer.select.lists import count_at, key_at, position_of
+from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
     BIN_GROUP,
     BIN_GROUPS,
+    ENTRY_WORDS,
     NARROWINGS,
     NUM_BINS,
+    PUBLISHED_BINS,
     ROW_COUNTERS,
     SLOT_HEADER_WORDS,
     STEPS,
 )
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_COORD,
+    SCRATCH_COUNT,
     SCRATCH_CROWDED,
     SCRATCH_FLOOR,
     SCRATCH_FOUND,
     SCRATCH_RANGE,
     SCRATCH_SETTLED,
     SCRATCH_SHARERS,
+    SCRATCH_TOP,
 )
 from flashdsa.problem import PAGE_SIZE
 
 COUNTED_GROUPS, DIFFERING, COUNTED_STEPS = 1, 2, 3
 """Counters of a row: CTAs that have counted their parts by groups; those that have seen different
 keys; the first of NARROWINGS: those that have counted by the steps of a range."""
+PUBLISHED_TOGETHER = 4
+"""Entries of a thread that it publishes with one atomic of its warp."""
 NEVER, IF_CROWDED, ALWAYS = range(3)
 """When a CTA waits for the counts of the row's other CTAs."""
 STEP_BITS = STEPS.bit_length() - 1
@@ -70,15 +89,57 @@ class Published(NamedTuple):
     """Device memory of one launch at a time. Counters are 0 between launches."""
 
     arrivals: Any  # (B,) int32: CTAs of the row that have published
-    slots: Any  # (CTAs, slot_words) int32, or twice as many: see `slot_number`; a header, then keys
-    # and positions: see sizes.py
+    headers: Any  # (slots, SLOT_HEADER_WORDS) int32: of each CTA, or more, see `slot_number`
+    entries: Any  # (slots, words) int32: keys and positions, by turns
+    bins: Any  # (slots, PUBLISHED_BINS) int32: entries in bins, where CTAs split a row, of bin i in
+    # place i modulo PUBLISHED_BINS; None: clusters do
+
+
+class Header(NamedTuple):
+    """What a CTA says of the entries in its slot; keys are `signed` words."""
+
+    count: Int32
+    top: Int32  # the best key
+    floor: Int32  # a key that `topk` entries of the row have at least
+    first: Int32  # of a cluster the first position of the CTA's part; else the first group of
+    # the PUBLISHED_GROUPS whose bins it counts
+
+
+def published_in(arrivals: cute.Tensor, slots: cute.Tensor, plan: Any) -> Published:
+    """The counters, and the parts of (slots, slot_words) int32: all headers lie before all entries,
+    as a warp reads the headers of many slots at once."""
+    count, places, tensors = slots.shape[0], slots.iterator, []
+    for words in (SLOT_HEADER_WORDS, ENTRY_WORDS * plan.most_published, plan.published_bins):
+        if words:
+            layout = cute.make_layout((count, words), stride=(words, 1))
+            tensors.append(cute.make_tensor(places, layout))
+            places += count * words
+        else:
+            tensors.append(None)
+    return Published(arrivals, *tensors)
 
 
 @cute.jit
-def slot_of(s: Selecting, number: Int32) -> Any:
-    """Pointer to a slot: a CTA's, or the `slot_number` of a sharer."""
-    published, plan = s.published, s.plan
-    return published.slots.iterator + Int64(number) * plan.slot_words
+def entry_of(s: Selecting, number: Int32, index: Int32) -> Any:
+    """Pointer to an entry of a slot: a CTA's, or the `slot_number` of a sharer."""
+    words = const_expr(ENTRY_WORDS * s.plan.most_published)
+    return s.published.entries.iterator + Int64(number) * words + ENTRY_WORDS * index
+
+
+def header_of(s: Selecting, number: Int32) -> Any:
+    """Pointer to the header of a slot."""
+    return s.published.headers.iterator + SLOT_HEADER_WORDS * number
+
+
+def bins_of(s: Selecting, number: Int32) -> Any:
+    """Pointer to the counts of bins of a slot."""
+    return s.published.bins.iterator + PUBLISHED_BINS * number
+
+
+@cute.jit
+def load_header(s: Selecting, number: Int32) -> Header:
+    """A header that was published."""
+    return Header(*gmem.load4(header_of(s, number)))
 
 
 @cute.jit
@@ -99,7 +160,53 @@ def slot_number(cta: Int32, index: Int32, plan: cutlass.Constexpr) -> Int32:
 @cute.jit
 def load_entry(s: Selecting, number: Int32, index: Int32) -> tuple[Int32, Int32]:
     """An entry that was published in a slot."""
-    return load2(slot_of(s, number) + (SLOT_HEADER_WORDS + 2 * index))
+    return load2(entry_of(s, number, index))
+
+
+@cute.jit
+def publish(
+    s: Selecting, number: Int32, part: Part, threshold: Threshold, floor: Uint32, first: Int32
+) -> None:
+    """Write the part's entries as good as the threshold into a slot; one thread, the first, writes
+    the header after a sync of all. Starts synced.
+
+    Args:
+        floor, first: see `Header`.
+    """
+    select, thread, plan = s.select, s.thread, s.plan
+    if thread == 0:
+        select.scratch[SCRATCH_COUNT] = Int32(0)
+        select.scratch[SCRATCH_TOP] = Int32(SIGN)
+    # All consumers: the counts begin at 0.
+    consumer_sync(plan)
+    top = Int32(SIGN)
+    block = PUBLISHED_TOGETHER * plan.consumer_threads
+    for begin in cutlass.range(0, part.entries, block, unroll=1):
+        keys, positions, wins, indices = (
+            cute.make_rmem_tensor(PUBLISHED_TOGETHER, Int32) for _ in range(4)
+        )
+        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
+            index = begin + thread + i * plan.consumer_threads
+            keys[i], positions[i], wins[i] = Int32(0), Int32(0), Int32(0)
+            if index < part.entries:
+                key = key_at(select, index)
+                position = position_of(select, part, index, key)
+                keys[i], positions[i] = Int32(key), Int32(position)
+                wins[i] = Int32(accepts(key, position, threshold.key, threshold.position))
+        alloc_slots(select.scratch.iterator + SCRATCH_COUNT, wins, indices, PUBLISHED_TOGETHER)
+        for i in cutlass.range_constexpr(PUBLISHED_TOGETHER):
+            if wins[i] != 0:
+                store2(entry_of(s, number, indices[i]), keys[i], positions[i])
+                top = cutlass.max(top, signed(Uint32(keys[i])))
+    top = cute.arch.warp_redux_sync(top, "max")
+    if thread % WARP_SIZE == 0:
+        cute.arch.atomic_max(select.scratch.iterator + SCRATCH_TOP, top, sem="relaxed", scope="cta")
+    # All consumers: the slot's entries are written, and counted.
+    consumer_sync(plan)
+    if thread == 0:
+        scratch = select.scratch
+        header = Header(scratch[SCRATCH_COUNT], scratch[SCRATCH_TOP], signed(floor), first)
+        store4(header_of(s, number), header)
 
 
 @cute.jit
@@ -125,14 +232,14 @@ def sharers_of(s: Selecting) -> Sharers:
 
 
 @cute.jit
-def own_slot(s: Selecting) -> Any:
-    """Pointer to the slot in which the caller publishes its part of the row."""
+def own_slot(s: Selecting) -> Int32:
+    """The slot in which the caller publishes its part of the row."""
     cta, _, _ = cute.arch.block_idx()
     index = Int32(0)
     if const_expr(s.plan.cuts_spans):
         first, _, index = sharers_of(s)
         cta = first + index
-    return slot_of(s, slot_number(cta, index, s.plan))
+    return slot_number(cta, index, s.plan)
 
 
 def counters_of(s: Selecting) -> Any:

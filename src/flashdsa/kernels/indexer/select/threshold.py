@@ -38,7 +38,9 @@ from flashdsa.kernels.indexer.select.keys import (
     inside,
     lowest_key,
     narrowed,
+    signed,
     steps_of,
+    unsigned,
 )
 from flashdsa.kernels.indexer.select.lists import clear_histogram, count_in_bin, key_at, position_of
 from flashdsa.kernels.indexer.sizes import ENTRY_WORDS, LAST_POSITION
@@ -260,6 +262,33 @@ def recount(s: Selecting, range_: Range, steps: Steps, part: Part, candidate: Ca
     consumer_sync(plan)
 
 
+@cute.jit
+def shrunk(s: Selecting, range_: Range, part: Part) -> Range:
+    """The range from the lowest to the highest key in it that the list has: where many entries have
+    few different keys, they are told apart at once. Ends synced; all have read the histogram."""
+    select, thread, plan = s.select, s.thread, s.plan
+    lowest, highest = signed(range_.high), signed(range_.low)
+    width = range_.high - range_.low
+    for i in cutlass.range(thread, part.entries, plan.consumer_threads, unroll=2):
+        key = key_at(select, i)
+        if key != 0 and between(key, range_.low, width):
+            lowest = cutlass.min(lowest, signed(key))
+            highest = cutlass.max(highest, signed(key))
+    lowest = cute.arch.warp_redux_sync(lowest, "min")
+    highest = cute.arch.warp_redux_sync(highest, "max")
+    consumer_sync(plan)  # everyone has read what the round before counted
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    if lane == 0:
+        select.histogram[warp], select.histogram[WARP_SIZE + warp] = lowest, highest
+    # All consumers: every warp's keys are there; they are read before the histogram is cleared.
+    consumer_sync(plan)
+    if lane < plan.consumer_warps:
+        lowest, highest = select.histogram[lane], select.histogram[WARP_SIZE + lane]
+    lowest = cute.arch.warp_redux_sync(lowest, "min")
+    highest = cute.arch.warp_redux_sync(highest, "max")
+    return range_._replace(low=unsigned(lowest), high=unsigned(highest))
+
+
 def published_range(select: SelectBuffers, range_: Range) -> Range:
     """The range of the entries, of all that clusters published, that may win, at least two keys; of
     all entries until they have; see by_clusters.py."""
@@ -314,6 +343,8 @@ def find_threshold(
         select.scratch[SCRATCH_BEFORE] = Int32(0)
         select.scratch[SCRATCH_CANDIDATES] = Int32(0)
     while state != FOUND:
+        if not counted and not shared and state == LISTED:
+            range_ = shrunk(s, range_, part)
         steps = steps_of(range_)
         if not counted:
             listed = part.entries if state == LISTED else Int32(0)

@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from flashdsa.dsl.pipeline import PipelineState, RingConsumer
 from flashdsa.dsl.static import Static
-from flashdsa.dsl.warp import uniform
+from flashdsa.dsl.warp import kept, uniform
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer.page_order import course_from
 from flashdsa.kernels.indexer.score_batch import PageScoring, PageSource, Scoring, doubled_relu
@@ -158,16 +158,20 @@ class Sums(NamedTuple):
 
 @cute.jit
 def score_page(
-    x: Scoring, weights: cute.Tensor, state: PipelineState, tile_stage: Int32, token: Int32
+    x: Scoring, weights: cute.Tensor, state: PipelineState, tile_stage: Int32, word: Int32
 ) -> Sums:
-    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads."""
+    """Wait for a page, read it, free its stage, multiply, and sum over this lane's heads.
+
+    Args:
+        word: `word_of_scale` of the lane's token.
+    """
     inputs, scorer, plan, lane = x.inputs, x.scorer, x.plan, x.thread % WARP_SIZE
     stage = state.stage
     # page_full[stage], the round's phase: TMA has brought keys and scales, or page_valid says that
     # none came. All may be read until this warp arrives at page_empty[stage].
     inputs.page_ring.wait(state)
     load_keys(scorer, stage, plan)
-    scale = load_scale(scorer, stage, token, plan)
+    scale = load_scale(scorer, stage, word, plan)
     valid = inputs.page_valid[stage]
     multiply(scorer, tile_stage)
     # page_empty[stage]: all lanes of this warp have read the stage, as the product has its keys in
@@ -244,17 +248,18 @@ def score_pages(
     position = (pages.first_page + course.first) * PAGE_SIZE + token
     if is_of_second(lane):
         position += course.tokens_apart
+    word = kept(word_of_scale(token), lane)
     ring = inputs.page_ring
     # Held in uniform registers, as are the stage and the queries' descriptors then: no instruction
     # moves them into such registers before a product.
     state = ring.state(uniform(pages.first_number + turn))
     for done in cutlass.range(0, count, 2, unroll=1):
         both = done + 1 < count
-        first = score_page(x, weights, state, tile_stage, token)
+        first = score_page(x, weights, state, tile_stage, word)
         state = state.advanced(groups)
         second = Sums(Float32(0.0), Float32(0.0), Float32(0.0), Int32(0))
         if both:
-            second = score_page(x, weights, state, tile_stage, token)
+            second = score_page(x, weights, state, tile_stage, word)
             state = state.advanced(groups)
         score, valid = finish_pair(first, second, lane)
         store(sink, score, position, valid, both or not is_of_second(lane))
@@ -267,13 +272,13 @@ def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlas
     order."""
     # Lanes 0 and 2 of each four finish upper rows, 1 and 3 lower ones; 0 and 1 the first page's.
     odd = lane % 2 == 1
-    kept = first.lower if odd else first.upper
-    kept += cute.arch.shuffle_sync_bfly(first.upper if odd else first.lower, 1)
-    kept_second = second.lower if odd else second.upper
-    kept_second += cute.arch.shuffle_sync_bfly(second.upper if odd else second.lower, 1)
+    of_first_page = first.lower if odd else first.upper
+    of_first_page += cute.arch.shuffle_sync_bfly(first.upper if odd else first.lower, 1)
+    of_second_page = second.lower if odd else second.upper
+    of_second_page += cute.arch.shuffle_sync_bfly(second.upper if odd else second.lower, 1)
     of_second = is_of_second(lane)
-    given = kept if of_second else kept_second
-    total = kept_second if of_second else kept
+    given = of_first_page if of_second else of_second_page
+    total = of_second_page if of_second else of_first_page
     total += cute.arch.shuffle_sync_bfly(given, 2)
     scale = second.scale if of_second else first.scale
     valid = second.valid if of_second else first.valid
@@ -281,22 +286,24 @@ def finish_pair(first: Sums, second: Sums, lane: Int32) -> tuple[Float32, cutlas
 
 
 @cute.jit
-def load_scale(scorer: Scorer, stage: Int32, token: Int32, plan: cutlass.Constexpr) -> Float32:
-    """The token's scale."""
-    scale = scale_of(scorer, stage, token, plan).load()
+def load_scale(scorer: Scorer, stage: Int32, word: Int32, plan: cutlass.Constexpr) -> Float32:
+    """The scale of the token with that `word_of_scale`."""
+    scale = scale_of(scorer, stage, word, plan).load()
     if const_expr(plan.mxfp4):
         scale = mxfp4.scale_of_key(scale.bitcast(Int32))
     return scale
 
 
 @cute.jit
-def scale_of(scorer: Any, stage: Int32, token: Int32, plan: cutlass.Constexpr) -> Any:
-    """Pointer to the token's scale: the 128-byte swizzle exchanges neighbouring 16 bytes in the
+def word_of_scale(token: Int32) -> Int32:
+    """The token's scale among a page's: the 128-byte swizzle exchanges neighbouring 16 bytes in the
     second row."""
     words_of_row = 32
-    word = token
-    if token >= words_of_row:
-        word = token ^ 4
+    return token ^ 4 if token >= words_of_row else token
+
+
+def scale_of(scorer: Any, stage: Int32, word: Int32, plan: Any) -> Any:
+    """Pointer to the scale of the token with that `word_of_scale`."""
     offset = stage * (plan.stage_bytes // 4) + plan.page_key_bytes // 4 + word
     return cute.recast_ptr(scorer.pages, dtype=Float32) + offset
 

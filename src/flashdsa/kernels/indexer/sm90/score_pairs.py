@@ -30,6 +30,7 @@ from flashdsa.kernels.indexer.sm90.score import (
     finish_pair,
     nothing_when_loaded,
     scale_of,
+    word_of_scale,
 )
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers, input_buffers_in
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
@@ -145,7 +146,7 @@ def score_pages(
     token = thread // WARP_SIZE % 4 * 16 + Int32(lane // 4 + lane % 2 * 8)
     course = course_from(begin, pages.num_pages, plan)
     position = (pages.first_page + course.first) * PAGE_SIZE + token
-    scales = opaque(Int32(scale_of(scorer, Int32(0), token, plan).toint()))
+    scales = opaque(Int32(scale_of(scorer, Int32(0), word_of_scale(token), plan).toint()))
     accumulator = cute.make_rmem_tensor(plan.tile_heads // 2, Float32)
     # The second row's weights go into registers that the first one's sums leave: all would be too
     # many.
