@@ -352,6 +352,7 @@ def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
         select.candidates[CHUNK_ENDS + SLOTS_A_LANE * lane + i] = chunk_end
     fitting = cute.arch.warp_redux_sync(fitting, "add")
     used = cute.arch.warp_redux_sync(used, "max")
+    cute.arch.sync_warp()  # all lanes have read the floor and what it leaves
     if lane == 0:
         select.scratch[SCRATCH_FOUND], select.scratch[SCRATCH_CHUNKS] = fitting, used
         select.scratch[SCRATCH_FLOOR] = Int32(unsigned(floor))
