@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
 @cute.jit
 def page_word(output: Output, row: Int32, position: Int32) -> Int32:
-    """What `id_in` needs of the page with a token: asked for, and not yet waited for."""
+    """The word from which `id_in` makes a token's id: asked for, and not yet waited for."""
     if const_expr(output.id_table is None):
         return Int32(0)
     request = request_of(output.rows, row)

@@ -96,7 +96,7 @@ class Published(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a CTA says of the entries in its slot; keys are `signed` words."""
+    """Summary of the entries in a CTA's slot; keys are `signed` words."""
 
     count: Int32
     top: Int32  # the best key
