@@ -39,7 +39,14 @@ from flashdsa.kernels.indexer.select.lists import (
     clear_histogram,
     count_in_bin,
 )
-from flashdsa.kernels.indexer.select.published import Header, load_entry, load_header, publish
+from flashdsa.kernels.indexer.select.published import (
+    CHUNKS_TOGETHER,
+    Header,
+    chunks_of,
+    load_entry,
+    load_header,
+    publish,
+)
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
     compacted,
@@ -57,9 +64,6 @@ from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_RANGE,
     SCRATCH_TOP,
 )
-
-CHUNKS_TOGETHER = 8
-"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 
 
 @cute.jit
@@ -206,7 +210,7 @@ def list_published(s: Selecting, cta: Int32, row_end: Int32) -> Int32:
     # A slot of which nothing can win is passed over.
     count = mine.count if lane < coord.num_splits and mine.top >= floor else Int32(0)
     end = prefix_sum(count, lane)
-    chunks = (count + WARP_SIZE - 1) // WARP_SIZE
+    chunks = chunks_of(count)
     chunk_end = prefix_sum(chunks, lane)
     # A warp loads a chunk of a slot, an entry a lane, and so some chunks before it uses the first.
     last_chunk = cute.arch.shuffle_sync(chunk_end, WARP_SIZE - 1)

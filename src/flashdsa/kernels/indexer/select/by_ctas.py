@@ -36,7 +36,9 @@ from flashdsa.kernels.indexer.select.lists import (
 )
 from flashdsa.kernels.indexer.select.published import (
     APART,
+    CHUNKS_TOGETHER,
     bins_of,
+    chunks_of,
     contribute,
     counters_of,
     floor_group,
@@ -85,8 +87,6 @@ CHUNK_ENDS, CHUNK_OFFSETS = LISTED_SLOTS, 2 * LISTED_SLOTS
 slot, and of each chunk's offset."""
 SLOT_BITS = LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
-CHUNKS_TOGETHER = 8
-"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 
 
 @cute.jit
@@ -361,11 +361,6 @@ def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
 def most_chunks(plan: Any) -> int:
     """Chunks whose offsets the candidates' memory has room for."""
     return int(plan.candidate_words) - CHUNK_OFFSETS
-
-
-def chunks_of(entries: Int32) -> Int32:
-    """Loads of a warp for `entries` entries."""
-    return (entries + WARP_SIZE - 1) // WARP_SIZE
 
 
 @cute.jit

@@ -70,6 +70,8 @@ COUNTED_GROUPS, DIFFERING, COUNTED_STEPS = 1, 2, 3
 keys; the first of NARROWINGS: those that have counted by the steps of a range."""
 PUBLISHED_TOGETHER = 4
 """Entries of a thread that it publishes with one atomic of its warp."""
+CHUNKS_TOGETHER = 8
+"""Chunks, of WARP_SIZE entries each, that a warp loads before it uses the first."""
 NEVER, IF_CROWDED, ALWAYS = range(3)
 """When a CTA waits for the counts of the row's other CTAs."""
 STEP_BITS = STEPS.bit_length() - 1
@@ -161,6 +163,11 @@ def slot_number(cta: Int32, index: Int32, plan: cutlass.Constexpr) -> Int32:
 def load_entry(s: Selecting, number: Int32, index: Int32) -> tuple[Int32, Int32]:
     """An entry that was published in a slot."""
     return load2(entry_of(s, number, index))
+
+
+def chunks_of(entries: Int32) -> Int32:
+    """Loads of a warp for `entries` entries."""
+    return (entries + WARP_SIZE - 1) // WARP_SIZE
 
 
 @cute.jit
