@@ -173,13 +173,15 @@ JOINED = DecodePlan(joined=True, tile=Tile(512))
     [
         (133, 2, "forward", "alone"),
         (140, 32, "dealt", "alone"),
-        (164, 16, "dealt", "alone"),
-        (166, 16, "dealt", "forward"),
+        (164, 16, "forward", "alone"),
+        (166, 16, "forward", "forward"),
         (200, 32, "dealt", "forward"),
         (240, 32, "forward", "forward"),
         (264, 6, "forward", "forward"),
         (397, 16, "dealt", "forward"),
         (660, 32, "forward", "forward"),
+        (812, 32, "dealt", "forward"),
+        (925, 32, "forward", "forward"),
     ],
 )
 def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
@@ -188,29 +190,42 @@ def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
     """By whether lists have lengths."""
     names = {type(None): "forward", DecodePlan: "alone", DealtPlan: "dealt"}
     by_forward = time_of_items(items, 64, tiles * 64, 132)
-    calls = (Turns(items, 64, tiles, tiles, varies, by_forward) for varies in (False, True))
+    calls = (Turns(items, 64, 8192, tiles, tiles, varies, by_forward) for varies in (False, True))
     chosen = [choose_for_turns(Emulator(), ALONE, call) for call in calls]
     assert [names[type(plan)] for plan in chosen] == [full, varied]
     assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
 
 
-@pytest.mark.parametrize(("queries", "topk"), [(1337, 128), (660, 2048)])
+@pytest.mark.parametrize(("queries", "topk"), [(857, 128), (660, 2048)])
 def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None:
-    call = Turns(queries, 64, topk // 64, topk // 64, False, math.inf)
+    call = Turns(queries, 64, 8192, topk // 64, topk // 64, False, math.inf)
     assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
     by_forward = time_of_items(queries, 64, topk, 132)
     assert choose_for_turns(Emulator(), ALONE, call._replace(by_forward=by_forward)) is None
+    assert choose_for_turns(Emulator(), ALONE, call._replace(num_queries=859)) is None
+
+
+def test_far_rows_are_dealt_where_that_saves_much_or_queries_share_few() -> None:
+    """The forward's neighbours find shared rows in the second-level cache."""
+    call = Turns(812, 64, 65_536, 32, 32, False, time_of_items(812, 64, 2048, 132))
+    assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
+    assert choose_for_turns(Emulator(), ALONE, call._replace(num_keys=65_537)) is None
+    own = call._replace(num_keys=812 * 2048)
+    assert type(choose_for_turns(Emulator(), ALONE, own)) is DealtPlan
+    much = call._replace(num_keys=65_537, by_forward=1.2 * call.by_forward)
+    assert type(choose_for_turns(Emulator(), ALONE, much)) is DealtPlan
 
 
 def test_what_may_not_be_dealt() -> None:
     """Two sources of rows with RoPE; so many slots, at most, that the kernel cannot count shares of
-    them; a query of more items than SMs."""
+    them; more turns than dealing gains from; a query of more items than SMs."""
     assert time_of_dealing(0, 132, 5, 133, 32) == math.inf
-    call = Turns(70, 128, 32, 32, False, time_of_items(70, 128, 2048, 132))
+    call = Turns(70, 128, 8192, 32, 32, False, time_of_items(70, 128, 2048, 132))
     assert type(choose_for_turns(Emulator(), JOINED, call)) is DealtPlan
     for plan, other in (
         (replace(JOINED, tile=Tile()), call),
         (JOINED, call._replace(most_tiles=1 << 20)),
+        (JOINED, call._replace(num_queries=430)),
     ):
         assert choose_for_turns(Emulator(), plan, other) is None
 

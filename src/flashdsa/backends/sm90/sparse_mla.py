@@ -95,7 +95,7 @@ def choose(
     if group == 1 and not max_logits:
         tiles = tiles_of(topk)
         by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
-        turns = Turns(num_queries, num_heads, tiles, tiles, varied, by_forward)
+        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied, by_forward)
         by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
         if by_decode is not None:
             return sparse_mla_decode.bind_plan(runner, by_decode, 1, operands, sm_scale)
@@ -127,7 +127,7 @@ def choose_joined(
     if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
         by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms)
-        turns = Turns(num_queries, num_heads, tiles, most_tiles, varied, by_forward)
+        turns = Turns(num_queries, num_heads, num_keys, tiles, most_tiles, varied, by_forward)
         plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
         by_decode = choose_for_turns(runner, plan, turns)
         if by_decode is not None:

@@ -69,10 +69,15 @@ much longer."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
-MOST_OF_FORWARD, DEALT_CODE_US = 0.95, 6.0
+MOST_OF_FORWARD, MOST_OF_FORWARD_FAR, DEALT_CODE_US = 0.92, 0.8, 6.0
 """Dealt tiles of bf16 rows and more items than SMs take less than this of the forward's time, or it
-is taken, which packs lists. Dealt tiles have 57 KB more code, for which a cold call waits so long.
-"""
+is taken, which packs lists; less than the second number where queries share far rows. Dealt tiles
+have 57 KB more code, for which a cold call waits so long."""
+NEAR_ROWS, MOST_DEALT_TURNS = 65_536, 6.5
+"""Most rows of kv, some 75 MB, that count as near, and most such items, as a multiple of the SMs,
+whose tiles are dealt. A CTA goes on with the item after its last one, so that neighbours, which may
+share rows, run at different times; the forward's run together and find them in the second-level
+cache."""
 MOST_ALONE_TURNS = 1.25
 """Such items of lists with lengths, as a multiple of the SMs, which CTAs alone end sooner than the
 forward's, which are drawn."""
@@ -443,6 +448,7 @@ class Turns(NamedTuple):
 
     num_queries: int
     num_heads: int
+    num_keys: int
     tiles: int
     most_tiles: int
     varied: bool
@@ -452,6 +458,11 @@ class Turns(NamedTuple):
     def items(self) -> int:
         """Their number."""
         return items_of(self.num_queries, self.num_heads)
+
+    @property
+    def shares_far_rows(self) -> bool:
+        """Whether the lists have more slots than there are rows, and these are not near."""
+        return NEAR_ROWS < self.num_keys < self.num_queries * self.tiles * Tile().keys
 
 
 def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan | None:
@@ -464,11 +475,13 @@ def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan 
     if of.varied:
         few = of.items <= MOST_ALONE_TURNS * num_sms
         return plan if few and not plan.joined else None
-    can = can_deal(num_sms, of.num_queries, of.most_tiles)
+    few = of.items <= MOST_DEALT_TURNS * num_sms
+    can = few and can_deal(num_sms, of.num_queries, of.most_tiles)
     if can and not (plan.joined and plan.tile.has_rope):
         blocks = plan.items(of.num_heads)
         dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, of.tiles)
-        if dealt + DEALT_CODE_US < MOST_OF_FORWARD * of.by_forward:
+        most = MOST_OF_FORWARD_FAR if of.shares_far_rows else MOST_OF_FORWARD
+        if dealt + DEALT_CODE_US < most * of.by_forward:
             return DealtPlan(joined=plan.joined, tile=plan.tile)
     return None
 
