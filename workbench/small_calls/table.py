@@ -408,7 +408,7 @@ TABLE: dict[str, Row] = {
         _tight("one key, split", (3200, 513), (4, 1, 1), values="equal"),
         _tight("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
         _tight("put in order by several warps", (2500, 513, *(1,) * 62), (3, 1, 1)),
-        _tight("more equal keys than the list holds", (2110, 513), (4, 1, 1), values="equal"),
+        _tight("a floor by bins", (6400, 513), (10, 1, 1), values="ascending"),
         _tight("candidates of one key", (900,), (1, 1, 1), values="two"),
         _tight("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
         Ranked("compaction", (9000,), (1, 1, 1)), Ranked("clusters of 16", (9000,), (1, 16, 1)),
