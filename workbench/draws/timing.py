@@ -93,6 +93,12 @@ class DrawTimer(CudaTimer):
             timed = {name: replay_of(call, 1) or call for name, call in timed.items()}
         return self._cold(timed, about, repeats) | slow
 
+    def _warm_up(self, name: str, call: Call) -> float:
+        """Without the host's part, which a spin hides: it must not decide what is captured."""
+        super()._warm_up(name, call)
+        torch.cuda._sleep(self._spin)
+        return self._span(name, call, 1)
+
     def _ready(self, call: Call, about: float) -> tuple[Call, int]:
         """A graph is made once."""
         if call not in self._made:

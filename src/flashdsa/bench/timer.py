@@ -163,11 +163,10 @@ class CudaTimer:
         return self._cold(calls, about, repeats)
 
     def _warm_up(self, name: str, call: Call) -> float:
-        """Microseconds of a call, about, without the host's part of a short one."""
+        """Microseconds of a call, about."""
         for _ in range(WARMUP_CALLS):
             call()
         self.synchronize(name)
-        torch.cuda._sleep(self._spin)
         return self._span(name, call, 1)
 
     def _cold(

@@ -73,7 +73,7 @@ MOST_OF_FORWARD, MOST_OF_FORWARD_FAR, DEALT_CODE_US = 0.92, 0.8, 6.0
 """Dealt tiles of bf16 rows and more items than SMs take less than this of the forward's time, or it
 is taken, which packs lists; less than the second number where queries share far rows. Dealt tiles
 have 57 KB more code, for which a cold call waits so long."""
-NEAR_ROWS, MOST_DEALT_TURNS = 65_536, 6.5
+MOST_NEAR_ROWS, MOST_DEALT_TURNS = 65_536, 6.5
 """Most rows of kv, some 75 MB, that count as near, and most such items, as a multiple of the SMs,
 whose tiles are dealt. A CTA goes on with the item after its last one, so that neighbours, which may
 share rows, run at different times; the forward's run together and find them in the second-level
@@ -462,7 +462,7 @@ class Turns(NamedTuple):
     @property
     def shares_far_rows(self) -> bool:
         """Whether the lists have more slots than there are rows, and these are not near."""
-        return NEAR_ROWS < self.num_keys < self.num_queries * self.tiles * Tile().keys
+        return MOST_NEAR_ROWS < self.num_keys < self.num_queries * self.tiles * Tile().keys
 
 
 def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan | None:
