@@ -96,6 +96,7 @@ def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]
         (num_keys, sizes.words, PAIR),
         (sizes.parts, CURSORS),
         (sizes.parts + 1,),
+        (num_groups * blocks,),
         (num_keys, KEY_WORDS),
         (num_groups,),
         (sizes.room,),

@@ -58,8 +58,8 @@ _SPECS: Mapping[type[Plan], KernelSpec] = {
     DealtManyHeadsPlan: SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
 }
 INT32_MAX = (1 << 31) - 1
-MOST_WAVES = 32
-"""Waves of items, a CTA each, beyond which dealing saves little."""
+MOST_WAVES, MOST_WAVES_OF_FEW = 32, 20
+"""Waves of items, a CTA each, beyond which dealing saves little; of 16 heads it then costs 1.2."""
 MOST_OF_WAVES, MOST_OF_VARIED = 0.97, 1.05
 """Dealt tiles of packed rows take less than this of the time of whole items, or these are taken, as
 they have less code; likewise where lists may be shorter than they seem, as only dealing heeds."""
@@ -74,10 +74,9 @@ MOST_OF_FORWARD, MOST_OF_FORWARD_FAR, DEALT_CODE_US = 0.92, 0.8, 6.0
 is taken, which packs lists; less than the second number where queries share far rows. Dealt tiles
 have 57 KB more code, for which a cold call waits so long."""
 MOST_NEAR_ROWS, MOST_DEALT_TURNS = 65_536, 6.5
-"""Most rows of kv, some 75 MB, that count as near, and most such items, as a multiple of the SMs,
-whose tiles are dealt. A CTA goes on with the item after its last one, so that neighbours, which may
-share rows, run at different times; the forward's run together and find them in the second-level
-cache."""
+"""Most rows of kv that count as near, some 75 MB, and most such items whose tiles are dealt, as a
+multiple of the SMs. Dealt neighbours, which may share rows, run at different times; the forward's
+run together and find them in the second-level cache."""
 MOST_ALONE_TURNS = 1.25
 """Such items of lists with lengths, as a multiple of the SMs, which CTAs alone end sooner than the
 forward's, which are drawn."""
@@ -421,7 +420,8 @@ def time_of_dealing(kind: int, num_sms: int, queries: int, blocks: int, tiles: i
     Args:
         blocks: items of a query.
     """
-    too_many = blocks > num_sms or queries * blocks > MOST_WAVES * num_sms
+    most = MOST_WAVES_OF_FEW if kind == SIXTEEN else MOST_WAVES
+    too_many = blocks > num_sms or queries * blocks > most * num_sms
     if too_many or not can_deal(num_sms, queries, tiles):
         return math.inf
     return time_of_dealt(DEALT_TIMES[kind], queries, tiles, num_sms // blocks)

@@ -33,8 +33,8 @@ class PerItemMemory(Memory):
 
 
 class Context(NamedTuple):
-    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ..., with tickets
-    those that it draws.
+    """One CTA's position in the launch. Its work items are cta, cta + num_ctas, ..., with slots
+    those at these positions of the order, with tickets those that it draws.
 
     Item i is row block i: the rows of Q from 64 i on. A CTA goes round the tiles of an item's list;
     its first tile is `spread` tiles after that of the previous CTA, in turns: so dQ has the same
@@ -49,7 +49,8 @@ class Context(NamedTuple):
     num_items: Int32
     spread: Int32
     thread: Int32  # in its warpgroup
-    tickets: Any  # (2 + groups,) int32, see `tickets.py`; None: the plan has none
+    # (2 + groups,) int32, see `tickets.py`; with slots their order; None: the plan has neither
+    tickets: Any
 
     @property
     def plan(self) -> PerItemPlan:
@@ -63,6 +64,15 @@ class Context(NamedTuple):
     def line_of(self, of_lists: Any, item: Int32) -> Any:
         """Pointer to the first entry of the item's group in `rows` or `members`."""
         return of_lists.iterator + Int64(self.group_of(item)) * of_lists.shape[1]
+
+
+@cute.jit
+def item_by_turns(ctx: Context, position: Int32) -> Int32:
+    """The item at a position of a CTA's turns."""
+    item = position
+    if cutlass.const_expr(ctx.plan.slots):
+        item = ctx.tickets[position]
+    return item
 
 
 class Tiles(NamedTuple):

@@ -20,6 +20,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     Context,
     Tiles,
+    item_by_turns,
     tile_after,
     tiles_of,
 )
@@ -265,7 +266,8 @@ def dkv_all(role: Dkv) -> None:
             item = next_item(ctx, drawn)
             drawn += 1
     else:
-        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            item = item_by_turns(ctx, position)
             number = dkv_item(role, accs, (p, ds), item, number)
 
 

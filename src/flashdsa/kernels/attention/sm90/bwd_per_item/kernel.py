@@ -33,6 +33,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     part_of,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import launch_sums
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import launch_turns
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR, PerItemPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
@@ -121,6 +122,7 @@ def locate(
     row_blocks = cutlass.max(heads // ROWS, Int32(1))
     first = cta
     if cutlass.const_expr(memory.plan.slots):
+        tickets = offsets.order
         part = part_of(offsets, number)
         first = part.begin * row_blocks + cta
         num_items = cutlass.min(num_items, part.end * row_blocks)
@@ -249,7 +251,7 @@ def launch_parts(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the rows' positions, the backward and the sums for each part of the groups.
+    """Launch order, rows' positions, the backward and the sums for each part of the groups.
 
     Args:
         on_device: num_ctas and num_sms.
@@ -259,6 +261,8 @@ def launch_parts(
     room = Int32(work.dkv.shape[0]) // blocks
     launch_split(work.lists, offsets, room, unit_groups, choice, stream)
     for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
+        of_turns = number, blocks, num_ctas, plan.tile.keys
+        launch_turns(work.lists, offsets, *of_turns, stream)
         launch_offsets(work.lists, offsets, number, num_sms, stream)
         launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
         launch_sums(dkv, work.dkv, offsets, number, blocks, num_sms, plan, stream)
@@ -304,12 +308,15 @@ def compile_per_item(plan: PerItemPlan) -> Any:
 
 def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
     """Fake tensors: slots, those of `Offsets`, and unit_groups."""
-    groups, capacity, slots, words, parts, begins, room = (cute.sym_int32() for _ in range(7))
+    groups, capacity, slots, words, parts, begins, room, items = (
+        cute.sym_int32() for _ in range(8)
+    )
     return [
         fake_tensor(Int32, (slots, plan.slot_words)),
         fake_tensor(Int32, (keys, words, PAIR)),
         fake_tensor(Int32, (parts, CURSORS), 4),
         fake_tensor(Int32, (begins,), 4),
+        fake_tensor(Int32, (items,), 4),
         fake_tensor(Int32, (keys, KEY_WORDS)),
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (room,), 4),

@@ -23,7 +23,12 @@ from flashdsa.dsl.smem import load_float, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import sums_over_lanes
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
+    Context,
+    item_by_turns,
+    tile_after,
+    tiles_of,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     HALF_ROWS,
@@ -133,7 +138,8 @@ def gather_all(role: Gatherer) -> None:
         if paced:
             stop_pace(ctx)
     else:
-        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            item = item_by_turns(ctx, position)
             number = gather_item(role, item, (own, unit), to, number, Boolean(False))
 
 

@@ -19,7 +19,12 @@ from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
 from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, tile_after, tiles_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
+    Context,
+    item_by_turns,
+    tile_after,
+    tiles_of,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.load import Rows, copy_rows
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
@@ -248,7 +253,8 @@ def score_all(role: Scorer) -> None:
             item = next_item(ctx, drawn)
             drawn += 1
     else:
-        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            item = item_by_turns(ctx, position)
             number, items = score_item(role, scores, accs, item, own, (number, items))
 
 
@@ -307,7 +313,8 @@ def high_all(role: High) -> None:
             item = next_item(ctx, drawn)
             drawn += 1
     else:
-        for item in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+        for position in cutlass.range(ctx.cta, ctx.num_items, ctx.num_ctas, unroll=1):
+            item = item_by_turns(ctx, position)
             number, items = high_item(role, accs, item, (number, items))
 
 

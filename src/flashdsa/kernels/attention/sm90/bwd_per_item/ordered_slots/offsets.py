@@ -27,7 +27,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 
 THREADS = 256
 SPLIT_THREADS = 1024
-ORDER_THREADS = MOST_PART_GROUPS
 SM_CTAS = 4
 """CTAs on each streaming multiprocessor, of the kernels that take groups or keys one after
 another."""
@@ -48,6 +47,8 @@ class Offsets(NamedTuple):
     words: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32, 0 at first
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
+    # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `turns.py`
+    order: cute.Tensor
     # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have many rows from the front on,
     # of those that have few from the back on.
     keys: cute.Tensor
@@ -125,24 +126,6 @@ def split_kernel(
             used += size
         for behind in cutlass.range(part + 1, begins.shape[0], unroll=1):
             begins[behind] = groups
-
-
-@cute.kernel
-def order_kernel(lists: Lists, offsets: Offsets, number: Int32):
-    """One CTA, a thread for each group: find the first rows of the keys out of order."""
-    thread, _, _ = cute.arch.thread_idx()
-    shared = cutlass.memory.SmemAllocator().allocate_array(Int32, ORDER_THREADS // WARP_SIZE)
-    part = part_of(offsets, number)
-    group = part.begin + thread
-    unordered = Int32(0)
-    if group < part.end:
-        unordered = unordered_of(lists, group, lists.counts[group])
-    upto = sum_up_to(unordered, shared, thread, ORDER_THREADS)
-    if group < part.end:
-        offsets.unordered[group] = upto - unordered
-    if thread == ORDER_THREADS - 1:
-        offsets.cursors[number, HANDED_OUT] = upto
-        offsets.cursors[number, OUT_OF_ORDER] = upto
 
 
 @cute.jit
@@ -307,11 +290,8 @@ def launch_split(
 
 @cute.jit
 def launch_offsets(lists: Lists, offsets: Offsets, number: Int32, num_sms: Int32, stream: Any):
-    """Launch on `stream`: the rows of all keys of a part's lists."""
+    """Launch on `stream` behind `launch_turns`: the rows of all keys of a part's lists."""
     num_ctas = num_sms * SM_CTAS
-    order_kernel(lists, offsets, number).launch(
-        grid=[1, 1, 1], block=[ORDER_THREADS, 1, 1], stream=stream
-    )
     mark_kernel(lists, offsets, number).launch(
         grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
     )
