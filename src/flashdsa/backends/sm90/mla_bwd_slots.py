@@ -87,8 +87,8 @@ def bind_slots(call: Call) -> LaunchSmall:
 
 
 def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-    """A function that allocates the slots and the tensors of `Offsets`, of which the second and the
-    third one are 0."""
+    """A function that allocates the slots and the tensors of `Offsets`, of which the words are
+    0."""
     num_keys, num_groups = call.num_keys, call.num_groups
     blocks = max(1, call.num_heads // ROWS)
     shapes = (
@@ -102,12 +102,5 @@ def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]
         (sizes.room,),
         (num_groups, call.capacity),
     )
-    slots, words, cursors, *others = (
-        call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes
-    )
-    return lambda: (
-        slots(),
-        words().zero_(),
-        cursors().zero_(),
-        *[allocate() for allocate in others],
-    )
+    slots, words, *others = (call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes)
+    return lambda: (slots(), words().zero_(), *[allocate() for allocate in others])

@@ -167,7 +167,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         if it has slots
             num_ctas, and num_sms: streaming multiprocessors.
             slots: (rows, plan.slot_words) int32, scratch.
-            those of `Offsets`, of which words and cursors are 0. unit_groups: see `launch_split`.
+            those of `Offsets`, of which words are 0. unit_groups: see `launch_split`.
         and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.

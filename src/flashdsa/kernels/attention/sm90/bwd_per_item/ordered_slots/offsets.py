@@ -45,7 +45,7 @@ class Offsets(NamedTuple):
     # (S_kv, words, 2) int32, for each word of 32 groups: the bits of the part's groups, 0 between
     # the parts, and the row of the first group.
     words: cute.Tensor
-    cursors: cute.Tensor  # (parts, CURSORS) int32, 0 at first
+    cursors: cute.Tensor  # (parts, CURSORS) int32
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
     # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `turns.py`
     order: cute.Tensor

@@ -15,6 +15,7 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     HANDED_OUT,
+    LISTED,
     OUT_OF_ORDER,
     Offsets,
     Part,
@@ -22,7 +23,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     sum_up_to,
     unordered_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MOST_PART_GROUPS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import LENGTHS, length_class
 
 THREADS = MOST_PART_GROUPS
@@ -63,6 +64,8 @@ def turns_kernel(
     if thread == THREADS - 1:
         offsets.cursors[number, HANDED_OUT] = upto
         offsets.cursors[number, OUT_OF_ORDER] = upto
+        for cursor in cutlass.range_constexpr(LISTED, CURSORS):
+            offsets.cursors[number, cursor] = Int32(0)
     launch = blocks, num_ctas
     own_tiles = (count + (tile_keys - 1)) // tile_keys + ITEM_TILES
     uneven = is_uneven(part, own_tiles, launch, loads, sums, thread)
