@@ -25,7 +25,6 @@ TOKENS = (
     _levels(
         "equal scores of four CTAs", (10_000, 65), 512, sms=4, num_candidates=1200, zero_scores=True
     ),
-    _levels("more than a list holds", (20_000, 9), 2048, num_candidates=2000, plateaus=True),
 )
 BLOCKS = (
     _levels("three rows", (700, 0, 530), 40, plateaus=True, nan_keys=True),
