@@ -134,6 +134,18 @@ def order_by_length(
         at = places + length_class(counts[group], tile_keys)
         cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
     cute.arch.sync_threads()
+    begin_lengths(places, sums, thread, threads)
+    for group in cutlass.range(thread, groups, threads, unroll=4):
+        at = places + length_class(counts[group], tile_keys)
+        place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
+        tickets[ORDER + place] = group
+
+
+@cute.jit
+def begin_lengths(places: Any, sums: Any, thread: Int32, threads: cutlass.Constexpr) -> None:
+    """Put the first place of each length where the number of its lists was. All threads of the CTA
+    call, when all have counted; arguments as in `order_by_length`."""
+    own = LENGTHS // threads
     of_class = [(places + (own * thread + i)).load() for i in range(own)]
     mine = Int32(0)
     for count in of_class:
@@ -142,11 +154,8 @@ def order_by_length(
     for i, count in enumerate(of_class):
         (places + (own * thread + i)).store(first)
         first += count
+    # All first places are there.
     cute.arch.sync_threads()
-    for group in cutlass.range(thread, groups, threads, unroll=4):
-        at = places + length_class(counts[group], tile_keys)
-        place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
-        tickets[ORDER + place] = group
 
 
 @cute.jit

@@ -24,7 +24,11 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     unordered_of,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
-from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import LENGTHS, length_class
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
+    LENGTHS,
+    begin_lengths,
+    length_class,
+)
 
 THREADS = MOST_PART_GROUPS
 """A thread for each group of a part, for each length that is told apart, and for each CTA."""
@@ -133,10 +137,7 @@ def place_by_length(
     if is_there:
         cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
     cute.arch.sync_threads()
-    mine = (places + thread).load()
-    first = sum_up_to(mine, sums, thread, THREADS) - mine
-    (places + thread).store(first)
-    cute.arch.sync_threads()
+    begin_lengths(places, sums, thread, THREADS)
     place = Int32(0)
     if is_there:
         place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
