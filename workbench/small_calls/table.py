@@ -137,12 +137,12 @@ _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sm
 _TICKETS = tuple(backward(x, H, S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
 _PACED = {"flashdsa.backends.sm90.mla_bwd_per_item:PACED_ROWS": {64: 0}}
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
-_CHAIN = {
+_ROUNDS = {"flashdsa.backends.sm90.mla_bwd_grouped:ORDERED_ROUNDS": 1}
+_CHAIN = _ROUNDS | {
     "flashdsa.backends.sm90.mla_bwd_grouped:buffers_for": lambda *sizes: 1,
     # Else lists with rows out of order are not taken, unless there are hundreds.
     "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
-}
-"""Groups in order are one chain."""
+}  # groups in order are one chain
 _chain = partial(backward, ordered=True, settings=_CHAIN)
 
 _TIGHT = {
@@ -233,7 +233,7 @@ TABLE: dict[str, Row] = {
         _chain("out of order only", 128, 4, 50, alike, repeated, sms=3),
         # The third of three groups adds to keys that the second passes over.
         _chain("a gap", 128, 6, 200, alike, gap, sms=6),
-        _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2),
+        _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2, settings=_ROUNDS),
     ), mutated=6, ignored=("stale-read",)),
     "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _TURNS, mutated=2),
     "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", (

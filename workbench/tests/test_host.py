@@ -13,7 +13,6 @@ from workbench.pretended_gpu import PretendedGpu, pretended_gpu
 from workbench.public_calls import PRETENDED
 
 FUSED = {"mla_bwd_fused": 1}
-GROUPED = {**FUSED, "mla_bwd_scores": 1, "mla_bwd_dq": 1, "mla_bwd_dkv": 1}
 """Large groups and what serves where they do not pay."""
 
 
@@ -51,7 +50,7 @@ def frames(call: Callable[[], object]) -> int:
         ("sparse_mla_fwd", {"mla_fwd": 1}, 28),
         ("mla_bwd, rows", FUSED, 30),
         ("mla_bwd", {**FUSED, "mla_bwd_sink": 1}, 31),
-        ("mla_bwd, deterministic", {**GROUPED, "mla_bwd_sink": 1}, 32),
+        ("mla_bwd, deterministic", {**FUSED, "mla_bwd_sink": 1}, 32),
         ("sparse_mla, gradients", {"mla_fwd": 1, **FUSED, "mla_bwd_sink": 1}, 90),
     ],
 )

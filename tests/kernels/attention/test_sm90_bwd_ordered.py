@@ -12,7 +12,7 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_grouped, mla_bwd_slots
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import MOST_PART_GROUPS, PerItemPlan
 from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results, judge_backward
@@ -26,6 +26,12 @@ DEVICES_AND_ORDERS = [
     (SMALL, Policy(asynchronous="random", seed=3)),
     (ONE_SM, Policy(asynchronous="late", seed=5)),
 ]
+
+
+@pytest.fixture(autouse=True)
+def groups_of_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large groups in order are considered in small calls, too."""
+    monkeypatch.setattr(mla_bwd_grouped, "ORDERED_ROUNDS", 1)
 
 
 def gradients_of(case: SparseMlaCase, *, deterministic: bool = True) -> list[tuple[Tensor, ...]]:
@@ -109,7 +115,9 @@ def test_lists_with_rows_out_of_order(
     ("groups", "capacity", "blocks"),
     [
         (1, 64, 1),
+        (397, 1024, 1),
         (4096, 2048, 1),
+        (9000, 64, 1),
         (4096, 2048, 2),
         (1024, 8192, 1),
         (512, 16384, 1),
@@ -118,11 +126,11 @@ def test_lists_with_rows_out_of_order(
 )
 def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) -> None:
     """In as many parts as are launched, whatever the lengths of the lists; as the device splits."""
-    room, unit_groups, parts, words = mla_bwd_slots.sizes_of(
+    room, unit_groups, parts = mla_bwd_slots.sizes_of(
         groups, capacity, blocks, PerItemPlan(slots=True).slot_words
     )
     assert room * blocks * 864 <= max(1 << 31, capacity * blocks * 864)
-    least = -(-room // 1024)
+    least = -(-room // MOST_PART_GROUPS)
     units = [min(unit_groups, groups - first) for first in range(0, groups, unit_groups)]
     some, full = capacity // 3, capacity
     for lengths in ((0,), (some,), (full,), (0, full), (full, 0, 0), (full, full, some)):
@@ -136,7 +144,8 @@ def test_parts_of_the_groups_have_room(groups: int, capacity: int, blocks: int) 
             used, in_part = used + size, in_part + unit
             most = max(most, in_part)
         assert taken <= parts
-        assert most <= 32 * words
+        assert most <= MOST_PART_GROUPS
+    assert parts == 1 or groups * capacity > room or groups > MOST_PART_GROUPS
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND
-from flashdsa.kernels.attention.lists import Lists
+from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item import short_lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER, PerItemPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import query_kernel
@@ -92,7 +92,9 @@ def test_lists_ascend_with_repeats_or_delta_is_made(topk: int, choice: int) -> N
         want = own[(own >= 0) & (own < NUM_KEYS)].sort().values
         count = len(want)
         padded = -(-count // TILE) * TILE
-        assert counts[query] == named[query] == count and present[query] == min(count, 1)
+        repeats = MOST_UNORDERED if len(want.unique()) < count else 0
+        assert counts[query] == named[query] == count
+        assert present[query] == min(count, 1) | repeats << UNORDERED_SHIFT
         assert torch.equal(rows[query, :count], want)
         assert (members[query, :count] == 1).all() and not members[query, count:padded].any()
         assert torch.isin(rows[query, count:padded], want).all()

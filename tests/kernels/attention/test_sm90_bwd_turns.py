@@ -22,7 +22,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import (
     THREADS,
     turns_kernel,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
 from ptxemu.cutedsl import emulate
 
 TILE = 64
@@ -45,7 +45,9 @@ def launch(
     made.launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
 
 
-@pytest.mark.parametrize(("begin", "groups"), [(0, 1), (5, 90), (0, THREADS)])
+@pytest.mark.parametrize(
+    ("begin", "groups"), [(0, 1), (5, 90), (3, THREADS + 70), (0, MOST_PART_GROUPS)]
+)
 @pytest.mark.parametrize(("blocks", "num_ctas"), [(1, 7), (2, 7), (1, 132)])
 @pytest.mark.parametrize("alike", [True, False])
 def test_ctas_end_together(

@@ -15,11 +15,14 @@ from cutlass.cute.runtime import from_dlpack
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sample import (
     BLOCK,
+    LISTS_US,
+    MOST_TIME,
     SAMPLES,
     THREADS,
     WORD_BITS,
     WORDS,
     Asked,
+    Times,
     sample_kernel,
 )
 from ptxemu.cutedsl import emulate
@@ -89,3 +92,54 @@ def test_it_chooses_by_the_rows_that_groups_name(
             )
             assert (choice.tolist(), counts.tolist()) == ([chosen, *kept], [0, 0])
     assert list(emulator.findings) == []
+
+
+ITEM_US, STEP_US, STEP_SLOTS, UNION_US = 3.0, 3.5, 128, 0.7
+
+
+@cute.jit
+def sample_by_time(
+    indices: cute.Tensor,
+    topk_length: cute.Tensor,
+    counts: cute.Tensor,
+    choice: cute.Tensor,
+    num_keys: cutlass.Constexpr,
+    group: cutlass.Constexpr,
+    num_sms: Int32,
+):
+    asked = Asked(indices, topk_length, Int32(num_keys), Float32(group))
+    times = Times(*map(Float32, (ITEM_US, STEP_US, STEP_SLOTS, UNION_US)), num_sms)
+    groups = (indices.shape[0] + group - 1) // group
+    sample_kernel(asked, counts.iterator, choice, group, False, times).launch(
+        grid=[cutlass.min(groups, SAMPLES), 1, 1], block=[THREADS, 1, 1]
+    )
+
+
+@pytest.mark.parametrize("num_keys", [600, 1_200_000])
+def test_groups_that_are_too_few_for_the_sms_are_not_taken(num_keys: int) -> None:
+    """Nor groups of short lists: 75 of eight queries that name the same rows, on few SMs and on
+    many; so many rows that only some are counted."""
+    queries, group = 600, 8
+    of_group = torch.randint(num_keys, (-(-queries // group), TOPK), dtype=torch.int32)
+    indices = of_group.repeat_interleave(group, 0)[:queries].contiguous()
+    lengths = torch.full((queries,), TOPK, dtype=torch.int32)
+    rows, slots = count(indices, lengths, num_keys, group)
+    every = -(-num_keys // (WORDS * WORD_BITS))
+
+    def time_of(items: int, slots: float, sms: int, list_us: float) -> float:
+        own = ITEM_US + STEP_US * (slots / STEP_SLOTS + 0.5) + list_us
+        return max(items / sms, 1) * own
+
+    taken = []
+    for num_sms in (2, 70, 132, 600):
+        alone = time_of(queries, slots * every / SAMPLES / group, num_sms, 0)
+        together = time_of(queries // group, rows * every / SAMPLES, num_sms, UNION_US)
+        expected = FIRST if together + LISTS_US < MOST_TIME * alone else SECOND
+        counts, choice = torch.zeros(2, dtype=torch.int32), torch.full((3,), -7, dtype=torch.int32)
+        with emulate() as emulator:
+            tensors = map(from_dlpack, (indices, lengths, counts, choice))
+            sample_by_time(*tensors, num_keys, group, num_sms)
+        assert list(emulator.findings) == []
+        assert choice.tolist() == [expected, -7, -7]
+        taken.append(expected)
+    assert taken[0] == FIRST and taken[-1] == SECOND

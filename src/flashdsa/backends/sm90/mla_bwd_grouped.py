@@ -56,6 +56,9 @@ LEAST_ROUNDS = 6
 """Items of dKV for each streaming multiprocessor from which on large groups pay in other calls: 3.8
 rounds and fewer took 1.26 to 1.51 of the time of 64 rows, 7 the same, 20 and more 0.89 to 0.94 (one
 H200, one H100). Calls that cannot take them need no lists of them either: 1.05 to 1.2."""
+ORDERED_ROUNDS = 45
+"""The same if additions are in order. Of 33 drawn calls slots took 0.78 to 1.05 of the chains' time
+up to 44 rounds, 0.97 to 1.40 beyond (one H100)."""
 MOST_LENGTH = 1.5
 """The same of a single list. The workspace has room for that much; if one list is longer the
 backward of 64 rows is taken."""
@@ -128,7 +131,7 @@ def grouping_for(
     queries = group_queries(num_heads)
     num_groups = -(-num_queries // queries)
     is_few_named = not deterministic and num_queries * topk <= FEW_NAMED * num_keys
-    least_rounds = 1 if deterministic or is_few_named else LEAST_ROUNDS
+    least_rounds = ORDERED_ROUNDS if deterministic else 1 if is_few_named else LEAST_ROUNDS
     num_items = num_groups * plans_of(queries, deterministic, tile)[2].slices
     if num_items < least_rounds * num_sms:
         return None

@@ -23,7 +23,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     KEY_WORDS,
     MOST_PART_GROUPS,
     PAIR,
-    WORD_BITS,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
@@ -37,13 +36,12 @@ class Sizes(NamedTuple):
 
     Attributes:
         room: keys of a part's lists. unit_groups: groups that are taken together.
-        parts: of the groups, at most. words: of 32 groups, for the groups of a part.
+        parts: of the groups, at most.
     """
 
     room: int
     unit_groups: int
     parts: int
-    words: int
 
 
 @lru_cache
@@ -61,11 +59,10 @@ def sizes_of(groups: int, capacity: int, blocks: int, slot_words: int) -> Sizes:
     units = -(-groups // unit_groups)
     # A part has room for that many batches of groups of any size; a part and the next batch
     # together count for more keys than the room.
-    parts = -(-units // (room // (unit_groups * most)))
+    parts = 1 if groups * most <= room else -(-units // (room // (unit_groups * most)))
     if parts > 1:
         parts = min(parts, groups * most // (room - unit_groups * most + 1) + 1)
-    words = -(-min(groups, MOST_PART_GROUPS) // WORD_BITS)
-    return Sizes(room, unit_groups, parts, words)
+    return Sizes(room, unit_groups, parts)
 
 
 def bind_slots(call: Call) -> LaunchSmall:
@@ -87,20 +84,19 @@ def bind_slots(call: Call) -> LaunchSmall:
 
 
 def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-    """A function that allocates the slots and the tensors of `Offsets`, of which the words are
-    0."""
+    """A function that allocates the slots and the tensors of `Offsets`, of which `named` are 0."""
     num_keys, num_groups = call.num_keys, call.num_groups
     blocks = max(1, call.num_heads // ROWS)
     shapes = (
         (sizes.room * blocks, call.plan(slots=True).slot_words),
-        (num_keys, sizes.words, PAIR),
+        (num_keys, PAIR),
         (sizes.parts, CURSORS),
         (sizes.parts + 1,),
         (num_groups * blocks,),
         (num_keys, KEY_WORDS),
         (num_groups,),
-        (sizes.room,),
+        (sizes.room, PAIR),
         (num_groups, call.capacity),
     )
-    slots, words, *others = (call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes)
-    return lambda: (slots(), words().zero_(), *[allocate() for allocate in others])
+    slots, named, *others = (call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes)
+    return lambda: (slots(), named().zero_(), *[allocate() for allocate in others])

@@ -289,9 +289,10 @@ def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
     """A plan's kernel for operands of these heads."""
     num_heads, num_sms = operands.q.shape[1], runner.num_sms
 
-    def num_ctas(queries: int) -> tuple[int]:
-        """CTAs of a launch: one for each item, at most one an SM."""
-        return (min(num_items(plan.group, queries, num_heads), num_sms),)
+    def num_ctas(queries: int) -> tuple[int, ...]:
+        """CTAs of a launch: one for each item, at most one an SM; and the SMs, where it samples."""
+        ctas = min(num_items(plan.group, queries, num_heads), num_sms)
+        return (ctas, num_sms) if plan.samples else (ctas,)
 
     function = runner.function(SPARSE_MLA_FWD, plan)
     return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits, plan.joined)

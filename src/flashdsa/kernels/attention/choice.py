@@ -10,6 +10,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT
@@ -45,6 +46,7 @@ def choice_kernel(
     sampled: Any,
 ):
     """One CTA; arguments as in `launch_choice`."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     judged = cutlass.const_expr(most_keys is not None)
     number = 3 if judged else 2
@@ -102,5 +104,5 @@ def launch_choice(
         sampled: a choice; the lists are made if it is FIRST. None: they are made.
     """
     choice_kernel(counts, named, choice, ratio, queries, present, most_keys, sampled).launch(
-        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )

@@ -6,6 +6,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import WARP_SIZE
 
 THREADS = 256
@@ -63,6 +64,7 @@ def write_deltas(
 @cute.kernel
 def delta_kernel(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor):
     """do, out: (rows, dims) bf16; delta: rows in all, fp32."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     lane = thread % WARP_SIZE
@@ -79,4 +81,5 @@ def launch_delta(do: cute.Tensor, out: cute.Tensor, delta: cute.Tensor, stream: 
         grid=[(do.shape[0] + rows_a_cta - 1) // rows_a_cta, 1, 1],
         block=[THREADS, 1, 1],
         stream=stream,
+        use_pdl=True,
     )

@@ -9,9 +9,10 @@ that one addition tells the last CTA all, and nothing needs an order."""
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.smem import VECTOR, store4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
@@ -34,6 +35,26 @@ COUNT_BITS = 28
 """Bits of each of the two counts: of 64 groups, of 2^22 slots each."""
 
 
+MOST_TIME = 0.82
+"""Estimated time of groups, of that of queries one by one, up to which they are taken."""
+LISTS_US = 4.0
+"""Time of making the groups' lists beside their bits."""
+
+
+MADE_UP = 0.5
+"""Part of a step that an item's last step does not fill, on average."""
+
+
+class Times(NamedTuple):
+    """Estimated microseconds of a launch's items, by which groups are taken or not."""
+
+    item_us: Float32  # of an item beside its steps
+    step_us: Float32  # of a step
+    step_slots: Float32  # slots of a step
+    union_us: Float32  # of making a group's list
+    num_sms: Int32  # that share the items
+
+
 class Asked(NamedTuple):
     """Slots of all queries, and what to choose by."""
 
@@ -52,6 +73,11 @@ def named_row(x: Asked, query: Int32, slot: Int32, length: Int32) -> Int32:
     return row
 
 
+def counted_every(x: Asked) -> Any:
+    """Blocks of rows of which one is counted."""
+    return (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)
+
+
 @cute.jit
 def count_rows(
     x: Asked,
@@ -63,7 +89,7 @@ def count_rows(
     them."""
     thread, _, _ = cute.arch.thread_idx()
     rows, slots = Int32(0), Int32(0)
-    every = (x.num_keys + WORDS * WORD_BITS - 1) // (WORDS * WORD_BITS)
+    every = counted_every(x)
     lengths = [length_of(x, first_query + member) for member in range(group)]
     topk = Int32(x.indices.shape[1])
     for first in cutlass.range(thread, topk, LOADED_TOGETHER * THREADS, unroll=1):
@@ -100,6 +126,40 @@ def add_counts(counts: Any, rows: Int32, slots: Int32) -> Int64:
     return before + own
 
 
+def time_of_items(times: Times, items: Int32, slots: Float32, list_us: Float32) -> Any:
+    """Microseconds of items of so many slots each, which all SMs share.
+
+    Args:
+        list_us: time of making an item's list.
+    """
+    steps = slots / times.step_slots + Float32(MADE_UP)
+    turns = cutlass.max(Float32(items) / Float32(times.num_sms), Float32(1.0))
+    return turns * (times.item_us + times.step_us * steps + list_us)
+
+
+@cute.jit
+def takes_less(
+    x: Asked,
+    found: tuple[Float32, Float32],
+    groups: Int32,
+    samples: Int32,
+    group: cutlass.Constexpr,
+    times: Times,
+) -> Boolean:
+    """Whether groups take less time than queries one by one, as far as a sample of them says: they
+    may be too few for all SMs, and lists too short to repay the union.
+
+    Args:
+        found: rows that the sampled groups name, and slots that name them.
+    """
+    of_group = Float32(counted_every(x)) / Float32(samples)
+    named = found[1] * of_group * Float32(1 / group)
+
+    alone = time_of_items(times, Int32(x.indices.shape[0]), named, Float32(0.0))
+    together = time_of_items(times, groups, found[0] * of_group, times.union_us)
+    return Boolean(together + Float32(LISTS_US) < Float32(MOST_TIME) * alone)
+
+
 @cute.kernel
 def sample_kernel(
     x: Asked,
@@ -107,6 +167,7 @@ def sample_kernel(
     choice: cute.Tensor,
     group: cutlass.Constexpr,
     keeps: cutlass.Constexpr = False,
+    times: Any = None,
 ):
     """One group; arguments as in `launch_sample`."""
     thread, _, _ = cute.arch.thread_idx()
@@ -124,6 +185,7 @@ def sample_kernel(
     for at in cutlass.range(thread, (used + VECTOR - 1) // VECTOR, THREADS, unroll=4):
         store4(bits, at, nothing.load())
     cute.arch.sync_threads()
+    follow_grid()
     groups = (x.indices.shape[0] + group - 1) // group
     first_query = Int32(Int64(number) * groups // samples) * group
     for i, own in enumerate(count_rows(x, bits, first_query, group)):
@@ -141,6 +203,9 @@ def sample_kernel(
             mask = Int64((1 << COUNT_BITS) - 1)
             keys, named = both & mask, (both >> COUNT_BITS) & mask
             is_first = Float32(keys) * group <= x.ratio * Float32(named)
+            if cutlass.const_expr(times is not None):
+                found = Float32(keys), Float32(named)
+                is_first = is_first and takes_less(x, found, groups, samples, group, times)
             choice[SAMPLED_CHOICE] = Int32(FIRST) if is_first else Int32(SECOND)
             if cutlass.const_expr(keeps):
                 choice[SAMPLED_ROWS], choice[SAMPLED_SLOTS] = Int32(keys), Int32(named)
@@ -161,6 +226,7 @@ def launch_sample(
     group: cutlass.Constexpr,
     stream: Any,
     keeps: cutlass.Constexpr = False,
+    times: Any = None,
 ):
     """Launch on `stream`.
 
@@ -171,9 +237,13 @@ def launch_sample(
             words of `SAMPLED_CHOICE` and the like.
         ratio: of a union's length to that of one query's list, up to which groups are taken.
         group: queries of a group. keeps: the sample is kept.
+        times: `Times`, by which groups must take less time, too; None: they need not.
     """
     groups = (indices.shape[0] + group - 1) // group
     x = Asked(indices, topk_length, num_keys, ratio)
-    sample_kernel(x, counts, choice, group, keeps).launch(
-        grid=[cutlass.min(groups, Int32(SAMPLES)), 1, 1], block=[THREADS, 1, 1], stream=stream
+    sample_kernel(x, counts, choice, group, keeps, times).launch(
+        grid=[cutlass.min(groups, Int32(SAMPLES)), 1, 1],
+        block=[THREADS, 1, 1],
+        stream=stream,
+        use_pdl=True,
     )

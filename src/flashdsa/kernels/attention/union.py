@@ -16,6 +16,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.smem import VECTOR, load4, store4
 from flashdsa.dsl.warp import lowest_bit, neighbours_sum, prefix_sum
@@ -363,6 +364,7 @@ def union_kernel(
     least_saved: Any = None,
 ):
     """One group; arguments as in `launch_union`, packs: see `Slots`."""
+    follow_grid()
     number, _, _ = cute.arch.block_idx()
     shared = allocate_shared(tile)
     lean = grouping == FIRST
@@ -454,7 +456,12 @@ def launch_union(
             packed,
             least_saved,
         )
-        made.launch(grid=[lists.counts.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream)
+        made.launch(
+            grid=[lists.counts.shape[0], 1, 1],
+            block=[THREADS, 1, 1],
+            stream=stream,
+            use_pdl=True,
+        )
 
     launch_by_rows(num_keys, launch, packs and can_pack(group))
 

@@ -17,6 +17,7 @@ from cutlass import BFloat16, Float32, Int32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
@@ -32,7 +33,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     launch_split,
     part_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import launch_sums
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import Sums, launch_sums
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import launch_turns
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR, PerItemPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
@@ -78,6 +79,7 @@ def per_item_kernel(
     memory = PerItemMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
+    follow_grid()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     of_launch = lists, heads, dq, spread, choice, offsets, number, tickets
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -167,7 +169,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         if it has slots
             num_ctas, and num_sms: streaming multiprocessors.
             slots: (rows, plan.slot_words) int32, scratch.
-            those of `Offsets`, of which words are 0. unit_groups: see `launch_split`.
+            those of `Offsets`, of which named are 0. unit_groups: see `launch_split`.
         and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
@@ -236,7 +238,11 @@ def launch_part(
     """Launch the backward of all groups, or of the part `number`; arguments as for
     `per_item_kernel`."""
     per_item_kernel(*work, spread, choice, offsets, number, tickets, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
     )
 
 
@@ -265,7 +271,7 @@ def launch_parts(
         launch_turns(work.lists, offsets, *of_turns, stream)
         launch_offsets(work.lists, offsets, number, num_sms, stream)
         launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
-        launch_sums(dkv, work.dkv, offsets, number, blocks, num_sms, plan, stream)
+        launch_sums(Sums(dkv, work.dkv, offsets, number, blocks), num_sms, plan, stream)
 
 
 def compile_per_item(plan: PerItemPlan) -> Any:
@@ -308,18 +314,16 @@ def compile_per_item(plan: PerItemPlan) -> Any:
 
 def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
     """Fake tensors: slots, those of `Offsets`, and unit_groups."""
-    groups, capacity, slots, words, parts, begins, room, items = (
-        cute.sym_int32() for _ in range(8)
-    )
+    groups, capacity, slots, parts, begins, room, items = (cute.sym_int32() for _ in range(7))
     return [
         fake_tensor(Int32, (slots, plan.slot_words)),
-        fake_tensor(Int32, (keys, words, PAIR)),
+        fake_tensor(Int32, (keys, PAIR)),
         fake_tensor(Int32, (parts, CURSORS), 4),
         fake_tensor(Int32, (begins,), 4),
         fake_tensor(Int32, (items,), 4),
         fake_tensor(Int32, (keys, KEY_WORDS)),
         fake_tensor(Int32, (groups,), 4),
-        fake_tensor(Int32, (room,), 4),
+        fake_tensor(Int32, (room, PAIR)),
         fake_tensor(Int32, (groups, capacity), 4),
         Int32(1),
     ]

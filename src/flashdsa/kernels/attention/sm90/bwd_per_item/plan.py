@@ -7,6 +7,7 @@ from functools import cache
 from itertools import zip_longest
 
 from flashdsa.hw import WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import SumPlan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 from flashdsa.plan.row_tiles import ROW_BYTES
@@ -25,11 +26,10 @@ ITEM_STAGES = 2
 STATISTICS = 2
 """fp32 a row: lse and delta, both scaled."""
 
-MOST_PART_GROUPS = 1024
+MOST_PART_GROUPS = 4096
 """Most groups of a part of the slots: each group counts for enough keys that no part has more."""
-WORD_BITS = 32
 PAIR = 2
-"""Words of a pair: bits of 32 groups, and the row of the first of them."""
+"""Words of a pair: see `Offsets`."""
 LINE_DIMS = 32
 """Dims that are multiplied, and added or packed, at a time."""
 LINE_PACKS = 4
@@ -106,8 +106,8 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def sorts_apart(self) -> bool:
-        """Whether lists with lengths, which are drawn, may be short: see `short_lists.py`."""
-        return self.queries == 1 and self.tickets and not self.short
+        """Whether some of the lists, or all, may be short: see `short_lists.py`."""
+        return self.queries == 1 and (self.tickets or self.slots) and not self.short
 
     @property
     def score_more(self) -> int:
@@ -161,6 +161,12 @@ class PerItemPlan(Sm90Plan):
     def slot_lasts(self) -> int:
         """Offset of words 2 in a row of the slots."""
         return self.packs * (PACK_WORDS - 1)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def sums(self) -> SumPlan:
+        """Plan of the kernel that sums the slots' rows."""
+        return SumPlan(self.tile.d_qk, self.packs, self.slot_words)
 
     @property
     def buffers(self) -> list[SmemRegion]:

@@ -13,9 +13,10 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import write_deltas
-from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
+from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, SHORT_SLOTS, Lists
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import (
     LEAST_QUERIES,
@@ -34,7 +35,12 @@ WORDS = 4
 
 @cute.kernel
 def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
-    """16 dims a thread; arguments as in `launch_permute`."""
+    """16 dims a thread; arguments as in `launch_permute`.
+
+    It copies while lists are made: the launch before this one lets it begin only when the launches
+    before have ended, which have written the choice and kv, and read the copy.
+    """
+    cute.arch.griddepcontrol_launch_dependents()
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     piece = Int64(block) * COPY_THREADS + thread
@@ -48,6 +54,8 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
         every = [words[half][i] for half in range(2) for i in range(WORDS)]
         for half in cutlass.range_constexpr(2):
             store_four(to + half * WORDS, every[half::2])
+    # The lists are there; no launch behind this one begins before they are.
+    cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(order is not None):
         if taken and block == 0:
             order_items(*order, COPY_THREADS)
@@ -85,6 +93,7 @@ def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, 
         grid=[(pieces + COPY_THREADS - 1) // COPY_THREADS, 1, 1],
         block=[COPY_THREADS, 1, 1],
         stream=stream,
+        use_pdl=True,
     )
 
 
@@ -107,6 +116,7 @@ def query_kernel(
 ):
     """Write the list of one query, or its delta if large groups are taken; arguments as in
     `launch_prepare`, packs: see `Slots`."""
+    follow_grid()
     query, _, _ = cute.arch.block_idx()
     shared = allocate_shared(plan.tile.keys)
     x = Slots(*slots, num_keys, query, 1, plan.tile.keys, packs=packs)
@@ -135,7 +145,9 @@ def launch_queries(
     """Launch lists of single queries, or delta; arguments as in `launch_prepare`."""
     of_lists = slots, lists, num_keys, of_delta, heads, choice
     if cutlass.const_expr(plan.sorts_apart):
-        if slots[1].shape[0] >= LEAST_QUERIES:
+        indices, lengths = slots
+        may_be_short = lengths.shape[0] > 0 or indices.shape[1] <= SHORT_SLOTS
+        if indices.shape[0] >= LEAST_QUERIES and may_be_short:
             launch_short(*of_lists, plan.tile.keys, stream, apart=True)
 
     def launch(packed: bool) -> None:
@@ -146,6 +158,7 @@ def launch_queries(
             stream=stream,
             min_blocks_per_mp=SM_CTAS,
             preferred_smem_carveout=CARVEOUT,
+            use_pdl=True,
         )
 
     launch_by_rows(num_keys, launch, can_pack(1))

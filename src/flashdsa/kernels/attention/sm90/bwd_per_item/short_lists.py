@@ -1,7 +1,8 @@
 """Lists of one query with few slots: a warp sorts them in registers.
 
 A bitmap of all rows of kv, as `union.py` has one, would take longer than the sort. Where lists have
-lengths, those that are short are sorted, and the others are made by bitmaps.
+lengths, those that are short are sorted, and the others are made by bitmaps. A sorted list that
+names a row again is all out of order.
 """
 
 from typing import Any
@@ -10,10 +11,16 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 
 from flashdsa.dsl.gmem import store4
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.delta import write_deltas
-from flashdsa.kernels.attention.lists import SHORT_SLOTS, Lists
+from flashdsa.kernels.attention.lists import (
+    MOST_UNORDERED,
+    SHORT_SLOTS,
+    UNORDERED_SHIFT,
+    Lists,
+)
 from flashdsa.kernels.attention.union_slots import Slots, length_of
 
 WARPS = 4
@@ -24,15 +31,15 @@ NO_ROW = 2**31 - 1
 WORD_ROWS = 4
 """Rows of a word of members."""
 LEAST_QUERIES = 512
-"""Queries with lengths from which on short lists are sorted apart. Bitmaps of fewer are one wave of
-CTAs, which ends no sooner without some of them."""
+"""Queries from which on short lists are sorted apart. Bitmaps of fewer are one wave of CTAs, which
+ends no sooner without some of them."""
 
 
 @cute.jit
 def is_apart(x: Slots) -> Boolean:
     """Whether the query's list is sorted although longer ones are made by bitmaps."""
     apart = Boolean(False)
-    if x.topk_length.shape[0] >= LEAST_QUERIES:
+    if x.indices.shape[0] >= LEAST_QUERIES:
         apart = length_of(x, x.first_query) <= SHORT_SLOTS
     return apart
 
@@ -50,6 +57,7 @@ def short_kernel(
 ):
     """Write the lists of WARPS queries, or their delta if large groups are taken; arguments as in
     `launch_prepare`, apart: see `launch_short`."""
+    follow_grid()
     block, _, _ = cute.arch.block_idx()
     thread, _, _ = cute.arch.thread_idx()
     first, end = block * WARPS, Int32(lists.counts.shape[0])
@@ -82,6 +90,7 @@ def sort_list(x: Slots, lists: Lists, lane: Int32) -> None:
         rows.append(row)
     count = cute.arch.warp_redux_sync(count, "add")
     rows = sort_rows(rows, lane)
+    unordered = Int32(MOST_UNORDERED << UNORDERED_SHIFT) if names_again(rows, lane) else Int32(0)
     fill = cute.arch.shuffle_sync(rows[0], 0)
     place = lane * SLOTS
     if place < (count + x.tile - 1) // x.tile * x.tile:
@@ -98,7 +107,17 @@ def sort_list(x: Slots, lists: Lists, lane: Int32) -> None:
     if lane == 0:
         lists.counts[query] = count
         lists.named[query] = count
-        lists.present[query] = cutlass.min(count, Int32(1))
+        lists.present[query] = cutlass.min(count, Int32(1)) | unordered
+
+
+@cute.jit
+def names_again(rows: list[Any], lane: Int32) -> Boolean:
+    """Whether a sorted list names a row again. All lanes call."""
+    behind = cute.arch.shuffle_sync_down(rows[0], 1)
+    again = (rows[-1] == behind) & (rows[-1] != NO_ROW) & (lane < WARP_SIZE - 1)
+    for i in cutlass.range_constexpr(SLOTS - 1):
+        again = again | ((rows[i] == rows[i + 1]) & (rows[i] != NO_ROW))
+    return Boolean(cute.arch.vote_any_sync(again))
 
 
 def sort_rows(rows: list[Any], lane: Any) -> list[Any]:
@@ -161,4 +180,5 @@ def launch_short(
         grid=[(lists.counts.shape[0] + WARPS - 1) // WARPS, 1, 1],
         block=[WARPS * WARP_SIZE, 1, 1],
         stream=stream,
+        use_pdl=True,
     )

@@ -22,7 +22,7 @@ from flashdsa.dsl.gmem import add_relaxed, load_relaxed
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sum_up_to
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sums_up_to
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
 
 DRAWER = WARP_SIZE
@@ -150,7 +150,8 @@ def begin_lengths(places: Any, sums: Any, thread: Int32, threads: cutlass.Conste
     mine = Int32(0)
     for count in of_class:
         mine += count
-    first = sum_up_to(mine, sums, thread, threads) - mine
+    upto, _ = sums_up_to(mine, sums, thread, threads)
+    first = upto - mine
     for i, count in enumerate(of_class):
         (places + (own * thread + i)).store(first)
         first += count

@@ -20,6 +20,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
@@ -32,7 +33,7 @@ from flashdsa.kernels.attention.fake_operands import (
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import Operands, split, split_more
-from flashdsa.kernels.attention.sample import launch_sample
+from flashdsa.kernels.attention.sample import Times, launch_sample
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
 from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
@@ -79,6 +80,8 @@ def forward_kernel(
     memory = FwdMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
+    if cutlass.const_expr(plan.drawn or plan.group > 1):
+        follow_grid()
     sources: Any = None
     if cutlass.const_expr(plan.joined):
         sources = sources_of((kv, slots, num_slots), more)
@@ -117,8 +120,13 @@ def grouping_of(plan: FwdPlan) -> int:
 def longest_union(group: int, num_keys: Int32, topk: Int32) -> Any:
     """Multiple of a query's list up to which a group's union saves more than it costs."""
     steps = (topk + Tile().step_keys - 1) // Tile().step_keys
-    union_us = Float32(num_keys) * (group * UNION_BIT_US)
-    return Float32(RATIOS[group]) - union_us / (Float32(steps) * STEP_US + ITEM_US)
+    of_query = Float32(steps) * STEP_US + ITEM_US
+    return Float32(RATIOS[group]) - union_time(group, num_keys) / of_query
+
+
+def union_time(group: int, num_keys: Int32) -> Any:
+    """Microseconds of passing over a group's bits of all rows."""
+    return Float32(num_keys) * (group * UNION_BIT_US)
 
 
 def least_saved(group: int, num_keys: Int32) -> Any:
@@ -168,6 +176,8 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             max_logits: (S * H,) fp32, written; of a plan without them (0,).
             num_ctas: at most the work items, which are S * ceil(H / 64) or the groups; best
             the number that runs at once.
+        of a plan that samples
+            num_sms: streaming multiprocessors.
         of a joined plan those of `MoreOperands`, of a group
             rows, members: (groups, plan.group * topk) int32 and uint8, written.
             counts: (groups,) int32, written.
@@ -178,6 +188,7 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             (0,): they are, or there are none.
     """
     x, (max_logits, num_ctas, *rest) = split(arguments)
+    num_sms, rest = (rest[0], rest[1:]) if plan.samples else (None, rest)
     make, wide = tensor_map.create_tensor_map_tiled_from_view, tensor_map.TensorMapSwizzle.s128b
     draws: Any = Draws(*rest[-len(Draws._fields) :]) if cutlass.const_expr(plan.drawn) else None
     choice: Any = draws.choice if cutlass.const_expr(plan.drawn) else None
@@ -193,12 +204,17 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             launch_join(sources_of((x.kv, x.indices, x.topk_length), more), joined, stream)
             num_keys += Int32(extra_kv.shape[0])
             of_queries = x._replace(indices=joined.ids, topk_length=joined.lengths)
-        if cutlass.const_expr(plan.drawn):
+        if cutlass.const_expr(plan.samples):
             if choice.shape[0] > 0:
                 counts = draws.counters.iterator + COUNTS
                 asked = of_queries.indices, of_queries.topk_length
                 ratio = longest_union(plan.group, num_keys, Int32(asked[0].shape[1]))
-                launch_sample(*asked, num_keys, counts, choice, ratio, plan.group, stream)
+                union_us = union_time(plan.group, num_keys)
+                item_us, step_us = Float32(ITEM_US), Float32(STEP_US)
+                step_slots = Float32(plan.tile.step_keys)
+                times = Times(item_us, step_us, step_slots, union_us, num_sms)
+                of_sample = counts, choice, ratio, plan.group, stream
+                launch_sample(*asked, num_keys, *of_sample, times=times)
         grouping = FIRST if plan.drawn else SECOND
         named = of_queries.indices, of_queries.topk_length
         least = least_saved(plan.group, num_keys)
@@ -215,7 +231,13 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     results = x.out, x.lse, max_logits
     forward_kernel(
         q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan
-    ).launch(grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1)
+    ).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=plan.drawn or plan.group > 1,
+    )
     if cutlass.const_expr(plan.group > 1):
         launch_mend_out(of_queries, plan.group, choice, stream, extra_kv)
 
@@ -244,6 +266,7 @@ def compile_forward(plan: FwdPlan) -> Any:
         *operands,
         fake_max_logits(),
         Int32(1),
+        *([Int32(1)] if plan.samples else []),
         *(fake_more(operands) if plan.joined else ()),
         *(fake_lists(plan.group)[:3] if grouped else ()),
         *(fake_joined(operands) if grouped and plan.joined else ()),

@@ -71,6 +71,11 @@ class FwdPlan(Sm90Plan):
         return self.group == 1 and not self.joined
 
     @property
+    def samples(self) -> bool:
+        """Whether a sample may choose between its groups and queries one by one."""
+        return self.group > 1 and self.drawn
+
+    @property
     def flag_bits(self) -> int:
         """Bits of a step's flags, below the number of an item that was drawn."""
         return FLAG_BITS + self.joined

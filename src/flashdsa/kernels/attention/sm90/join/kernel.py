@@ -11,6 +11,7 @@ from cutlass import BFloat16, Int32, Int64, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.lists import SHORT_SLOTS
 from flashdsa.kernels.attention.operands import MoreOperands
@@ -38,6 +39,7 @@ class JoinedIds(NamedTuple):
 @cute.kernel
 def join_kernel(sources: Sources, joined: JoinedIds):
     """A query."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     query, _, _ = cute.arch.block_idx()
     query = Int32(query)
@@ -68,7 +70,7 @@ def join_kernel(sources: Sources, joined: JoinedIds):
 def launch_join(sources: Sources, joined: JoinedIds, stream: Any):
     """Launch on `stream`."""
     join_kernel(sources, joined).launch(
-        grid=[joined.ids.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[joined.ids.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )
 
 

@@ -11,6 +11,7 @@ from cutlass import Int32, Int64, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import SM90, WARP_SIZE
 from flashdsa.kernels.attention.sm90.used_slots.plan import AT_ONCE, WARPS, UsedSlotsPlan
 from flashdsa.kernels.attention.union_slots import length_of
@@ -46,6 +47,7 @@ def write_used(x: Lists, query: Int32, lane: Int32):
 @cute.kernel
 def used_slots_kernel(main: Lists, extra: Lists):
     """Four queries' lists over one source."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     block, source, _ = cute.arch.block_idx()
     query = block * WARPS + thread // WARP_SIZE
@@ -77,6 +79,7 @@ def launch_used_slots(
         grid=[(used.shape[0] + WARPS - 1) // WARPS, sources, 1],
         block=[WARPS * WARP_SIZE, 1, 1],
         stream=stream,
+        use_pdl=True,
     )
 
 

@@ -7,6 +7,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 
 THREADS = 256
@@ -19,6 +20,7 @@ TURNS = 8
 @cute.kernel
 def zero_kernel(more: cute.Tensor, choice: cute.Tensor):
     """Arguments as in `launch_zero`."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     quads = Int64(more.shape[0]) * more.shape[1] * (more.shape[2] // QUAD)
@@ -33,6 +35,7 @@ def zero_kernel(more: cute.Tensor, choice: cute.Tensor):
 @cute.kernel
 def merge_kernel(dkv: cute.Tensor, more: cute.Tensor, choice: cute.Tensor):
     """Arguments as in `launch_merge`."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     quads = Int64(dkv.shape[0]) * (dkv.shape[1] // QUAD)
@@ -64,7 +67,7 @@ def launch_zero(more: cute.Tensor, choice: cute.Tensor, stream: Any):
     """
     quads = Int64(more.shape[0]) * more.shape[1] * (more.shape[2] // QUAD)
     zero_kernel(more, choice).launch(
-        grid=[ctas_of(quads), 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[ctas_of(quads), 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )
 
 
@@ -77,5 +80,5 @@ def launch_merge(dkv: cute.Tensor, more: cute.Tensor, choice: cute.Tensor, strea
     """
     quads = Int64(dkv.shape[0]) * (dkv.shape[1] // QUAD)
     merge_kernel(dkv, more, choice).launch(
-        grid=[ctas_of(quads), 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[ctas_of(quads), 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )

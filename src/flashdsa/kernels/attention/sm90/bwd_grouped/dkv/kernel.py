@@ -18,6 +18,7 @@ from cutlass import BFloat16, Float32, Int32, Uint8, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
@@ -63,6 +64,7 @@ def dkv_kernel(
         if thread < WARPGROUPS * GROUP_WARPS:
             (memory.added.pointer(Int32) + thread).store(Int32(0))
     cute.arch.sync_threads()
+    follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
@@ -135,6 +137,7 @@ def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         stream=stream,
         min_blocks_per_mp=1,
         cooperative=plan.ordered,
+        use_pdl=not plan.ordered,
     )
     if cutlass.const_expr(plan.ordered):
         if is_last == 1 and more.shape[0] > 0:

@@ -21,6 +21,7 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_units
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_K, MMA_ROWS, THREAD_ROWS, pack, transpose_quad
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer, arrive_warp
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
@@ -285,6 +286,7 @@ def dq_kernel(
     memory = DqMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
+    follow_grid()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == 0:
@@ -336,7 +338,11 @@ def launch_dq(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     # Kernels see the heads' rows one after another.
     dq = flat(x.dq, d_qk)
     dq_kernel(x.workspace, x.ids, x.counts, x.kv, dq, groups, plan).launch(
-        grid=[arguments[-1], 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+        grid=[arguments[-1], 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
     )
     read = flat(x.q, d_qk), x.kv, x.indices, x.topk_length, flat(x.lse)
     together = group_queries(x.heads)

@@ -24,6 +24,7 @@ from cutlass.cute.nvgpu import warpgroup
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
 from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.gmem import store2
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import Memory, Region, initialise_barriers
 from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, RingProducer
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
@@ -408,6 +409,7 @@ def scores_kernel(
     memory = ScoresMemory.allocate(plan)
     initialise_barriers(memory, thread)
     cute.arch.sync_threads()
+    follow_grid()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == 0:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
@@ -481,5 +483,9 @@ def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         launch_union(indices, lengths, lists, keys, plan.queries, stream, plan.tile.keys)
     operands = x.q, x.kv, x.do, x.lse, x.delta, lists, x.workspace, x.heads, x.sm_scale
     scores_kernel(*operands, choice, plan).launch(
-        grid=[x.num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+        grid=[x.num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
     )

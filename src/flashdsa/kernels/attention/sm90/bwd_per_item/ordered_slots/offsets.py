@@ -1,11 +1,11 @@
 """Rows of the slots for each key of each list: a key's rows lie one after the other.
 
 The groups are taken in parts that have room, each a run of whole batches of `unit_groups` groups;
-the device finds the first group of a part. Every key has a bit for each group of a part, set if the
-group's list names it. The bits of all groups give the number of the key's rows, those of the
-previous groups the index of a group's row. A list's last keys may be out of order, and named
-before: their rows follow the order of the lists and lie before all others, so that the number of a
-key's other rows is that of its bits.
+the device finds the first group of a part. The groups that name a key are counted, and each takes
+one of the key's rows, as it comes. A key's rows are then handed to its groups anew, in their order,
+so that nothing depends on who came first. A list's last keys may be out of order, and named before:
+their rows follow the order of the lists and lie before all others, so that the number of a key's
+other rows is that of the groups that name it.
 """
 
 from typing import Any, NamedTuple
@@ -14,37 +14,43 @@ import cutlass
 from cutlass import Boolean, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.warp import prefix_sum
+from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.warp import lowest_bit, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import SECOND, is_taken
 from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT, Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
+    KEY_WORDS,
     MOST_PART_GROUPS,
     PAIR,
-    WORD_BITS,
 )
 
-THREADS = 256
+THREADS = 512
+WARPS = THREADS // WARP_SIZE
 SPLIT_THREADS = 1024
 SM_CTAS = 4
-"""CTAs on each streaming multiprocessor, of the kernels that take groups or keys one after
-another."""
-WORDS_AHEAD, KEYS_AHEAD = 16, 8
-"""Loads that a thread has in flight, of a key and of a list."""
+"""CTAs on each streaming multiprocessor, of the kernels that take groups or keys one after another:
+all that it has room for, so that CTAs that come early are spread evenly."""
+KEYS_AHEAD, OWNERS_AHEAD = 8, 4
+"""Keys of a list that a thread has in flight; rows of a key."""
 HANDED_OUT, OUT_OF_ORDER, LISTED, TAKEN, FEW = range(CURSORS)
 """Cursors of a part: rows that have an owner; rows of keys out of order; keys that have many rows
 in order; those of them that a CTA has taken to sum; and keys that have few."""
 MOST_FEW = 4
 """Groups that name a key of few rows, at most."""
+MOST_OF_WARP = 512
+"""Rows of a key from which on a CTA hands them over."""
+WORD_BITS = 32
+GROUP_WORDS = MOST_PART_GROUPS // WORD_BITS
+"""Words with a bit for each group of a part."""
 
 
 class Offsets(NamedTuple):
     """Rows of dKV. Parts are numbered from 0; those after the last one are empty."""
 
-    # (S_kv, words, 2) int32, for each word of 32 groups: the bits of the part's groups, 0 between
-    # the parts, and the row of the first group.
-    words: cute.Tensor
+    # (S_kv, 2) int32: groups of the part that name the key, 0 between the parts; its next row
+    named: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
     # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `turns.py`
@@ -53,14 +59,10 @@ class Offsets(NamedTuple):
     # of those that have few from the back on.
     keys: cute.Tensor
     unordered: cute.Tensor  # (groups,) int32: row of the list's first key out of order
-    again: cute.Tensor  # (room,) int32: the keys out of order, each at its row's index
+    # (room, 2) int32: group in the part and place in its list that have taken a row; of a row of a
+    # key out of order the key.
+    owners: cute.Tensor
     rows: cute.Tensor  # (groups, capacity) int32: of each key of a list
-
-
-def bits_at(offsets: Offsets, word: Any) -> Any:
-    """Pointer to the bits of a word, counted from the first key's on; the first row follows
-    them."""
-    return offsets.words.iterator + word * PAIR
 
 
 class Part(NamedTuple):
@@ -96,6 +98,7 @@ def split_kernel(
     choice: Any,
 ):
     """One CTA; arguments as in `launch_split`."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     groups = Int32(lists.counts.shape[0])
     units = (groups + unit_groups - 1) // unit_groups
@@ -129,14 +132,16 @@ def split_kernel(
 
 
 @cute.jit
-def sum_up_to(value: Int32, shared: Any, thread: Int32, threads: cutlass.Constexpr) -> Int32:
-    """Sum over the CTA's threads up to this one. All of them call.
+def sums_up_to(
+    value: Int32, shared: Any, thread: Int32, threads: cutlass.Constexpr
+) -> tuple[Int32, Int32]:
+    """(sum over the CTA's threads up to this one, sum over all). All of them call.
 
     Args:
         shared: pointer to a word of shared memory for each warp.
     """
     warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
-    upto = prefix_sum(value, lane)
+    upto, total = prefix_sum(value, lane), Int32(0)
     # The sums before may be written over when all have read them.
     cute.arch.sync_threads()
     if lane == WARP_SIZE - 1:
@@ -144,56 +149,51 @@ def sum_up_to(value: Int32, shared: Any, thread: Int32, threads: cutlass.Constex
     cute.arch.sync_threads()
     for other in cutlass.range_constexpr(threads // WARP_SIZE):
         of_warp = (shared + other).load()
+        total += of_warp
         if other < warp:
             upto += of_warp
-    return upto
+    return upto, total
 
 
 @cute.kernel
-def mark_kernel(lists: Lists, offsets: Offsets, number: Int32):
-    """Mark the bits of the groups' keys, a group at a time in each CTA."""
+def count_kernel(lists: Lists, offsets: Offsets, number: Int32):
+    """Count the groups that name each key, a group at a time in each CTA."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     part = part_of(offsets, number)
-    words = offsets.words.shape[1]
     for group in cutlass.range(part.begin + cta, part.end, num_ctas, unroll=1):
         count = lists.counts[group]
         ordered = count - unordered_of(lists, group, count)
         line = lists.rows.iterator + Int64(group) * lists.rows.shape[1]
-        in_part = group - part.begin
-        bit = Int32(1) << (in_part % WORD_BITS)
         for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
-            word = Int64((line + place).load()) * words + in_part // WORD_BITS
-            cute.arch.atomic_or(bits_at(offsets, word), bit, sem="relaxed", scope="gpu")
+            counter = offsets.named.iterator + Int64((line + place).load()) * PAIR
+            cute.arch.atomic_add(counter, Int32(1), sem="relaxed", scope="gpu")
 
 
 @cute.kernel
 def start_kernel(offsets: Offsets, number: Int32):
-    """Find the first row of each key, and of each word's groups; a thread for each key."""
+    """Find the first row of each key that is named; a thread for each key."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    shared = cutlass.memory.SmemAllocator().allocate_array(Int32, THREADS // WARP_SIZE + 1)
+    shared = cutlass.memory.SmemAllocator().allocate_array(Int32, WARPS + 1)
     part = part_of(offsets, number)
-    keys = Int32(offsets.words.shape[0])
+    keys = Int32(offsets.named.shape[0])
     if part.begin == part.end:
         keys = Int32(0)
-    used = (part.end - part.begin + (WORD_BITS - 1)) // WORD_BITS
     for base in cutlass.range(cta * THREADS, keys, num_ctas * THREADS, unroll=1):
         key = base + thread
         count = Int32(0)
-        line = Int64(cutlass.min(key, keys - 1)) * offsets.words.shape[1]
         if key < keys:
-            for word in cutlass.range(used, unroll=WORDS_AHEAD):
-                count += Int32(cute.arch.popc(bits_at(offsets, line + word).load()))
+            count = offsets.named[key, 0]
         first = first_row(offsets, number, count, shared, thread)
         list_key(offsets, number, key, first, count)
         if count > 0:
-            for word in cutlass.range(used, unroll=WORDS_AHEAD):
-                at = bits_at(offsets, line + word)
-                (at + 1).store(first)
-                first += Int32(cute.arch.popc(at.load()))
+            offsets.named[key, 0] = Int32(0)
+            offsets.named[key, 1] = first
 
 
 @cute.jit
@@ -203,13 +203,13 @@ def first_row(offsets: Offsets, number: Int32, count: Int32, shared: Any, thread
     Args:
         shared: pointer to a word of shared memory for each warp, and one.
     """
-    upto = sum_up_to(count, shared, thread, THREADS)
+    upto, _ = sums_up_to(count, shared, thread, THREADS)
     if thread == THREADS - 1:
         cursor = offsets.cursors.iterator + (CURSORS * number + HANDED_OUT)
         got = cute.arch.atomic_add(cursor, upto, sem="relaxed", scope="gpu")
-        (shared + THREADS // WARP_SIZE).store(got)
+        (shared + WARPS).store(got)
     cute.arch.sync_threads()
-    return upto - count + (shared + THREADS // WARP_SIZE).load()
+    return upto - count + (shared + WARPS).load()
 
 
 @cute.jit
@@ -242,8 +242,9 @@ def place_in_list(
 
 
 @cute.kernel
-def offset_kernel(lists: Lists, offsets: Offsets, number: Int32):
-    """Write the row of each key of the groups' lists, a group at a time in each CTA."""
+def take_kernel(lists: Lists, offsets: Offsets, number: Int32):
+    """Take a row for each key of the groups' lists, a group at a time in each CTA."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
@@ -252,19 +253,189 @@ def offset_kernel(lists: Lists, offsets: Offsets, number: Int32):
         count = lists.counts[group]
         ordered = count - unordered_of(lists, group, count)
         line = Int64(group) * lists.rows.shape[1]
-        in_part = group - part.begin
-        in_front = (Int32(1) << (in_part % WORD_BITS)) - 1
-        for place in cutlass.range(thread, ordered, THREADS, unroll=KEYS_AHEAD):
-            key = (lists.rows.iterator + (line + place)).load()
-            word = Int64(key) * offsets.words.shape[1] + in_part // WORD_BITS
-            at = bits_at(offsets, word).to_llvm_ptr()
-            both = prims.load_ext(at, dtype=Int32, count=PAIR)
-            row = both[1] + Int32(cute.arch.popc(both[0] & in_front))
-            (offsets.rows.iterator + (line + place)).store(row)
+        for first in cutlass.range(thread, ordered, KEYS_AHEAD * THREADS, unroll=1):
+            take_rows(lists, offsets, (line, group - part.begin), first, ordered)
         for place in cutlass.range(ordered + thread, count, THREADS, unroll=1):
             row = offsets.unordered[group] + (place - ordered)
             (offsets.rows.iterator + (line + place)).store(row)
-            offsets.again[row] = (lists.rows.iterator + (line + place)).load()
+            offsets.owners[row, 0] = (lists.rows.iterator + (line + place)).load()
+
+
+@cute.jit
+def take_rows(
+    lists: Lists, offsets: Offsets, of_group: tuple[Int64, Int32], first: Int32, ordered: Int32
+) -> None:
+    """Take rows for the thread's places from `first` on, which are under way together.
+
+    Args:
+        of_group: where the list begins; number of the group in its part. ordered: places.
+    """
+    line, in_part = of_group
+    places = [first + i * THREADS for i in range(KEYS_AHEAD)]
+    keys, rows = [], []
+    for place in places:
+        key = Int32(-1)
+        if place < ordered:
+            key = (lists.rows.iterator + (line + place)).load()
+        keys.append(key)
+    for key in keys:
+        row = Int32(0)
+        if key >= 0:
+            cursor = offsets.named.iterator + (Int64(key) * PAIR + 1)
+            row = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
+        rows.append(row)
+    for place, key, row in zip(places, keys, rows, strict=True):
+        if key >= 0:
+            offsets.owners[row, 0] = in_part
+            offsets.owners[row, 1] = place
+
+
+class Owner(NamedTuple):
+    """The group that has taken a row."""
+
+    in_part: Int32
+    place: Int32
+
+
+def owner_of(offsets: Offsets, row: Int32) -> Owner:
+    """The group that has taken a row."""
+    at = offsets.owners.iterator + Int64(row) * PAIR
+    return Owner(*prims.load_ext(at.to_llvm_ptr(), dtype=Int32, count=PAIR))
+
+
+@cute.jit
+def hand_over(offsets: Offsets, part: Part, owner: Owner, row: Int32) -> None:
+    """Give a row to the group that is next in order."""
+    line = Int64(part.begin + owner.in_part) * offsets.rows.shape[1]
+    (offsets.rows.iterator + (line + owner.place)).store(row)
+
+
+@cute.kernel
+def order_kernel(offsets: Offsets, number: Int32):
+    """Hand the rows of each key to its groups in order: a thread for a key of few rows, a warp for
+    one of many, and a CTA for one of most."""
+    follow_grid()
+    thread, _, _ = cute.arch.thread_idx()
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    allocator = cutlass.memory.SmemAllocator()
+    words = allocator.allocate_array(Int32, (WARPS + 1) * PAIR * GROUP_WORDS)
+    part = part_of(offsets, number)
+    warp, lane = thread // WARP_SIZE, thread % WARP_SIZE
+    own_words = words + (warp + 1) * (PAIR * GROUP_WORDS)
+    listed = offsets.cursors[number, LISTED]
+    # The keys of neighbouring rows of kv, which may all have many rows, are those of other CTAs.
+    for first in cutlass.range(cta, listed, num_ctas * WARPS, unroll=1):
+        place = first + lane % WARPS * num_ctas
+        count = listed_key(offsets, cutlass.min(place, listed - 1)).count
+        is_there = (lane < WARPS) & (place < listed)
+        # Every warp finds the same keys.
+        most = cute.arch.vote_ballot_sync(is_there & (count >= MOST_OF_WARP))
+        place = first + warp * num_ctas
+        if place < listed and (most >> warp) & 1 == 0:
+            order_many(offsets, part, own_words, listed_key(offsets, place), lane, WARP_SIZE)
+        while most != 0:
+            rows = listed_key(offsets, first + lowest_bit(most) * num_ctas)
+            order_many(offsets, part, words, rows, thread, THREADS)
+            most = most & (most - 1)
+    few, last = offsets.cursors[number, FEW], Int32(offsets.keys.shape[0]) - 1
+    for place in cutlass.range(cta * THREADS + thread, few, num_ctas * THREADS, unroll=1):
+        order_few(offsets, part, listed_key(offsets, last - place))
+
+
+class ListedKey(NamedTuple):
+    """A key that has rows."""
+
+    key: Int32
+    first: Int32  # its first row
+    count: Int32  # its rows
+
+
+def listed_key(offsets: Offsets, place: Int32) -> ListedKey:
+    """The key at that place of the keys."""
+    line = offsets.keys.iterator + Int64(place) * KEY_WORDS
+    found = prims.load_ext(line.to_llvm_ptr(), dtype=Int32, count=KEY_WORDS)
+    return ListedKey(*(found[i] for i in range(KEY_WORDS - 1)))
+
+
+@cute.jit
+def order_few(offsets: Offsets, part: Part, rows: ListedKey) -> None:
+    """Hand over the rows of a key that at most MOST_FEW groups name."""
+    owners = []
+    for i in cutlass.range_constexpr(MOST_FEW):
+        last = rows.first + cutlass.min(Int32(i), rows.count - 1)
+        owners.append(owner_of(offsets, last))
+    for i in cutlass.range_constexpr(MOST_FEW):
+        before = Int32(0)
+        for j in cutlass.range_constexpr(MOST_FEW):
+            if j < rows.count and owners[j].in_part < owners[i].in_part:
+                before += 1
+        if i < rows.count:
+            hand_over(offsets, part, owners[i], rows.first + before)
+
+
+def owners_from(offsets: Offsets, first: Int32, end: Int32) -> list[Owner]:
+    """The groups that have taken OWNERS_AHEAD rows; rows from `end` on are the one before it."""
+    rows = [cutlass.min(first + i, end - 1) for i in range(OWNERS_AHEAD)]
+    return [owner_of(offsets, row) for row in rows]
+
+
+@cute.jit
+def order_many(
+    offsets: Offsets,
+    part: Part,
+    words: Any,
+    rows: ListedKey,
+    thread: Int32,
+    threads: cutlass.Constexpr,
+) -> None:
+    """Hand over the rows of a key. All `threads` of a warp, or of the CTA, call.
+
+    Args:
+        words: shared memory of theirs: GROUP_WORDS words with a bit for each group of a part, and
+            as many that count the bits before each.
+    """
+    before = words + GROUP_WORDS
+    for at in cutlass.range(thread, GROUP_WORDS, threads, unroll=1):
+        (words + at).store(Int32(0))
+    sync(threads)
+    # A thread's rows follow each other: neighbours, whose groups may be neighbours, would set bits
+    # of one word at the same time.
+    each = (rows.count + (threads - 1)) // threads
+    end = cutlass.min((thread + 1) * each, rows.count)
+    for i in cutlass.range(thread * each, end, OWNERS_AHEAD, unroll=1):
+        for owner in owners_from(offsets, rows.first + i, rows.first + end):
+            bit = Int32(1) << (owner.in_part % WORD_BITS)
+            word = words + owner.in_part // WORD_BITS
+            cute.arch.atomic_or(word, bit, sem="relaxed", scope="cta")
+    # Every bit is set.
+    sync(threads)
+    if thread < WARP_SIZE:
+        sum_before = rows.first
+        for i in cutlass.range_constexpr(GROUP_WORDS // WARP_SIZE):
+            at = i * WARP_SIZE + thread
+            own = Int32(cute.arch.popc((words + at).load()))
+            upto = prefix_sum(own, thread)
+            (before + at).store(sum_before + upto - own)
+            sum_before += cute.arch.shuffle_sync(upto, WARP_SIZE - 1)
+    # The rows before each word are there.
+    sync(threads)
+    for i in cutlass.range(thread * each, end, OWNERS_AHEAD, unroll=1):
+        for number, owner in enumerate(owners_from(offsets, rows.first + i, rows.first + end)):
+            word, below = owner.in_part // WORD_BITS, (Int32(1) << (owner.in_part % WORD_BITS)) - 1
+            row = (before + word).load() + Int32(cute.arch.popc((words + word).load() & below))
+            if i + number < end:
+                hand_over(offsets, part, owner, row)
+    # The words may be written for the next key.
+    sync(threads)
+
+
+def sync(threads: int) -> None:
+    """All `threads` of a warp, or of the CTA, meet."""
+    if threads == WARP_SIZE:
+        cute.arch.sync_warp()
+    else:
+        cute.arch.sync_threads()
 
 
 @cute.jit
@@ -284,7 +455,7 @@ def launch_split(
         choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
     """
     split_kernel(lists, offsets.begins, offsets.unordered, room, unit_groups, choice).launch(
-        grid=[1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream
+        grid=[1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream, use_pdl=True
     )
 
 
@@ -292,12 +463,11 @@ def launch_split(
 def launch_offsets(lists: Lists, offsets: Offsets, number: Int32, num_sms: Int32, stream: Any):
     """Launch on `stream` behind `launch_turns`: the rows of all keys of a part's lists."""
     num_ctas = num_sms * SM_CTAS
-    mark_kernel(lists, offsets, number).launch(
-        grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
-    start_kernel(offsets, number).launch(
-        grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
-    offset_kernel(lists, offsets, number).launch(
-        grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+    of_lists = lists, offsets, number
+    for made in (
+        count_kernel(*of_lists),
+        start_kernel(offsets, number),
+        take_kernel(*of_lists),
+        order_kernel(offsets, number),
+    ):
+        made.launch(grid=[num_ctas, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True)

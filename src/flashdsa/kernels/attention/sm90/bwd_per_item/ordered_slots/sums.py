@@ -1,21 +1,34 @@
 """dKV += the rows of a part's slots: those of a key one after another, in the groups' order.
 
 Float additions do not commute with rounding; the same order every time gives the same bits.
+
+load                         | add
+---------------------------- | ---------------------------------
+a key's dKV, and first rows  |
+further rows, some a stage   | dKV + a row after another
+the next key's ...           | dKV is written behind the last row
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
+from flashdsa.dsl.grids import follow_grid
+from flashdsa.dsl.memory import Memory, Region, initialise_barriers
+from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer
+from flashdsa.dsl.smem import load_words, store_words
+from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     FEW,
     LISTED,
     OUT_OF_ORDER,
     TAKEN,
+    ListedKey,
     Offsets,
+    listed_key,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import (
     NOTHING,
@@ -23,26 +36,48 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import (
     WORDS,
     add_packed,
 )
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
+    CHUNK_WORDS,
+    FIRST,
+    LAST,
+    WORD_BYTES,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
-    KEY_WORDS,
     LINE_DIMS,
     LINE_PACKS,
 )
 
+CARVEOUT = 100
+"""Percent of the first-level cache that may be shared memory."""
 SM_CTAS = 6
-"""CTAs on each streaming multiprocessor."""
-AHEAD = 16
-"""Rows that a thread has in flight."""
-FEW_CTAS, FEW_KEYS, FEW_AHEAD = 5, 4, 4
-"""CTAs on each streaming multiprocessor that sum keys of few rows, keys that each of them sums at a
-time, and rows that a thread has in flight: a key's time is that of memory to answer twice, so many
-are summed at once, with few registers."""
+"""CTAs on each streaming multiprocessor that sum keys out of order."""
+AHEAD = 4
+"""Rows that a thread loads before it adds the first."""
 QUAD = 4
 HALVES = 2
 PAIR_LINES = 2
 LANES, LOOKS = 8, 8
 """Lanes of the last warp; keys that each of them looks at together."""
+
+
+class SumMemory(Memory):
+    """Regions and barriers of `SumPlan`."""
+
+    rows: Region
+    chunks: Region
+    rows_full: Barriers
+    rows_free: Barriers
+
+
+class Sums(NamedTuple):
+    """The rows of a part, and where their sums go; see `launch_sums`."""
+
+    dkv: cute.Tensor
+    slots: cute.Tensor
+    offsets: Offsets
+    number: Int32
+    blocks: Int32
 
 
 def dim_of(thread: Any) -> Any:
@@ -51,227 +86,238 @@ def dim_of(thread: Any) -> Any:
     return (pack // LINE_PACKS * PAIR_LINES + line) * LINE_DIMS + pack % LINE_PACKS * QUAD
 
 
-@cute.jit
-def load_row(words: cute.Tensor, firsts: Any, lasts: Any, place: cutlass.Constexpr) -> None:
-    """Load the thread's words of a row, to index `place` of those in flight."""
-    two = prims.load_ext(firsts.to_llvm_ptr(), dtype=Int32, count=WORDS - 1)
-    words[WORDS * place] = two[0]
-    words[WORDS * place + 1] = two[1]
-    words[WORDS * place + 2] = lasts.load()
+def halves_of(row: Any, pack: Any) -> list[Any]:
+    """Pointers to the pack's dims of a row of dKV: four, and four behind them."""
+    left = row + dim_of(pack)
+    return [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
 
 
 @cute.jit
-def add_row(acc: cute.Tensor, words: list[Any]) -> None:
-    """Add a row's eight numbers to acc."""
-    total = add_packed([acc[j] for j in range(NUMBERS)], words)
-    for j in cutlass.range_constexpr(NUMBERS):
-        acc[j] = total[j]
+def load_dims(acc: cute.Tensor, row: Any, pack: Any) -> None:
+    """Load the pack's dims of a row of dKV."""
+    for half, at in enumerate(halves_of(row, pack)):
+        four = prims.load_ext(at, dtype=Float32, count=QUAD)
+        for i in cutlass.range_constexpr(QUAD):
+            acc[half * QUAD + i] = four[i]
 
 
 @cute.jit
-def add_rows(
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    key: Int32,
-    first: Int32,
-    count: Int32,
-    plan: cutlass.Constexpr,
-) -> None:
-    """Add `count` rows to this thread's dims of a key's dKV; count > 0.
+def store_dims(acc: cute.Tensor, row: Any, pack: Any) -> None:
+    """Store the pack's dims of a row of dKV."""
+    for half, at in enumerate(halves_of(row, pack)):
+        own = [acc[half * QUAD + i] for i in range(QUAD)]
+        prims.store_ext(cutlass.Vector.from_elements(own, Float32), at)
+
+
+@cute.jit
+def add_rows(acc: cute.Tensor, rows: Any, count: Int32, pack: Any, plan: cutlass.Constexpr) -> None:
+    """Add `count` rows, one after another, to acc: the pack's dims of a row of dKV.
 
     A row's words are loaded AHEAD rows before they are added, into the registers of the words just
     added: ptxas moves successive loads after the additions, to save registers.
+
+    Args:
+        rows: pointer to the words of the first row; count > 0.
     """
-    thread, _, _ = cute.arch.thread_idx()
-    left = dkv.iterator + (Int64(key) * plan.tile.d_qk + dim_of(thread))
-    halves = [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
-    acc = cute.make_rmem_tensor(NUMBERS, Float32)
     words = cute.make_rmem_tensor(AHEAD * WORDS, Int32)
-    line = slots.iterator + Int64(first) * plan.slot_words
-    firsts = line + thread * (WORDS - 1)
-    lasts = line + (plan.slot_lasts + thread)
-    # Rows fewer than AHEAD are the last ones of those in flight, like the remainder of more rows.
-    missing = cutlass.max(AHEAD - count, Int32(0))
     for i in cutlass.range_constexpr(AHEAD):
-        own = cutlass.max(i - missing, Int32(0)) * plan.slot_words
-        load_row(words, firsts + own, lasts + own, i)
-    for half in cutlass.range_constexpr(HALVES):
-        four = prims.load_ext(halves[half], dtype=Float32, count=QUAD)
-        for i in cutlass.range_constexpr(QUAD):
-            acc[half * QUAD + i] = four[i]
-    rest = count % AHEAD
-    for base in cutlass.range(AHEAD, count - rest + AHEAD, AHEAD, unroll=1):
-        offset = Int64(cutlass.min(base, count - AHEAD)) * plan.slot_words
-        next_firsts, next_lasts = firsts + offset, lasts + offset
+        load_row(words, i, rows, cutlass.min(Int32(i), count - 1), pack, plan)
+    for base in cutlass.range(0, count, AHEAD, unroll=1):
         for i in cutlass.range_constexpr(AHEAD):
-            add_row(acc, [words[WORDS * i + w] for w in range(WORDS)])
-            load_row(words, next_firsts + i * plan.slot_words, next_lasts + i * plan.slot_words, i)
-    if rest > 0:
-        for i in cutlass.range_constexpr(AHEAD):
-            there = i >= AHEAD - rest
-            add_row(
-                acc, [words[WORDS * i + w] if there else Int32(NOTHING[w]) for w in range(WORDS)]
-            )
-    for half in cutlass.range_constexpr(HALVES):
-        of_half = [acc[half * QUAD + i] for i in range(QUAD)]
-        prims.store_ext(cutlass.Vector.from_elements(of_half, Float32), halves[half])
-
-
-@cute.kernel
-def sum_kernel(
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    offsets: Offsets,
-    number: Int32,
-    blocks: Int32,
-    plan: cutlass.Constexpr,
-):
-    """Sum the keys of many rows, one at a time in each CTA, as they come; arguments as in
-    `launch_sums`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    tickets = cutlass.memory.SmemAllocator().allocate_array(Int32, 2)
-    listed = offsets.cursors[number, LISTED]
-    words = offsets.words.shape[1]
-    ticket, turn = cta, Int32(0)
-    while ticket < listed:
-        if thread == 0:
-            cursor = offsets.cursors.iterator + (CURSORS * number + TAKEN)
-            taken = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
-            (tickets + turn).store(num_ctas + taken)
-        key, first, count = (
-            offsets.keys[ticket, 0],
-            offsets.keys[ticket, 1],
-            offsets.keys[ticket, 2],
-        )
-        if thread < words:
-            offsets.words[key, thread, 0] = Int32(0)
-        add_rows(dkv, slots, key, first * blocks, count * blocks, plan)
-        # The ticket is written; the one before it has been read by all.
-        cute.arch.sync_threads()
-        ticket = (tickets + turn).load()
-        turn = 1 - turn
-
-
-@cute.kernel
-def sum_few_kernel(
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    offsets: Offsets,
-    number: Int32,
-    blocks: Int32,
-    plan: cutlass.Constexpr,
-):
-    """Sum the keys of few rows, some at a time in each CTA, by turns; arguments as in
-    `launch_sums`."""
-    thread, _, _ = cute.arch.thread_idx()
-    cta, _, _ = cute.arch.block_idx()
-    num_ctas, _, _ = cute.arch.grid_dim()
-    pack = thread % plan.packs
-    listed, last = offsets.cursors[number, FEW], Int32(offsets.keys.shape[0]) - 1
-    first_place = cta * FEW_KEYS + thread // plan.packs
-    for place in cutlass.range(first_place, listed, num_ctas * FEW_KEYS, unroll=1):
-        line = offsets.keys.iterator + Int64(last - place) * KEY_WORDS
-        found = prims.load_ext(line.to_llvm_ptr(), dtype=Int32, count=KEY_WORDS)
-        if pack < offsets.words.shape[1]:
-            offsets.words[found[0], pack, 0] = Int32(0)
-        add_few_rows(dkv, slots, found[0], (found[1] * blocks, found[2] * blocks), pack, plan)
+            there = base + i < count
+            own = [words[WORDS * i + w] if there else Int32(NOTHING[w]) for w in range(WORDS)]
+            total = add_packed([acc[j] for j in range(NUMBERS)], own)
+            for j in cutlass.range_constexpr(NUMBERS):
+                acc[j] = total[j]
+            load_row(words, i, rows, cutlass.min(base + (AHEAD + i), count - 1), pack, plan)
 
 
 @cute.jit
-def add_few_rows(
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    key: Int32,
-    rows: tuple[Int32, Int32],
-    pack: Int32,
+def load_row(
+    words: cute.Tensor,
+    place: cutlass.Constexpr,
+    rows: Any,
+    number: Int32,
+    pack: Any,
     plan: cutlass.Constexpr,
 ) -> None:
-    """Same as `add_rows`, for few rows.
-
-    Args:
-        rows: the first one, and how many. pack: the thread's, of a row.
-    """
-    first, count = rows
-    left = dkv.iterator + (Int64(key) * plan.tile.d_qk + dim_of(pack))
-    halves = [(left + half * (LINE_DIMS // HALVES)).to_llvm_ptr() for half in range(HALVES)]
-    acc = cute.make_rmem_tensor(NUMBERS, Float32)
-    words = cute.make_rmem_tensor(FEW_AHEAD * WORDS, Int32)
-    for half in cutlass.range_constexpr(HALVES):
-        four = prims.load_ext(halves[half], dtype=Float32, count=QUAD)
-        for i in cutlass.range_constexpr(QUAD):
-            acc[half * QUAD + i] = four[i]
-    for base in cutlass.range(0, count, FEW_AHEAD, unroll=1):
-        for i in cutlass.range_constexpr(FEW_AHEAD):
-            # Rows past the last one are the last one, and not added.
-            row = Int64(first + cutlass.min(base + i, count - 1)) * plan.slot_words
-            line = slots.iterator + row
-            load_row(words, line + pack * (WORDS - 1), line + (plan.slot_lasts + pack), i)
-        for i in cutlass.range_constexpr(FEW_AHEAD):
-            there = base + i < count
-            add_row(
-                acc, [words[WORDS * i + w] if there else Int32(NOTHING[w]) for w in range(WORDS)]
-            )
-    for half in cutlass.range_constexpr(HALVES):
-        of_half = [acc[half * QUAD + i] for i in range(QUAD)]
-        prims.store_ext(cutlass.Vector.from_elements(of_half, Float32), halves[half])
+    """Load the pack's words of a row, to index `place` of those in flight."""
+    row = rows + number * plan.slot_words
+    two = prims.load_ext((row + pack * (WORDS - 1)).to_llvm_ptr(), dtype=Int32, count=WORDS - 1)
+    words[WORDS * place] = two[0]
+    words[WORDS * place + 1] = two[1]
+    words[WORDS * place + 2] = (row + (plan.slot_lasts + pack)).load()
 
 
 @cute.kernel
-def sum_unordered_kernel(
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    offsets: Offsets,
-    number: Int32,
-    blocks: Int32,
-    plan: cutlass.Constexpr,
-):
+def sum_kernel(x: Sums, plan: cutlass.Constexpr):
+    """Sum the keys of many rows as CTAs draw them, then those of few by turns."""
+    thread, _, _ = cute.arch.thread_idx()
+    memory = SumMemory.allocate(plan.sums)
+    initialise_barriers(memory, thread)
+    cute.arch.sync_threads()
+    follow_grid()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    if warp == 0:
+        if thread == 0:
+            load_all(x, memory, plan)
+    else:
+        add_all(x, memory, thread - plan.sums.load.threads, plan)
+
+
+@cute.jit
+def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
+    """Role load, of which one thread works."""
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    offsets, chunk = x.offsets, Int32(0)
+    listed, ticket = offsets.cursors[x.number, LISTED], Int32(cta)
+    while ticket < listed:
+        cursor = offsets.cursors.iterator + (CURSORS * x.number + TAKEN)
+        taken = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
+        chunk = load_key(x, memory, listed_key(offsets, ticket), chunk, plan)
+        ticket = num_ctas + taken
+    few, last = offsets.cursors[x.number, FEW], Int32(offsets.keys.shape[0]) - 1
+    rows = few_key(offsets, last, Int32(cta), few)
+    for place in cutlass.range(cta, few, num_ctas, unroll=1):
+        # Asked for before it is needed.
+        following = few_key(offsets, last, place + num_ctas, few)
+        chunk = load_key(x, memory, rows, chunk, plan)
+        rows = following
+    ring = RingProducer(memory.rows_full, memory.rows_free)
+    at = ring.state(chunk)
+    ring.acquire(at)
+    describe(memory, at.stage, Int32(0), Int32(0), Int32(0))
+    # rows_full[stage]: a chunk without rows ends role add.
+    ring.commit(at.stage)
+
+
+def few_key(offsets: Offsets, last: Int32, place: Int32, few: Int32) -> ListedKey:
+    """The key at that place among those of few rows; any, if it has none."""
+    return listed_key(offsets, last - cutlass.max(cutlass.min(place, few - 1), Int32(0)))
+
+
+@cute.jit
+def describe(memory: SumMemory, stage: Int32, key: Int32, rows: Int32, ends: Int32) -> None:
+    """Store a chunk's description."""
+    store_words(description_at(memory, stage), [key, rows, ends, Int32(0)])
+
+
+def description_at(memory: SumMemory, stage: Int32) -> Int32:
+    """The shared memory address of a stage's description."""
+    return memory.chunks.address() + stage * (CHUNK_WORDS * WORD_BYTES)
+
+
+@cute.jit
+def load_key(
+    x: Sums, memory: SumMemory, rows: ListedKey, chunk: Int32, plan: cutlass.Constexpr
+) -> Int32:
+    """Load a key's dKV and rows; return the number of the chunk behind them.
+
+    Args:
+        chunk: number of the first one.
+    """
+    sums, ring = plan.sums, RingProducer(memory.rows_full, memory.rows_free)
+    count = rows.count * x.blocks
+    source = x.slots.iterator + Int64(rows.first * x.blocks) * plan.slot_words
+    for base in cutlass.range(0, count, sums.chunk_rows, unroll=1):
+        own = cutlass.min(count - base, Int32(sums.chunk_rows))
+        at = ring.state(chunk)
+        # rows_free[stage]: role add has read the chunk before.
+        ring.acquire(at)
+        ends = (Int32(FIRST) if base == 0 else Int32(0)) | (
+            Int32(LAST) if base + own == count else Int32(0)
+        )
+        describe(memory, at.stage, rows.key, own, ends)
+        size = own * sums.slot_bytes
+        head = Int32(sums.dkv_bytes) if base == 0 else Int32(0)
+        # rows_full[stage]: the description, which this thread has stored, and all bytes.
+        barrier = ring.expect(at.stage, size + head)
+        to = memory.rows.bytes() + at.stage * sums.stage_bytes
+        if base == 0:
+            dkv = x.dkv.iterator + Int64(rows.key) * plan.tile.d_qk
+            load_bytes(to, dkv, head, barrier)
+        load_bytes(to + sums.dkv_bytes, source + Int64(base) * plan.slot_words, size, barrier)
+        chunk += 1
+    return chunk
+
+
+@cute.jit
+def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) -> None:
+    """Role add: a pack a thread."""
+    sums, ring = plan.sums, RingConsumer(memory.rows_full, memory.rows_free)
+    # The last warp's other threads do what its last pack's thread does, and store nothing.
+    pack = cutlass.min(thread, Int32(plan.packs - 1))
+    acc = cute.make_rmem_tensor(NUMBERS, Float32)
+    acc.fill(0.0)
+    chunk, rows = Int32(0), Int32(1)
+    while rows > 0:
+        at = ring.state(chunk)
+        ring.wait(at)
+        description = load_words(description_at(memory, at.stage), Int32)
+        key, rows, ends = (Int32(description[i]) for i in range(CHUNK_WORDS - 1))
+        stage = memory.rows.bytes() + at.stage * sums.stage_bytes
+        if ends & FIRST != 0:
+            load_dims(acc, cute.recast_ptr(stage, dtype=Float32), pack)
+        if rows > 0:
+            first = cute.recast_ptr(stage + sums.dkv_bytes, dtype=Int32)
+            add_rows(acc, first, rows, pack, plan)
+        # Orders the reads before the copy that may overwrite the stage.
+        cute.arch.fence_proxy("async.shared", space="cta")
+        # rows_free[stage]: this thread has read the chunk. Each arrives for itself: racecheck does
+        # not see what others did before one arrives for all.
+        ring.release(at.stage)
+        if ends & LAST != 0 and thread < plan.packs:
+            store_dims(acc, x.dkv.iterator + Int64(key) * plan.tile.d_qk, pack)
+        chunk += 1
+
+
+@cute.kernel
+def sum_unordered_kernel(x: Sums, plan: cutlass.Constexpr):
     """Sum the rows of keys out of order, in their order: each CTA those of its keys."""
+    follow_grid()
+    thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     lane = cute.arch.lane_idx() % LANES
-    count = offsets.cursors[number, OUT_OF_ORDER]
+    count = x.offsets.cursors[x.number, OUT_OF_ORDER]
+    acc = cute.make_rmem_tensor(NUMBERS, Float32)
     for base in cutlass.range(0, count, LOOKS * LANES, unroll=1):
         keys = []
         for look in cutlass.range_constexpr(LOOKS):
             row = base + look * LANES + lane
-            keys.append(offsets.again[row] if row < count else Int32(-1))
+            keys.append(x.offsets.owners[row, 0] if row < count else Int32(-1))
         for look in cutlass.range_constexpr(LOOKS):
             mine = keys[look] >= 0 and keys[look] % num_ctas == cta
             found = cute.arch.vote_ballot_sync(mine) & ((1 << LANES) - 1)
             while found != 0:
                 place = lowest_bit(found)
                 key = cute.arch.shuffle_sync(keys[look], place)
-                add_rows(dkv, slots, key, (base + look * LANES + place) * blocks, blocks, plan)
+                first = Int64((base + look * LANES + place) * x.blocks) * plan.slot_words
+                dkv = x.dkv.iterator + Int64(key) * plan.tile.d_qk
+                load_dims(acc, dkv, thread)
+                add_rows(acc, x.slots.iterator + first, x.blocks, thread, plan)
+                store_dims(acc, dkv, thread)
                 found = found & (found - 1)
 
 
 @cute.jit
-def launch_sums(
-    dkv: cute.Tensor,
-    slots: cute.Tensor,
-    offsets: Offsets,
-    number: Int32,
-    blocks: Int32,
-    num_sms: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+def launch_sums(x: Sums, num_sms: Int32, plan: cutlass.Constexpr, stream: Any):
     """Launch on `stream`.
 
     Args:
-        dkv: (S_kv, 576) fp32, added to. slots: (rows, plan.slot_words) int32.
-        offsets: of the part `number`; its bits are cleared. blocks: row blocks of a group, each of
-            which has a row for each key: row * blocks, row * blocks + 1, ...
+        x: dkv (S_kv, 576) fp32, added to. slots (rows, plan.slot_words) int32. offsets of the part
+            `number`. blocks: row blocks of a group, each of which has a row for each key:
+            row * blocks, row * blocks + 1, ...
     """
-    num_ctas = num_sms * SM_CTAS
-    sum_kernel(dkv, slots, offsets, number, blocks, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.packs, 1, 1], stream=stream
+    sum_kernel(x, plan).launch(
+        grid=[num_sms * plan.sums.sm_ctas, 1, 1],
+        block=[plan.sums.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=plan.sums.sm_ctas,
+        preferred_smem_carveout=CARVEOUT,
+        use_pdl=True,
     )
-    sum_few_kernel(dkv, slots, offsets, number, blocks, plan).launch(
-        grid=[num_sms * FEW_CTAS, 1, 1], block=[plan.packs * FEW_KEYS, 1, 1], stream=stream
-    )
-    sum_unordered_kernel(dkv, slots, offsets, number, blocks, plan).launch(
-        grid=[num_ctas, 1, 1], block=[plan.packs, 1, 1], stream=stream
+    sum_unordered_kernel(x, plan).launch(
+        grid=[num_sms * SM_CTAS, 1, 1], block=[plan.packs, 1, 1], stream=stream, use_pdl=True
     )

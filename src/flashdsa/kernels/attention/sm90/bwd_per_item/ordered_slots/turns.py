@@ -11,6 +11,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
 
+from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
@@ -20,18 +21,18 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     Offsets,
     Part,
     part_of,
-    sum_up_to,
+    sums_up_to,
     unordered_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     LENGTHS,
     begin_lengths,
     length_class,
 )
 
-THREADS = MOST_PART_GROUPS
-"""A thread for each group of a part, for each length that is told apart, and for each CTA."""
+THREADS = LENGTHS
+"""A thread for each length that is told apart, and for each CTA."""
 ITEM_TILES = 2
 """Time of an item beside its tiles, in tiles."""
 MOST_UNEVEN = 1.05
@@ -48,7 +49,8 @@ def turns_kernel(
     num_ctas: Int32,
     tile_keys: cutlass.Constexpr,
 ):
-    """One CTA, a thread for each group; arguments as in `launch_turns`."""
+    """One CTA; arguments as in `launch_turns`."""
+    follow_grid()
     thread, _, _ = cute.arch.thread_idx()
     allocator = cutlass.memory.SmemAllocator()
     sums = allocator.allocate_array(Int32, THREADS // WARP_SIZE)
@@ -57,117 +59,120 @@ def turns_kernel(
         allocator.allocate_array(Int32, LENGTHS),
     )
     part = part_of(offsets, number)
-    group = part.begin + thread
-    count, unordered = Int32(0), Int32(0)
-    if group < part.end:
-        count = lists.counts[group]
-        unordered = unordered_of(lists, group, count)
-    upto = sum_up_to(unordered, sums, thread, THREADS)
-    if group < part.end:
-        offsets.unordered[group] = upto - unordered
-    if thread == THREADS - 1:
-        offsets.cursors[number, HANDED_OUT] = upto
-        offsets.cursors[number, OUT_OF_ORDER] = upto
+    rows = Int32(0)
+    for base in cutlass.range(part.begin, part.end, THREADS, unroll=1):
+        group, unordered = base + thread, Int32(0)
+        if group < part.end:
+            unordered = unordered_of(lists, group, lists.counts[group])
+        upto, total = sums_up_to(unordered, sums, thread, THREADS)
+        if group < part.end:
+            offsets.unordered[group] = rows + upto - unordered
+        rows += total
+    if thread == 0:
+        offsets.cursors[number, HANDED_OUT] = rows
+        offsets.cursors[number, OUT_OF_ORDER] = rows
         for cursor in cutlass.range_constexpr(LISTED, CURSORS):
             offsets.cursors[number, cursor] = Int32(0)
     launch = blocks, num_ctas
-    own_tiles = (count + (tile_keys - 1)) // tile_keys + ITEM_TILES
-    uneven = is_uneven(part, own_tiles, launch, loads, sums, thread)
-    place = thread
+    uneven = is_uneven(lists, part, launch, loads, sums, thread, tile_keys)
     if uneven:
-        place = place_by_length(part, count, places, sums, thread, tile_keys)
-    write_items(offsets, part, place, uneven, launch, thread)
+        begin_classes(lists, part, places, sums, thread, tile_keys)
+    for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
+        place = group - part.begin
+        if uneven:
+            at = places + length_class(lists.counts[group], tile_keys)
+            place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
+        write_items(offsets, part, group, place, uneven, launch)
 
 
 @cute.jit
 def is_uneven(
+    lists: Lists,
     part: Part,
-    own_tiles: Int32,
     launch: tuple[Int32, Int32],
     loads: Any,
     sums: Any,
     thread: Int32,
+    tile_keys: cutlass.Constexpr,
 ) -> Boolean:
     """Whether one CTA would take longer than the others. All threads call, and get the same.
 
     Args:
-        own_tiles: time of each item of the thread's group. launch: row blocks of a group; CTAs.
-        loads, sums: shared memory, a word for each CTA and one for each warp.
+        launch: row blocks of a group; CTAs. loads, sums: shared memory, a word for each CTA and
+            one for each warp.
     """
     blocks, num_ctas = launch
     (loads + thread).store(Int32(0))
     cute.arch.sync_threads()
-    groups, mine = part.end - part.begin, Int32(0)
-    if thread < groups:
-        mine = own_tiles * blocks
+    mine = Int32(0)
+    for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
+        tiles = (lists.counts[group] + (tile_keys - 1)) // tile_keys + ITEM_TILES
+        mine += tiles * blocks
         for block in cutlass.range(blocks, unroll=1):
-            at = loads + (thread * blocks + block) % num_ctas
-            cute.arch.atomic_add(at, own_tiles, sem="relaxed", scope="cta")
-    # The last thread's sum is that of all; the barriers inside come after every addition.
-    upto = sum_up_to(mine, sums, thread, THREADS)
+            at = loads + ((group - part.begin) * blocks + block) % num_ctas
+            cute.arch.atomic_add(at, tiles, sem="relaxed", scope="cta")
+    # The barriers inside come after every addition.
+    _, total = sums_up_to(mine, sums, thread, THREADS)
     longest = cute.arch.warp_redux_sync((loads + thread).load(), "max")
     # The words of the warps may be written over when all have read them.
     cute.arch.sync_threads()
     if thread % WARP_SIZE == 0:
         (sums + thread // WARP_SIZE).store(longest)
-    if thread == THREADS - 1:
-        loads.store(upto)
     cute.arch.sync_threads()
     for warp in cutlass.range_constexpr(THREADS // WARP_SIZE):
         longest = cutlass.max(longest, (sums + warp).load())
-    items = groups * blocks
+    items = (part.end - part.begin) * blocks
     turns = (items + num_ctas - 1) // num_ctas
-    mean = Float32(loads.load()) / Float32(cutlass.max(items, Int32(1)))
+    mean = Float32(total) / Float32(cutlass.max(items, Int32(1)))
     return Boolean(Float32(longest) > Float32(MOST_UNEVEN) * Float32(turns) * mean)
 
 
 @cute.jit
-def place_by_length(
-    part: Part, count: Int32, places: Any, sums: Any, thread: Int32, tile_keys: cutlass.Constexpr
-) -> Int32:
-    """Place of the thread's group among the part's, the longest first: a counting sort.
+def begin_classes(
+    lists: Lists,
+    part: Part,
+    places: Any,
+    sums: Any,
+    thread: Int32,
+    tile_keys: cutlass.Constexpr,
+) -> None:
+    """Write the first place of each length among the part's groups, the longest first.
 
     Args:
         places, sums: shared memory, a word for each length and one for each warp.
     """
     (places + thread).store(Int32(0))
     cute.arch.sync_threads()
-    at = places + length_class(count, tile_keys)
-    is_there = thread < part.end - part.begin
-    if is_there:
+    for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
+        at = places + length_class(lists.counts[group], tile_keys)
         cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
     cute.arch.sync_threads()
     begin_lengths(places, sums, thread, THREADS)
-    place = Int32(0)
-    if is_there:
-        place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
-    return place
 
 
 @cute.jit
 def write_items(
     offsets: Offsets,
     part: Part,
+    group: Int32,
     place: Int32,
     uneven: Boolean,
     launch: tuple[Int32, Int32],
-    thread: Int32,
 ) -> None:
-    """Write the items of the thread's group.
+    """Write the items of a group.
 
     Args:
         place: of the group in its part. uneven: every other turn goes backwards, but one that not
             all CTAs have.
     """
     blocks, num_ctas = launch
-    if thread < part.end - part.begin:
-        first, items = part.begin * blocks, (part.end - part.begin) * blocks
-        for block in cutlass.range(blocks, unroll=1):
-            position = place * blocks + block
-            turn, cta = position // num_ctas, position % num_ctas
-            if uneven and turn % 2 == 1 and (turn + 1) * num_ctas <= items:
-                position = turn * num_ctas + (num_ctas - 1 - cta)
-            offsets.order[first + position] = (part.begin + thread) * blocks + block
+    first, items = part.begin * blocks, (part.end - part.begin) * blocks
+    for block in cutlass.range(blocks, unroll=1):
+        position = place * blocks + block
+        turn, cta = position // num_ctas, position % num_ctas
+        if uneven and turn % 2 == 1 and (turn + 1) * num_ctas <= items:
+            position = turn * num_ctas + (num_ctas - 1 - cta)
+        offsets.order[first + position] = group * blocks + block
 
 
 @cute.jit
@@ -186,5 +191,5 @@ def launch_turns(
         blocks: row blocks of a group. num_ctas: that take its items.
     """
     turns_kernel(lists, offsets, number, blocks, num_ctas, tile_keys).launch(
-        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream
+        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )
