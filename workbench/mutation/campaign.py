@@ -41,8 +41,9 @@ from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
 from workbench.mutation.peers import PEERS, Peer
 from workbench.mutation.table import RESULTS, counts_of, read_rows
+from workbench.small_calls.call import Row
 from workbench.small_calls.record import path_of_launch, record
-from workbench.small_calls.table import Row, rows_of
+from workbench.small_calls.table import rows_of
 
 SCHEDULES = (
     *POLICIES,

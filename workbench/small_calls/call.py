@@ -16,6 +16,7 @@ from torch import Tensor
 from flashdsa.backends.emulated.devices import B200, H200, Device
 from flashdsa.backends.emulated.runner import Emulator, running_on
 from flashdsa.backends.runner import Runner
+from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import calls, judge_indexer, judge_prefill, judge_sparse_mla
 from flashdsa.verify import judge_indexer_training as judge_training
@@ -224,3 +225,43 @@ def replace_function(
 
     with patch.object(runner, "function", function):
         yield
+
+
+@dataclass(frozen=True)
+class Row:
+    """A kernel, or a form of it that has instructions of its own, and its small calls.
+
+    Attributes:
+        kernel: its name in the catalog.
+        helper: the entry in the place of the kernel's own: what is launched before it, say.
+        mutated: how many calls, from the first on, are repeated with each mutant; 0: it has no
+            synchronisation, or another row is of the same instructions.
+        scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
+            them.
+        ignored: codes of findings that come and go with the schedule in the original, too.
+        lanes_apart: a warp's lanes go apart, and bar.warp.sync is broken, too.
+    """
+
+    kernel: str
+    calls: tuple[Small, ...]
+    helper: str = ""
+    mutated: int | None = None
+    scratch: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ("unordered-float-additions",)
+    lanes_apart: bool = False
+
+    @property
+    def spec(self) -> KernelSpec:
+        """The kernel's entry in the catalog."""
+        names = self.kernel, self.calls[0].backend
+        return next(spec for spec in KERNELS if (spec.name, spec.backend) == names)
+
+    @property
+    def entry(self) -> str:
+        """Part of the PTX function's name."""
+        return self.helper or self.spec.entry
+
+    @property
+    def repeated(self) -> tuple[Small, ...]:
+        """The calls that are repeated with each mutant."""
+        return self.calls[: self.mutated]

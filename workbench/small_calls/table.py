@@ -7,17 +7,16 @@ round, CTAs have several work items, and rows have parts without work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
-from flashdsa.kernels.catalog import KERNELS, MLA_BWD_HEADS
+from flashdsa.kernels.catalog import MLA_BWD_HEADS
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS
-from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.verify import check_cases
 from flashdsa.verify.indexer_training_cases import IndexerTrainingCase
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase
@@ -36,50 +35,10 @@ from workbench.small_calls.attention import (
     growing,
     of_formats,
 )
-from workbench.small_calls.call import BLACKWELL, HOPPER, Small, SmallCall
+from workbench.small_calls.call import BLACKWELL, HOPPER, Row, SmallCall
 from workbench.small_calls.direct import Order, Ranked
 from workbench.small_calls.plants import alike, gap, plant_all, repeated, shorter
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
-
-
-@dataclass(frozen=True)
-class Row:
-    """A kernel, or a form of it that has instructions of its own, and its small calls.
-
-    Attributes:
-        kernel: its name in the catalog.
-        helper: the entry in the place of the kernel's own: what is launched before it, say.
-        mutated: how many calls, from the first on, are repeated with each mutant; 0: it has no
-            synchronisation, or another row is of the same instructions.
-        scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
-            them.
-        ignored: codes of findings that come and go with the schedule in the original, too.
-        lanes_apart: a warp's lanes go apart, and bar.warp.sync is broken, too.
-    """
-
-    kernel: str
-    calls: tuple[Small, ...]
-    helper: str = ""
-    mutated: int | None = None
-    scratch: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ("unordered-float-additions",)
-    lanes_apart: bool = False
-
-    @property
-    def spec(self) -> KernelSpec:
-        """The kernel's entry in the catalog."""
-        names = self.kernel, self.calls[0].backend
-        return next(spec for spec in KERNELS if (spec.name, spec.backend) == names)
-
-    @property
-    def entry(self) -> str:
-        """Part of the PTX function's name."""
-        return self.helper or self.spec.entry
-
-    @property
-    def repeated(self) -> tuple[Small, ...]:
-        """The calls that are repeated with each mutant."""
-        return self.calls[: self.mutated]
 
 
 def backward(
@@ -144,6 +103,8 @@ _CHAIN = _ROUNDS | {
     "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
 }  # groups in order are one chain
 _chain = partial(backward, ordered=True, settings=_CHAIN)
+_ORDERED_SLOTS = "flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots"
+_rows = partial(_slots, settings={f"{_ORDERED_SLOTS}.offsets:MOST_OF_WARP": 8})
 
 _TIGHT = {
     "num_heads": 16, "topk": 512,
@@ -245,6 +206,12 @@ TABLE: dict[str, Row] = {
         _slots("16 heads", 16, 41, 20, sms=2),
         _slots("five queries", 128, 5, 100, sms=2),
     ), mutated=2),
+    "mla-bwd-slot-rows-sm_90a": Row("mla_bwd_fused", (
+        _rows("warps and CTAs", 16, 41, 10, sms=2, keys=14), _rows("few keys", 16, 30, 12, keys=12),
+    ), helper="order_kernel", lanes_apart=True),
+    "mla-bwd-slot-sums-sm_90a": Row("mla_bwd_fused", (
+        _slots("chunks", 16, 70, 10, sms=2, keys=14), _slots("two row blocks", 128, 9, 30, keys=40),
+    ), helper="sum_kernel"),
     "mla-bwd-512-sm_90a": Row("mla_bwd_fused", (
         backward("drawn", 64, 5, 170, sms=2, d_qk=512, topk_length=True),
         _slots("slots", 16, 41, 20, sms=2, d_qk=512),
