@@ -207,10 +207,11 @@ TABLE: dict[str, Row] = {
         _slots("five queries", 128, 5, 100, sms=2),
     ), mutated=2),
     "mla-bwd-slot-rows-sm_90a": Row("mla_bwd_fused", (
-        _rows("warps and CTAs", 16, 41, 10, sms=2, keys=14), _rows("few keys", 16, 30, 12, keys=12),
+        _rows("keys go round", 16, 41, 40, keys=80),
+        _rows("several warps", 16, 220, 10, keys=12, duplicates=False),
     ), helper="order_kernel", lanes_apart=True),
     "mla-bwd-slot-sums-sm_90a": Row("mla_bwd_fused", (
-        _slots("chunks", 16, 70, 10, sms=2, keys=14), _slots("two row blocks", 128, 9, 30, keys=40),
+        _slots("chunks", 16, 150, 6, sms=2, keys=10), _slots("keys of few rows", 16, 41, 20, sms=2),
     ), helper="sum_kernel"),
     "mla-bwd-512-sm_90a": Row("mla_bwd_fused", (
         backward("drawn", 64, 5, 170, sms=2, d_qk=512, topk_length=True),

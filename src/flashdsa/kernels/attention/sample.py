@@ -39,8 +39,6 @@ MOST_TIME = 0.82
 """Estimated time of groups, of that of queries one by one, up to which they are taken."""
 LISTS_US = 4.0
 """Time of making the groups' lists beside their bits."""
-
-
 MADE_UP = 0.5
 """Part of a step that an item's last step does not fill, on average."""
 
@@ -154,7 +152,6 @@ def takes_less(
     """
     of_group = Float32(counted_every(x)) / Float32(samples)
     named = found[1] * of_group * Float32(1 / group)
-
     alone = time_of_items(times, Int32(x.indices.shape[0]), named, Float32(0.0))
     together = time_of_items(times, groups, found[0] * of_group, times.union_us)
     return Boolean(together + Float32(LISTS_US) < Float32(MOST_TIME) * alone)
