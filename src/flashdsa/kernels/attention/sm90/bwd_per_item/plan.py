@@ -36,6 +36,8 @@ LINE_PACKS = 4
 """Packs of a line: pack j has dims 4 j to 4 j + 3 of the first and of the second half of a line."""
 PACK_WORDS = 3
 """See `packed8.py`."""
+CARVEOUT = 100
+"""Percent of the first-level cache that may be shared memory, where several CTAs share an SM."""
 CURSORS = 5
 """Counters of a part, see `offsets.py`."""
 KEY_WORDS = 4

@@ -18,6 +18,7 @@ from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_ch
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, SHORT_SLOTS, Lists
 from flashdsa.kernels.attention.sample import launch_sample
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CARVEOUT
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import (
     LEAST_QUERIES,
     is_apart,
@@ -99,8 +100,6 @@ def launch_permute(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any, 
 
 SM_CTAS = 3
 """CTAs on each streaming multiprocessor: shared memory has room for three."""
-CARVEOUT = 100
-"""Percent of the first-level cache that may be shared memory."""
 
 
 @cute.kernel

@@ -126,26 +126,36 @@ def order_by_length(
         places: LENGTHS words of shared memory. sums: a word for each warp.
     """
     thread, _, _ = cute.arch.thread_idx()
-    groups, own = Int32(counts.shape[0]), LENGTHS // threads
-    for i in cutlass.range_constexpr(own):
-        (places + (own * thread + i)).store(Int32(0))
-    cute.arch.sync_threads()
-    for group in cutlass.range(thread, groups, threads, unroll=4):
-        at = places + length_class(counts[group], tile_keys)
-        cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
-    cute.arch.sync_threads()
-    begin_lengths(places, sums, thread, threads)
-    for group in cutlass.range(thread, groups, threads, unroll=4):
-        at = places + length_class(counts[group], tile_keys)
-        place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
-        tickets[ORDER + place] = group
+    groups = Int32(0), Int32(counts.shape[0])
+    begin_lengths(counts, groups, places, sums, tile_keys, threads)
+    for group in cutlass.range(thread, groups[1], threads, unroll=4):
+        tickets[ORDER + take_place(places, counts[group], tile_keys)] = group
 
 
 @cute.jit
-def begin_lengths(places: Any, sums: Any, thread: Int32, threads: cutlass.Constexpr) -> None:
-    """Put the first place of each length where the number of its lists was. All threads of the CTA
-    call, when all have counted; arguments as in `order_by_length`."""
+def begin_lengths(
+    counts: cute.Tensor,
+    groups: tuple[Int32, Int32],
+    places: Any,
+    sums: Any,
+    tile_keys: cutlass.Constexpr,
+    threads: cutlass.Constexpr,
+) -> None:
+    """Write the first place of each length of lists, the longest first, to `places`. All threads of
+    the CTA call.
+
+    Args:
+        groups: the first one, and one past the last. The rest as in `order_by_length`.
+    """
+    thread, _, _ = cute.arch.thread_idx()
     own = LENGTHS // threads
+    for i in cutlass.range_constexpr(own):
+        (places + (own * thread + i)).store(Int32(0))
+    cute.arch.sync_threads()
+    for group in cutlass.range(groups[0] + thread, groups[1], threads, unroll=4):
+        at = places + length_class(counts[group], tile_keys)
+        cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
+    cute.arch.sync_threads()
     of_class = [(places + (own * thread + i)).load() for i in range(own)]
     mine = Int32(0)
     for count in of_class:
@@ -157,6 +167,13 @@ def begin_lengths(places: Any, sums: Any, thread: Int32, threads: cutlass.Conste
         first += count
     # All first places are there.
     cute.arch.sync_threads()
+
+
+@cute.jit
+def take_place(places: Any, count: Int32, tile_keys: cutlass.Constexpr) -> Int32:
+    """The next place of a list of so many keys."""
+    at = places + length_class(count, tile_keys)
+    return cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
 
 
 @cute.jit

@@ -43,13 +43,12 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
     WORD_BYTES,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    CARVEOUT,
     CURSORS,
     LINE_DIMS,
     LINE_PACKS,
 )
 
-CARVEOUT = 100
-"""Percent of the first-level cache that may be shared memory."""
 SM_CTAS = 6
 """CTAs on each streaming multiprocessor that sum keys out of order."""
 AHEAD = 4

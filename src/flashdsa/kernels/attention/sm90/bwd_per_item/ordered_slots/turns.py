@@ -28,7 +28,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     LENGTHS,
     begin_lengths,
-    length_class,
+    take_place,
 )
 
 THREADS = LENGTHS
@@ -76,12 +76,12 @@ def turns_kernel(
     launch = blocks, num_ctas
     uneven = is_uneven(lists, part, launch, loads, sums, thread, tile_keys)
     if uneven:
-        begin_classes(lists, part, places, sums, thread, tile_keys)
+        groups = part.begin, part.end
+        begin_lengths(lists.counts, groups, places, sums, tile_keys, THREADS)
     for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
         place = group - part.begin
         if uneven:
-            at = places + length_class(lists.counts[group], tile_keys)
-            place = cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
+            place = take_place(places, lists.counts[group], tile_keys)
         write_items(offsets, part, group, place, uneven, launch)
 
 
@@ -125,29 +125,6 @@ def is_uneven(
     turns = (items + num_ctas - 1) // num_ctas
     mean = Float32(total) / Float32(cutlass.max(items, Int32(1)))
     return Boolean(Float32(longest) > Float32(MOST_UNEVEN) * Float32(turns) * mean)
-
-
-@cute.jit
-def begin_classes(
-    lists: Lists,
-    part: Part,
-    places: Any,
-    sums: Any,
-    thread: Int32,
-    tile_keys: cutlass.Constexpr,
-) -> None:
-    """Write the first place of each length among the part's groups, the longest first.
-
-    Args:
-        places, sums: shared memory, a word for each length and one for each warp.
-    """
-    (places + thread).store(Int32(0))
-    cute.arch.sync_threads()
-    for group in cutlass.range(part.begin + thread, part.end, THREADS, unroll=1):
-        at = places + length_class(lists.counts[group], tile_keys)
-        cute.arch.atomic_add(at, Int32(1), sem="relaxed", scope="cta")
-    cute.arch.sync_threads()
-    begin_lengths(places, sums, thread, THREADS)
 
 
 @cute.jit
