@@ -327,6 +327,11 @@ MLA_BWD_FUSED = _hopper(
             for slots, tickets in ((False, False), (True, False), (False, True))
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
         ),
+        *(
+            per_item.PerItemPlan(queries, slots=True, given=True, tile=tile)
+            for queries in per_item.QUERIES
+            for tile in (Tile(), WITHOUT_ROPE)
+        ),
         *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
         *(per_item.PerItemPlan(more=more, tickets=True, short=True) for more in (2, 4)),
         *(

@@ -13,8 +13,10 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
-from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall, bind_per_item
+from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall
+from flashdsa.backends.sm90.mla_bwd_slots import bind_either_way
 from flashdsa.errors import UnsupportedError
+from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 from flashdsa.verify.compare import failures
@@ -62,14 +64,18 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
     assert sum("sink_kernel" in setup.kernel for setup in setups) == 1
 
 
-@pytest.mark.parametrize(("named", "taken"), [("the same", 0), ("others", 1)])
+@pytest.mark.parametrize(
+    ("named", "sampled", "taken"),
+    [("the same", FIRST, FIRST), ("one other", FIRST, SECOND), ("others", SECOND, SECOND)],
+)
 def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
-    named: str, taken: int, monkeypatch: pytest.MonkeyPatch
+    named: str, sampled: int, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With one other row in a whole tile, two queries have two tiles."""
     seen = []
 
     def spied(call: Call) -> LaunchSmall:
-        launch = bind_per_item(call)
+        launch = bind_either_way(call)
 
         def launch_and_keep(*args: Any) -> None:
             seen.append((args[-1].choice, args[-1].sampled[:1]))
@@ -77,17 +83,20 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
 
         return launch_and_keep
 
-    monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
+    monkeypatch.setattr(mla_bwd, "bind_either_way", spied)
     monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
     invalid = named == "others"
-    case = SparseMlaCase(named, 4, 79, 128, 40, invalid=invalid, poison=True, empty_rows=invalid)
+    topk = 40 if invalid else 64
+    case = SparseMlaCase(named, 4, 79, 128, topk, invalid=invalid, poison=True, empty_rows=invalid)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
-    for query in range(0 if named == "others" else 4):
-        inputs.indices[query] = inputs.indices[0]
+    if not invalid:
+        inputs.indices[:] = torch.arange(64)
+    if named == "one other":
+        inputs.indices[::2, 9] = 70
     with emulation(SMALL):
         assert failures(check_backward(inputs, "emulate-sm90")) == []
-    ((choice, sampled),) = seen
-    assert choice.tolist() == sampled.tolist() == [taken]
+    ((choice, of_sample),) = seen
+    assert (of_sample.tolist(), choice.tolist()) == ([sampled], [taken])
 
 
 @pytest.mark.slow

@@ -121,6 +121,37 @@ def test_drawn_items_give_the_bits_of_turns(
         torch.testing.assert_close(dkv, in_turns[1], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize(("heads", "queries"), [(16, 2400), (64, 1400), (128, 1200)])
+def test_a_graph_replays_the_choice_of_slots(heads: int, queries: int) -> None:
+    """Ids at random over far rows take slots, which give the bits of `deterministic=True`; lists
+    that are alike do not. Memory holds NaN before."""
+    generator = torch.Generator("cuda").manual_seed(heads)
+    normal = partial(torch.randn, device="cuda", dtype=torch.bfloat16, generator=generator)
+    num_keys, topk = 300_000, 1024
+    q, kv, dO = normal(queries, heads, 576), normal(num_keys, 576), normal(queries, heads, 512)
+    parts = torch.arange(topk, device="cuda")
+    drawn = torch.rand(queries, topk, device="cuda", generator=generator) + parts
+    ids = (drawn * (num_keys // topk)).int()
+    indices, O, lse = ids.clone(), torch.empty_like(dO), torch.empty(queries, heads, device="cuda")
+    forward = partial(flashdsa.sparse_mla_fwd, q, kv, indices, out=O, lse=lse, backend="sm90")
+    backward = partial(flashdsa.mla_bwd, q, kv, dO, lse, O, indices, backend="sm90")
+    forward()
+    torch.full((3 << 28,), torch.nan, device="cuda")
+    backward()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward()
+    for alike in (False, True, False):
+        indices.copy_(ids[:1].expand_as(ids) if alike else ids)
+        forward()
+        graph.replay()
+        in_order = backward(deterministic=True)
+        torch.testing.assert_close(captured[0], in_order[0], rtol=2e-2, atol=1e-3)
+        most = in_order[1].abs().max().item()
+        torch.testing.assert_close(captured[1], in_order[1], rtol=1e-2, atol=2e-3 * most)
+        assert torch.equal(captured[1], in_order[1]) == (not alike)
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("heads", [16, 64, 128])
 def test_a_graph_replays_two_sources_on_new_ranges(heads: int, deterministic: bool) -> None:

@@ -40,9 +40,9 @@ def launch(
     blocks: Int32,
     num_ctas: Int32,
 ):  # fmt: skip
-    """Write the turns of part 1."""
-    made = turns_kernel(Lists(*lists), Offsets(*offsets), Int32(1), blocks, num_ctas, TILE)
-    made.launch(grid=[1, 1, 1], block=[THREADS, 1, 1])
+    """Write the turns of both parts."""
+    made = turns_kernel(Lists(*lists), Offsets(*offsets), blocks, num_ctas, TILE)
+    made.launch(grid=[2, 1, 1], block=[THREADS, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,8 @@ def test_ctas_end_together(
         name: torch.full((total * blocks,), -7, dtype=torch.int32) for name in Offsets._fields
     }
     offsets["cursors"] = torch.full((2, CURSORS), -7, dtype=torch.int32)
-    offsets["begins"] = torch.tensor([0, begin, begin + groups], dtype=torch.int32)
+    # Part 0 has no groups.
+    offsets["begins"] = torch.tensor([begin, begin, begin + groups], dtype=torch.int32)
     with emulate() as emulator:
         launch(
             tuple(map(from_dlpack, lists)),

@@ -28,9 +28,8 @@ from flashdsa.backends.sm90.mla_bwd_per_item import (
     Launch,
     Outputs,
     bind_either,
-    bind_per_item,
 )
-from flashdsa.backends.sm90.mla_bwd_slots import bind_slots
+from flashdsa.backends.sm90.mla_bwd_slots import bind_either_way, bind_slots
 from flashdsa.backends.sparse_mla_launches import is_joined, slots_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
@@ -214,7 +213,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     )
     by_queries = grouping, has_lengths, tile
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, *by_queries)
-    bind_small = bind_slots if deterministic else bind_per_item
+    bind_small = bind_slots if deterministic else bind_either_way
     if grouping is None:
         return bind_small(call)
     of_rows = num_heads, sm_scale

@@ -43,8 +43,8 @@ MOST_BUFFER_BYTES = 1 << 30
 case, the others are touched only where the large groups are taken."""
 
 RATIO = {128: 1.16, 64: 1.16}
-"""Longest list of a group of 256 rows, as a multiple of a query's list, on average, by heads. The
-backward of 64 rows is faster with longer lists; with fewer heads it always is."""
+"""Longest list of a group of 256 rows, as a multiple of a query's list, in whole tiles, on average,
+by heads. The backward of 64 rows is faster with longer lists; with fewer heads it always is."""
 ORDERED_RATIO = 1.25
 """The same ratio if additions are in order: the backward of 64 rows then loses more."""
 FEW_NAMED = 1

@@ -13,7 +13,11 @@ from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.mla_bwd_lists import Lists, capacity_of, lists_allocator
 from flashdsa.backends.sparse_mla_launches import counters_of
 from flashdsa.kernels.attention.lists import SAMPLED_WORDS, SHORT_SLOTS
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import PerItemPlan, num_tickets
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    SLOTS_MAY_PAY,
+    PerItemPlan,
+    num_tickets,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
@@ -38,6 +42,8 @@ Outputs = tuple[Tensor, Tensor, Tensor]
 Launch = Callable[[Inputs, Outputs], None]
 LaunchLarge = Callable[[Inputs, Outputs, Lists, Tensor], None]
 """(inputs, outputs, lists of all groups, choice (1,) int32)"""
+LaunchSlots = Callable[[tuple[Any, ...], Tensor], None]
+"""(the arguments of `Operands` of a launch before, and its tickets)"""
 
 
 class LaunchSmall(Protocol):
@@ -142,43 +148,59 @@ class Call(NamedTuple):
         """Whether dKV has many more rows than the second-level cache."""
         return self.num_keys > PACED_ROWS[self.num_heads]
 
-    def plan(self, *, slots: bool = False) -> PerItemPlan:
+    def plan(self, *, slots: bool = False, given: bool = False) -> PerItemPlan:
         """Plan of the kernel."""
+        if given:
+            return plan_of(self.num_heads, 0, True, False, False, self.tile, given=True)
         more = 0 if self.large is None else self.large.queries
         short = more > 0 and self.topk <= SHORT_SLOTS and self.tile.has_rope
         kind = (True, False, False) if slots else (False, self.tickets, short)
         return plan_of(self.num_heads, more, *kind, self.tile)
 
-    def tickets_allocator(self) -> Callable[[], tuple[Any, ...]]:
+    def tickets_allocator(self, far: int) -> Callable[[], tuple[Any, ...]]:
         """A function that allocates the tickets, if there are any: the last arguments of
-        `launch_backward`."""
+        `launch_backward`, `far` one of them."""
         if not self.tickets:
             return tuple
         allocate = self.runner.allocator(num_tickets(self.num_groups), dtype=torch.int32)
-        far = int(self.is_far)
         return lambda: (allocate(), far)
 
 
 @lru_cache
 def plan_of(
-    num_heads: int, more: int, slots: bool, tickets: bool, short: bool, tile: Tile
+    num_heads: int,
+    more: int,
+    slots: bool,
+    tickets: bool,
+    short: bool,
+    tile: Tile,
+    *,
+    given: bool = False,
 ) -> PerItemPlan:
     """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
     takes longer than a launch."""
-    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets, short, tile)
+    return PerItemPlan(max(1, ROWS // num_heads), more, slots, tickets, short, given, tile)
 
 
-def bind_per_item(call: Call) -> LaunchSmall:
-    """Bind the launches of calls of these sizes."""
+def bind_per_item(call: Call, launch_slots: LaunchSlots | None = None) -> LaunchSmall:
+    """Bind the launches of calls of these sizes.
+
+    Args:
+        launch_slots: what the device may choose for dKV's additions; None: no choice.
+    """
     function = call.runner.function(MLA_BWD_FUSED, call.plan())
     spread = SPREAD if call.num_keys <= NEAR_ROWS else 0
     first_arguments = bind_arguments(call)
-    scalars, allocate_tickets = (spread, call.num_ctas), call.tickets_allocator()
+    far = int(call.is_far) if launch_slots is None else SLOTS_MAY_PAY
+    scalars, allocate_tickets = (spread, call.num_ctas), call.tickets_allocator(far)
 
     def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
         first = first_arguments(inputs, outputs)
         choice = () if large is None else large.arguments
-        function(*first, *scalars, *choice, *allocate_tickets())
+        tickets = allocate_tickets()
+        function(*first, *scalars, *choice, *tickets)
+        if launch_slots is not None:
+            launch_slots(first, tickets[0])
 
     return launch
 

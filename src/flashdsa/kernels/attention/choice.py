@@ -44,6 +44,7 @@ def choice_kernel(
     present: Any,
     most_keys: Any,
     sampled: Any,
+    tile_keys: cutlass.Constexpr,
 ):
     """One CTA; arguments as in `launch_choice`."""
     follow_grid()
@@ -57,8 +58,13 @@ def choice_kernel(
         made = is_taken(sampled, Int32(FIRST))
         groups = groups if made else Int32(0)
     for group in cutlass.range(thread, groups, THREADS, unroll=4):
-        keys += Float32(counts[group])
-        slots += Float32(named[group])
+        of_group, of_queries = counts[group], named[group]
+        if cutlass.const_expr(tile_keys > 1):
+            of_group = (of_group + (tile_keys - 1)) // tile_keys
+            of_tiles = queries * tile_keys
+            of_queries = (of_queries + (of_tiles - 1)) // of_tiles * queries
+        keys += Float32(of_group)
+        slots += Float32(of_queries)
         if cutlass.const_expr(most_keys is not None):
             unfit += Float32(counts.shape[0]) if counts[group] > most_keys else Float32(0.0)
         if cutlass.const_expr(present is not None):
@@ -90,6 +96,7 @@ def launch_choice(
     most_keys: Any = None,
     present: Any = None,
     sampled: Any = None,
+    tile_keys: cutlass.Constexpr = 1,
 ):
     """Launch on `stream`.
 
@@ -102,7 +109,9 @@ def launch_choice(
         present: of its lists, (groups,) int32: it is not taken if more than one list in
             UNORDERED_GROUPS has keys out of order; None: then too. Requires most_keys.
         sampled: a choice; the lists are made if it is FIRST. None: they are made.
+        tile_keys: lists are compared in whole tiles of so many keys, those of a group's queries as
+            if they were equally long.
     """
-    choice_kernel(counts, named, choice, ratio, queries, present, most_keys, sampled).launch(
-        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
-    )
+    choice_kernel(
+        counts, named, choice, ratio, queries, present, most_keys, sampled, tile_keys
+    ).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True)

@@ -49,7 +49,7 @@ class Context(NamedTuple):
     num_items: Int32
     spread: Int32
     thread: Int32  # in its warpgroup
-    # (2 + groups,) int32, see `tickets.py`; with slots their order; None: the plan has neither
+    # (ORDER + groups,) int32, see `tickets.py`; with slots their order; None: the plan has neither
     tickets: Any
 
     @property

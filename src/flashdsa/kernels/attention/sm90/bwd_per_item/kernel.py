@@ -20,7 +20,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.choice import SECOND, is_taken
+from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import SAMPLED_WORDS, Lists
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
@@ -35,8 +35,14 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import Sums, launch_sums
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import launch_turns
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR, PerItemPlan
-from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    CURSORS,
+    KEY_WORDS,
+    PAIR,
+    WAY,
+    PerItemPlan,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare, word_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 
@@ -121,6 +127,9 @@ def locate(
     if cutlass.const_expr(choice is not None):
         if not is_taken(choice, Int32(SECOND)):
             num_items = Int32(0)
+    if cutlass.const_expr(memory.plan.tickets):
+        if tickets[WAY] != FIRST:
+            num_items = Int32(0)
     row_blocks = cutlass.max(heads // ROWS, Int32(1))
     first = cta
     if cutlass.const_expr(memory.plan.slots):
@@ -169,7 +178,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         if it has slots
             num_ctas, and num_sms: streaming multiprocessors.
             slots: (rows, plan.slot_words) int32, scratch.
-            those of `Offsets`, of which named are 0. unit_groups: see `launch_split`.
+            those of `Offsets`, written. unit_groups: see `launch_split`.
         and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
@@ -177,7 +186,10 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             sampled: (3,) int32, written, see `launch_sample`; counters: (4,) int32, 0 before the
             launch and after it.
         and if plan.tickets
-            tickets: see `order_items`, written. far: 1: its CTAs keep pace where that pays.
+            tickets: see `order_items`, written. far: one of NEAR, FAR and SLOTS_MAY_PAY: a launch
+            of the plan that is `given` them must follow.
+        and if plan.given, when lists and copy are not written
+            choice: (1,) int32: `WAY` of the tickets of a launch before.
     """
     front = Operands._fields.index("lists")
     behind = front + LIST_TENSORS
@@ -205,7 +217,11 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         more = Lists(*of_more[:LIST_TENSORS]), choice, of_more[LIST_TENSORS + 1 :]
     of_delta = x.do, x.out, x.delta
     of_slots, keys = (x.indices, x.topk_length), (x.kv, x.copy)
-    launch_prepare(of_delta, x.heads, of_slots, keys, lists, (more, tickets, far), plan, stream)
+    if cutlass.const_expr(plan.given):
+        choice = rest[-1]
+    else:
+        of_tickets = (more, tickets, far), rest[0 if plan.slots else 1]
+        launch_prepare(of_delta, x.heads, of_slots, keys, lists, *of_tickets, plan, stream)
     operands = x.q, x.copy, x.do, x.out
     if cutlass.const_expr(plan.slots):
         num_ctas, num_sms, slots = rest[:3]
@@ -220,7 +236,10 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.queries > 1):
         read = x.q, x.kv, x.indices, x.topk_length, x.lse
         queries = Queries(*read, x.heads, x.sm_scale, Int32(plan.queries))
-        launch_mend_dq(queries, x.do, x.delta, x.dq, None, stream)
+        way = None
+        if cutlass.const_expr(plan.tickets):
+            way = word_of(tickets, WAY)
+        launch_mend_dq(queries, x.do, x.delta, x.dq, way, stream)
 
 
 @cute.jit
@@ -257,7 +276,7 @@ def launch_parts(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch order, rows' positions, the backward and the sums for each part of the groups.
+    """Launch the parts and their order, then each part's rows, its backward and its sums.
 
     Args:
         on_device: num_ctas and num_sms.
@@ -265,10 +284,9 @@ def launch_parts(
     num_ctas, num_sms = on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks
-    launch_split(work.lists, offsets, room, unit_groups, choice, stream)
+    launch_split(work.lists, offsets, room, unit_groups, num_sms, choice, stream)
+    launch_turns(work.lists, offsets, blocks, num_ctas, plan.tile.keys, stream)
     for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
-        of_turns = number, blocks, num_ctas, plan.tile.keys
-        launch_turns(work.lists, offsets, *of_turns, stream)
         launch_offsets(work.lists, offsets, number, num_sms, stream)
         launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
         launch_sums(Sums(dkv, work.dkv, offsets, number, blocks), num_sms, plan, stream)
@@ -309,6 +327,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
         *slots,
         *more,
         *tickets,
+        *([fake_tensor(Int32, (1,), 4)] if plan.given else []),
     )
 
 

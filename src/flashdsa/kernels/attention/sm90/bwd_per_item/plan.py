@@ -44,9 +44,15 @@ KEY_WORDS = 4
 """Words of a key that has rows."""
 
 
-DRAWN, MET, ORDER = range(3)
-"""Words of a launch's tickets: positions that were drawn; how far its CTAs have come together; and
-the first of the groups in their order."""
+SAMPLED, DRAWN, MET, WAY, ORDER = 0, 2, 3, 4, 5
+"""Words of a launch's tickets: two of counts of samples; positions that were drawn; how far its
+CTAs have come together; which way its dKV takes: FIRST, additions, or SECOND, slots; and the first
+of the groups in their order."""
+
+
+NEAR, FAR, SLOTS_MAY_PAY = range(3)
+"""dKV has not many more rows than the second-level cache; has more, so that CTAs keep pace; and may
+take less time by slots, which the device chooses."""
 
 
 def num_tickets(groups: int) -> int:
@@ -66,6 +72,7 @@ class PerItemPlan(Sm90Plan):
         slots: dKV goes to rows of its own for each key of each list, which are summed in order:
             see `ordered_slots/offsets.py`.
         tickets: items are put in order and drawn, see `tickets.py`; else CTAs take turns.
+        given: lists, the copy of kv and a choice are given; slots have work if it says SECOND.
         short: queries have at most SHORT_SLOTS slots, see `short_lists.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
             score and high, on average.
@@ -76,6 +83,7 @@ class PerItemPlan(Sm90Plan):
     slots: bool = False
     tickets: bool = False
     short: bool = False
+    given: bool = False
     tile: Tile = Tile()
     gather_registers: int = 32
     consumer_registers: int = 192
@@ -95,6 +103,8 @@ class PerItemPlan(Sm90Plan):
             raise ValueError("tickets: rows of the slots leave no registers for them")
         if self.short and (self.slots or self.queries > 1):
             raise ValueError("short: only for lists of one query that may name a row twice")
+        if self.given and not (self.slots and self.more == 0):
+            raise ValueError("given: only for slots, whose choice is given, too")
         if self.tile.chunks > self.tile.value_chunks + 1:
             raise ValueError(f"tile: at most one chunk has no value; got {self.tile}")
         self.check()
@@ -104,6 +114,7 @@ class PerItemPlan(Sm90Plan):
         """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
         kind += "_tickets" * self.tickets + "_short" * self.short
+        kind += "_given" * self.given
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
 
     @property

@@ -18,13 +18,20 @@ from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_ch
 from flashdsa.kernels.attention.delta import write_deltas
 from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, SHORT_SLOTS, Lists
 from flashdsa.kernels.attention.sample import launch_sample
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CARVEOUT
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    CARVEOUT,
+    NEAR,
+    SLOTS_MAY_PAY,
+    WAY,
+)
 from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import (
     LEAST_QUERIES,
     is_apart,
     launch_short,
 )
+from flashdsa.kernels.attention.sm90.bwd_per_item.slots_choice import launch_slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.union import launch_by_rows, launch_union, make_list
 from flashdsa.kernels.attention.union_slots import THREADS, WARPS, Slots, allocate_shared, can_pack
 
@@ -58,6 +65,8 @@ def permute_kernel(kv: cute.Tensor, copy: cute.Tensor, choice: Any, order: Any):
     # The lists are there; no launch behind this one begins before they are.
     cute.arch.griddepcontrol_wait()
     if cutlass.const_expr(order is not None):
+        if block == 0 and thread == 0:
+            order[0][WAY] = Int32(FIRST)
         if taken and block == 0:
             order_items(*order, COPY_THREADS)
 
@@ -171,6 +180,7 @@ def launch_prepare(
     keys: tuple[cute.Tensor, cute.Tensor],
     lists: Lists,
     more_and_tickets: tuple[Any, Any, Any],
+    num_ctas: Int32,
     plan: cutlass.Constexpr,
     stream: Any,
 ):
@@ -184,6 +194,7 @@ def launch_prepare(
         more_and_tickets: lists of groups of plan.more queries, choice, and the rest that
             `launch_backward` takes of them, None: no choice; tickets, see `tickets.py`, written,
             None: none, and far, see `launch_backward`.
+        num_ctas: of the backward.
     """
     num_keys = Int32(keys[0].shape[0])
     more, tickets, far = more_and_tickets
@@ -198,7 +209,7 @@ def launch_prepare(
         launch_union(*slots, of_more, num_keys, group, stream, *of_list, packs=True)
         unordered = of_more.present if cutlass.const_expr(plan.slots) else None
         judged = of_more.counts, of_more.named, choice, ratio, group
-        launch_choice(*judged, stream, most_keys, unordered, sampled)
+        launch_choice(*judged, stream, most_keys, unordered, sampled, plan.tile.keys)
     if cutlass.const_expr(plan.short):
         launch_short(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
     elif cutlass.const_expr(plan.queries == 1):
@@ -211,6 +222,11 @@ def launch_prepare(
     if cutlass.const_expr(tickets is not None):
         varied = Boolean(slots[1].shape[0] > 0)
         near = Float32(NEAR_RATIO[plan.more] / (plan.more or plan.queries))
-        items = Items(lists.counts, of_shared, near, varied, Boolean(far != 0))
+        items = Items(lists.counts, of_shared, near, varied, Boolean(far != NEAR))
         order = tickets, items, plan.tile.keys
     launch_permute(*keys, choice, order, stream)
+    if cutlass.const_expr(tickets is not None):
+        if far == SLOTS_MAY_PAY:
+            blocks = cutlass.max(heads // ROWS, Int32(1))
+            wave = num_ctas // blocks
+            launch_slots_choice(lists, tickets, num_keys, wave, blocks, choice, stream)

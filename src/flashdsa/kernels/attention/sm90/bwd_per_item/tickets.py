@@ -23,7 +23,7 @@ from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sums_up_to
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER, SAMPLED
 
 DRAWER = WARP_SIZE
 """Thread of role gather that draws; thread 0 keeps pace, and needs no order of draws by that."""
@@ -81,6 +81,7 @@ def order_items(
         if by_length:
             by_length = are_unlike(items, sums, thread, threads)
     if thread == 0:
+        tickets[SAMPLED], tickets[SAMPLED + 1] = Int32(0), Int32(0)
         tickets[DRAWN] = Int32(0)
         paced = items.far & (by_length | (items.varied == Boolean(False)))
         tickets[MET] = Int32(0) if paced else Int32(FREE)

@@ -49,7 +49,7 @@ GROUP_WORDS = MOST_PART_GROUPS // WORD_BITS
 class Offsets(NamedTuple):
     """Rows of dKV. Parts are numbered from 0; those after the last one are empty."""
 
-    # (S_kv, 2) int32: groups of the part that name the key, 0 between the parts; its next row
+    # (S_kv, 2) int32: groups of the part that name the key, 0 between parts; its next row
     named: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
@@ -89,18 +89,40 @@ def unordered_of(lists: Lists, group: Int32, count: Int32) -> Int32:
 
 
 @cute.kernel
-def split_kernel(
-    lists: Lists,
-    begins: cute.Tensor,
-    sizes: cute.Tensor,
-    room: Int32,
-    unit_groups: Int32,
-    choice: Any,
-):
-    """One CTA; arguments as in `launch_split`."""
+def split_kernel(lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32, choice: Any):
+    """Split the groups, by one CTA, and clear the keys' counts, by the others; arguments as in
+    `launch_split`."""
     follow_grid()
+    cta, _, _ = cute.arch.block_idx()
+    taken = Boolean(True)
+    if cutlass.const_expr(choice is not None):
+        taken = is_taken(choice, Int32(SECOND))
+    if cta > 0:
+        if taken:
+            clear_counts(offsets)
+    else:
+        split_groups(lists, offsets, room, unit_groups, taken)
+
+
+@cute.jit
+def clear_counts(offsets: Offsets) -> None:
+    """Write 0 to the keys' counts; all CTAs but the first one call."""
     thread, _, _ = cute.arch.thread_idx()
-    groups = Int32(lists.counts.shape[0])
+    cta, _, _ = cute.arch.block_idx()
+    num_ctas, _, _ = cute.arch.grid_dim()
+    keys, step = Int32(offsets.named.shape[0]), (num_ctas - 1) * SPLIT_THREADS
+    for key in cutlass.range((cta - 1) * SPLIT_THREADS + thread, keys, step, unroll=4):
+        offsets.named[key, 0] = Int32(0)
+
+
+@cute.jit
+def split_groups(
+    lists: Lists, offsets: Offsets, room: Int32, unit_groups: Int32, taken: Boolean
+) -> None:
+    """Write the first group of each part; arguments as in `launch_split`."""
+    begins, sizes = offsets.begins, offsets.unordered
+    thread, _, _ = cute.arch.thread_idx()
+    groups = Int32(lists.counts.shape[0]) if taken else Int32(0)
     units = (groups + unit_groups - 1) // unit_groups
     least = (room + MOST_PART_GROUPS - 1) // MOST_PART_GROUPS
     for unit in cutlass.range(thread // WARP_SIZE, units, SPLIT_THREADS // WARP_SIZE, unroll=1):
@@ -112,11 +134,6 @@ def split_kernel(
         if thread % WARP_SIZE == 0:
             sizes[unit] = size
     cute.arch.sync_threads()
-    taken = Boolean(True)
-    if cutlass.const_expr(choice is not None):
-        taken = is_taken(choice, Int32(SECOND))
-    if not taken:
-        units, groups = Int32(0), Int32(0)
     if thread == 0:
         part, used = Int32(0), Int32(0)
         begins[0] = Int32(0)
@@ -444,18 +461,21 @@ def launch_split(
     offsets: Offsets,
     room: Int32,
     unit_groups: Int32,
+    num_sms: Int32,
     choice: Any,
     stream: Any,
 ):
     """Launch on `stream`.
 
     Args:
-        lists: existing ones. offsets.begins is written; offsets.unordered is scratch.
+        lists: existing ones. offsets.begins and the counts of `named` are written;
+            offsets.unordered is scratch.
         room: keys of a part's lists; at least `unit_groups` lists of `capacity` keys each.
+        num_sms: streaming multiprocessors.
         choice: all parts are empty if it says FIRST, see `choice.py`; None: they are not.
     """
-    split_kernel(lists, offsets.begins, offsets.unordered, room, unit_groups, choice).launch(
-        grid=[1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream, use_pdl=True
+    split_kernel(lists, offsets, room, unit_groups, choice).launch(
+        grid=[num_sms + 1, 1, 1], block=[SPLIT_THREADS, 1, 1], stream=stream, use_pdl=True
     )
 
 

@@ -44,14 +44,14 @@ as they are."""
 def turns_kernel(
     lists: Lists,
     offsets: Offsets,
-    number: Int32,
     blocks: Int32,
     num_ctas: Int32,
     tile_keys: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_turns`."""
+    """A part; arguments as in `launch_turns`."""
     follow_grid()
     thread, _, _ = cute.arch.thread_idx()
+    number, _, _ = cute.arch.block_idx()
     allocator = cutlass.memory.SmemAllocator()
     sums = allocator.allocate_array(Int32, THREADS // WARP_SIZE)
     places, loads = (
@@ -156,17 +156,16 @@ def write_items(
 def launch_turns(
     lists: Lists,
     offsets: Offsets,
-    number: Int32,
     blocks: Int32,
     num_ctas: Int32,
     tile_keys: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch on `stream`: order, unordered and cursors of a part.
+    """Launch on `stream`: order, unordered and cursors of all parts.
 
     Args:
         blocks: row blocks of a group. num_ctas: that take its items.
     """
-    turns_kernel(lists, offsets, number, blocks, num_ctas, tile_keys).launch(
-        grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
+    turns_kernel(lists, offsets, blocks, num_ctas, tile_keys).launch(
+        grid=[offsets.cursors.shape[0], 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True
     )
