@@ -89,6 +89,12 @@ def test_bits_of_slots_do_not_depend_on_what_runs_first(
 
 
 @pytest.mark.slow
+def test_sums_of_further_heads_are_added() -> None:
+    """More heads than a kernel takes: only the first launch finds dKV zero."""
+    assert are_equal(gradients_of(SparseMlaCase("further heads", 3, 60, 136, 24))[:2])
+
+
+@pytest.mark.slow
 def test_without_it_they_do() -> None:
     """Or the test above would show nothing."""
     case = SparseMlaCase("ordered", 37, 90, 16, 24, topk_length=True, invalid=True)

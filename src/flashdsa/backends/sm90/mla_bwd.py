@@ -74,7 +74,7 @@ def bind(
     parts: list[tuple[slice | None, Launch]] = []
     for first in range(0, num_queries, at_a_time):
         some = slice(first, min(first + at_a_time, num_queries))
-        of_part = sizes._replace(num_queries=some.stop - first)
+        of_part = sizes._replace(num_queries=some.stop - first, from_zero=first == 0)
         bound = bind_part(of_part, num_heads, deterministic=deterministic)
         parts.append((some if num_queries > at_a_time else None, bound))
     launch = parts[0][1]
@@ -127,10 +127,10 @@ def bind(
 def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of some queries and all heads, those that kernels take at a time."""
     spread = sizes.num_queries if sizes.topk >= LEAST_SPREAD else 1
-    parts = [
-        (heads, padded, bind_heads(sizes, padded, deterministic=deterministic))
-        for heads, padded in head_parts(num_heads, spread)
-    ]
+    parts = []
+    for heads, padded in head_parts(num_heads, spread):
+        of_heads = sizes._replace(from_zero=sizes.from_zero and heads.start == 0)
+        parts.append((heads, padded, bind_heads(of_heads, padded, deterministic=deterministic)))
     runner = sizes.runner
     if parts[0][1] == num_heads:
         launch_all = parts[0][2]
@@ -186,7 +186,7 @@ def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
 
 
 class Sizes(NamedTuple):
-    """Sizes of a call but for its heads."""
+    """Sizes of a call, or of a part of it, but for its heads; from_zero: it is the first part."""
 
     runner: Runner
     num_queries: int
@@ -196,11 +196,12 @@ class Sizes(NamedTuple):
     has_lengths: bool
     tile: Tile
     ranges: bool
+    from_zero: bool = False
 
 
 def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
     """Bind the launches of `num_heads` heads, one of HEADS."""
-    runner, num_queries, num_keys, topk, sm_scale, has_lengths, tile, ranges = sizes
+    runner, num_queries, num_keys, topk, sm_scale, has_lengths, tile, ranges, from_zero = sizes
     grouping = grouping_for(
         num_queries,
         num_heads,
@@ -211,7 +212,7 @@ def bind_heads(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
         tile=tile,
         ranges=ranges,
     )
-    by_queries = grouping, has_lengths, tile
+    by_queries = grouping, has_lengths, tile, from_zero
     call = Call(runner, num_queries, num_heads, num_keys, topk, sm_scale, *by_queries)
     bind_small = bind_slots if deterministic else bind_either_way
     if grouping is None:

@@ -97,7 +97,7 @@ class Call(NamedTuple):
     Attributes:
         large: groups that the device may choose instead; None: no choice.
         has_lengths: topk_length is given, so that items may differ.
-        tile: of keys.
+        tile: of keys. from_zero: nothing has been added to dKV.
     """
 
     runner: Runner
@@ -109,6 +109,7 @@ class Call(NamedTuple):
     large: Groups | None
     has_lengths: bool
     tile: Tile = Tile()
+    from_zero: bool = False
 
     @property
     def group_queries(self) -> int:
@@ -243,7 +244,8 @@ def bind_either(
     launches: list[tuple[slice, Launch]] = []
     for first in range(0, num_queries, at_a_time):
         some = slice(first, min(first + at_a_time, num_queries))
-        part = call._replace(num_queries=some.stop - some.start)
+        begins = call.from_zero and first == 0
+        part = call._replace(num_queries=some.stop - some.start, from_zero=begins)
         launches.append((some, bind_choice(part, groups, bind_large, bind_small(part))))
 
     def launch(inputs: Inputs, outputs: Outputs) -> None:

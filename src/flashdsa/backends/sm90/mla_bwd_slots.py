@@ -84,11 +84,12 @@ def bind_slots(call: Call) -> LaunchSmall:
     sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)
     first_arguments, allocate_slots = bind_arguments(call), slots_allocator(call, sizes)
     scalars = call.num_ctas, runner.num_sms
+    of_parts = sizes.unit_groups, int(call.from_zero)
 
     def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
         first = first_arguments(inputs, outputs)
         choice = () if large is None else large.arguments
-        function(*first, *scalars, *allocate_slots(), sizes.unit_groups, *choice)
+        function(*first, *scalars, *allocate_slots(), *of_parts, *choice)
 
     return launch
 
@@ -123,10 +124,11 @@ def bind_given(call: Call) -> LaunchSlots:
     blocks = max(1, call.num_heads // ROWS)
     sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)
     allocate_slots, scalars = slots_allocator(call, sizes), (call.num_ctas, call.runner.num_sms)
+    of_parts = sizes.unit_groups, int(call.from_zero)
 
     def launch(first: tuple[Any, ...], tickets: Tensor) -> None:
         way = tickets[WAY : WAY + 1]
-        function(*first, *scalars, *allocate_slots(), sizes.unit_groups, way)
+        function(*first, *scalars, *allocate_slots(), *of_parts, way)
 
     return launch
 

@@ -179,6 +179,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
             num_ctas, and num_sms: streaming multiprocessors.
             slots: (rows, plan.slot_words) int32, scratch.
             those of `Offsets`, written. unit_groups: see `launch_split`.
+            zero: 1 if all of dkv is 0.
         and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
@@ -228,7 +229,8 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         last = 3 + len(Offsets._fields)
         work = Work(operands, x.lse, x.delta, lists, x.dq, slots, x.heads, x.sm_scale)
         on_device, offsets = (num_ctas, num_sms), Offsets(*rest[3:last])
-        launch_parts(work, offsets, x.dkv, rest[last], on_device, choice, plan, stream)
+        sizes = rest[last], rest[last + 1]
+        launch_parts(work, offsets, x.dkv, sizes, on_device, choice, plan, stream)
     else:
         spread, num_ctas = rest[:2]
         work = Work(operands, x.lse, x.delta, lists, x.dq, x.dkv, x.heads, x.sm_scale)
@@ -270,7 +272,7 @@ def launch_parts(
     work: Work,
     offsets: Offsets,
     dkv: cute.Tensor,
-    unit_groups: Int32,
+    of_parts: tuple[Int32, Int32],
     on_device: tuple[Int32, Int32],
     choice: Any,
     plan: cutlass.Constexpr,
@@ -279,9 +281,9 @@ def launch_parts(
     """Launch the parts and their order, then each part's rows, its backward and its sums.
 
     Args:
-        on_device: num_ctas and num_sms.
+        of_parts: unit_groups, and whether all of dkv is 0. on_device: num_ctas and num_sms.
     """
-    num_ctas, num_sms = on_device
+    (unit_groups, zero), (num_ctas, num_sms) = of_parts, on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks
     launch_split(work.lists, offsets, room, unit_groups, num_sms, choice, stream)
@@ -289,7 +291,8 @@ def launch_parts(
     for number in cutlass.range(offsets.cursors.shape[0], unroll=1):
         launch_offsets(work.lists, offsets, number, num_sms, stream)
         launch_part(work, Int32(0), None, offsets, number, None, num_ctas, plan, stream)
-        launch_sums(Sums(dkv, work.dkv, offsets, number, blocks), num_sms, plan, stream)
+        first = zero * Int32(number == 0)
+        launch_sums(Sums(dkv, work.dkv, offsets, number, blocks, first), num_sms, plan, stream)
 
 
 def compile_per_item(plan: PerItemPlan) -> Any:
@@ -332,7 +335,7 @@ def compile_per_item(plan: PerItemPlan) -> Any:
 
 
 def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
-    """Fake tensors: slots, those of `Offsets`, and unit_groups."""
+    """Fake tensors: slots and those of `Offsets`; then unit_groups, and zero."""
     groups, capacity, slots, parts, begins, room, items = (cute.sym_int32() for _ in range(7))
     return [
         fake_tensor(Int32, (slots, plan.slot_words)),
@@ -344,5 +347,6 @@ def fake_slots(plan: PerItemPlan, keys: Any) -> list[Any]:
         fake_tensor(Int32, (groups,), 4),
         fake_tensor(Int32, (room, PAIR)),
         fake_tensor(Int32, (groups, capacity), 4),
+        Int32(1),
         Int32(1),
     ]

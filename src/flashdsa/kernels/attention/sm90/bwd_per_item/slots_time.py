@@ -6,13 +6,13 @@ import math
 from typing import Any
 
 FAR_US = 1.25e-3
-"""Of a row that comes from memory to be added to."""
+"""Microseconds of a row that comes from memory to be added to."""
 SLOT_US = 0.3e-3
-"""Of a row of the slots, written and read, beyond an addition that meets its row in the cache."""
+"""The same of a row of the slots, written and read, beyond an addition to a row in the cache."""
 SUM_US = 0.85e-3
-"""Of a row of dKV that slots are summed to."""
+"""The same of a row of dKV that slots are summed to."""
 LAUNCHES_US = 100.0
-"""Of the slots' launches."""
+"""The slots' launches, and the least that is worth them."""
 
 
 def saved_us(additions: Any, rows: Any, sums: Any) -> Any:

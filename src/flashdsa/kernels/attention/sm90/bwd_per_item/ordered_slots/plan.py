@@ -11,8 +11,8 @@ from flashdsa.plan import Arrives, Barrier, Role, Sm90Plan, SmemRegion
 WORD_BYTES = 4
 CHUNK_WORDS = 4
 """Words of a chunk's description: key, rows, FIRST and LAST, and one that is not used."""
-FIRST, LAST = 1, 2
-"""The chunk has the key's first rows, and its dKV; its last ones."""
+FIRST, LAST, FROM_ZERO = 1, 2, 4
+"""The chunk has the key's first rows; its last ones; no dKV before the first rows, as it is 0."""
 
 
 @dataclass(frozen=True)

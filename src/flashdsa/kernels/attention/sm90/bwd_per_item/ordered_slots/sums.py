@@ -39,6 +39,7 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import (
 from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.plan import (
     CHUNK_WORDS,
     FIRST,
+    FROM_ZERO,
     LAST,
     WORD_BYTES,
 )
@@ -77,6 +78,7 @@ class Sums(NamedTuple):
     offsets: Offsets
     number: Int32
     blocks: Int32
+    zero: Int32
 
 
 def dim_of(thread: Any) -> Any:
@@ -218,22 +220,24 @@ def load_key(
     """
     sums, ring = plan.sums, RingProducer(memory.rows_full, memory.rows_free)
     count = rows.count * x.blocks
+    before = Int32(FIRST) if x.zero == 0 else Int32(FIRST | FROM_ZERO)
     source = x.slots.iterator + Int64(rows.first * x.blocks) * plan.slot_words
     for base in cutlass.range(0, count, sums.chunk_rows, unroll=1):
         own = cutlass.min(count - base, Int32(sums.chunk_rows))
         at = ring.state(chunk)
         # rows_free[stage]: role add has read the chunk before.
         ring.acquire(at)
-        ends = (Int32(FIRST) if base == 0 else Int32(0)) | (
+        ends = (before if base == 0 else Int32(0)) | (
             Int32(LAST) if base + own == count else Int32(0)
         )
         describe(memory, at.stage, rows.key, own, ends)
         size = own * sums.slot_bytes
-        head = Int32(sums.dkv_bytes) if base == 0 else Int32(0)
+        has_dkv = base == 0 and x.zero == 0
+        head = Int32(sums.dkv_bytes) if has_dkv else Int32(0)
         # rows_full[stage]: the description, which this thread has stored, and all bytes.
         barrier = ring.expect(at.stage, size + head)
         to = memory.rows.bytes() + at.stage * sums.stage_bytes
-        if base == 0:
+        if has_dkv:
             dkv = x.dkv.iterator + Int64(rows.key) * plan.tile.d_qk
             load_bytes(to, dkv, head, barrier)
         load_bytes(to + sums.dkv_bytes, source + Int64(base) * plan.slot_words, size, barrier)
@@ -256,7 +260,9 @@ def add_all(x: Sums, memory: SumMemory, thread: Int32, plan: cutlass.Constexpr) 
         description = load_words(description_at(memory, at.stage), Int32)
         key, rows, ends = (Int32(description[i]) for i in range(CHUNK_WORDS - 1))
         stage = memory.rows.bytes() + at.stage * sums.stage_bytes
-        if ends & FIRST != 0:
+        if ends & FROM_ZERO != 0:
+            acc.fill(0.0)
+        elif ends & FIRST != 0:
             load_dims(acc, cute.recast_ptr(stage, dtype=Float32), pack)
         if rows > 0:
             first = cute.recast_ptr(stage + sums.dkv_bytes, dtype=Int32)
@@ -307,7 +313,7 @@ def launch_sums(x: Sums, num_sms: Int32, plan: cutlass.Constexpr, stream: Any):
     Args:
         x: dkv (S_kv, 576) fp32, added to. slots (rows, plan.slot_words) int32. offsets of the part
             `number`. blocks: row blocks of a group, each of which has a row for each key:
-            row * blocks, row * blocks + 1, ...
+            row * blocks, row * blocks + 1, ... zero: 1 if all of dkv is 0, which is not read then.
     """
     sum_kernel(x, plan).launch(
         grid=[num_sms * plan.sums.sm_ctas, 1, 1],
