@@ -65,7 +65,7 @@ def draws_table() -> str:
     lines = []
     for machine, paths in runs.items():
         folder = paths[0].parent.relative_to(ROOT).as_posix()
-        dates = " and ".join(sorted({path.name[:10] for path in paths}))
+        dates = ", ".join(sorted({path.name[:10] for path in paths}))
         lines.append(f"One {machine}, {dates}: [{len(paths)} documents]({folder}).")
     return "\n".join([markdown(newest_reports()), "", *lines, ""])
 
