@@ -149,4 +149,4 @@ def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]
         (num_groups, call.capacity),
     )
     every = [call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes]
-    return lambda: tuple(allocate() for allocate in every)
+    return lambda: (*[allocate() for allocate in every],)

@@ -13,7 +13,7 @@ keys of tile 1 |                      |                    | products, additions
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import BFloat16, Float32, Int32, cute
+from cutlass import BFloat16, Boolean, Float32, Int32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
@@ -39,10 +39,11 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
     PAIR,
+    SLOTS_MAY_PAY,
     WAY,
     PerItemPlan,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare, word_of
+from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 
@@ -238,10 +239,12 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.queries > 1):
         read = x.q, x.kv, x.indices, x.topk_length, x.lse
         queries = Queries(*read, x.heads, x.sm_scale, Int32(plan.queries))
-        way = None
+        # Slots that the device may choose write dQ, too: their launch mends it.
+        mends = Boolean(True)
         if cutlass.const_expr(plan.tickets):
-            way = word_of(tickets, WAY)
-        launch_mend_dq(queries, x.do, x.delta, x.dq, way, stream)
+            mends = Boolean(far != SLOTS_MAY_PAY)
+        if mends:
+            launch_mend_dq(queries, x.do, x.delta, x.dq, None, stream)
 
 
 @cute.jit
