@@ -119,7 +119,7 @@ def slots_may_pay(call: Call) -> bool:
 def bind_given(call: Call) -> LaunchSlots:
     """Bind slots behind a launch whose lists and copy of kv they take; they have work if its
     tickets say so."""
-    plan = call.plan(slots=True, given=True)
+    plan = call.plan(given=True)
     function = call.runner.function(MLA_BWD_FUSED, plan)
     blocks = max(1, call.num_heads // ROWS)
     sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)

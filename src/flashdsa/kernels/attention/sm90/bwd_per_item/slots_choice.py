@@ -16,11 +16,11 @@ from cutlass.memory import SmemAllocator
 
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.smem import VECTOR, store4
-from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sample import COUNT_BITS, WORD_BITS, add_counts
+from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sums_up_to
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, SAMPLED, WAY
 from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import saved_us
 
@@ -120,25 +120,6 @@ def count_range(
     return rows, named
 
 
-@cute.jit
-def sum_of_cta(own: Int32, sums: Any, thread: Int32) -> Int32:
-    """The sum over the CTA's threads. All of them call.
-
-    Args:
-        sums: shared memory, a word for each warp.
-    """
-    total = Int32(0)
-    # The sums before may be written over when all have read them.
-    cute.arch.sync_threads()
-    of_warp = neighbours_sum(own, WARP_SIZE)
-    if thread % WARP_SIZE == 0:
-        (sums + thread // WARP_SIZE).store(of_warp)
-    cute.arch.sync_threads()
-    for warp in cutlass.range_constexpr(WARPS):
-        total += (sums + warp).load()
-    return total
-
-
 @cute.kernel
 def slots_choice_kernel(asked: Asked, choice: Any):
     """One sample; arguments as in `launch_slots_choice`."""
@@ -171,8 +152,8 @@ def slots_choice_kernel(asked: Asked, choice: Any):
         # The places are there, and no bit is set.
         cute.arch.sync_threads()
         own_rows, own_named = count_range(x, bits, places, first, low, high)
-        rows = sum_of_cta(own_rows, sums, thread)
-        named = sum_of_cta(own_named, sums, thread)
+        _, rows = sums_up_to(own_rows, sums, thread, THREADS)
+        _, named = sums_up_to(own_named, sums, thread, THREADS)
         if thread == 0:
             both = add_counts(x.tickets.iterator + SAMPLED, rows, named)
             (places + 0).store(Int32(both & ((1 << COUNT_BITS) - 1)))
@@ -183,10 +164,10 @@ def slots_choice_kernel(asked: Asked, choice: Any):
             keys = Int32(0)
             for group in cutlass.range(thread, groups, THREADS, unroll=4):
                 keys += x.lists.counts[group]
-            keys = sum_of_cta(keys, sums, thread)
+            _, every = sums_up_to(keys, sums, thread, THREADS)
             if thread == 0:
                 found = Float32((places + 0).load()), Float32((places + 1).load())
-                choose(x, found, Float32(keys))
+                choose(x, found, Float32(every))
 
 
 @cute.jit
