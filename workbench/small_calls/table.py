@@ -225,6 +225,9 @@ TABLE: dict[str, Row] = {
         _slots("pools of 4 and a tail", 64, 4, 20, keys=203, d_qk=512, index_block=4,
                extra_keys=203, extra_topk=3, ranges="extra_kv"),
     ), mutated=0),
+    "mla-bwd-padded-heads-sm_90a": Row("mla_bwd_padded_heads", (
+        backward("a head more than kernels take", 17, 3, 70, sms=2),
+    ), mutated=0),
     "mla-bwd-sink-sm_90a": Row("mla_bwd_sink", (
         backward("sinks", 16, 5, 70, sms=2, attn_sink="finite"),
     ), mutated=0),

@@ -23,6 +23,7 @@ from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtMa
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
+from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
@@ -272,13 +273,10 @@ SPARSE_MLA_FWD_SM100 = _blackwell(
     },
 )
 _GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
-
 MLA_BWD_SCORES = _hopper(
     name="mla_bwd_scores",
     operations=("mla_bwd",),
-    plans=tuple(
-        ScoresPlan(queries, optional=True, tile=tile) for tile, queries in product(_TILES, (2, 4))
-    ),
+    plans=tuple(ScoresPlan(n, optional=True, tile=tile) for tile, n in product(_TILES, (2, 4))),
     build=f"{_GROUPED_BWD}.scores.build:compile_scores",
     entry="scores_kernel",
     roles={"gather": ("gather_all",), "score": ("score_all",)},
@@ -310,6 +308,13 @@ MLA_BWD_JOIN = _hopper(
     plans=(JoinPlan(),),
     build="flashdsa.kernels.attention.sm90.join.kernel:compile_join",
     entry="join_kernel",
+)
+MLA_BWD_PADDED_HEADS = _hopper(
+    name="mla_bwd_padded_heads",
+    operations=("mla_bwd",),
+    plans=tuple(map(PaddedHeadsPlan, _TILES)),
+    build="flashdsa.kernels.attention.sm90.padded_heads.kernel:compile_padded_heads",
+    entry="padded_heads_kernel",
 )
 MLA_BWD_SINK = _hopper(
     name="mla_bwd_sink",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,17 +32,18 @@ from flashdsa.backends.sm90.mla_bwd_slots import bind_either_way, bind_slots
 from flashdsa.backends.sparse_mla_launches import is_joined, slots_of
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
-from flashdsa.kernels.catalog import MLA_BWD_SINK
+from flashdsa.kernels.catalog import MLA_BWD_PADDED_HEADS, MLA_BWD_SINK
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
 
 EXTRA_KV = 9
 """Place of the second source among the operands."""
-LEAST_SPREAD = 512
-"""Slots of a query from which on few queries are spread over more groups: padding takes some 25 us,
-as much as eight tiles of keys."""
+LEAST_SPREAD = 256
+"""Slots of a query from which on few queries are spread over more groups: padding takes some 10 us,
+as much as three tiles of keys."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), dextra_kv (S_extra, d_qk), d_sink (H,); what has no operand is
 empty."""
@@ -142,20 +142,23 @@ def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
 
         return launch
 
+    pad = runner.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan(sizes.tile))
+    d_qk, d_v = sizes.tile.d_qk, sizes.tile.d_v
+
     def launch_padded(inputs: Inputs, outputs: Outputs) -> None:
         q, keys, dO, lse, O, slots, lengths = inputs
         delta, dq, dkv = outputs
+        given = readable(q), readable(dO), readable(O), lse
         for heads, padded, launch_heads in parts:
-            q_part, dO_part, lse_part, O_part = (
-                padded_heads(x, heads, padded, empty)
-                for x, empty in ((q, 0.0), (dO, 0.0), (lse, math.inf), (O, 0.0))
-            )
+            rows = len(q), padded
+            q_part, dq_part = (runner.empty(*rows, d_qk, dtype=q.dtype) for _ in range(2))
+            dO_part, O_part = (runner.empty(*rows, d_v, dtype=q.dtype) for _ in range(2))
+            lse_part, delta_part = (runner.empty(*rows, dtype=torch.float32) for _ in range(2))
+            own = heads.stop - heads.start
+            pad(*given, q_part, dO_part, O_part, lse_part, heads.start, own)
             of_rows = dO_part, lse_part, O_part
-            dq_part = runner.empty(*q_part.shape, dtype=q.dtype)
-            delta_part = runner.empty(*lse_part.shape, dtype=torch.float32)
             written = delta_part, dq_part, dkv
             launch_heads((q_part, keys, *of_rows, slots, lengths), written)
-            own = heads.stop - heads.start
             dq[:, heads], delta[:, heads] = dq_part[:, :own], delta_part[:, :own]
 
     return launch_padded
@@ -176,13 +179,6 @@ def head_parts(num_heads: int, spread: int = 1) -> list[tuple[slice, int]]:
             padded *= 2
         parts.append((heads, padded))
     return parts
-
-
-def padded_heads(x: Tensor, heads: slice, padded: int, empty: float) -> Tensor:
-    """Some heads of (S, H, ...), then others that hold `empty`, in memory of their own."""
-    made = x.new_full((x.shape[0], padded, *x.shape[2:]), empty)
-    made[:, : heads.stop - heads.start] = x[:, heads]
-    return made
 
 
 class Sizes(NamedTuple):

@@ -1,0 +1,1 @@
+"""Operands of the backward with more heads than they have, in one launch."""
