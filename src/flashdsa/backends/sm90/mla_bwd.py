@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 EXTRA_KV = 9
 """Place of the second source among the operands."""
 LEAST_SPREAD = 256
-"""Slots of a query from which on few queries are spread over more groups: padding takes some 10 us,
-as much as three tiles of keys."""
+"""Slots of a query from which on few queries are spread over more groups: padding, and the
+copies back, take some 10 us, as much as three tiles of keys."""
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]
 """dQ (S, H, d_qk), dKV (S_kv, d_qk), dextra_kv (S_extra, d_qk), d_sink (H,); what has no operand is
 empty."""
@@ -143,17 +143,21 @@ def bind_part(sizes: Sizes, num_heads: int, *, deterministic: bool) -> Launch:
         return launch
 
     pad = runner.function(MLA_BWD_PADDED_HEADS, PaddedHeadsPlan(sizes.tile))
-    d_qk, d_v = sizes.tile.d_qk, sizes.tile.d_v
+    padded_parts = []
+    for heads, padded, launch_heads in parts:
+        rows, bf16 = (sizes.num_queries, padded), torch.bfloat16
+        of_qk = runner.allocator(*rows, sizes.tile.d_qk, dtype=bf16)
+        of_v = runner.allocator(*rows, sizes.tile.d_v, dtype=bf16)
+        of_head = runner.allocator(*rows, dtype=torch.float32)
+        padded_parts.append((heads, launch_heads, of_qk, of_v, of_head))
 
     def launch_padded(inputs: Inputs, outputs: Outputs) -> None:
         q, keys, dO, lse, O, slots, lengths = inputs
         delta, dq, dkv = outputs
         given = readable(q), readable(dO), readable(O), lse
-        for heads, padded, launch_heads in parts:
-            rows = len(q), padded
-            q_part, dq_part = (runner.empty(*rows, d_qk, dtype=q.dtype) for _ in range(2))
-            dO_part, O_part = (runner.empty(*rows, d_v, dtype=q.dtype) for _ in range(2))
-            lse_part, delta_part = (runner.empty(*rows, dtype=torch.float32) for _ in range(2))
+        for heads, launch_heads, of_qk, of_v, of_head in padded_parts:
+            q_part, dq_part, lse_part, delta_part = of_qk(), of_qk(), of_head(), of_head()
+            dO_part, O_part = of_v(), of_v()
             own = heads.stop - heads.start
             pad(*given, q_part, dO_part, O_part, lse_part, heads.start, own)
             of_rows = dO_part, lse_part, O_part
