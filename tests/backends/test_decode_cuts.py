@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -12,14 +12,11 @@ from flashdsa.backends.sm90.decode_cuts import (
     cut_equal_items,
     cut_line,
     deal,
+    stays_whole,
     time_of_dealt,
     time_of_waves,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    LEAST_PART,
-    OVERHEAD_TILES,
-    WHOLE_TILES,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.plan import OVERHEAD_TILES, WHOLE_TILES
 
 TIMES = Times(launch=9.4, tile=2.53, item=5.0, merge=3.5, part=1.0)
 
@@ -47,21 +44,24 @@ def test_stretches_are_all_tiles_of_all_items_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_only_a_cta_s_first_and_last_stretch_are_parts_and_none_is_short(seed: int) -> None:
+def test_only_a_cta_s_first_and_last_stretch_are_parts_and_none_is_empty(seed: int) -> None:
     for of_cta in deal(*drawn(seed)):
         assert not any(stretch.is_part for stretch in of_cta[1:-1])
-        parts = [stretch.end - stretch.first for stretch in of_cta if stretch.is_part]
-        assert all(count >= LEAST_PART for count in parts)
+        assert all(stretch.first < stretch.end for stretch in of_cta if stretch.is_part)
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_no_cta_has_more_than_its_share_and_what_goes_to_an_edge(seed: int) -> None:
+def test_no_cta_has_more_than_its_share(seed: int) -> None:
     tiles, num_ctas = drawn(seed)
     dealt = deal(tiles, num_ctas)
-    line = sum(tiles) + OVERHEAD_TILES * len(tiles)
+    starts = list(accumulate((count + OVERHEAD_TILES for count in tiles), initial=0))
+    whole = -(-len(tiles) // num_ctas)
+    longest = max(b - a for a, b in pairwise([*starts[::whole], starts[-1]]))
+    most = starts[-1] / len(dealt)
+    if stays_whole(starts[-1], longest, num_ctas):
+        most = starts[-1] / num_ctas + WHOLE_TILES
     for of_cta in dealt:
-        count = sum(stretch.end - stretch.first for stretch in of_cta)
-        assert count <= line / len(dealt) + 2 * LEAST_PART
+        assert sum(stretch.end - stretch.first for stretch in of_cta) < most + 1
 
 
 def test_equal_items_are_cut_alike_by_either_rule() -> None:
@@ -93,11 +93,14 @@ def test_cuts_ascend() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "measured"), [(134, 106.5), (160, 121.6), (200, 147.8), (266, 192.4), (512, 348.2)]
+    ("items", "by_design"), [(134, 106.5), (160, 121.6), (200, 147.8), (266, 192.4), (512, 348.2)]
 )
-def test_times_are_those_of_the_design(items: int, measured: float) -> None:
-    """Within 1 %: what FlashMLA's scheduler takes is 1 to 6 % more."""
-    assert time_of_dealt(TIMES, items, 32, 132) == pytest.approx(measured, rel=0.01)
+def test_times_are_between_those_of_the_design_and_even_shares(
+    items: int, by_design: float
+) -> None:
+    """The design, whose parts have three tiles at least, took 1 to 6 % less than FlashMLA."""
+    even = TIMES.launch + TIMES.tile * items * 32 / 132
+    assert even < time_of_dealt(TIMES, items, 32, 132) < 1.01 * by_design
 
 
 def test_whole_waves_have_one_stretch_each() -> None:

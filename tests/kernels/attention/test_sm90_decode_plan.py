@@ -173,8 +173,8 @@ JOINED = DecodePlan(joined=True, tile=Tile(512))
     [
         (133, 2, "forward", "alone"),
         (140, 32, "dealt", "alone"),
-        (164, 16, "forward", "alone"),
-        (166, 16, "forward", "forward"),
+        (164, 16, "dealt", "alone"),
+        (166, 16, "dealt", "forward"),
         (200, 32, "dealt", "forward"),
         (240, 32, "forward", "forward"),
         (264, 6, "forward", "forward"),

@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
-    LEAST_PART,
     LEAST_SHARE,
     OVERHEAD_TILES,
     WHOLE_TILES,
@@ -50,13 +49,7 @@ def cut_line(tiles: Sequence[int], num_ctas: int) -> list[tuple[int, int]]:
         place = cta * line // ctas
         while starts[item + 1] <= place:
             item += 1
-        tile = place - starts[item] - OVERHEAD_TILES
-        if tile < LEAST_PART:
-            cuts.append((item, 0))
-        elif tiles[item] - tile < LEAST_PART:
-            cuts.append((item + 1, 0))
-        else:
-            cuts.append((item, tile))
+        cuts.append((item, max(0, place - starts[item] - OVERHEAD_TILES)))
     return [*cuts, (len(tiles), 0)]
 
 
@@ -86,13 +79,8 @@ def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, in
     ctas = max(1, min(num_ctas, line // LEAST_SHARE))
     cuts = []
     for cta in range(ctas):
-        item, tile = divmod(cta * line // ctas, size)
-        tile -= OVERHEAD_TILES
-        if tile < LEAST_PART:
-            tile = 0
-        elif tiles - tile < LEAST_PART:
-            item, tile = item + 1, 0
-        cuts.append((item, tile))
+        item, place = divmod(cta * line // ctas, size)
+        cuts.append((item, max(0, place - OVERHEAD_TILES)))
     return [*cuts, (items, 0)]
 
 

@@ -21,7 +21,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import Context, Decod
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CUT_WORDS,
     DEALT_WORDS,
-    LEAST_PART,
     LEAST_SHARE,
     OVERHEAD_TILES,
     WHOLE_TILES,
@@ -227,11 +226,7 @@ def write_cut(
     size = tiles + OVERHEAD_TILES
     number = (place - start) // size
     start, query = start + number * size, query + number
-    tile = place - start - OVERHEAD_TILES
-    if tiles - tile < LEAST_PART and tile >= LEAST_PART:
-        tile, start, query = Int32(0), start + size, query + 1
-    if tile < LEAST_PART:
-        tile = Int32(0)
+    tile = cutlass.max(place - start - OVERHEAD_TILES, Int32(0))
     dealt[CUT_WORDS * side] = query
     dealt[CUT_WORDS * side + 1] = tile
     dealt[CUT_WORDS * side + 2] = start
@@ -313,6 +308,6 @@ def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
     end = start + tiles_of_item(ctx, batch)
     line, groups = dealt[LINE_AT], dealt[GROUPS_AT]
     # Cut c is at c * line // groups, so it is not before y if c >= y * groups / line, rounded up.
-    first_cut = ((start + LEAST_PART) * groups + line - 1) // line
-    end_cut = ((end - LEAST_PART + 1) * groups + line - 1) // line
+    first_cut = ((start + 1) * groups + line - 1) // line
+    end_cut = (end * groups + line - 1) // line
     return Parts(dealt[FIRST_AT] + first_cut - 1, end_cut - first_cut + 1)

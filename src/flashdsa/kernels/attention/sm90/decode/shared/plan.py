@@ -28,8 +28,6 @@ STATISTICS_BYTES = STATISTICS * FP32
 CTA_STATISTICS_BYTES = ROWS * STATISTICS_BYTES
 OVERHEAD_TILES = 2
 """Tiles that a query takes on the line besides its own: the time of its beginning and end."""
-LEAST_PART = 3
-"""Minimum tiles from a cut to either end of its item: a cut that is nearer goes to the end."""
 LEAST_SHARE = 4
 """Minimum tiles of the line for each group that takes part, so that no two cuts are at one tile."""
 WHOLE_TILES = 5
