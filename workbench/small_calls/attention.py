@@ -55,7 +55,7 @@ MANY_HEADS = (
 
 DEALT_MANY_HEADS = (
     without_rope("three CTAs", 4, heads=40, topk=900, sms=3),
-    decode("three CTAs, lengths", 4, heads=40, topk=900, packed="ue8m0", topk_length=True, sms=3),
+    decode("two CTAs, lengths", 5, heads=40, topk=900, packed="ue8m0", topk_length=True, sms=2),
     without_rope("two sources", 4, heads=20, topk=830, sms=3, topk_length=True, extra_keys=90,
                  extra_topk=70, extra_format="v32_no_rope"),
 )  # fmt: skip
