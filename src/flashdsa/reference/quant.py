@@ -55,16 +55,12 @@ def encode_e4m3(values: Tensor) -> Tensor:
 
     A NaN becomes 0x7f.  The sign of a zero is kept.
     """
-    # Codes 0x00..0x7e are the non-negative numbers in ascending order, so an even code has an
-    # even mantissa, which is what "ties to even" asks for.
-    grid = torch.tensor([_e4m3_value(code) for code in range(0x7F)], dtype=torch.float64)
     x = f64(values)
     size = x.abs().clamp(max=E4M3_MAX)
-    upper = torch.searchsorted(grid, size).clamp(max=0x7E)  # first code whose value is >= size
-    lower = (upper - 1).clamp(min=0)
-    to_upper, to_lower = grid[upper] - size, size - grid[lower]
-    take_lower = (to_lower < to_upper) | ((to_lower == to_upper) & (lower % 2 == 0))
-    code = torch.where(take_lower, lower, upper)
+    # A number's step: an eighth of the power of two below it, and of 2^-6 for subnormal ones.
+    exponent = torch.frexp(size.clamp(min=2.0**-6)).exponent - 4
+    steps = torch.ldexp(size, -exponent).round()  # ties to even; 8 to 16, or fewer: subnormal
+    code = steps + 8 * (exponent + 9)
     code = code + torch.where(torch.signbit(x), 0x80, 0)
     return torch.where(torch.isnan(x), 0x7F, code).to(torch.uint8)
 
