@@ -410,8 +410,8 @@ def choose_clusters(
 
 def can_deal(num_sms: int, queries: int, tiles: int) -> bool:
     """Whether queries of so many tiles, at most, may be dealt out among all SMs: the kernel counts
-    shares of them in int32."""
-    return queries * (tiles + OVERHEAD_TILES) * num_sms <= INT32_MAX
+    shares of them in int32, rounded up."""
+    return queries * (tiles + OVERHEAD_TILES) * (num_sms + 1) <= INT32_MAX
 
 
 def time_of_dealing(kind: int, num_sms: int, queries: int, blocks: int, tiles: int) -> float:
