@@ -44,10 +44,11 @@ def newest_draws() -> dict[Path, list[Row]]:
 
 
 def newest_reports() -> list[Report]:
-    """Reports of the newest draws."""
+    """Reports of the newest draws, in the order of their names."""
     from workbench.draws.report import reports
 
-    return list(reports(row for rows in newest_draws().values() for row in rows))
+    found = reports(row for rows in newest_draws().values() for row in rows)
+    return sorted(found, key=lambda report: report.operation)
 
 
 def draws_table() -> str:

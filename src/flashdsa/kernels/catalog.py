@@ -405,7 +405,7 @@ SPARSE_MLA_DECODE_MANY_HEADS = _hopper(
     plans=ManyHeadsPlan.every(),
     build="flashdsa.kernels.attention.sm90.decode.many_heads.kernel:compile_many_heads",
     entry="many_heads_kernel",
-    roles={"gather": ("gather_steps",), "math": ("consume", "send_rows")},
+    roles={"gather": ("gather_steps",), "math": ("consume", "end_item")},
 )
 SPARSE_MLA_DECODE_DEALT_MANY_HEADS = _hopper(
     name="mla_decode_dealt_heads64",

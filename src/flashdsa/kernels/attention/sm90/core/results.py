@@ -1,22 +1,24 @@
 """Rows of O in registers, and where they go in the results."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_ROWS, THREAD_ROWS, pack
-from flashdsa.dsl.gmem import store4
+from flashdsa.dsl.fragments import BLOCK_DIMS, MMA_ROWS, THREAD_ROWS, exp2, pack
+from flashdsa.dsl.gmem import load_if, store4
 from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.swizzle import swizzled_64
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import p_address
 from flashdsa.kernels.attention.sm90.core.context import StepContext
-from flashdsa.kernels.attention.sm90.core.softmax import multiply_rows
+from flashdsa.kernels.attention.sm90.core.softmax import LN_2, LOG2_E, multiply_rows
 from flashdsa.kernels.attention.sm90.core.tile import BF16
 
 BLOCK_BYTES = BLOCK_DIMS * BF16
+STAGED_BYTES = MMA_ROWS * BLOCK_BYTES
+"""Bytes of a block of a warp's rows."""
 LANES_A_ROW = 4
 WARPS = WARPGROUP_SIZE // WARP_SIZE
 
@@ -42,6 +44,33 @@ def select(condition: Boolean, yes: Float32, no: Float32) -> Float32:
     return yes if condition else no
 
 
+def ask_sink(attn_sink: cute.Tensor, head: Any, exists: Any) -> Int32:
+    """Load a head's sink, if there are any and the head exists; nobody waits for it before
+    `factor_and_lse`."""
+    asked = (attn_sink.shape[0] > 0) & exists
+    return load_if(Int32(asked), attn_sink.iterator + head)
+
+
+@cute.jit
+def factor_and_lse(
+    attn_sink: cute.Tensor, asked: Int32, top: Float32, total: Float32
+) -> tuple[Float32, Float32]:
+    """(the factor of a row's O, the row's lse).
+
+    Args:
+        asked: result of `ask_sink`. top: the maximum that the sum is against, log2.
+    """
+    has_sink = attn_sink.shape[0] > 0
+    sink = select(has_sink, asked.bitcast(Float32), -Float32(float("inf")))
+    factor, lse = Float32(0.0), Float32(float("inf"))
+    if total != 0.0:
+        lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
+        factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
+        if sink == float("inf"):
+            factor = Float32(0.0)  # of a sum that is NaN too
+    return factor, lse
+
+
 @cute.jit
 def store_rows(
     ctx: StepContext,
@@ -49,30 +78,26 @@ def store_rows(
     out: cute.Tensor,
     factors: list[Float32],
     item: ItemRows,
-    items: Int32,
-    consumer: cutlass.Constexpr,
+    consumer: Any,
+    staged: Any,
+    pitch: cutlass.Constexpr,
 ) -> None:
-    """Store O times its factors in bf16, after `merge_sums`: a warp stages 32 dims of its rows
-    where P of tile 1 was, and each lane stores 16 bytes. The code is short, as code that runs once
-    costs most: it is fetched.
-
-    Consumer 1 stores its next P after consumer 0's next one, so that what is staged here is read.
+    """Store O times its factors in bf16: a warp stages 32 dims of its rows, and each lane stores 16
+    bytes. Bulk copies of rows take 1.6 times as long: 20 bytes a clock, stores 32.
 
     Args:
         results: (S, H, d_v) bf16. out: the consumer's half of the dims.
         factors: of the thread's rows; 0 of a row whose O is 0, whatever it says.
-        items: number that the CTA has ended before.
+        consumer: whose half of the dims it is.
+        staged: address of `STAGED_BYTES` in shared memory that this warp alone uses.
+        pitch: bytes from one block of 32 dims to the next one; 0: all take one place by turns.
     """
     # The product comes last, or registers spill.
     if cute.arch.vote_any_sync((factors[0] == 0.0) | (factors[1] == 0.0)):
         clear_rows(out, factors)
     multiply_rows(out, factors)
     tile = ctx.plan.tile
-    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    if cutlass.const_expr(consumer == 0):
-        # sums0_full: no warp of this consumer, the only reader of that P, reads it any more.
-        ctx.memory.sums0_full.wait_for(items)
-    staged = p_address(ctx, 1) + (consumer * WARPS + warp) * (MMA_ROWS * BLOCK_BYTES)
+    lane = ctx.thread % WARP_SIZE
     units = [2 * pair + lane // MMA_ROWS for pair in range(2)]
     to = [staged + swizzled_64(lane % MMA_ROWS, unit) for unit in units]
     row, unit = lane // LANES_A_ROW, lane % LANES_A_ROW
@@ -82,11 +107,29 @@ def store_rows(
     for block in cutlass.range_constexpr(tile.half_dims // BLOCK_DIMS):
         for pair in cutlass.range_constexpr(2):
             i = BLOCK_DIMS // 2 * block + 8 * pair
-            store_matrices(to[pair], [pack(out[i + 2 * j], out[i + 2 * j + 1]) for j in range(4)])
+            store_matrices(
+                to[pair] + block * pitch,
+                [pack(out[i + 2 * j], out[i + 2 * j + 1]) for j in range(4)],
+            )
         cute.arch.sync_warp()
         for h in cutlass.range_constexpr(THREAD_ROWS):
             # Rows 8 apart have their pieces in the same order.
-            words = load_words(source + h * (8 * BLOCK_BYTES), Int32)
+            words = load_words(source + (block * pitch + h * (8 * BLOCK_BYTES)), Int32)
             if item.row + 8 * h < item.count:
                 store4(at + (h * 8 * tile.d_v + block * BLOCK_DIMS), [words[j] for j in range(4)])
-        cute.arch.sync_warp()
+        if cutlass.const_expr(pitch == 0):
+            cute.arch.sync_warp()
+
+
+def staged_after_p(ctx: StepContext, items: Int32, consumer: int) -> Any:
+    """Address for `store_rows` where P of tile 1 was, after `merge_sums`.
+
+    Consumer 1 stores its next P after consumer 0's next one, so that what is staged here is read.
+
+    Args:
+        items: number that the CTA has ended before.
+    """
+    if consumer == 0:
+        # sums0_full: no warp of this consumer, the only reader of that P, reads it any more.
+        ctx.memory.sums0_full.wait_for(items)
+    return p_address(ctx, 1) + (consumer * WARPS + ctx.thread // WARP_SIZE) * STAGED_BYTES

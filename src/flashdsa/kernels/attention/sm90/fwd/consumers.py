@@ -6,7 +6,7 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
+from flashdsa.dsl.fragments import THREAD_ROWS, row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
@@ -22,10 +22,15 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.results import ItemRows, store_rows
+from flashdsa.kernels.attention.sm90.core.results import (
+    ItemRows,
+    ask_sink,
+    factor_and_lse,
+    staged_after_p,
+    store_rows,
+)
 from flashdsa.kernels.attention.sm90.core.softmax import (
     LN_2,
-    LOG2_E,
     Scale,
     restart,
 )
@@ -246,24 +251,17 @@ def write_item(
         items: number that the CTA has ended before. flags: of the item's last step.
     """
     ctx = role.ctx
-    sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
     item = rows_of_item(role, number_of_item(ctx, items, flags))
+    asked = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        head = item.head + (8 * h if ctx.plan.group_heads > 8 else 0)
+        asked.append(ask_sink(role.attn_sink, head, item.row + 8 * h < item.count))
+    sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        total, head = sums[h], item.head
-        if cutlass.const_expr(ctx.plan.group_heads > 8):
-            head += 8 * h
         present = item.row + 8 * h < item.count
-        factor, lse = Float32(0.0), Float32(float("inf"))
-        if total != 0.0:
-            top = r.rows.out_max[h] * role.scale.factor
-            lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
-            factor = cute.arch.rcp_approx(total)
-            if role.attn_sink.shape[0] > 0 and present:
-                sink = (role.attn_sink.iterator + head).load()
-                factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
-                if sink == float("inf"):
-                    factor = Float32(0.0)  # of a sum that is NaN too
+        top = r.rows.out_max[h] * role.scale.factor
+        factor, lse = factor_and_lse(role.attn_sink, asked[h], top, sums[h])
         if cutlass.const_expr(consumer == 0):
             if present and ctx.thread % 4 == 0:
                 row = item.first + item.row + 8 * h
@@ -273,4 +271,5 @@ def write_item(
                     largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
                     (role.max_logits.iterator + row).store(largest * LN_2)
         factors.append(factor)
-    store_rows(ctx, role.out, r.out, factors, item, items, consumer)
+    staged = staged_after_p(ctx, items, consumer)
+    store_rows(ctx, role.out, r.out, factors, item, consumer, staged, 0)

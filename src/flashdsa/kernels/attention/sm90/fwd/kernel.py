@@ -34,9 +34,10 @@ from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import launch_mend_out
 from flashdsa.kernels.attention.operands import Operands, split, split_more
 from flashdsa.kernels.attention.sample import Times, launch_sample
+from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS, Tile
+from flashdsa.kernels.attention.sm90.core.tile import Tile
 from flashdsa.kernels.attention.sm90.fwd.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.fwd.context import FwdMemory, locate
 from flashdsa.kernels.attention.sm90.fwd.draws import COUNTS, Draws
@@ -189,7 +190,6 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """
     x, (max_logits, num_ctas, *rest) = split(arguments)
     num_sms, rest = (rest[0], rest[1:]) if plan.samples else (None, rest)
-    make, wide = tensor_map.create_tensor_map_tiled_from_view, tensor_map.TensorMapSwizzle.s128b
     draws: Any = Draws(*rest[-len(Draws._fields) :]) if cutlass.const_expr(plan.drawn) else None
     choice: Any = draws.choice if cutlass.const_expr(plan.drawn) else None
     more, lists_and_draws = split_more(tuple(rest), plan.joined)
@@ -224,10 +224,10 @@ def launch_forward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         slots = lists.rows, lists.counts, lists.members
         rows, d_qk = x.q.shape[0] * plan.group_heads, plan.tile.d_qk
         flat = cute.make_tensor(x.q.iterator, cute.make_layout((rows, d_qk), stride=(d_qk, 1)))
-        q_map = make(flat, box_dims=(ROWS, CHUNK), swizzle=wide)
+        q_map = map_query(flat)
     else:
         slots = x.indices, x.topk_length, None
-        q_map = make(x.q, box_dims=(1, ROWS, CHUNK), stride_order=(2, 1, 0), swizzle=wide)
+        q_map = map_query(x.q)
     results = x.out, x.lse, max_logits
     forward_kernel(
         q_map, x.kv, *slots, x.attn_sink, *results, x.sm_scale, draws, more, plan

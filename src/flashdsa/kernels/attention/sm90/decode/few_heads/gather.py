@@ -20,7 +20,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
     FewHeadsPlan,
 )
 from flashdsa.kernels.attention.sm90.decode.key_rows.copies import clear_row
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, PIECE_KEYS
+from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     ask_slot,
@@ -44,20 +44,30 @@ def state_of_piece(plan: FewHeadsPlan, consumer: Any, number: Any) -> PipelineSt
     return Ring(plan.stages // CONSUMERS).state_of_part(consumer, number)
 
 
+def first_of_lane(role: Gatherer) -> Any:
+    """Number of the lane's first slot."""
+    return role.ctx.first_slot + role.ctx.thread
+
+
+def ask_first(role: Gatherer) -> Any:
+    """Load what names the lane's first row; nobody waits for it before `gather_pieces`."""
+    return ask_slot(role, first_of_lane(role))
+
+
 @cute.jit
-def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
+def gather_pieces(role: Gatherer, asked: Int32, before: Any = 0) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot, or of the first step.
 
     Args:
-        before: tiles that the warp's consumer had before.
+        asked: result of `ask_first`. before: tiles that the warp's consumer had before.
     """
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     consumer = warp // ctx.plan.tile_pieces
-    first = ctx.first_slot + warp * PIECE_KEYS + lane
-    row = read_slot(role, first)
+    first = first_of_lane(role)
+    row = row_of_slot(role, first, asked)
     if ctx.num_tiles > consumer:
         # Asked for before it is known how many steps have a valid slot: one, at least.
         load_piece(role, row, Int32(before), first, lane)
@@ -81,7 +91,7 @@ def gather_pieces(role: Gatherer, before: Any = 0) -> Int32:
 @cute.jit
 def gather_tiles(role: Gatherer, before: Int32) -> Int32:
     """All four warps: gather a stretch. Tiles that the warp's consumer had before it, and after."""
-    num_tiles = gather_pieces(role, before)
+    num_tiles = gather_pieces(role, ask_first(role), before)
     warp = cute.arch.make_warp_uniform(role.ctx.thread // WARP_SIZE)
     return before + tiles_of_consumer(num_tiles, warp // role.ctx.plan.tile_pieces)
 

@@ -15,14 +15,15 @@ CTAs theirs as in the other decode.
 from typing import Any
 
 import cutlass
-from cutlass import cute
+from cutlass import Int32, cute
 
-from flashdsa.dsl.cluster import enter_cluster
+from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
+    ask_first,
     gather_pieces,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import consume, stage_share
@@ -36,7 +37,9 @@ from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     DecodeMemory,
     find_item,
+    load_item,
     output_of,
+    store_item,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 
@@ -55,25 +58,34 @@ def few_heads_kernel(
     thread, _, _ = cute.arch.thread_idx()
     memory = DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
-    enter_cluster(memory, thread)
-    # The previous launch, which this one may follow early, has written the ids, or still reads the
-    # results.
-    cute.arch.griddepcontrol_wait()
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
+    initialise_barriers(memory, thread - WARPGROUP_SIZE)
+    # The previous launch, which this one may follow early, has written the lengths and ids, or
+    # still reads the results.
+    cute.arch.griddepcontrol_wait()
+    item = find_item(memory, x, sources)
+    if thread < WARP_SIZE:
+        store_item(item)
+    # Every warp asks, those that do not gather for nothing: behind a branch all would wait for what
+    # some have asked for.
+    end = item.end_slot if group == GATHER else Int32(0)
+    asked = ask_first(Gatherer(item._replace(end_slot=end), None, x.kv, x.indices, sources))
+    cute.arch.sync_threads()
+    cute.arch.cluster_arrive_relaxed()
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        ctx = find_item(memory, x, sources)
-        gather_pieces(Gatherer(ctx, None, x.kv, x.indices, sources))
+        ctx = load_item(memory)
+        gather_pieces(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
         # All rows are asked for: the next launch may begin to take the SMs that are free.
         cute.arch.griddepcontrol_launch_dependents()
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(x.sm_scale * LOG2_E)
-        ctx = find_item(memory, x, sources)
+        ctx = load_item(memory)
         consumer = group - GATHER - 1
         r = consume(Math(ctx, output_of(ctx, x, scale), q, consumer))
-        # Computed again: values that are used after the steps would be live through them.
-        ctx = find_item(memory, x, sources)
+        # Loaded again: values that are used after the steps would be live through them.
+        ctx = load_item(memory)
         output = output_of(ctx, x, scale)
         stage_share(Math(ctx, output, q, consumer), r)
         write_share(output, consumer)

@@ -4,12 +4,21 @@ Each half of a bf16 row of O that is staged has a scale of its own, a power of t
 largest number one from 2^14 to 2^15; packed rows have no values that are too large.
 """
 
+from typing import Any
+
 import cutlass
 from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
-from cutlass.experimental import primitives as prims
 
-from flashdsa.dsl.fragments import F16_KIND, MMA_ROWS, THREAD_ROWS, pack, quad_reduce, row_of_thread
+from flashdsa.dsl.fragments import (
+    BLOCK_DIMS,
+    F16_KIND,
+    MMA_ROWS,
+    THREAD_ROWS,
+    pack,
+    quad_reduce,
+    row_of_thread,
+)
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import store_float
 from flashdsa.dsl.warp_matrix import store_matrices
@@ -29,11 +38,15 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.results import ItemRows
+from flashdsa.kernels.attention.sm90.core.results import STAGED_BYTES, WARPS, store_rows
 from flashdsa.kernels.attention.sm90.core.softmax import Rows, multiply_rows
-from flashdsa.kernels.attention.sm90.core.tile import BF16, FP32, TILES
+from flashdsa.kernels.attention.sm90.core.tile import FP32, TILES
 from flashdsa.kernels.attention.sm90.decode.full.query import take_query, unscale
-from flashdsa.kernels.attention.sm90.decode.shared.combine import factors_of_rows, rows_of_thread
+from flashdsa.kernels.attention.sm90.decode.shared.combine import (
+    ask_sinks,
+    factors_of_rows,
+    rows_of_thread,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
@@ -162,16 +175,14 @@ def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
 
 @cute.jit
 def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
-    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or send its
+    """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or write its
     rows, of a CTA alone."""
     ctx = w.ctx
+    asked: Any = ask_sinks(w, rows_of_thread(w)) if ctx.plan.alone else None
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, r.rows, w.scale, Int32(0), consumer)
     if cutlass.const_expr(ctx.plan.alone):
-        item = rows_of_thread(w)
-        factors = factors_of_rows(w, r.rows, sums, item, consumer)
-        multiply_rows(r.out, factors)
-        send_rows(w, r.out, factors, item, consumer)
+        write_rows(w, r, sums, asked, consumer)
     else:
         if takes_part(ctx):
             announce(w, consumer)
@@ -209,51 +220,23 @@ def stage_share(
 
 
 @cute.jit
-def send_rows(
+def write_rows(
     w: Output,
-    out: cute.Tensor,
-    factors: list[Float32],
-    item: ItemRows,
+    r: Registers,
+    sums: list[Float32],
+    asked: list[Int32],
     consumer: cutlass.Constexpr,
 ) -> None:
-    """Write this consumer's half of the item's rows, of a CTA alone: each warp stages 16 rows in
-    bf16, where keys were, and sends each by a bulk copy.
-
-    Args:
-        out: O times the factors. factors: 0 of a row whose O is 0, whatever it says.
-    """
+    """Write this consumer's half of the item's rows, of a CTA alone, staged where keys were."""
     ctx = w.ctx
-    tile = ctx.plan.tile
-    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    first = warp * MMA_ROWS
-    # Rows are a group longer than O: the eight rows of a matrix are in different banks.
-    row_bytes, half_bytes = tile.d_v * BF16 + GROUP_BYTES, tile.half_dims * BF16
-    offset = first * row_bytes + consumer * half_bytes
+    item = rows_of_thread(w)
+    factors = factors_of_rows(w, r.rows, sums, item, asked, consumer)
     # sums0_full, sums1_full: no warp of either consumer reads keys any more.
     (ctx.memory.sums0_full, ctx.memory.sums1_full)[consumer].wait(0)
-    if first < item.count:
-        own = lane % MMA_ROWS * row_bytes + lane // MMA_ROWS * GROUP_BYTES
-        to = ctx.memory.k.address() + (offset + own)
-        for pair in cutlass.range_constexpr(half_bytes // (2 * GROUP_BYTES)):
-            words = []
-            for i in cutlass.range_constexpr(4):
-                word = pack(out[8 * pair + 2 * i], out[8 * pair + 2 * i + 1])
-                words.append(word if factors[i % THREAD_ROWS] != 0.0 else Int32(0))
-            store_matrices(to, words)
-            to = to + 2 * GROUP_BYTES
-        # The bulk copies read what the warp's threads have staged.
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        if lane < MMA_ROWS and first + lane < item.count:
-            row = (item.first + first + lane) * tile.d_v + consumer * tile.half_dims
-            prims.cp_async_bulk_global_shared_cta(
-                (w.out.iterator + row).to_llvm_ptr(),
-                (ctx.memory.k.bytes() + (offset + lane * row_bytes)).to_llvm_ptr(),
-                half_bytes,
-            )
-        cute.arch.cp_async_bulk_commit_group()
-        # Shared memory must last until it has been read.
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    warp_bytes = ctx.plan.tile.half_dims // BLOCK_DIMS * STAGED_BYTES
+    warp = consumer * WARPS + ctx.thread // WARP_SIZE
+    staged = ctx.memory.k.address() + warp * warp_bytes
+    store_rows(ctx, w.out, r.out, factors, item, consumer, staged, STAGED_BYTES)
 
 
 @cute.jit

@@ -43,8 +43,8 @@ from flashdsa.kernels.attention.sm90.decode.full.scales import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
+    Asked,
     Gatherer,
-    ask_ends,
     ask_slots,
     find_extent,
     load_or,
@@ -449,21 +449,18 @@ def gather_tile(
 
 
 @cute.jit
-def gather_packed_rows(role: Gatherer, before: Before, load: cutlass.Constexpr) -> Int32:
+def gather_packed_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot. The code is loops, as code that runs once costs most.
 
     Args:
-        load: loads the item's rows of Q, called with (role, before).
+        asked: result of `ask_ends`.
     """
     ctx = role.ctx
     lane = ctx.thread % WARP_SIZE
     copies = copies_of(ctx.thread)
     mask_words = ctx.plan.tile.mask_words
-    # They are asked for before Q, which is converted while keys come.
-    ends = ask_ends(role, lane)
-    load(role, before)
-    slots, last = slots_of_ends(role, ends, lane)
+    slots, last = slots_of_ends(role, asked, lane)
     scales = load_scales(role, slots[:mask_words], ctx.first_slot)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):

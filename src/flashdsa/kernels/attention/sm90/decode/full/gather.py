@@ -11,15 +11,14 @@ from flashdsa.kernels.attention.sm90.core.gather import (
     copies_of_thread,
     copy_half,
     halves_of_step,
-    load_query,
     row_of_turn,
     turns_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import steps_of
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
+    Asked,
     Gatherer,
-    ask_ends,
     ask_slots,
     find_extent,
     first_row_of,
@@ -74,45 +73,23 @@ def store_masks(role: Gatherer, slots: list[Int32], lane: Int32, tile: Any) -> N
 
 
 @cute.jit
-def load_rows_of_query(role: Gatherer, _: Before) -> None:
-    """Load the item's rows of Q, before anything else; those past the last head become zeros.
-
-    Nothing is loaded if the CTA has no slot. If none of its slots is valid nobody multiplies Q, but
-    both consumers wait for it.
-    """
-    ctx = role.ctx
-    if ctx.num_steps > 0 and ctx.thread == 0:
-        ctx.memory.q_full.arrive_and_expect_tx()
-        load_query(ctx, role.q_map, [ctx.head, ctx.query])
-    cute.arch.sync_warp()
-
-
-@cute.jit
-def gather_rows(
-    role: Gatherer, before: Before, load: cutlass.Constexpr, waits: cutlass.Constexpr = False
-) -> Int32:
+def gather_rows(role: Gatherer, before: Before, asked: Asked) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
     with a valid slot.
 
     Args:
-        load: loads the item's rows of Q, called with (role, before).
-        waits: it waits for the consumers: ids are asked for first.
+        asked: result of `ask_ends`.
     """
     ctx = role.ctx
     tile = ctx.plan.tile
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
     copies = copies_of_thread(ctx)
-    if cutlass.const_expr(not waits):
-        load(role, before)
-    ends = ask_ends(role, lane)
-    if cutlass.const_expr(waits):
-        load(role, before)
-    slots, last = slots_of_ends(role, ends, lane)
+    slots, last = slots_of_ends(role, asked, lane)
     num_tiles = find_extent(role, last, lane)
     for step in cutlass.range(steps_of(num_tiles), unroll=1):
         rows = [row_of_turn(slots, turn, copies.row) for turn in range(TILES * turns_of(tile))]
-        asked = ask_slots(role, step + 1, lane)
+        of_next = ask_slots(role, step + 1, lane)
         for number in cutlass.range_constexpr(len(halves_of_step(tile))):
             half = halves_of_step(tile)[number]
             if step * TILES + half.tile < num_tiles:
@@ -124,5 +101,5 @@ def gather_rows(
                         first = half.tile * tile.mask_words
                         of_tile = slots[first : first + tile.mask_words]
                         store_masks(role, of_tile, lane, half.tile)
-        slots = rows_of_slots(role, step + 1, asked, lane)
+        slots = rows_of_slots(role, step + 1, of_next, lane)
     return num_tiles

@@ -2,8 +2,8 @@
 
 Steps of two tiles of 64 keys, as in the forward (`fwd/kernel.py`); at the end the CTAs exchange
 their O over distributed shared memory and each writes a share of the dims (`shared/combine.py`).
-A CTA that has an item alone has a plan of its own and sends the rows: code that is not there is not
-fetched.
+A CTA that has an item alone has a plan of its own and writes the rows: code that is not there is
+not fetched.
 
 gather                | consumer0                   | consumer1
 --------------------- | --------------------------- | ---------------------------------------
@@ -19,13 +19,13 @@ the next step's tiles |                             |     P1 = exp2(S1) -> share
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, cute
+from cutlass import GridConstant, Int32, cute
 from cutlass.experimental.cuda import tensor_map
 
-from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -34,9 +34,9 @@ from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_row
 from flashdsa.kernels.attention.sm90.decode.full.gather import (
     NOTHING,
     gather_rows,
-    load_rows_of_query,
 )
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.query import load_item_query
 from flashdsa.kernels.attention.sm90.decode.shared.build import (
     compile_cluster_launch,
     launch_clusters,
@@ -49,13 +49,14 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     output_of,
     store_item,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
-from flashdsa.kernels.attention.sm90.decode.shared.query import map_query
+from flashdsa.kernels.attention.sm90.decode.shared.gather import (
+    Asked,
+    Gatherer,
+    ask_ends,
+)
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
 """Warpgroups, in the plan's order of roles."""
-FINDING_WARP = 1
-"""It finds the item while the first one initialises barriers."""
 
 
 @cute.kernel
@@ -70,23 +71,30 @@ def decode_kernel(
     memory = DecodeMemory.allocate(plan)
     sources = sources_of_plan(plan, x, more)
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if warp == FINDING_WARP:
-        # The previous launch, which this one may follow early, has written the lengths and ids, or
-        # still reads the results: every warp waits for it.
-        cute.arch.griddepcontrol_wait()
-        store_item(find_item(memory, x, sources))
-    if cutlass.const_expr(plan.alone):
-        initialise_barriers(memory, thread)
-        cute.arch.sync_threads()
-    else:
-        enter_cluster(memory, thread)
-    cute.arch.griddepcontrol_wait()
     group = warp // (WARPGROUP_SIZE // WARP_SIZE)
+    initialise_barriers(memory, thread)
+    # The previous launch, which this one may follow early, has written the lengths and ids, or
+    # still reads the results.
+    cute.arch.griddepcontrol_wait()
+    item = find_item(memory, x, sources)
+    if thread == 0:
+        # Before the rows, which take as long: the first products need both.
+        load_item_query(item, q_map.get_ptr())
+    if warp == 1:
+        store_item(item)
+    # Every warp asks, those that do not gather for nothing: behind a branch all would wait for what
+    # some have asked for.
+    end = item.end_slot if group == GATHER else Int32(0)
+    gatherer = Gatherer(item._replace(end_slot=end), None, x.kv, x.indices, sources)
+    asked = ask_ends(gatherer, thread % WARP_SIZE)
+    cute.arch.sync_threads()
+    if cutlass.const_expr(not plan.alone):
+        cute.arch.cluster_arrive_relaxed()
     # Each role loads its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         ctx = load_item(memory)
-        gather(Gatherer(ctx, q_map.get_ptr(), x.kv, x.indices, sources))
+        gather(Gatherer(ctx, None, x.kv, x.indices, sources), asked)
     else:
         scale = make_scale(x.sm_scale * LOG2_E)
         if group == CONSUMER0:
@@ -103,12 +111,12 @@ def decode_kernel(
 
 
 @cute.jit
-def gather(role: Gatherer) -> None:
-    """Gather every step of the CTA."""
+def gather(role: Gatherer, asked: Asked) -> None:
+    """Gather every step of the CTA; `asked`: result of `ask_ends`."""
     if cutlass.const_expr(role.ctx.plan.packed):
-        gather_packed_rows(role, NOTHING, load_rows_of_query)
+        gather_packed_rows(role, NOTHING, asked)
     else:
-        gather_rows(role, NOTHING, load_rows_of_query)
+        gather_rows(role, NOTHING, asked)
     # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()
 

@@ -39,7 +39,7 @@ class DecodePlan(ClusterPlan):
         packed: kv has packed rows, which are expanded to f16 in shared memory.
         joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
         form: of packed rows. extra: name of the format of a second source's, if it is another.
-        alone: a CTA has an item, and sends its rows; else a cluster has, and adds them up.
+        alone: a CTA has an item, and writes its rows; else a cluster has, and adds them up.
         gather_registers, consumer0_registers, consumer1_registers: of a thread.
         lazy_log2: a row's maximum is updated only if it has grown by this factor, in log2.
         tile: of keys.

@@ -21,6 +21,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -28,7 +29,7 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.many_heads.gather import gather_steps
 from flashdsa.kernels.attention.sm90.decode.many_heads.math import consume
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.rows import send_rows
+from flashdsa.kernels.attention.sm90.decode.many_heads.rows import end_item
 from flashdsa.kernels.attention.sm90.decode.shared.build import (
     compile_cluster_launch,
     launch_clusters,
@@ -39,7 +40,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     output_of,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
-from flashdsa.kernels.attention.sm90.decode.shared.query import map_query
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""
@@ -76,7 +76,7 @@ def many_heads_kernel(
         r = consume(Math(ctx, output_of(ctx, x, scale), q_map.get_ptr(), consumer))
         # Computed again: values that are used after the steps would be live through them.
         ctx = find_item(memory, x, sources)
-        send_rows(Math(ctx, output_of(ctx, x, scale), q_map.get_ptr(), consumer), r)
+        end_item(Math(ctx, output_of(ctx, x, scale), q_map.get_ptr(), consumer), r)
 
 
 @cute.jit

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from flashdsa.kernels.attention.sm90.core.tile import BF16, FP32, ROWS, TILES
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, TILES
 from flashdsa.kernels.attention.sm90.decode.key_rows.plan import (
     CONSUMERS,
     PIECE_KEYS,
     WARPS,
     KeyRowsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.plan import F16, GROUP_BYTES
+from flashdsa.kernels.attention.sm90.decode.shared.plan import F16
 from flashdsa.plan import Arrives, Barrier, SmemRegion
 from flashdsa.row_formats import ROW_FORMATS, V32
 
@@ -56,23 +56,16 @@ class ManyHeadsPlan(KeyRowsPlan):
         return self.form.num_scales * self.tile.keys * F16
 
     @property
-    def row_bytes(self) -> int:
-        """Bytes from a row of O in bf16 to the next one: neighbouring rows are in different
-        banks."""
-        return self.tile.d_v * BF16 + GROUP_BYTES
-
-    @property
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
         chunks = self.tile.chunks
-        k_bytes = max(self.stages * self.piece_bytes, ROWS * self.row_bytes)
         of_warps = CONSUMERS * WARPS * TOPS_PITCH * FP32
         return [
             SmemRegion("q", chunks * self.operand_bytes, 1024,
                        f"Q of the item, {chunks} x [heads, 64] SW128"),
             SmemRegion("p", TILES * self.operand_bytes, 1024,
                        "P of each tile of a step, [heads, 64 keys] SW128"),
-            SmemRegion("k", k_bytes, 128, "rows of 32 keys a stage; then rows of O in bf16"),
+            SmemRegion("k", self.stages * self.piece_bytes, 128, "rows of 32 keys a stage"),
             SmemRegion("masks", self.stages * 4, 16, "valid keys: a bit each"),
             SmemRegion("tops", of_warps, 16, "each warp's maxima of a tile; then its sums"),
             SmemRegion("votes", CONSUMERS * TILES * WARPS * 4, 16,
@@ -111,5 +104,4 @@ class ManyHeadsPlan(KeyRowsPlan):
             Barrier("all_read", 1, math, every, math, 0,
                     "both consumers' sums are stored, and nobody reads keys any more"),
             Barrier("factors_full", 1, math, every, math, 0, "factors of the rows are stored"),
-            Barrier("staged", 1, math, every, math, 0, "the rows of O are staged"),
         )  # fmt: skip

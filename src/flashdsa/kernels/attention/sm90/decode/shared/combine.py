@@ -13,8 +13,8 @@ from cutlass import Float32, Int32, Int64, cute
 from flashdsa.dsl.fragments import THREAD_ROWS, exp2, pack, row_of_thread
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.results import ItemRows
-from flashdsa.kernels.attention.sm90.core.softmax import LEAST, LN_2, LOG2_E, Rows
+from flashdsa.kernels.attention.sm90.core.results import ItemRows, ask_sink, factor_and_lse
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST, Rows
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Output,
     meet_consumers,
@@ -63,12 +63,14 @@ def write_share(w: Output, consumer: Int32) -> None:
     # staged: both halves of this CTA's O are staged.
     meet_consumers(ctx.memory.staged)
     if takes_part(ctx):
+        place = place_of_lane(w, ctx.thread + consumer * WARPGROUP_SIZE)
+        exists = place.row < rows_of_item(w)
+        asked = ask_sink(w.attn_sink, ctx.head + place.row, exists)
         if ctx.num_ctas > 1:
             exchange(w, consumer)
-        place = place_of_lane(w, ctx.thread + consumer * WARPGROUP_SIZE)
         top = top_of_row(w, place.row)
-        if place.row < rows_of_item(w):
-            add_up(w, place, top)
+        if exists:
+            add_up(w, place, top, asked)
         if ctx.num_ctas > 1:
             leave(ctx, consumer)
 
@@ -102,51 +104,42 @@ def top_of_row(w: Output, row: Int32) -> Float32:
     return top
 
 
-@cute.jit
-def factor_and_lse(w: Output, top: Float32, total: Float32, head: Int32) -> tuple[Any, Any]:
-    """(the factor of a row's O, the row's lse).
-
-    Args:
-        top: the maximum that the sum is against, log2. head: an existing one.
-    """
-    factor, lse = Float32(0.0), Float32(float("inf"))
-    if total != 0.0:
-        lse = (top + cute.math.log2(total, fastmath=True)) * LN_2
-        factor = cute.arch.rcp_approx(total)
-        if w.attn_sink.shape[0] > 0:
-            sink = (w.attn_sink.iterator + head).load()
-            factor = cute.arch.rcp_approx(total + exp2(sink * LOG2_E - top))
-            if sink == float("inf"):
-                factor = Float32(0.0)  # of a sum that is NaN too
-    return factor, lse
-
-
 def rows_of_thread(w: Output) -> ItemRows:
     """The thread's rows of an item that no other CTA shares."""
     row = row_of_thread(w.ctx.thread)
     return ItemRows(first_row(w), rows_of_item(w), w.ctx.head + row, row)
 
 
+def ask_sinks(w: Output, item: ItemRows) -> list[Int32]:
+    """Load the sinks of the thread's rows, for `factors_of_rows`."""
+    rows = [8 * h for h in range(THREAD_ROWS)]
+    return [ask_sink(w.attn_sink, item.head + row, item.row + row < item.count) for row in rows]
+
+
 @cute.jit
 def factors_of_rows(
-    w: Output, rows: Rows, sums: list[Float32], item: ItemRows, consumer: cutlass.Constexpr
+    w: Output,
+    rows: Rows,
+    sums: list[Float32],
+    item: ItemRows,
+    asked: list[Int32],
+    consumer: cutlass.Constexpr,
 ) -> list[Float32]:
-    """The factors of O of `rows_of_thread`; consumer 0 writes lse."""
+    """The factors of O of `rows_of_thread`; consumer 0 writes lse. `asked`: result of
+    `ask_sinks`."""
     factors = []
     for h in cutlass.range_constexpr(THREAD_ROWS):
-        factor, lse = Float32(0.0), Float32(0.0)
-        if item.row + 8 * h < item.count:
-            top = rows.out_max[h] * w.scale.factor
-            factor, lse = factor_and_lse(w, top, sums[h], item.head + 8 * h)
-            if cutlass.const_expr(consumer == 0):
-                if w.ctx.thread % 4 == 0:
-                    (w.lse.iterator + (item.first + item.row + 8 * h)).store(lse)
+        top = rows.out_max[h] * w.scale.factor
+        factor, lse = factor_and_lse(w.attn_sink, asked[h], top, sums[h])
+        if cutlass.const_expr(consumer == 0):
+            if item.row + 8 * h < item.count and w.ctx.thread % 4 == 0:
+                (w.lse.iterator + (item.first + item.row + 8 * h)).store(lse)
         factors.append(factor)
     return factors
 
 
 @cute.jit
-def add_up(w: Output, place: Place, top: Float32) -> None:
+def add_up(w: Output, place: Place, top: Float32, asked: Int32) -> None:
     """Add up a lane's groups of a row: the CTAs' O times their weights; the first CTA writes lse.
 
     Args:
@@ -154,12 +147,14 @@ def add_up(w: Output, place: Place, top: Float32) -> None:
     """
     i, share = place.number, share_of(w.ctx, w.ctx.rank)
     while i < share.count:
-        add_groups(w, share, place, i, top)
+        add_groups(w, share, place, i, top, asked)
         i += AT_ONCE * place.stride
 
 
 @cute.jit
-def add_groups(w: Output, share: Share, place: Place, first: Int32, top: Float32) -> None:
+def add_groups(
+    w: Output, share: Share, place: Place, first: Int32, top: Float32, asked: Int32
+) -> None:
     """Add up groups `first`, `first` + stride, ... of this CTA's dims of a row, as far as they
     exist. A CTA's words are loaded while those of the one before are added."""
     ctx = w.ctx
@@ -185,7 +180,7 @@ def add_groups(w: Output, share: Share, place: Place, first: Int32, top: Float32
                     i = n * GROUP_DIMS + 2 * word + d
                     sums[i] = sums[i] + factor * values[d]
         statistics, units = next_statistics, next_units
-    factor, lse = factor_and_lse(w, top * w.scale.factor, total, ctx.head + place.row)
+    factor, lse = factor_and_lse(w.attn_sink, asked, top * w.scale.factor, total)
     if ctx.rank == 0 and first == 0:
         (w.lse.iterator + (first_row(w) + place.row)).store(lse)
     for n in cutlass.range_constexpr(AT_ONCE):

@@ -14,12 +14,15 @@ from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.row_formats import RowFormat
 
+Asked = tuple[list[Int32], list[Int32]]
+"""Words that name a lane's rows of the first step and of the last one; they may be under way."""
+
 
 class Gatherer(NamedTuple):
     """Fills k and masks, and q if it has a map of it. Signals that they have come."""
 
     ctx: Context
-    q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64; None: the consumers load Q
+    q_map: Any  # (S, H, 576), of `map_query`; None: Q is loaded elsewhere
     kv: cute.Tensor  # (S_kv, d_qk) bf16, (S_kv, 656) packed, or packed pages
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
@@ -140,16 +143,14 @@ def all_of(slots: list[Any]) -> Any:
     return together
 
 
-def ask_ends(role: Gatherer, lane: Int32) -> tuple[list[Int32], list[Int32]]:
+def ask_ends(role: Gatherer, lane: Int32) -> Asked:
     """Load what names this lane's rows of the first step and of the last one, which wait for memory
     once, together."""
     first = ask_slots(role, Int32(0), lane)
     return first, ask_slots(role, last_step(role.ctx.num_steps), lane)
 
 
-def slots_of_ends(
-    role: Gatherer, asked: tuple[list[Int32], list[Int32]], lane: Int32
-) -> tuple[list[Int32], Int32]:
+def slots_of_ends(role: Gatherer, asked: Asked, lane: Int32) -> tuple[list[Int32], Int32]:
     """Rows of the first step, and `all_of` those of the last one; `asked`: result of `ask_ends`."""
     slots = rows_of_slots(role, Int32(0), asked[0], lane)
     last = rows_of_slots(role, last_step(role.ctx.num_steps), asked[1], lane)

@@ -9,13 +9,12 @@ from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, cute
-from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.fragments import quad_reduce
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import CHUNK, Q_CHUNK_BYTES, ROWS
+from flashdsa.kernels.attention.sm90.core.tile import Q_CHUNK_BYTES, ROWS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context, meet_consumers
 from flashdsa.kernels.attention.sm90.decode.shared.words import (
     BIAS,
@@ -35,16 +34,6 @@ BATCH = 4
 """16-byte pieces that a thread has under way."""
 BATCHES = UNITS // BATCH
 """Batches of a chunk."""
-
-
-def map_query(q: cute.Tensor) -> Any:
-    """Tensor map of Q, of boxes of 64 heads of a chunk."""
-    return tensor_map.create_tensor_map_tiled_from_view(
-        q,
-        box_dims=(1, ROWS, CHUNK),
-        stride_order=(2, 1, 0),
-        swizzle=tensor_map.TensorMapSwizzle.s128b,
-    )
 
 
 def chunks_of_thread(ctx: Context) -> int:

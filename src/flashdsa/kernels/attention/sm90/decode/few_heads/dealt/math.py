@@ -9,6 +9,7 @@ from flashdsa.dsl.fragments import pack
 from flashdsa.dsl.gmem import store1
 from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.merge import (
     Rows,
@@ -45,7 +46,7 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
 )
 from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
 from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
-from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
+from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     meet_consumers,
 )
@@ -150,12 +151,15 @@ def write_rows(role: Math, rows: Rows) -> None:
     group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
     dim = group * GROUP_DIMS + lane // 4 % 4 * 2
     count = HEADS // 2
+    heads = [first_head(lane) + offset_of_head(number) for number in range(HEADS // 4)]
+    num_heads = rows_of_item(w)
+    asked = [ask_sink(w.attn_sink, ctx.head + head, head < num_heads) for head in heads]
     for number in cutlass.range_constexpr(HEADS // 4):
-        head = first_head(lane) + offset_of_head(number)
-        if head < rows_of_item(w):
+        head = heads[number]
+        if head < num_heads:
             total = rows.totals[number]
             top = rows.tops[number] * w.scale.factor
-            factor, lse = factor_and_lse(w, top, total, ctx.head + head)
+            factor, lse = factor_and_lse(w.attn_sink, asked[number], top, total)
             row = first_row(w) + head
             if role.consumer == 0 and ctx.thread < 4:
                 (w.lse.iterator + row).store(lse)

@@ -22,13 +22,17 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     values_of,
     wait_for_scores,
 )
-from flashdsa.kernels.attention.sm90.core.results import store_rows
+from flashdsa.kernels.attention.sm90.core.results import staged_after_p, store_rows
 from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
 from flashdsa.kernels.attention.sm90.core.tile import TILES
 from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before
 from flashdsa.kernels.attention.sm90.decode.full.query import unscale
-from flashdsa.kernels.attention.sm90.decode.shared.combine import factors_of_rows, rows_of_thread
+from flashdsa.kernels.attention.sm90.decode.shared.combine import (
+    ask_sinks,
+    factors_of_rows,
+    rows_of_thread,
+)
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     DecodeMemory,
@@ -208,5 +212,6 @@ def write_rows(
         number: of the stretch.
     """
     item = rows_of_thread(w)
-    factors = factors_of_rows(w, r.rows, sums, item, consumer)
-    store_rows(w.ctx, w.out, r.out, factors, item, number, consumer)
+    factors = factors_of_rows(w, r.rows, sums, item, ask_sinks(w, item), consumer)
+    staged = staged_after_p(w.ctx, number, consumer)
+    store_rows(w.ctx, w.out, r.out, factors, item, consumer, staged, 0)

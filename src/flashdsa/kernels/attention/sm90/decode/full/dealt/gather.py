@@ -5,6 +5,7 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.gather import load_query
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, gather_rows
@@ -14,7 +15,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     num_stretches,
     take_stretch,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, ask_ends
 from flashdsa.kernels.attention.sm90.decode.shared.stretches import store_stretch
 
 
@@ -27,10 +28,13 @@ def gather_stretches(
     while before.stretches < num_stretches(memory):
         ctx = take_stretch(memory, batch, before.stretches)
         role = Gatherer(ctx, q_map, kv, indices, batch.sources, batch)
+        # Asked for before Q, which waits for the consumers.
+        asked = ask_ends(role, ctx.thread % WARP_SIZE)
+        load_rows_of_query(role, before)
         if cutlass.const_expr(memory.plan.packed):
-            num_tiles = gather_packed_rows(role, before, load_rows_of_query)
+            num_tiles = gather_packed_rows(role, before, asked)
         else:
-            num_tiles = gather_rows(role, before, load_rows_of_query, waits=True)
+            num_tiles = gather_rows(role, before, asked)
         before = before.after(num_tiles)
     # All rows are asked for: the next launch may begin to take the SMs that are free.
     cute.arch.griddepcontrol_launch_dependents()

@@ -20,6 +20,7 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
@@ -30,7 +31,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_la
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
-from flashdsa.kernels.attention.sm90.decode.shared.query import map_query
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""

@@ -1,19 +1,13 @@
 """Role math: both consumers take every stretch of the CTA, then write its rows, or a part."""
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Boolean, Float32, Int32, cute
 
-from flashdsa.dsl.fragments import pack
-from flashdsa.dsl.gmem import store1
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, TILES
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, Math, take_extent
-from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-)
 from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS
 from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.merge import (
     merge_parts,
@@ -28,7 +22,7 @@ from flashdsa.kernels.attention.sm90.decode.many_heads.math import (
 )
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import STATE, TOPS_PITCH
 from flashdsa.kernels.attention.sm90.decode.many_heads.products import COUNT
-from flashdsa.kernels.attention.sm90.decode.many_heads.rows import store_sums, sums_of
+from flashdsa.kernels.attention.sm90.decode.many_heads.rows import store_sums, sums_of, write_rows
 from flashdsa.kernels.attention.sm90.decode.many_heads.softmax import (
     LANE_HEADS,
     load_pairs,
@@ -36,7 +30,7 @@ from flashdsa.kernels.attention.sm90.decode.many_heads.softmax import (
     restart,
     state_of,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
+from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import meet_consumers
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     num_stretches,
@@ -44,7 +38,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
 )
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
 from flashdsa.kernels.attention.sm90.decode.shared.parts import draw_ticket
-from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS
 from flashdsa.kernels.attention.sm90.decode.shared.words import power_of_two
 
 
@@ -127,6 +120,8 @@ def store_factors(role: Dealt, math: Math, r: Registers, number: Int32) -> None:
     ctx, w = math.ctx, math.output
     head = ctx.thread
     if head < ROWS:
+        exists = head < rows_of_item(w)
+        asked = ask_sink(w.attn_sink, ctx.head + head, exists)
         top, total, factor = state_of(ctx)[head], Float32(0.0), Float32(0.0)
         for warp in cutlass.range_constexpr(CONSUMERS * WARPS):
             total = total + sums_of(math)[warp * TOPS_PITCH + head]
@@ -137,29 +132,8 @@ def store_factors(role: Dealt, math: Math, r: Registers, number: Int32) -> None:
             store_statistics(ctx, role.workspace, parts, top, total)
             if total != 0.0:
                 factor = cute.arch.rcp_approx(total)
-        elif head < rows_of_item(w):
-            factor, lse = factor_and_lse(w, top, total, ctx.head + head)
+        elif exists:
+            factor, lse = factor_and_lse(w.attn_sink, asked, top, total)
             (w.lse.iterator + (first_row(w) + head)).store(lse)
         # Values are times a power of two.
         ctx.memory.row_unit.array(Float32, ROWS)[head] = factor * power_of_two(-r.heads.power[0])
-
-
-@cute.jit
-def write_rows(role: Math, out: cute.Tensor, factors: cute.Tensor) -> None:
-    """Write a consumer's half of the item's dims: a lane has two neighbouring ones of a head, eight
-    lanes 32 bytes."""
-    ctx, w = role.ctx, role.output
-    warp, lane = ctx.thread // WARP_SIZE, ctx.thread % WARP_SIZE
-    dims = ctx.plan.tile.d_v
-    group = role.consumer * (ctx.plan.dim_groups // CONSUMERS) + 2 * warp + lane // 16
-    dim = group * GROUP_DIMS + lane // 4 % 4 * 2
-    for number in cutlass.range_constexpr(LANE_HEADS):
-        head = first_head(lane) + offset_of_head(number)
-        if head < rows_of_item(w):
-            to = w.out.iterator + (Int64(first_row(w) + head) * dims + dim)
-            for block in cutlass.range_constexpr(ctx.plan.blocks):
-                pair = [out[COUNT * block + i] for i in range(COUNT) if head_of(i) == number]
-                word = pack(pair[0] * factors[number], pair[1] * factors[number])
-                if factors[number] == 0.0:
-                    word = Int32(0)  # O may be NaN
-                store1(to + block * ROWS, word)

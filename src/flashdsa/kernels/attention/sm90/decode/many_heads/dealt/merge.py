@@ -12,6 +12,7 @@ from cutlass import Float32, Int32, cute
 from flashdsa.dsl.fragments import exp2
 from flashdsa.dsl.gmem import store2
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
@@ -22,7 +23,7 @@ from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
 )
 from flashdsa.kernels.attention.sm90.decode.many_heads.products import COUNT
 from flashdsa.kernels.attention.sm90.decode.many_heads.softmax import LANE_HEADS
-from flashdsa.kernels.attention.sm90.decode.shared.combine import factor_and_lse, first_row
+from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
@@ -103,7 +104,8 @@ def merge_parts(
         head = first_head(lane) + offset_of_head(number)
         factor = Float32(0.0)
         if head < rows_of_item(w):
-            factor, lse = factor_and_lse(w, tops[number], factors[number], ctx.head + head)
+            asked = ask_sink(w.attn_sink, ctx.head + head, True)
+            factor, lse = factor_and_lse(w.attn_sink, asked, tops[number], factors[number])
             if role.consumer == 0 and ctx.thread < 4:
                 (w.lse.iterator + (first_row(w) + head)).store(lse)
         factors[number] = factor
