@@ -64,7 +64,7 @@ class Gatherer(NamedTuple):
     """Fills q, k, masks and flags. Signals q_full, k0_full, k1_full, masks_full."""
 
     ctx: Context
-    q_map: Any  # (S, H, 576), boxes of 1 x 64 x 64; of a group (S * H, 576), boxes of 64 x 64
+    q_map: Any  # of `map_query`: (S, H, 576), of a group (S * H, 576)
     kv: cute.Tensor  # (S_kv, 576) bf16
     slots: cute.Tensor  # (queries or groups, any) int32: the rows that they name
     num_slots: cute.Tensor  # (queries or groups,) int32, or (0,): all of them

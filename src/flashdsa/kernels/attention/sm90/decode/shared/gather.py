@@ -22,7 +22,7 @@ class Gatherer(NamedTuple):
     """Fills k and masks, and q if it has a map of it. Signals that they have come."""
 
     ctx: Context
-    q_map: Any  # (S, H, 576), of `map_query`; None: Q is loaded elsewhere
+    q_map: Any  # of `map_query`; None: Q is loaded elsewhere
     kv: cute.Tensor  # (S_kv, d_qk) bf16, (S_kv, 656) packed, or packed pages
     indices: cute.Tensor  # (S, topk) int32
     sources: Any = None  # of a joined plan `Sources`
