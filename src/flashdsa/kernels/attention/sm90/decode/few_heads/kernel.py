@@ -15,7 +15,7 @@ CTAs theirs as in the other decode.
 from typing import Any
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
@@ -41,7 +41,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     output_of,
     store_item,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
+from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, early_gatherer
 
 GATHER = 0
 """The first warpgroup; the consumers follow."""
@@ -66,10 +66,7 @@ def few_heads_kernel(
     item = find_item(memory, x, sources)
     if thread < WARP_SIZE:
         store_item(item)
-    # Every warp asks, those that do not gather for nothing: behind a branch all would wait for what
-    # some have asked for.
-    end = item.end_slot if group == GATHER else Int32(0)
-    asked = ask_first(Gatherer(item._replace(end_slot=end), None, x.kv, x.indices, sources))
+    asked = ask_first(early_gatherer(item, group == GATHER, x, sources))
     cute.arch.sync_threads()
     cute.arch.cluster_arrive_relaxed()
     if group == GATHER:

@@ -19,7 +19,7 @@ the next step's tiles |                             |     P1 = exp2(S1) -> share
 from typing import Any
 
 import cutlass
-from cutlass import GridConstant, Int32, cute
+from cutlass import GridConstant, cute
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
@@ -53,6 +53,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Asked,
     Gatherer,
     ask_ends,
+    early_gatherer,
 )
 
 GATHER, CONSUMER0, CONSUMER1 = range(3)
@@ -82,11 +83,7 @@ def decode_kernel(
         load_item_query(item, q_map.get_ptr())
     if warp == 1:
         store_item(item)
-    # Every warp asks, those that do not gather for nothing: behind a branch all would wait for what
-    # some have asked for.
-    end = item.end_slot if group == GATHER else Int32(0)
-    gatherer = Gatherer(item._replace(end_slot=end), None, x.kv, x.indices, sources)
-    asked = ask_ends(gatherer, thread % WARP_SIZE)
+    asked = ask_ends(early_gatherer(item, group == GATHER, x, sources), thread % WARP_SIZE)
     cute.arch.sync_threads()
     if cutlass.const_expr(not plan.alone):
         cute.arch.cluster_arrive_relaxed()

@@ -8,6 +8,7 @@ from cutlass import Boolean, Int32, Int64, cute
 from flashdsa.dsl.gmem import load_if
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core import sources
 from flashdsa.kernels.attention.sm90.core.sources import num_rows, rows_of_tile
 from flashdsa.kernels.attention.sm90.core.tile import TILES
@@ -34,6 +35,15 @@ class Gatherer(NamedTuple):
         """Format of the packed rows that are read."""
         form: RowFormat = self.of_form.value or self.ctx.plan.form
         return form
+
+
+@cute.jit
+def early_gatherer(item: Context, gathers: Boolean, x: OtherOperands, sources: Any) -> Gatherer:
+    """The role of each warp before roles begin, to ask for what names the first rows. Every warp
+    asks, those that do not gather for nothing: behind a branch all would wait for what some have
+    asked for."""
+    end = item.end_slot if gathers else Int32(0)
+    return Gatherer(item._replace(end_slot=end), None, x.kv, x.indices, sources)
 
 
 def of_extra(role: Gatherer) -> Gatherer:
