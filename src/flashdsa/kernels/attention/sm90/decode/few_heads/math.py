@@ -163,8 +163,6 @@ def consume(role: Math) -> Registers:
     r = Registers(out, new_heads(ctx, role.consumer))
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
-    # The CTAs of the cluster have initialised their barriers: none is sent anything before.
-    cute.arch.cluster_wait()
     num_tiles = wait_for_extent(ctx)
     ring = RingConsumer(ctx.memory.full, ctx.memory.free)
     for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
@@ -186,6 +184,9 @@ def stage_share(role: Math, r: Registers) -> None:
     cluster."""
     ctx = role.ctx
     publish_sums(role, r)
+    # The CTAs of the cluster have initialised their barriers: none was sent anything before. Here
+    # for the same reason as in the kernel of 64 heads (full/consumers.py).
+    cute.arch.cluster_wait()
     # Other CTAs' copies overwrite memory from which threads have read keys and Q.
     cute.arch.fence_proxy("async.shared", space="cta")
     # all_read: nobody reads keys or Q any more; all sums are written.

@@ -77,7 +77,6 @@ def consume0(w: Output) -> None:
     ctx = w.ctx
     tile = ctx.plan.tile
     r = new_registers(tile)
-    meet_cluster(ctx)
     take_query(ctx, 0)
     num_tiles = wait_for_extent(ctx)
     if num_tiles > 0:
@@ -101,13 +100,6 @@ def scores_of_tile(ctx: Context, s: cute.Tensor, step: Int32, consumer: cutlass.
         warpgroup.wait_group(0)
     else:
         compute_scores(ctx, s, step)
-
-
-def meet_cluster(ctx: Context) -> None:
-    """A consumer: wait until the CTAs of the cluster have initialised their barriers; none is sent
-    anything before."""
-    if not ctx.plan.alone:
-        cute.arch.cluster_wait()
 
 
 @cute.jit
@@ -143,7 +135,6 @@ def consume1(w: Output) -> None:
     ctx = w.ctx
     v1 = values_of(ctx, 1, 1)
     r = new_registers(ctx.plan.tile)
-    meet_cluster(ctx)
     take_query(ctx, 1)
     num_tiles = wait_for_extent(ctx)
     if num_tiles > 0:
@@ -179,6 +170,11 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
     rows, of a CTA alone."""
     ctx = w.ctx
     asked: Any = ask_sinks(w, rows_of_thread(w)) if ctx.plan.alone else None
+    if cutlass.const_expr(not ctx.plan.alone):
+        # The CTAs of the cluster have initialised their barriers: none was sent anything before.
+        # All rows of this CTA have come: compute-sanitizer's racecheck lets nobody pass until all
+        # threads that arrived are here or have ended, those of the gather among them.
+        cute.arch.cluster_wait()
     # Both consumers have read their last keys when it returns.
     sums = merge_sums(ctx, r.rows, w.scale, Int32(0), consumer)
     if cutlass.const_expr(ctx.plan.alone):
