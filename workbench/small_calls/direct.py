@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashdsa.backends.indexer.two_launches import bind_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
@@ -119,6 +120,32 @@ class Ranked:
             *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
         )
         return [compare_exact("ids", self.launch(runner).cpu(), expected)]
+
+
+@dataclass(frozen=True)
+class Apart(Ranked):
+    """The same by two launches, of scores and of their ranking; rows come in pairs.
+
+    Attributes:
+        clusters: as the runner's device allows.
+    """
+
+    clusters: tuple[int, int, int] = (0, 0, 0)
+    next_n: int = 2
+    pairs: bool = True
+
+    def launch(self, runner: Runner) -> Tensor:
+        """The ids."""
+        inputs, plan = self.inputs(), self.kernel_plan
+        if (device := getattr(runner, "device", None)) is not None:
+            inputs = inputs.to(device)
+        ids = inputs.output(plan.topk)
+        rows = len(self.lengths)
+        serve = bind_apart(runner, plan.num_heads, plan.topk, plan.positions, rows)
+        q, cache, *others = inputs
+        with runner.launching():
+            serve(q, cache.view(torch.uint8), *others, ids)
+        return ids
 
 
 @dataclass(frozen=True)

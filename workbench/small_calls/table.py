@@ -36,7 +36,7 @@ from workbench.small_calls.attention import (
     of_formats,
 )
 from workbench.small_calls.call import BLACKWELL, HOPPER, Row, SmallCall
-from workbench.small_calls.direct import Order, Ranked
+from workbench.small_calls.direct import Apart, Order, Ranked
 from workbench.small_calls.plants import alike, gap, plant_all, repeated, shorter
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
@@ -126,8 +126,14 @@ _blackwell = partial(
     },
     backend=BLACKWELL,
 )  # fmt: skip
-_SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
 _OF_16 = {"num_heads": 16, "topk": 512}
+_APART = (
+    Apart("two pairs", (700, 701, 90, 600), plan=_OF_16),
+    Apart("bad pages", (1300, 1290, 513, 512), plan=_OF_16, values="two", bad_pages=True),
+    Apart("four queries", (600, 700, 0, 530, 513, 2, 640, 650), plan=_OF_16, next_n=4),
+    Apart("lists are cut", (43_999, 44_000), plan=_OF_16),
+)
+_SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
 _ragged, _shared = {"rows": By.CTAS}, {"rows": By.CLUSTERS, "by_lengths": True}
 
 # fmt: off
@@ -437,6 +443,8 @@ TABLE: dict[str, Row] = {
     "topk-indices-sm_90a": Row("topk_indices", checked(
         "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
     ), mutated=0),
+    "indexer-logits-pairs-sm_90a": Row("indexer_logits", _APART, mutated=2),
+    "indexer-ranking-sm_90a": Row("indexer_ranking", _APART, mutated=2),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
     "prefill-scores-sm_90a": Row(

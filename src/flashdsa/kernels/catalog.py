@@ -34,10 +34,10 @@ from flashdsa.kernels.entries.sm90 import plan as entries
 from flashdsa.kernels.indexer.plan import FUSED_KINDS, NUM_HEADS, POSITIONS, TOPK
 from flashdsa.kernels.indexer.sm90.listed.plan import ListedPlan
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
-from flashdsa.kernels.indexer.sm90.plan import PAIR_PLANS, IndexerPlan, LogitsPlan
+from flashdsa.kernels.indexer.sm90.plan import LOGITS_PLANS, PAIR_PLANS, IndexerPlan
 from flashdsa.kernels.indexer.sm90.prefill import plan as prefill
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
-from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.kernels.indexer.sm90.topk_plan import RANKING_PLANS, TOPK_PLANS
 from flashdsa.kernels.indexer.sm90.two_levels.plan import LevelPlan
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan
 from flashdsa.kernels.indexer.sm100 import plan as sm100
@@ -67,10 +67,7 @@ INDEXER = _hopper(
     ),
     build=f"{_INDEXER}.kernel:compile_indexer",
     entry="indexer_kernel",
-    roles={
-        "load": ("load", "PAGES"),
-        "select": ("consume", "page_source", "pair_source"),
-    },
+    roles={"load": ("load", "PAGES"), "select": ("consume", "page_source", "pair_source")},
 )
 INDEXER_UNSCORED = _hopper(
     name="indexer_unscored",
@@ -81,15 +78,14 @@ INDEXER_UNSCORED = _hopper(
 )
 INDEXER_LOGITS = _hopper(
     name="indexer_logits",
-    operations=("indexer_logits",),
-    plans=tuple(
-        LogitsPlan(num_heads, mxfp4=mxfp4, of_blocks=of_blocks)
-        for of_blocks, mxfp4 in product((False, True), repeat=2)
-        for num_heads in reversed(NUM_HEADS)
-    ),
+    operations=("indexer_logits", "dsa_topk_indexer"),
+    plans=LOGITS_PLANS,
     build=f"{_INDEXER}.logits_kernel:compile_logits",
     entry="logits_kernel",
-    roles={"load": ("load_partition", "PAGES"), "select": ("consume_pages", "page_source")},
+    roles={
+        "load": ("load_partition", "PAGES"),
+        "select": ("consume_pages", "page_source", "pair_source"),
+    },
 )
 _SM100 = "flashdsa.kernels.indexer.sm100"
 
@@ -132,16 +128,21 @@ INDEXER_LOGITS_SM100 = _blackwell(
 TOPK_INDICES = _hopper(
     name="topk_indices",
     operations=("topk_indices",),
-    plans=tuple(
-        TopkPlan(topk=topk, sorted=by_score)
-        for topk, by_score in product(reversed(TOPK), (False, True))
-    ),
+    plans=TOPK_PLANS,
     build=f"{_INDEXER}.topk_kernel:compile_topk",
     entry="topk_kernel",
     roles={
         "load": ("load_scheduled", "DESCRIPTIONS"),
         "select": ("select_tiles", "select_by_cluster", "read_batch", "emit_unscored_rows"),
     },
+)
+INDEXER_RANKING = _hopper(
+    name="indexer_ranking",
+    operations=("dsa_topk_indexer",),
+    plans=RANKING_PLANS,
+    build=f"{_INDEXER}.topk_kernel:compile_topk",
+    entry="cached_topk_kernel",
+    roles=TOPK_INDICES.roles,
 )
 TWO_LEVELS = _hopper(
     name="two_levels",
@@ -454,7 +455,6 @@ INDEXER_BWD_SUM = _hopper(
     entry="ordered_sum_kernel",
 )
 
-_HEAD_SUMS_BUILD = "flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums"
 ATTENTION_TARGET = _hopper(
     name="attention_target",
     operations=("attention_target",),
@@ -462,7 +462,7 @@ ATTENTION_TARGET = _hopper(
         head_sums.target_plan(heads, width)
         for width, heads in product(head_sums.TARGET_WIDTHS, reversed(head_sums.TARGET_HEADS))
     ),
-    build=_HEAD_SUMS_BUILD,
+    build="flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums",
     entry="head_sums_kernel",
     roles={"gather": ("gather_all",), "add": ("add_all",)},
 )

@@ -421,6 +421,41 @@ def test_pairs_of_queries_are_scored_together_where_they_are_many(
     assert [plan.rows for plan in gpu.plans] == [kind]
 
 
+@pytest.mark.parametrize(
+    ("requests", "next_n", "widths"),
+    [
+        (1, 2, {549: 1, 550: 2, 4000: 2}),
+        (7, 2, {549: 1, 550: 2}),
+        (4, 4, {279: 1, 280: 2, 4000: 2}),
+        (36, 2, {279: 1, 280: 2, 4000: 2}),
+        (37, 2, {279: 1, 280: 2, 480: 2, 481: 1}),
+        (59, 2, {280: 2}),
+        (60, 2, {280: 1, 4000: 1}),
+        (16, 1, {280: 1, 4000: 1}),
+        (6, 3, {280: 1, 4000: 1}),
+    ],
+)
+def test_few_long_pairs_are_scored_and_ranked_by_two_launches(
+    gpu: Gpu, requests: int, next_n: int, widths: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the width of a call's table, whatever its lengths are."""
+    gpu.capacity = dict(devices.H200.clusters)
+    monkeypatch.setattr(runner.Gpu, "num_sms", devices.H200.num_sms)
+    count = requests * next_n
+    sizes = 16, 512, False, False, count, requests
+    function, *numbers = choose_launch(INDEXER, gpu_runner(GPU), *sizes)
+    for width, launches in widths.items():
+        x, gpu.launches[:] = rows(count), []
+        table = torch.zeros(requests, width, dtype=torch.int32)
+        function(*x._replace(block_table=table), x.output(512), *numbers)
+        assert len(gpu.launches) == launches, width
+    # Sorted ids and those of single rows come by one launch of any width.
+    function, *numbers = choose_launch(INDEXER, gpu_runner(GPU), 16, 512, True, *sizes[3:])
+    gpu.launches.clear()
+    function(*x._replace(block_table=torch.zeros(requests, 600).int()), x.output(512), *numbers)
+    assert len(gpu.launches) == 1
+
+
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])
 @pytest.mark.parametrize("by_score", [False, True], ids=["by position", "sorted"])
 def test_the_emulated_backend_chooses_as_the_gpu_does(

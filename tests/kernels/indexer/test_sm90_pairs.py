@@ -16,9 +16,12 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
+from flashdsa.backends.indexer import two_launches
+from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.indexer.plan import Sharing
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_plan
+from flashdsa.ops.indexer import DSA_TOPK_INDEXER
 from tests.kernels.indexer.emulation import UNTOUCHED, assert_as_the_cpu, published_counts
 from tests.kernels.indexer.exact_inputs import make_requests
 
@@ -172,6 +175,43 @@ def test_bad_pages_are_passed_over() -> None:
 def test_ids_are_positions() -> None:
     plan = replace(PLAN, positions=True)
     assert_as_the_cpu(plan, make_requests([700, 701, 90, 600]), 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "next_n", "of_calls"),
+    [
+        ([2100, 2101, 5, 0, 6000, 5900], 2, (64, 2048, "slot")),
+        pytest.param([2100, 2101, 2049, 2048], 2, (32, 2048, "position"), marks=LATER),
+        pytest.param([0, 700, 5, 513, 590, 1500, 701, 90], 4, (16, 512, "slot"), marks=LATER),
+        pytest.param([1100, 1025, 3000, 0], 4, (32, 1024, "slot"), marks=LATER),
+    ],
+    ids=["3 x 2", "positions", "2 x 4", "1 x 4"],
+)
+@pytest.mark.parametrize(
+    ("values", "bad_pages"),
+    [("random", False), ("nan", True), pytest.param("two", True, marks=LATER)],
+)
+def test_the_public_operation_scores_and_ranks_by_two_launches(
+    lengths: list[int],
+    next_n: int,
+    of_calls: tuple[int, int, str],
+    values: str,
+    bad_pages: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fewer tokens than topk may be left where pages are bad."""
+    monkeypatch.setattr(two_launches, "pages_for", lambda *_: range(1 << 31))
+    heads, topk, kind = of_calls
+    inputs = make_requests(lengths, num_heads=heads, next_n=next_n, values=values)
+    if bad_pages:
+        inputs.block_table[:, ::3] = -1
+    ids = [inputs.output(topk) for _ in range(2)]
+    rank, how = custom_op(DSA_TOPK_INDEXER), (None, False, kind == "position", 64, 1, False)
+    rank(*inputs, ids[0], *how, "cpu")
+    with emulation(devices.SMALL) as emulator:
+        rank(*inputs, ids[1], *how, "emulate-sm90")
+    assert torch.equal(*ids)
+    assert not emulator.workspaces
 
 
 @pytest.mark.parametrize(

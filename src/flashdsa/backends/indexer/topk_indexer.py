@@ -25,7 +25,9 @@ from flashdsa.backends.indexer.tensors import (
     slots_of_tokens,
     values_are_checked,
 )
+from flashdsa.backends.indexer.two_launches import with_scores_apart
 from flashdsa.backends.runner import Runner
+from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.kernels.indexer.sizes import MOST_DEALT
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
@@ -182,7 +184,11 @@ def choose_launch(
     )
     together = rows in (2 * requests, 4 * requests)
     pairs = _choose_pairs(spec, runner, plan, rows // 2) if together else None
-    return pairs or _choose(spec, runner, plan, rows)
+    launch = pairs or _choose(spec, runner, plan, rows)
+    if together and not sorted and spec is INDEXER:
+        sizes = num_heads, topk, positions, rows
+        launch = launch._replace(function=with_scores_apart(runner, launch.function, *sizes))
+    return launch
 
 
 def _launch_wide(

@@ -108,7 +108,7 @@ def launch_logits(
     """Launch the scores-only kernel on `stream`. Other arguments as in `launch_indexer`.
 
     Args:
-        block_table: (B, max_pages) int32.
+        block_table: (B, max_pages) int32; of rows in pairs (B / next_n, max_pages).
         scores: (B, max_len) fp32, written: -inf beyond a row's length and in bad pages.
         num_ctas: CTAs of the grid, best one an SM.
     """
@@ -189,6 +189,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
 def compile_logits(kernel: Any, plan: Any) -> Any:
     """Compile `launch_logits`."""
     rows, pages, table, width = (cute.sym_int32() for _ in range(4))
+    requests = cute.sym_int32() if plan.teams > 1 else rows
     return compile_launch(
         plan.arch,
         launch_logits,
@@ -198,7 +199,7 @@ def compile_logits(kernel: Any, plan: Any) -> Any:
         fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
-        rows_apart(Int32, rows, table),
+        rows_apart(Int32, requests, table),
         fake_tensor(Float32, (rows, width), WORD_ALIGNMENT),
         Int32(1),
     )

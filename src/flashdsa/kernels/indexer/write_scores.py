@@ -3,13 +3,16 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, const_expr, cute
 
 from flashdsa.dsl.static import Static
 from flashdsa.hw import WARP_SIZE
+from flashdsa.kernels.indexer.consumers import consumer_sync
 from flashdsa.kernels.indexer.fused import Caller
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, row_length, wait_for_tile
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, row_length, wait_for_tile
 from flashdsa.kernels.indexer.score_batch import PageSource, Scoring
+from flashdsa.kernels.indexer.score_together import row_of_lane
+from flashdsa.kernels.indexer.select.keys import INVALID
 from flashdsa.kernels.indexer.select.lists import PageRange
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, InputBuffers
 from flashdsa.problem import PAGE_SIZE
@@ -102,9 +105,12 @@ def write_scores(
         pages = PageRange(
             stage, tile.first_page, tile.num_pages, tile.first_number, Int32(0), tile.num_pages
         )
-        sink = OutputSink(ctx, tile.row, tile.length)
+        sink = sink_of(ctx, tile, thread, plan)
         scoring = source.scoring
         x = Scoring(ctx.inputs, source.scorer, thread, Static(plan))
+        if const_expr(plan.teams > 1):
+            # All consumers: nobody reads the halved weights of the tile before.
+            consumer_sync(plan)
         prepared = scoring.prepare(x, stage)
         scoring.score_pages(x, prepared, pages, write, sink)
         # Orders the reads of the tile's weights before the copy that may overwrite them later.
@@ -118,11 +124,24 @@ def write_scores(
 
 
 class OutputSink(NamedTuple):
-    """Destination of a tile's scores."""
+    """Destination of a lane's scores of a tile."""
 
     ctx: WriteContext
     row: Int32
     length: Int32  # of the row, in tokens
+    slot: Int32  # of no use here: what scores of rows in pairs pass on
+
+
+@cute.jit
+def sink_of(
+    ctx: WriteContext, tile: WorkTile, thread: Int32, plan: cutlass.Constexpr
+) -> OutputSink:
+    """The destination of the caller's scores."""
+    row, length = tile.row, tile.length
+    if const_expr(plan.teams > 1):
+        row = 2 * tile.row + row_of_lane(thread % WARP_SIZE)
+        length = row_length(ctx.rows, row)
+    return OutputSink(ctx, row, length, Int32(0))
 
 
 @cute.jit
@@ -138,3 +157,16 @@ def write_score(
         score = -Float32.inf
     if present and position < sink.length:
         store_score(sink.ctx, sink.row, position, score)
+
+
+@cute.jit
+def write_of_pair(
+    sink: OutputSink, slot: Int32, score: Float32, position: Int32, valid: cutlass.Boolean
+) -> Int32:
+    """Same as `write_score` for a lane's row of a pair; `INVALID` if the page id is outside the
+    cache."""
+    if not valid:
+        score = Int32(INVALID).bitcast(Float32)
+    if position < sink.length:
+        store_score(sink.ctx, sink.row, position, score)
+    return slot

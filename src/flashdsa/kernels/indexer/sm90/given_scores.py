@@ -3,7 +3,7 @@
 from typing import Any
 
 import cutlass
-from cutlass import Int32, cute
+from cutlass import Int32, const_expr, cute
 
 from flashdsa.dsl.cluster import enter_cluster
 from flashdsa.dsl.pipeline import RingConsumer, RingProducer
@@ -60,6 +60,9 @@ def rank_scores(
             plan,
         )
         inputs = tile_buffers_in(memory, plan, RingConsumer)
+        if const_expr(plan.of_cache):
+            # The launch that scores, which this one may follow early, has ended.
+            cute.arch.griddepcontrol_wait()
         s = Selecting(inputs, select, cluster, coord, output, None, thread, Static(plan))
         select_tiles(s, source, fill, select_by_cluster)
     else:

@@ -1,5 +1,7 @@
 """The scores alone, for Hopper: every token's into a (B, max_len) matrix, or every block's best.
 
+Two rows of a request may be scored together, for the ranking that follows (topk_kernel.py).
+
 4 load warps: as in the fused kernel | 4 consumer warpgroups
 ------------------------------------ | -----------------------------------------
 partition of pages from seq_lens     | -inf beyond the rows' lengths
@@ -17,11 +19,13 @@ from flashdsa.dsl.pipeline import RingConsumer, RingProducer
 from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import find_caller
 from flashdsa.kernels.indexer.schedule.page_partition import load_partition
+from flashdsa.kernels.indexer.schedule.work_tile import pairs_of, rows_of
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.sm90.block_scores import LANES_APART, best_of_block
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import BLOCK, LogitsPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
+from flashdsa.kernels.indexer.sm90.score_pairs import page_source as pair_source
 from flashdsa.kernels.indexer.smem_views import IndexerMemory, input_buffers_in
 from flashdsa.kernels.indexer.write_scores import (
     OutputSink,
@@ -29,6 +33,7 @@ from flashdsa.kernels.indexer.write_scores import (
     consume_pages,
     rows_to_score,
     store_score,
+    write_of_pair,
     write_scores,
 )
 
@@ -48,7 +53,10 @@ def logits_kernel(
     caller = find_caller(plan)
     memory = IndexerMemory.allocate(plan)
     max_len = scores.shape[1]
-    rows = rows_to_score(seq_lens, block_table, max_len * plan.tokens_of_score)
+    if const_expr(plan.teams > 1):
+        rows = rows_of(seq_lens, block_table)
+    else:
+        rows = rows_to_score(seq_lens, block_table, max_len * plan.tokens_of_score)
     initialise_barriers(memory, caller.thread, INITIALISING_WARPS)
     cute.arch.sync_threads()
     loads, selects = plan.roles
@@ -61,9 +69,12 @@ def logits_kernel(
             weights,
             block_table,
             num_pages,
-            rows,
+            pairs_of(rows) if const_expr(plan.teams > 1) else rows,
             caller.warp - plan.consumer_warps,
         )
+        if const_expr(plan.teams > 1):
+            # The ranking may take each SM that is free, and prepare itself there.
+            cute.arch.griddepcontrol_launch_dependents()
         load_partition(load_ctx, PAGES, caller.lane, caller.cta, caller.num_ctas, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
@@ -72,6 +83,9 @@ def logits_kernel(
         if const_expr(plan.of_blocks):
             source = page_source(memory, caller.thread, plan)
             write_scores(ctx, source, caller.thread, write_block, plan)
+        elif const_expr(plan.teams > 1):
+            source = pair_source(memory, caller.thread, plan)
+            write_scores(ctx, source, caller.thread, write_of_pair, plan)
         else:
             consume_pages(ctx, caller, memory, page_source, plan)
 

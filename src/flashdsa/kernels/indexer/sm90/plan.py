@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, ClassVar
 
 from flashdsa.hw import REGISTER_STEP, SM90, WARP_SIZE, WARPGROUP_SIZE, ArchSpec
-from flashdsa.kernels.indexer.plan import TOPK, By, Lists, SelectPlan
+from flashdsa.kernels.indexer.plan import NUM_HEADS, TOPK, By, Lists, SelectPlan
 from flashdsa.kernels.indexer.regions import (
     scratch_region,
     select_barrier_regions,
@@ -194,6 +195,7 @@ _STREAM = (
     "pages",
     "queries",
     "weights",
+    "halves",
     "work_tiles",
     "page_valid",
     "page_full",
@@ -214,6 +216,9 @@ class LogitsPlan(IndexerPlan):
     Attributes:
         mxfp4: keys are 64 bytes of codes. of_blocks: the best score of each BLOCK tokens is
             written, nothing beyond a row's length.
+
+    Rows in pairs get the word INVALID for tokens of pages outside the cache, and nothing beyond
+    their lengths.
     """
 
     stages: int = 16
@@ -223,13 +228,19 @@ class LogitsPlan(IndexerPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks
+        in_pairs = self.rows is By.PAIRS
+        kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks + "_pairs" * in_pairs
         return f"indexer_logits_h{self.num_heads}{kinds}"
 
     @property
     def pages_in_order(self) -> int | None:
         """No page waits for others."""
         return None
+
+    @property
+    def keys_alone(self) -> bool:
+        """It has no list."""
+        return False
 
     @property
     def tokens_of_score(self) -> int:
@@ -245,3 +256,14 @@ class LogitsPlan(IndexerPlan):
     def regions(self) -> list[SmemRegion]:
         """Shared memory regions, in order."""
         return [region for region in super().regions if region.name in _STREAM]
+
+
+LOGITS_PLANS = (
+    *(
+        LogitsPlan(num_heads, mxfp4=mxfp4, of_blocks=of_blocks)
+        for of_blocks, mxfp4 in product((False, True), repeat=2)
+        for num_heads in reversed(NUM_HEADS)
+    ),
+    *(LogitsPlan(num_heads, rows=By.PAIRS) for num_heads in reversed(NUM_HEADS)),
+)
+"""The kernels that write scores."""

@@ -9,7 +9,7 @@ work tiles | append (key, position), histogram; the row's threshold; positions
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32, cute
+from cutlass import Float32, Int32, Int64, Uint32, const_expr, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
@@ -18,8 +18,8 @@ from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
 from flashdsa.kernels.indexer.emit.output import Output
 from flashdsa.kernels.indexer.launch import launch_shape, rows_apart
-from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
-from flashdsa.kernels.indexer.select.keys import bin_of, sortable
+from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile, rows_of
+from flashdsa.kernels.indexer.select.keys import INVALID, LOWEST_KEY, bin_of, sortable
 from flashdsa.kernels.indexer.select.lists import Listed, count_in_bin
 from flashdsa.kernels.indexer.sm90.given_scores import rank_scores
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
@@ -79,32 +79,48 @@ def read_batch(
     select, thread, plan = s.select, s.thread, s.plan
     block = plan.read_together * plan.consumer_threads
     entries, floor = listed.entries, listed.floor
+    lowest = floor
+    if const_expr(plan.of_cache):
+        lowest = cutlass.max(floor, Uint32(LOWEST_KEY))
     row = tile.row
     line = scores.iterator + Int64(row) * scores.stride[0]
     last = cutlass.min((tile.first_page + tile.num_pages) * PAGE_SIZE, tile.length)
     begin = (tile.first_page + listed.pages) * PAGE_SIZE
     if listed.pages == 0:
         prefetch_scores(scores, row, begin, cutlass.min(begin + PREFETCHED, last), thread, plan)
+    most = Int32(plan.lists.capacity)
+    if floor == 0 and last - begin > most:
+        most = Int32(plan.lists.first_fill_pages * PAGE_SIZE)
     values = cute.make_rmem_tensor(plan.read_together, Float32)
     keys = cute.make_rmem_tensor(plan.read_together, Uint32)
     load_block(values, line, begin + thread, last, plan)
     reads = cutlass.Boolean(True)
     while reads:
         for i in cutlass.range_constexpr(plan.read_together):
-            keys[i] = sortable(values[i])
+            keys[i] = key_of_given(values[i], plan)
         # The next block is on its way, into registers that are free now, while this one is added.
         load_block(values, line, begin + block + thread, last, plan)
         ahead = begin + PREFETCHED
         prefetch_scores(scores, row, ahead, cutlass.min(ahead + block, last), thread, plan)
-        append_keys(select, keys, begin + thread, last, floor, plan)
+        append_keys(select, keys, begin + thread, last, lowest, plan)
         begin += block
         # All consumers: every entry of the block is in the list, and counted.
         consumer_sync(plan)
         entries = select.scratch[SCRATCH_COUNT]
         consumer_sync(plan)  # everyone has read the count, so that it may be written again
-        reads = begin < last and plan.lists.capacity - entries >= block
+        reads = begin < last and most - entries >= block
     stop = cutlass.min(begin // PAGE_SIZE - tile.first_page, tile.num_pages)
     return Listed(entries, stop, floor)
+
+
+@cute.jit
+def key_of_given(score: Float32, plan: cutlass.Constexpr) -> Uint32:
+    """The score's key; 0 of a token of a page that the cache does not have."""
+    key = sortable(score)
+    if const_expr(plan.of_cache):
+        if score.bitcast(Int32) == INVALID:
+            key = Uint32(0)
+    return key
 
 
 @cute.jit
@@ -155,6 +171,23 @@ def topk_kernel(
     rank_scores(memory, Output(positions, None, None, Int32(0), rows), scores, read_batch, plan)
 
 
+@cute.kernel
+def cached_topk_kernel(
+    scores: cute.Tensor,
+    lengths: cute.Tensor,
+    block_table: cute.Tensor,
+    num_pages: Int32,
+    topk_indices: cute.Tensor,
+    plan: cutlass.Constexpr,
+):
+    """One CTA of the grid; arguments as in `launch_cached_topk`."""
+    memory = IndexerMemory.allocate(plan)
+    rows = rows_of(lengths, block_table)
+    id_table = None if const_expr(plan.positions) else block_table
+    output = Output(topk_indices, block_table, id_table, num_pages, rows)
+    rank_scores(memory, output, scores, read_batch, plan)
+
+
 @cute.jit
 def launch_topk(
     plan: cutlass.Constexpr,
@@ -177,15 +210,42 @@ def launch_topk(
     )
 
 
+@cute.jit
+def launch_cached_topk(
+    plan: cutlass.Constexpr,
+    stream: Any,
+    scores: cute.Tensor,
+    lengths: cute.Tensor,
+    block_table: cute.Tensor,
+    num_pages: Int32,
+    topk_indices: cute.Tensor,
+    num_clusters: Int32,
+    cluster_size: Int32,
+):
+    """Launch on `stream`, early: before the launch before it, which writes the scores and nothing
+    else that this one reads, has ended. Other arguments as in `launch_topk`.
+
+    Args:
+        block_table: (B / next_n, max_pages) int32, any distance between rows; no row of scores is
+            shorter than its pages. num_pages: of the cache.
+        topk_indices: (B, topk) int32, written.
+    """
+    cached_topk_kernel(scores, lengths, block_table, num_pages, topk_indices, plan).launch(
+        **launch_shape(num_clusters, cluster_size, plan), stream=stream, use_pdl=True
+    )
+
+
 def compile_topk(plan: TopkPlan) -> Any:
-    """Compile `launch_topk`."""
-    rows, width = (cute.sym_int32() for _ in range(2))
+    """Compile `launch_topk`, or `launch_cached_topk`."""
+    rows, width, requests, table = (cute.sym_int32() for _ in range(4))
+    cache = (rows_apart(Int32, requests, table), Int32(1)) if plan.of_cache else ()
     return compile_launch(
         SM90,
-        launch_topk,
+        launch_cached_topk if plan.of_cache else launch_topk,
         plan,
         rows_apart(Float32, rows, width),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
+        *cache,
         fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         Int32(1),
         Int32(1),

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
-from flashdsa.kernels.indexer.plan import Lists
+from flashdsa.kernels.indexer.plan import TOPK, Lists
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.plan import SmemRegion
 
 _PAGES = ("pages", "queries", "weights", "page_valid", "page_full", "page_empty")
 
 
-GIVEN_SCORES = Lists(refill_pages=64)
+GIVEN_SCORES = Lists(capacity=20480, refill_pages=64, first_fill_pages=128, fill_step_pages=0)
+"""Parts of up to `capacity` scores are never cut; longer ones are cut early, so that later scores
+that cannot win are not listed."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,13 @@ class TopkPlan(IndexerPlan):
 
     Attributes:
         read_together: scores that a thread reads at once; the list has room for as many of all.
+        of_cache: the scores are those of a paged cache, with the word INVALID for a token of a page
+            that the cache does not have, which never wins; ids are slots, if not `positions`.
     """
 
     lists: Lists = GIVEN_SCORES
     read_together: int = 8
+    of_cache: bool = False
 
     def __post_init__(self) -> None:
         """Check the choices against each other, too."""
@@ -34,7 +40,8 @@ class TopkPlan(IndexerPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"topk_k{self.topk}" + ("_sorted" if self.sorted else "")
+        kinds = {"sorted": self.sorted, "cache": self.of_cache, "positions": self.positions}
+        return "_".join((f"topk_k{self.topk}", *(name for name, so in kinds.items() if so)))
 
     @property
     def scheduled(self) -> bool:
@@ -60,3 +67,15 @@ class TopkPlan(IndexerPlan):
     def regions(self) -> list[SmemRegion]:
         """Shared memory regions, in order."""
         return [region for region in super().regions if region.name not in _PAGES]
+
+
+TOPK_PLANS = tuple(
+    TopkPlan(topk=topk, sorted=by_score)
+    for topk, by_score in product(reversed(TOPK), (False, True))
+)
+"""The kernels that rank given scores."""
+RANKING_PLANS = (
+    *(TopkPlan(topk=topk, of_cache=True) for topk in reversed(TOPK)),
+    TopkPlan(of_cache=True, positions=True),
+)
+"""The kernels that rank scores of a cache."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashdsa.kernels.indexer.plan import Lists
 from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
 from flashdsa.plan import SmemRegion
 
 WORD_BITS = 32
+ENTRIES = Lists(refill_pages=64)
+"""Lists have no room for more: marks of blocks take it."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,7 @@ class LevelPlan(TopkPlan):
         marked_words: bits of the blocks of a CTA's part of a row, 1 where a block is listed.
     """
 
+    lists: Lists = ENTRIES
     among: bool = False
     marked_words: int = 16384
 

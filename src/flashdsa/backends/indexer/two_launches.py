@@ -1,0 +1,99 @@
+"""The indexer of few long pairs of rows in two launches: scores, then ranking.
+
+One launch gives each row a cluster, and the lengths of few rows do not fit the clusters that a GPU
+runs at once: it leaves up to half of the SMs idle. Scores of pairs are shared out evenly among all
+SMs, and a second launch, which begins early, ranks them. They pass through the second-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.indexer.clusters import clusters_for
+from flashdsa.backends.runner import Runner
+from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS, INDEXER_RANKING
+from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.sm90.plan import LogitsPlan
+from flashdsa.kernels.indexer.sm90.topk_plan import TopkPlan
+from flashdsa.problem import PAGE_SIZE
+
+Serve = Callable[..., None]
+"""A function of the fused kernel's tensors, and of the numbers of its launch."""
+FEW_ROWS, LEAST_PAGES_OF_FEW = 15, 550
+"""Rows up to which two launches pay in tables of at least so many pages: they take 0.64 to 1.01 of
+the time of one in 22 drawn calls, 0.87 in the mean."""
+SOME_ROWS, LEAST_PAGES = 0.55, 280
+"""The same up to so many rows for each SM: 0.70 to 1.15 in 23 calls, 0.91 in the mean. One takes
+less time where a single row is long."""
+MANY_ROWS, MOST_PAGES_OF_MANY = 0.9, 480
+"""The same up to so many rows for each SM, in tables of at most so many pages: 0.87 to 1.03 in five
+calls. In wider ones a single long row may be one CTA's to rank."""
+
+
+def pages_for(rows: int, num_sms: int) -> range:
+    """Pages of a table's row with which so many rows, in pairs, take less time by two launches."""
+    if rows <= FEW_ROWS:
+        return range(LEAST_PAGES_OF_FEW, 1 << 31)
+    if rows <= SOME_ROWS * num_sms:
+        return range(LEAST_PAGES, 1 << 31)
+    return range(LEAST_PAGES, MOST_PAGES_OF_MANY + 1 if rows <= MANY_ROWS * num_sms else 0)
+
+
+def with_scores_apart(
+    runner: Runner, fused: Serve, num_heads: int, topk: int, positions: bool, rows: int
+) -> Serve:
+    """`fused`, but tables of some widths are served by two launches.
+
+    Args:
+        fused: serves rows of which two neighbours share a row of the table.
+    """
+    apart = pages_for(rows, runner.num_sms)
+    if not apart:
+        return fused
+    # The calls' tables may have any width, so the kernels are loaded where one needs them.
+    bind = cache(lambda: bind_apart(runner, num_heads, topk, positions, rows))
+
+    def serve(
+        q_index_fp8: Tensor,
+        pages: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+        *numbers: int,
+    ) -> None:
+        given = q_index_fp8, pages, weights, seq_lens, block_table, topk_indices
+        if block_table.shape[1] in apart:
+            bind()(*given)
+        else:
+            fused(*given, *numbers)
+
+    return serve
+
+
+def bind_apart(runner: Runner, num_heads: int, topk: int, positions: bool, rows: int) -> Serve:
+    """Bind the two launches: a function of the fused kernel's tensors, called inside
+    `runner.launching()`."""
+    score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=By.PAIRS))
+    plan = TopkPlan(topk=topk, of_cache=True, positions=positions)
+    rank = runner.function(INDEXER_RANKING, plan)
+    number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
+
+    def serve(
+        q_index_fp8: Tensor,
+        pages: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+    ) -> None:
+        width = block_table.shape[1] * PAGE_SIZE
+        scores = runner.empty(rows, width, dtype=torch.float32)
+        score(q_index_fp8, pages, weights, seq_lens, block_table, scores, runner.num_sms)
+        rank(scores, seq_lens, block_table, pages.shape[0], topk_indices, number, size)
+
+    return serve
