@@ -101,6 +101,25 @@ def test_pairs_of_queries_of_many_requests_are_exact(count: int, longest: int, n
 
 
 @pytest.mark.parametrize("next_n", [2, 4])
+@pytest.mark.parametrize(
+    ("count", "longest", "values"),
+    [
+        (1, 200_000, "random"),
+        (3, 100_000, "ascending"),
+        (8, 60_000, "two"),
+        (17, 30_000, "nan"),
+        (18, 150_000, "equal"),
+        (29, 25_000, "random"),
+    ],
+)
+def test_few_pairs_of_long_requests_are_exact(
+    count: int, longest: int, values: str, next_n: int
+) -> None:
+    """They are scored and ranked by two launches."""
+    assert_pairs_are_exact(count, longest, next_n, values)
+
+
+@pytest.mark.parametrize("next_n", [2, 4])
 def test_the_best_tokens_of_pairs_have_the_same_places_in_all_pages(next_n: int) -> None:
     """So many that a warp's segment of the list has no room for its own."""
     assert_pairs_are_exact(67, 100_000, next_n, values="pages")

@@ -97,22 +97,24 @@ def test_any_lengths_and_distances_between_rows(by_score):
     "values", [pytest.param("random", marks=pytest.mark.slow), "ascending", "two"]
 )
 def test_rows_beyond_the_lists_capacity_on_one_cta_and_shared(values):
-    scores = torch.randn(2, 15000, generator=torch.Generator().manual_seed(2))
+    length = 24_000 + (values == "ascending") * 10_000  # which is cut twice
+    scores = torch.randn(2, length, generator=torch.Generator().manual_seed(2))
     if values == "ascending":
         scores = scores.sort(dim=1).values
     if values == "two":
         scores = (scores > 0).float()
     plan = TopkPlan(topk=512)
-    assert_exact(plan, scores[:1], [14999], (1, 1))
+    assert length > plan.lists.capacity >= length / 2
+    assert_exact(plan, scores[:1], [length - 1], (1, 1))
     # A part of one CTA is longer than its list, one of two is not.
-    assert_exact(plan, scores, [15000, 5000], (1, 2))
+    assert_exact(plan, scores, [length, 5000], (1, 2))
 
 
 def test_a_part_longer_than_the_list_of_a_shared_row():
     """Both CTAs compact before they meet, and the second has all of the best."""
-    scores = torch.arange(19_000.0)[None]
+    scores = torch.arange(42_000.0)[None]
     for sign in (1, -1):
-        assert_exact(TopkPlan(topk=512), sign * scores, [19_000], (1, 2))
+        assert_exact(TopkPlan(topk=512), sign * scores, [42_000], (1, 2))
 
 
 def test_more_rows_than_are_ordered():
