@@ -424,36 +424,42 @@ def test_pairs_of_queries_are_scored_together_where_they_are_many(
 @pytest.mark.parametrize(
     ("requests", "next_n", "widths"),
     [
-        (1, 2, {549: 1, 550: 2, 4000: 2}),
-        (7, 2, {549: 1, 550: 2}),
-        (4, 4, {279: 1, 280: 2, 4000: 2}),
-        (36, 2, {279: 1, 280: 2, 4000: 2}),
-        (37, 2, {279: 1, 280: 2, 480: 2, 481: 1}),
-        (59, 2, {280: 2}),
-        (60, 2, {280: 1, 4000: 1}),
-        (16, 1, {280: 1, 4000: 1}),
-        (6, 3, {280: 1, 4000: 1}),
+        (1, 2, {549: None, 550: (2, 13), 4000: (2, 13)}),
+        (7, 2, {549: None, 550: (14, 8)}),
+        (4, 4, {279: None, 280: (16, 6), 480: (16, 6), 481: (15, 8), 4000: (15, 8)}),
+        (19, 2, {279: None, 280: (38, 3), 481: (15, 8)}),
+        (20, 2, {279: None, 280: (30, 4), 480: (30, 4), 481: None}),
+        (59, 2, {280: (66, 2), 481: None}),
+        (60, 2, {280: None, 4000: None}),
+        (16, 1, {280: None, 4000: None}),
+        (6, 3, {280: None, 4000: None}),
     ],
 )
 def test_few_long_pairs_are_scored_and_ranked_by_two_launches(
-    gpu: Gpu, requests: int, next_n: int, widths: dict[int, int], monkeypatch: pytest.MonkeyPatch
+    gpu: Gpu,
+    requests: int,
+    next_n: int,
+    widths: dict[int, tuple[int, int] | None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the width of a call's table, whatever its lengths are."""
+    """By the width of a call's table, whatever its lengths are; clusters of the second launch."""
     gpu.capacity = dict(devices.H200.clusters)
     monkeypatch.setattr(runner.Gpu, "num_sms", devices.H200.num_sms)
     count = requests * next_n
-    sizes = 16, 512, False, False, count, requests
-    function, *numbers = choose_launch(INDEXER, gpu_runner(GPU), *sizes)
-    for width, launches in widths.items():
+
+    def launches(width: int, by_score: bool) -> list[tuple[Any, ...]]:
+        sizes = 16, 512, by_score, False, count, requests
+        function, *numbers = choose_launch(INDEXER, gpu_runner(GPU), *sizes)
         x, gpu.launches[:] = rows(count), []
         table = torch.zeros(requests, width, dtype=torch.int32)
         function(*x._replace(block_table=table), x.output(512), *numbers)
-        assert len(gpu.launches) == launches, width
-    # Sorted ids and those of single rows come by one launch of any width.
-    function, *numbers = choose_launch(INDEXER, gpu_runner(GPU), 16, 512, True, *sizes[3:])
-    gpu.launches.clear()
-    function(*x._replace(block_table=torch.zeros(requests, 600).int()), x.output(512), *numbers)
-    assert len(gpu.launches) == 1
+        return gpu.launches
+
+    for width, clusters in widths.items():
+        made = launches(width, False)
+        assert len(made) == 1 + bool(clusters), width
+        assert clusters is None or made[1][-2:] == clusters, width
+        assert len(launches(width, True)) == 1
 
 
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])

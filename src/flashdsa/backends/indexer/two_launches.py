@@ -13,7 +13,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.clusters import clusters_for
+from flashdsa.backends.cluster_limit import allowed_clusters
+from flashdsa.backends.indexer.clusters import USUAL_CLUSTER, clusters_at_once, clusters_for
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS, INDEXER_RANKING
 from flashdsa.kernels.indexer.plan import By
@@ -24,14 +25,14 @@ from flashdsa.problem import PAGE_SIZE
 Serve = Callable[..., None]
 """A function of the fused kernel's tensors, and of the numbers of its launch."""
 FEW_ROWS, LEAST_PAGES_OF_FEW = 15, 550
-"""Rows up to which two launches pay in tables of at least so many pages: they take 0.64 to 1.01 of
-the time of one in 22 drawn calls, 0.87 in the mean."""
-SOME_ROWS, LEAST_PAGES = 0.55, 280
-"""The same up to so many rows for each SM: 0.70 to 1.15 in 23 calls, 0.91 in the mean. One takes
-less time where a single row is long."""
-MANY_ROWS, MOST_PAGES_OF_MANY = 0.9, 480
-"""The same up to so many rows for each SM, in tables of at most so many pages: 0.87 to 1.03 in five
-calls. In wider ones a single long row may be one CTA's to rank."""
+"""Rows up to which two launches pay in tables of at least so many pages."""
+SOME_ROWS, LEAST_PAGES = 0.3, 280
+"""The same up to so many rows for each SM."""
+MANY_ROWS, NARROW_PAGES = 0.9, 480
+"""The same up to so many rows for each SM in tables of at most so many pages. In a wider one a
+single row may be long, and a small cluster's to rank."""
+SHARING = 8
+"""CTAs of a cluster that ranks, at least, in tables of more than NARROW_PAGES."""
 
 
 def pages_for(rows: int, num_sms: int) -> range:
@@ -40,7 +41,7 @@ def pages_for(rows: int, num_sms: int) -> range:
         return range(LEAST_PAGES_OF_FEW, 1 << 31)
     if rows <= SOME_ROWS * num_sms:
         return range(LEAST_PAGES, 1 << 31)
-    return range(LEAST_PAGES, MOST_PAGES_OF_MANY + 1 if rows <= MANY_ROWS * num_sms else 0)
+    return range(LEAST_PAGES, NARROW_PAGES + 1 if rows <= MANY_ROWS * num_sms else 0)
 
 
 def with_scores_apart(
@@ -81,7 +82,11 @@ def bind_apart(runner: Runner, num_heads: int, topk: int, positions: bool, rows:
     score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=By.PAIRS))
     plan = TopkPlan(topk=topk, of_cache=True, positions=positions)
     rank = runner.function(INDEXER_RANKING, plan)
-    number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
+    clusters = clusters_for(runner, INDEXER.plans[0], rows).without_splits()[:2]
+    at_once = allowed_clusters(clusters_at_once(runner, INDEXER.plans[0]), USUAL_CLUSTER)
+    sharing = clusters
+    if clusters[1] < SHARING and at_once.get(SHARING):
+        sharing = min(at_once[SHARING], rows), SHARING
 
     def serve(
         q_index_fp8: Tensor,
@@ -91,9 +96,10 @@ def bind_apart(runner: Runner, num_heads: int, topk: int, positions: bool, rows:
         block_table: Tensor,
         topk_indices: Tensor,
     ) -> None:
-        width = block_table.shape[1] * PAGE_SIZE
-        scores = runner.empty(rows, width, dtype=torch.float32)
+        width = block_table.shape[1]
+        scores = runner.empty(rows, width * PAGE_SIZE, dtype=torch.float32)
         score(q_index_fp8, pages, weights, seq_lens, block_table, scores, runner.num_sms)
-        rank(scores, seq_lens, block_table, pages.shape[0], topk_indices, number, size)
+        how = sharing if width > NARROW_PAGES else clusters
+        rank(scores, seq_lens, block_table, pages.shape[0], topk_indices, *how)
 
     return serve
