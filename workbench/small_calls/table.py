@@ -444,7 +444,7 @@ TABLE: dict[str, Row] = {
         "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
     ), mutated=0),
     "indexer-logits-pairs-sm_90a": Row("indexer_logits", _APART, mutated=2),
-    "indexer-ranking-sm_90a": Row("indexer_ranking", _APART, mutated=2),
+    "indexer-ranking-sm_90a": Row("indexer_ranking", _APART, mutated=3),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
     "prefill-scores-sm_90a": Row(
