@@ -133,6 +133,7 @@ class Apart(Ranked):
     clusters: tuple[int, int, int] = (0, 0, 0)
     next_n: int = 2
     pairs: bool = True
+    sms: int = 2
 
     def launch(self, runner: Runner) -> Tensor:
         """The ids."""
