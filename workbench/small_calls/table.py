@@ -133,6 +133,7 @@ _APART = (
         (1000, 999, 5, 4, 1500, 1501, 700, 640, 1200, 1199, 64, 65, 900, 901, 1300, 1299),
         plan=_OF_16,
     ),
+    Apart("two CTAs of a row", (1300, 1290), plan=_OF_16, sms=4),
     Apart("bad pages", (1300, 1290, 513, 512), plan=_OF_16, values="two", bad_pages=True),
     Apart("two pairs", (700, 701, 90, 600), plan=_OF_16),
     Apart("four queries", (600, 700, 0, 530, 513, 2, 640, 650), plan=_OF_16, next_n=4),
@@ -448,8 +449,8 @@ TABLE: dict[str, Row] = {
     "topk-indices-sm_90a": Row("topk_indices", checked(
         "topk_indices", "512 of 6000", "ties and NaN", "ties and NaN, sorted"
     ), mutated=0),
-    "indexer-logits-pairs-sm_90a": Row("indexer_logits", _APART, mutated=2),
-    "indexer-ranking-sm_90a": Row("indexer_ranking", _APART, mutated=2),
+    "indexer-logits-pairs-sm_90a": Row("indexer_logits", _APART, mutated=3),
+    "indexer-ranking-sm_90a": Row("indexer_ranking", _APART, mutated=3),
     "prefill-logits-sm_90a": Row(
         "prefill_logits", checked("prefill_logits", "16 heads, 512 of 600 keys"), mutated=0),
     "prefill-scores-sm_90a": Row(
