@@ -230,6 +230,12 @@ INDEXER = [
     IndexerCase("71 rows of a wide batch", (*_MORE_ROWS_THAN_CLUSTERS, 900), 512, num_heads=16),
     IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
                 next_n=2),
+    *(
+        IndexerCase(f"4 queries of each of 4 requests, {topk} of 18,000 tokens",
+                    (*range(700, 712), *range(17_997, 18_001)), topk, next_n=4, **kind)
+        for topk, kind in ((512, {"num_heads": 16}), (1024, {"num_heads": 32}),
+                           (2048, {"positions": True}))
+    ),
     IndexerCase("65,700 tokens", (65_700,), 512, num_heads=16),
     IndexerCase("a slot a token", (2500, 2049, 300, 64), 2048, table_page_size=1,
                 negative_weights=True),
