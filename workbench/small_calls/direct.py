@@ -105,12 +105,16 @@ class Ranked:
 
     def launch(self, runner: Runner) -> Tensor:
         """The ids."""
-        inputs, plan = self.inputs(), self.kernel_plan
+        inputs = self.inputs()
         if (device := getattr(runner, "device", None)) is not None:
             inputs = inputs.to(device)
-        ids = inputs.output(plan.topk)
-        launch_indexer(runner, plan, TopkIndexerOperands(*inputs, ids), self.clusters)
-        return ids
+        operands = TopkIndexerOperands(*inputs, inputs.output(self.kernel_plan.topk))
+        self.launch_on(runner, operands)
+        return operands.topk_indices
+
+    def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
+        """Write the ids."""
+        launch_indexer(runner, self.kernel_plan, operands, self.clusters)
 
     def judge(self, runner: Runner) -> list[Comparison]:
         """They are the CPU backend's; bad page ids are no error here."""
@@ -135,18 +139,13 @@ class Apart(Ranked):
     pairs: bool = True
     sms: int = 2
 
-    def launch(self, runner: Runner) -> Tensor:
-        """The ids."""
-        inputs, plan = self.inputs(), self.kernel_plan
-        if (device := getattr(runner, "device", None)) is not None:
-            inputs = inputs.to(device)
-        ids = inputs.output(plan.topk)
-        rows = len(self.lengths)
+    def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
+        """Write the ids."""
+        plan, rows = self.kernel_plan, len(self.lengths)
         serve = bind_apart(runner, plan.num_heads, plan.topk, plan.positions, rows)
-        q, cache, *others = inputs
+        q, cache, *others = operands[:6]
         with runner.launching():
-            serve(q, cache.view(torch.uint8), *others, ids)
-        return ids
+            serve(q, cache.view(torch.uint8), *others)
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,12 @@ def clusters_at_once(runner: Runner, plan: SelectPlan) -> Mapping[int, int]:
     return runner.cluster_capacity(plan.threads, plan.smem_bytes)
 
 
+def clusters_of(runner: Runner, plan: SelectPlan, size: int) -> tuple[int, int] | None:
+    """(clusters of so many CTAs that run at once, their CTAs); None: none is allowed."""
+    number = allowed_clusters(clusters_at_once(runner, plan), USUAL_CLUSTER).get(size)
+    return (number, size) if number else None
+
+
 def choose_clusters(capacity: Mapping[int, int], rows: int) -> Clusters:
     """Same as `clusters_for`, by the number of clusters of each size that run at once."""
     capacity = allowed_clusters(capacity, USUAL_CLUSTER)

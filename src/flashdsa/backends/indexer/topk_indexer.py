@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.clusters import (
-    USUAL_CLUSTER,
     Clusters,
     clusters_at_once,
     clusters_for,
+    clusters_of,
 )
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
@@ -253,16 +252,12 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
         clusters: for every row one, if they are enough.
     """
     alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
-    at_once = allowed_clusters(clusters_at_once(runner, plan), USUAL_CLUSTER)
     size, uneven = clusters.size, UNEVEN_PAGES * clusters.size
-
-    def others(size: int) -> tuple[int, int] | None:
-        return (at_once[size], size) if at_once.get(size) else None
-
+    others = partial(clusters_of, runner, plan)
     if rows > clusters.number:
         sharing = others(SHARING if size >= MANY_SHARING else MANY_SHARING)
         tables = [Table(0, alone)]
-        if sharing and rows <= MANY_ROWS * at_once[1]:
+        if sharing and rows <= MANY_ROWS * clusters_at_once(runner, plan)[1]:
             tables.append(Table(UNEVEN_PAGES * MANY_SHARING, shared, sharing))
         return tables
     if size < LEAST_SHARING:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.indexer.clusters import USUAL_CLUSTER, clusters_at_once, clusters_for
+from flashdsa.backends.indexer.clusters import clusters_for, clusters_of
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.catalog import INDEXER, INDEXER_LOGITS, INDEXER_RANKING
 from flashdsa.kernels.indexer.plan import By
@@ -58,35 +58,23 @@ def with_scores_apart(
     # The calls' tables may have any width, so the kernels are loaded where one needs them.
     bind = cache(lambda: bind_apart(runner, num_heads, topk, positions, rows))
 
-    def serve(
-        q_index_fp8: Tensor,
-        pages: Tensor,
-        weights: Tensor,
-        seq_lens: Tensor,
-        block_table: Tensor,
-        topk_indices: Tensor,
-        *numbers: int,
-    ) -> None:
-        given = q_index_fp8, pages, weights, seq_lens, block_table, topk_indices
-        if block_table.shape[1] in apart:
-            bind()(*given)
-        else:
-            fused(*given, *numbers)
+    def serve(*given: Any) -> None:
+        block_table = given[4]
+        launches = bind() if block_table.shape[1] in apart else fused
+        launches(*given)
 
     return serve
 
 
 def bind_apart(runner: Runner, num_heads: int, topk: int, positions: bool, rows: int) -> Serve:
-    """Bind the two launches: a function of the fused kernel's tensors, called inside
-    `runner.launching()`."""
+    """Bind the two launches, called inside `runner.launching()`; the numbers are not used."""
     score = runner.function(INDEXER_LOGITS, LogitsPlan(num_heads, rows=By.PAIRS))
     plan = TopkPlan(topk=topk, of_cache=True, positions=positions)
     rank = runner.function(INDEXER_RANKING, plan)
     clusters = clusters_for(runner, INDEXER.plans[0], rows).without_splits()[:2]
-    at_once = allowed_clusters(clusters_at_once(runner, INDEXER.plans[0]), USUAL_CLUSTER)
     sharing = clusters
-    if clusters[1] < SHARING and at_once.get(SHARING):
-        sharing = min(at_once[SHARING], rows), SHARING
+    if clusters[1] < SHARING:
+        sharing = clusters_of(runner, INDEXER.plans[0], SHARING) or clusters
 
     def serve(
         q_index_fp8: Tensor,
@@ -95,6 +83,7 @@ def bind_apart(runner: Runner, num_heads: int, topk: int, positions: bool, rows:
         seq_lens: Tensor,
         block_table: Tensor,
         topk_indices: Tensor,
+        *_: int,
     ) -> None:
         width = block_table.shape[1]
         scores = runner.empty(rows, width * PAGE_SIZE, dtype=torch.float32)
