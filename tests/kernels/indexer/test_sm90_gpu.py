@@ -119,6 +119,12 @@ def test_few_pairs_of_long_requests_are_exact(
     assert_pairs_are_exact(count, longest, next_n, values)
 
 
+@pytest.mark.parametrize("next_n", [1, 2, 4])
+def test_ties_of_ragged_requests_are_exact(next_n: int) -> None:
+    """More of them are published than a list holds."""
+    assert_pairs_are_exact(67, 90_000, next_n, values="equal")
+
+
 @pytest.mark.parametrize("next_n", [2, 4])
 def test_the_best_tokens_of_pairs_have_the_same_places_in_all_pages(next_n: int) -> None:
     """So many that a warp's segment of the list has no room for its own."""

@@ -164,6 +164,16 @@ def test_spans_of_rows(
     assert published.view(2, 2, -1).tolist() == 2 * [[later, first]]
 
 
+@LATER
+def test_spans_with_more_ties_than_the_list_holds() -> None:
+    """Of a row's five sharers four publish counts of bins, and the first one, with the least, does
+    not."""
+    inputs = make_requests([3839, 3840, 28_159, 28_160], values="equal")
+    launch = assert_as_the_cpu(PLAN, inputs, 5, 1, warnings=BEHIND_THE_LIST)
+    published = published_counts(launch)
+    assert int((published != UNTOUCHED).sum()) == 10
+
+
 def test_bad_pages_are_passed_over() -> None:
     inputs = make_requests([1300, 1290, 700, 701])
     inputs.block_table[0, 3] = inputs.block_table[1, 0] = -1

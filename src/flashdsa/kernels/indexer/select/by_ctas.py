@@ -32,6 +32,7 @@ from flashdsa.kernels.indexer.select.lists import (
     Listed,
     append_all,
     compact,
+    count_at,
     reset,
 )
 from flashdsa.kernels.indexer.select.published import (
@@ -85,6 +86,8 @@ SLOTS_A_LANE = LISTED_SLOTS // WARP_SIZE
 CHUNK_ENDS, CHUNK_OFFSETS = LISTED_SLOTS, 2 * LISTED_SLOTS
 """Offsets in the candidates' memory, after the slots' entries: of the chunks up to the end of each
 slot, and of each chunk's offset."""
+NOT_COUNTED = WARP_SIZE
+"""Word of `own_coarse`, behind a group's bins: slots of the row whose entries are in no bin."""
 SLOT_BITS = LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
 
@@ -262,7 +265,8 @@ def find_floor(s: Selecting) -> None:
 
     The floor is that of a group of bins, or, where that leaves more entries than the list holds,
     that of a bin: the slots have counts of the group's bins, which are complete above a CTA's own
-    floor. CTAs that waited for each other know a better one.
+    floor. A slot without counts makes the floor lower, never wrong, but the number of entries that
+    reach it is not known then. CTAs that waited for each other know a better floor.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
@@ -271,6 +275,7 @@ def find_floor(s: Selecting) -> None:
         cluster.own_coarse[thread] = Int32(0)
         group, above, within, least = floor_group(s, counters_of(s), thread)
         if thread == 0:
+            cluster.own_coarse[NOT_COUNTED] = Int32(0)
             select.scratch[SCRATCH_FLOOR] = Int32(least)
             select.scratch[SCRATCH_FOUND] = above + within
             select.scratch[SCRATCH_RANGE], select.scratch[SCRATCH_RANGE + 1] = group, above
@@ -288,6 +293,8 @@ def find_floor(s: Selecting) -> None:
             own = load_relaxed(bins_of(s, number) + bin_)
             if group >= first_group and group < first_group + PUBLISHED_GROUPS:
                 entries += own
+            if first_group >= BIN_GROUPS and lane == 0:
+                count_at(cluster.own_coarse, Int32(NOT_COUNTED))
         if entries > 0:
             cute.arch.atomic_add(
                 cluster.own_coarse.iterator + lane, entries, sem="relaxed", scope="cta"
@@ -299,7 +306,8 @@ def find_floor(s: Selecting) -> None:
             reached = prefix_sum(cluster.own_coarse[bin_], lane) + select.scratch[SCRATCH_RANGE + 1]
             if lane == first_lane_where(reached >= plan.topk) and reached >= plan.topk:
                 select.scratch[SCRATCH_FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
-                select.scratch[SCRATCH_FOUND] = reached
+                if cluster.own_coarse[NOT_COUNTED] == 0:
+                    select.scratch[SCRATCH_FOUND] = reached
     # All consumers: the floor is written, and nobody reads what a group's was.
     consumer_sync(plan)
 
