@@ -119,15 +119,15 @@ def test_who_comes_last_changes_nothing() -> None:
         assert publishing_ctas(launch) == 4
 
 
-@pytest.mark.parametrize(("pages", "num_clusters"), [(100, 10), (163, 6)])
-def test_more_is_published_than_the_list_holds(pages: int, num_clusters: int) -> None:
+@pytest.mark.parametrize(("pages", "num_clusters", "least"), [(100, 10, 6), (163, 6, 5)])
+def test_more_is_published_than_the_list_holds(pages: int, num_clusters: int, least: int) -> None:
     """Equal scores: every CTA publishes topk, of which the first part's are the winners. Of 163
     pages some parts are cut before their end, and publish counts of bins, and others do not."""
     inputs = make_inputs([PAGE_SIZE * pages, 513], num_heads=16, values="equal")
     launch = assert_as_the_cpu(TIGHT, inputs, num_clusters, 1)
     published = published_counts(launch)
     published = published[published != UNTOUCHED]
-    assert len(published) >= 5 and int(published.sum()) > TIGHT.lists.capacity
+    assert len(published) >= least and int(published.sum()) > TIGHT.lists.capacity
 
 
 @pytest.mark.parametrize(
