@@ -299,6 +299,14 @@ def test_bad_lengths_and_page_ids_are_clamped_and_never_emitted() -> None:
     assert_as_the_cpu(SMALL, inputs, warnings=OF_BAD_PAGES)
 
 
+def test_warps_share_rows_that_need_no_scores() -> None:
+    """One page each; the first page, the last one and all of a row are outside the cache."""
+    inputs = make_inputs([2048, 2047, 130, 0, 2049])
+    inputs.block_table[0, 0] = inputs.block_table[1, 31] = -1
+    inputs.block_table[2] = len(inputs.k_index_cache_fp8)
+    assert_as_the_cpu(MODEL, inputs, 5, 2)
+
+
 def test_repeated_pages_and_an_int8_cache() -> None:
     inputs = make_inputs([700, 900], num_heads=16)
     inputs.block_table[0, :11], inputs.block_table[1, 3:9] = inputs.block_table[0, 2], 1

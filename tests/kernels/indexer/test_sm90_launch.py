@@ -223,7 +223,7 @@ SHARING = [
     (MOST_DEALT, (15, 8), By.CLUSTERS),
     (7, (15, 8), By.CLUSTERS),  # clusters of 13 would be too few to be given out
     (22, (22, 5), By.CLUSTERS),
-    (30, (30, 4), By.CLUSTERS),
+    (30, (15, 8), By.CLUSTERS),
     (39, (15, 8), By.CLUSTERS),
     (40, (15, 8), By.CLUSTERS),
     (60, (15, 8), By.CLUSTERS),

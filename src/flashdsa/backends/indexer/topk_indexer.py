@@ -47,8 +47,8 @@ LEAST_SHARING = 3
 merge too little: there the CTAs of a long row select alone."""
 SHARING, WIDE_PAGES = 8, 720
 """CTAs of the clusters that share rows in place of larger ones, which are too few to be given out,
-of halved ones, and of those of three, which cannot be halved: these in tables of at least so many
-pages."""
+of those of four, as its halves are nearly as many, and of those of three, which cannot be halved:
+these in tables of at least so many pages."""
 MANY_SHARING, MANY_ROWS = 4, 0.75
 """The same in place of clusters of two, of which each has several rows: up to so many rows for each
 SM."""
@@ -262,7 +262,7 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
         return tables
     if size < LEAST_SHARING:
         return [Table(0, plan), Table(uneven, alone)]
-    if size > SHARING:
+    if size > SHARING or size == SHARING // 2:
         return [Table(0, plan), Table(uneven, shared, others(SHARING))]
     tables = [Table(0, plan), Table(uneven, shared)]
     if size == LEAST_SHARING:

@@ -101,7 +101,7 @@ class Sharing:
             apart where nothing else runs, and to go on alone costs 10 us.
     """
 
-    split_pages: int = 1024
+    split_pages: int = 768
     select_pages: int = 20
     merge_pages: int = 50
     settling_ctas: int = 12

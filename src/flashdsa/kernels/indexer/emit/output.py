@@ -73,24 +73,45 @@ def fill_rest(s: Selecting, row: Int32, total: Int32) -> None:
 def emit_unscored_rows(
     output: Output, warp: Int32, warps: Int32, lane: Int32, plan: cutlass.Constexpr
 ) -> None:
-    """Write rows of at most `topk` tokens: all their tokens in order. A warp takes a row."""
-    for row in cutlass.range(warp, output.rows.count, warps, unroll=1):
+    """Write rows of at most `topk` tokens: all their tokens in order, then -1.
+
+    The warps share a row, as far as they are more than the rows: a warp that writes all of one is
+    2 us late for its scores.
+    """
+    size = Int32(plan.topk)
+    if const_expr(not plan.gathers):  # a slot's place depends on all slots before it
+        assert const_expr(plan.topk % PAGE_SIZE == 0)
+        each = (output.rows.count * (plan.topk // PAGE_SIZE) + warps - 1) // warps
+        size = cutlass.min(each * PAGE_SIZE, plan.topk)
+    pieces = (plan.topk + size - 1) // size
+    for i in cutlass.range(warp, output.rows.count * pieces, warps, unroll=1):
+        row = i // pieces
+        first = (i - row * pieces) * size
+        end = cutlass.min(first + size, plan.topk)
         length = row_length(output.rows, row)
         if length <= plan.unscored_length:
             if const_expr(output.block_table is None):
-                emit_positions(output, row, length, lane, plan)
+                emit_positions(output, row, first, end, length, lane, plan)
             elif const_expr(plan.gathers):
                 emit_slots(output, row, length, lane, plan)
             else:
-                emit_all(output, row, length, lane, plan)
+                page = first_pages(output, row, lane)
+                pages = cached_pages(page, length, output.num_pages, lane)
+                emit_pages(output, row, first, end, WARP_SIZE, pages, lane, plan.topk)
 
 
 @cute.jit
 def emit_positions(
-    output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
+    output: Output,
+    row: Int32,
+    first: Int32,
+    end: Int32,
+    length: Int32,
+    lane: Int32,
+    plan: cutlass.Constexpr,
 ) -> None:
-    """Write every position of the row, then -1."""
-    for i in cutlass.range(lane, plan.topk, WARP_SIZE, unroll=4):
+    """Write the places from `first` to `end` of all positions of the row, then -1."""
+    for i in cutlass.range(first + lane, end, WARP_SIZE, unroll=2):
         store_id(output, row, i, i if i < length else Int32(-1), plan)
 
 
@@ -114,29 +135,61 @@ def emit_slots(
         store_id(output, row, i, Int32(-1), plan)
 
 
+class CachedPages(NamedTuple):
+    """Pages of a row of at most as many as a warp has lanes."""
+
+    page: Int32  # of the lane
+    cached: Int32  # bits of those that the cache has
+    length: Int32  # tokens of the row
+    total: Int32  # tokens of pages that the cache has
+
+
 @cute.jit
-def emit_all(
-    output: Output, row: Int32, length: Int32, lane: Int32, plan: cutlass.Constexpr
-) -> None:
-    """Write every token of the row but those of pages outside the cache, then -1."""
-    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
+def first_pages(output: Output, row: Int32, lane: Int32) -> Int32:
+    """The lane's page of the row, which is asked for without the row's length; -1: the table has
+    fewer."""
     page = Int32(-1)
-    if lane < pages:
-        request = request_of(output.rows, row)
-        page = (
-            output.block_table.iterator + (Int64(request) * output.block_table.stride[0] + lane)
-        ).load()
-    valid = page >= 0 and page < output.num_pages
-    mask = cute.arch.vote_ballot_sync(valid)
-    written = Int32(0)
-    for i in cutlass.range(pages, unroll=1):
-        id_ = i * PAGE_SIZE
+    if lane < output.block_table.shape[1]:
+        at = Int64(request_of(output.rows, row)) * output.block_table.stride[0] + lane
+        page = (output.block_table.iterator + at).load()
+    return page
+
+
+@cute.jit
+def cached_pages(page: Int32, length: Int32, num_pages: Int32, lane: Int32) -> CachedPages:
+    """All lanes of a warp, each with its page: see `CachedPages`."""
+    pages = (length + PAGE_SIZE - 1) // PAGE_SIZE
+    cached = Int32(cute.arch.vote_ballot_sync(lane < pages and page >= 0 and page < num_pages))
+    total = Int32(cute.arch.popc(cached)) * PAGE_SIZE
+    # Every page is full but the last.
+    if pages > 0 and (cached >> (pages - 1)) & 1 == 1:
+        total -= pages * PAGE_SIZE - length
+    return CachedPages(page, cached, length, total)
+
+
+@cute.jit
+def emit_pages(
+    output: Output,
+    row: Int32,
+    first: Int32,
+    end: Int32,
+    step: cutlass.Constexpr,
+    pages: CachedPages,
+    lane: Int32,
+    topk: Int32,
+) -> None:
+    """One warp: write the row's tokens at the WARP_SIZE positions from `first` on, and from every
+    `step`-th one before `end`, each after all cached tokens before it; and -1 to those of these
+    places that are after all tokens."""
+    ids = output.topk_indices.iterator + Int64(row) * topk
+    for at in cutlass.range(first, end, step, unroll=2):
+        position, index = at + lane, at >> PAGE_BITS
+        start = index * PAGE_SIZE
         if const_expr(output.id_table is not None):
-            id_ = cute.arch.shuffle_sync(page, i) * PAGE_SIZE
-        tokens = cutlass.min(length - i * PAGE_SIZE, Int32(PAGE_SIZE))
-        if (mask >> i) & 1 == 1:
-            for offset in cutlass.range(lane, tokens, WARP_SIZE, unroll=1):
-                store_id(output, row, written + offset, id_ + offset, plan)
-            written += tokens
-    for i in cutlass.range(written + lane, plan.topk, WARP_SIZE, unroll=1):
-        store_id(output, row, i, Int32(-1), plan)
+            start = cute.arch.shuffle_sync(pages.page, index) * PAGE_SIZE
+        offset = position & (PAGE_SIZE - 1)
+        if position < pages.length and (pages.cached >> index) & 1 == 1:
+            before = Int32(cute.arch.popc(pages.cached & ((Int32(1) << index) - 1)))
+            (ids + (before * PAGE_SIZE + offset)).store(start + offset)
+        if pages.total <= position and position < end:
+            (ids + position).store(Int32(-1))
