@@ -18,6 +18,7 @@ from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
 from flashdsa.backends.indexer.topk_indexer import (
+    UNEVEN_OF_FEW,
     UNEVEN_PAGES,
     WIDE_PAGES,
     choose_launch,
@@ -252,6 +253,17 @@ def test_the_width_of_the_table_decides_whether_clusters_share(gpu: Gpu) -> None
     assert kinds == [(By.CLUSTER, False), (By.CLUSTERS, True)]
     assert gpu.launches[0][6:] == (39, 3)
     assert [arguments[8:10] for arguments in gpu.launches[1:]] == [(39, 3), (39, 3), (15, 8)]
+
+
+def test_large_clusters_share_in_narrower_tables(gpu: Gpu) -> None:
+    """Those of four, too, are replaced by eight."""
+    gpu.capacity = dict(H200)
+    for count, pages in ((7, 13 * UNEVEN_OF_FEW), (23, 4 * UNEVEN_PAGES)):
+        launch(rows(count, pages - 1))
+        launch(rows(count, pages))
+    alone = [arguments[6:] for arguments in gpu.launches[::2]]
+    assert alone == [(7, 13), (23, 4)]
+    assert [arguments[8:10] for arguments in gpu.launches[1::2]] == [(15, 8), (15, 8)]
 
 
 def test_no_cluster_is_larger_than_the_environment_allows(

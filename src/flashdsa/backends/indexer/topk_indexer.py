@@ -37,9 +37,9 @@ from flashdsa.settings import Settings
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkIndexerOperands
 
-UNEVEN_PAGES = 88
+UNEVEN_PAGES, UNEVEN_OF_FEW = 88, 72
 """Pages of the longest row that a table has room for, divided by the CTAs of a cluster, from which
-it may pay that the lengths decide who gets which row."""
+it may pay that the lengths decide who gets which row; of clusters larger than SHARING."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
 LEAST_SHARING = 3
@@ -252,7 +252,8 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
         clusters: for every row one, if they are enough.
     """
     alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
-    size, uneven = clusters.size, UNEVEN_PAGES * clusters.size
+    size = clusters.size
+    uneven = size * (UNEVEN_OF_FEW if size > SHARING else UNEVEN_PAGES)
     others = partial(clusters_of, runner, plan)
     if rows > clusters.number:
         sharing = others(SHARING if size >= MANY_SHARING else MANY_SHARING)
