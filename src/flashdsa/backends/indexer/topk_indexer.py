@@ -26,7 +26,6 @@ from flashdsa.backends.indexer.tensors import (
 )
 from flashdsa.backends.indexer.two_launches import with_scores_apart
 from flashdsa.backends.runner import Runner
-from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.kernels.indexer.sizes import MOST_DEALT
 from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
@@ -182,12 +181,12 @@ def choose_launch(
         **({"gathers": True} if gathers else {}),
     )
     together = rows in (2 * requests, 4 * requests)
-    pairs = _choose_pairs(spec, runner, plan, rows // 2) if together else None
-    launch = pairs or _choose(spec, runner, plan, rows)
-    if together and not sorted and spec is INDEXER:
-        sizes = num_heads, topk, positions, rows
-        launch = launch._replace(function=with_scores_apart(runner, launch.function, *sizes))
-    return launch
+    pairs = _in_pairs(spec, plan) if together else None
+    if pairs is None:
+        return _choose(spec, runner, plan, rows)
+    launch = _choose_pairs(spec, runner, pairs, rows // 2) or _choose(spec, runner, plan, rows)
+    sizes = num_heads, topk, positions, rows
+    return launch._replace(function=with_scores_apart(runner, launch.function, *sizes))
 
 
 def _launch_wide(
@@ -214,21 +213,27 @@ def _launch_wide(
     topk_indices.copy_(ids[:, :topk])
 
 
-def _choose_pairs(
-    spec: KernelSpec, runner: Runner, plan: SelectPlan, num_pairs: int
-) -> Launch | None:
-    """Choose the launch that scores two rows of a request together; None: they are not, as no
-    kernel does it or the pairs are so few that more than two CTAs share one."""
+def _in_pairs(spec: KernelSpec, plan: SelectPlan) -> SelectPlan | None:
+    """The plan that scores two rows of a request together; None: no kernel does it."""
     choices = plan.num_heads, plan.topk, plan.sorted, plan.positions
-    for pairs in spec.plans:
-        same = choices == (pairs.num_heads, pairs.topk, pairs.sorted, pairs.positions)
-        if pairs.rows is By.PAIRS and same:
-            clusters = clusters_for(runner, pairs, num_pairs)
-            if clusters.size <= MOST_CTAS_OF_A_PAIR:
-                launch = RowSplits(runner, spec, Table(0, pairs)).launch
-                number = clusters_at_once(runner, pairs)[clusters.size]
-                return Launch(launch, number, clusters.size)
+    found: SelectPlan
+    for found in spec.plans:
+        same = choices == (found.num_heads, found.topk, found.sorted, found.positions)
+        if found.rows is By.PAIRS and same:
+            return found
     return None
+
+
+def _choose_pairs(
+    spec: KernelSpec, runner: Runner, pairs: SelectPlan, num_pairs: int
+) -> Launch | None:
+    """Choose the launch of rows in pairs; None: they are so few that more than two CTAs would share
+    one."""
+    clusters = clusters_for(runner, pairs, num_pairs)
+    if clusters.size > MOST_CTAS_OF_A_PAIR:
+        return None
+    launch = RowSplits(runner, spec, Table(0, pairs)).launch
+    return Launch(launch, clusters_at_once(runner, pairs)[clusters.size], clusters.size)
 
 
 def _choose(spec: KernelSpec, runner: Runner, plan: SelectPlan, rows: int) -> Launch:

@@ -28,10 +28,10 @@ FEW_ROWS, LEAST_PAGES_OF_FEW = 15, 550
 """Rows up to which two launches pay in tables of at least so many pages."""
 SOME_ROWS, LEAST_PAGES = 0.3, 280
 """The same up to so many rows for each SM."""
-MANY_ROWS, NARROW_PAGES = 0.9, 480
+MOST_ROWS, NARROW_PAGES = 0.9, 480
 """The same up to so many rows for each SM in tables of at most so many pages. In a wider one a
 single row may be long, and a small cluster's to rank."""
-SHARING = 8
+RANKING_CLUSTER = 8
 """CTAs of a cluster that ranks, at least, in tables of more than NARROW_PAGES."""
 
 
@@ -41,7 +41,7 @@ def pages_for(rows: int, num_sms: int) -> range:
         return range(LEAST_PAGES_OF_FEW, 1 << 31)
     if rows <= SOME_ROWS * num_sms:
         return range(LEAST_PAGES, 1 << 31)
-    return range(LEAST_PAGES, NARROW_PAGES + 1 if rows <= MANY_ROWS * num_sms else 0)
+    return range(LEAST_PAGES, NARROW_PAGES + 1 if rows <= MOST_ROWS * num_sms else 0)
 
 
 def with_scores_apart(
@@ -73,8 +73,8 @@ def bind_apart(runner: Runner, num_heads: int, topk: int, positions: bool, rows:
     rank = runner.function(INDEXER_RANKING, plan)
     clusters = clusters_for(runner, INDEXER.plans[0], rows).without_splits()[:2]
     sharing = clusters
-    if clusters[1] < SHARING:
-        sharing = clusters_of(runner, INDEXER.plans[0], SHARING) or clusters
+    if clusters[1] < RANKING_CLUSTER:
+        sharing = clusters_of(runner, INDEXER.plans[0], RANKING_CLUSTER) or clusters
 
     def serve(
         q_index_fp8: Tensor,
