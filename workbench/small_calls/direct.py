@@ -38,14 +38,14 @@ def launch_indexer(
     Args:
         clusters: how many, CTAs of each, clusters of each row of `split_pages` or more.
     """
-    number, size, _ = clusters
+    number, size, splits = clusters
     how: tuple[Any, ...] = number, size
     workspace: tuple[Tensor, ...] = ()
     if plan.splits:
         sizes = plan.split_workspace(number * size)
         counters = torch.zeros(sizes.counters, dtype=torch.int32, device=operands.seq_lens.device)
         workspace = counters, runner.empty(*sizes.slots, dtype=torch.int32)
-        how = (*workspace, *clusters)
+        how = (*workspace, number, size, splits if plan.dealt else 0)
     q, cache, *others = operands[:6]
     function = runner.function(INDEXERS[plan.arch.name], plan)
     with runner.launching():

@@ -17,6 +17,7 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.gpu import runner, workspaces
 from flashdsa.backends.gpu.runner import gpu as gpu_runner
 from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, clusters_for
+from flashdsa.backends.indexer.pairs_or_rows import LEAST_PAGES
 from flashdsa.backends.indexer.topk_indexer import (
     UNEVEN_OF_FEW,
     UNEVEN_PAGES,
@@ -441,8 +442,9 @@ def test_pairs_of_queries_are_scored_together_where_they_are_many(
         (4, 4, {279: None, 280: (16, 6), 480: (16, 6), 481: (15, 8), 4000: (15, 8)}),
         (19, 2, {279: None, 280: (38, 3), 481: (15, 8)}),
         (20, 2, {279: None, 280: (30, 4), 480: (30, 4), 481: None}),
-        (59, 2, {280: (66, 2), 481: None}),
-        (60, 2, {280: None, 4000: None}),
+        (50, 2, {280: (66, 2), 481: None}),
+        (59, 2, {280: (66, 2)}),
+        (60, 2, {280: None, 439: None}),
         (16, 1, {280: None, 4000: None}),
         (6, 3, {280: None, 4000: None}),
     ],
@@ -472,6 +474,29 @@ def test_few_long_pairs_are_scored_and_ranked_by_two_launches(
         assert len(made) == 1 + bool(clusters), width
         assert clusters is None or made[1][-2:] == clusters, width
         assert len(launches(width, True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("requests", "next_n", "both"),
+    [(20, 4, 1320), (60, 2, 880), (36, 2, 4001), (26, 3, 4001), (61, 2, 4001)],
+)
+def test_the_lengths_choose_pairs_or_rows_in_wide_tables(
+    gpu: Gpu, requests: int, next_n: int, both: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows on their own are launched first; both get the pages from which pairs serve."""
+    gpu.capacity = dict(devices.H200.clusters)
+    monkeypatch.setattr(runner.Gpu, "num_sms", devices.H200.num_sms)
+    count = requests * next_n
+    sizes = 16, 512, False, False, count, requests
+    function, *numbers = choose_launch(INDEXER, gpu_runner(GPU), *sizes)
+    for width in (both - 1, both):
+        table = torch.zeros(requests, width, dtype=torch.int32)
+        x = rows(count)
+        function(*x._replace(block_table=table), x.output(512), *numbers)
+    pages = LEAST_PAGES * devices.H200.num_sms
+    chosen = [arguments[10] for arguments in gpu.launches]
+    assert chosen == ([0, 0] if both > 4000 else [0, -pages, pages])
+    assert both > 4000 or gpu.launches[2][8:10] == (66, 2)
 
 
 @pytest.mark.parametrize("device", [devices.H200, devices.SMALL], ids=["H200", "small"])

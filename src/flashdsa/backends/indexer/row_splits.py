@@ -45,6 +45,7 @@ class RowSplits:
         self._functions[0] = self._load[0]()
         self._workspaces = [_workspace(runner, table.plan) for table in tables]
         self._clusters = [table.clusters for table in tables]
+        self._dealt = [table.plan.dealt for table in tables]
         self._page_entries = PAGE_SIZE // tables[0].plan.entry_tokens
 
     def launch(
@@ -57,9 +58,14 @@ class RowSplits:
         topk_indices: Tensor,
         num_clusters: int,
         cluster_size: int,
+        pair_pages: int = 0,
     ) -> None:
         """Launch as `Launch.function`. No row is longer than the table is wide: each row of a
-        narrow table gets one cluster, and of the narrowest ones a small one."""
+        narrow table gets one cluster, and of the narrowest ones a small one.
+
+        Args:
+            pair_pages: of a kernel that the lengths schedule, see kernels/indexer/launch.py.
+        """
         tensors = (q_index_fp8, k_index_cache_fp8, weights, seq_lens, block_table, topk_indices)
         pages = block_table.shape[1] // self._page_entries
         which = len(self._least_pages) - 1
@@ -70,8 +76,8 @@ class RowSplits:
         if function is None:
             function = self._functions[which] = self._load[which]()
         if workspace is not None:
-            most = SPLITS_BY_SIZE * cluster_size
-            function(*tensors, *workspace(), num_clusters, cluster_size, most)
+            number = SPLITS_BY_SIZE * cluster_size if self._dealt[which] else pair_pages
+            function(*tensors, *workspace(), num_clusters, cluster_size, number)
             return
         if pages <= NARROW_PAGES:
             cluster_size = min(cluster_size, NARROW_CLUSTER)

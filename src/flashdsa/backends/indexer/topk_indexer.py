@@ -18,6 +18,7 @@ from flashdsa.backends.indexer.clusters import (
     clusters_for,
     clusters_of,
 )
+from flashdsa.backends.indexer.pairs_or_rows import with_pairs
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
     require_layout,
@@ -184,7 +185,11 @@ def choose_launch(
     pairs = _in_pairs(spec, plan) if together else None
     if pairs is None:
         return _choose(spec, runner, plan, rows)
-    launch = _choose_pairs(spec, runner, pairs, rows // 2) or _choose(spec, runner, plan, rows)
+    launch = _choose_pairs(spec, runner, pairs, rows // 2)
+    if launch is None:
+        launch = _choose(spec, runner, plan, rows)
+        either = with_pairs(runner, spec, pairs, launch.function, rows)
+        launch = launch._replace(function=either)
     sizes = num_heads, topk, positions, rows
     return launch._replace(function=with_scores_apart(runner, launch.function, *sizes))
 

@@ -77,7 +77,8 @@ def launch_splits(
         arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel
             (CTAs * ROW_COUNTERS,). slots: (CTAs, slot_words) int32.
         num_clusters: B or more if clusters are dealt to rows, at most MOST_DEALT of them.
-        num_splits: clusters of a long row that they are dealt to, at most.
+        num_splits: clusters of a long row that they are dealt to, at most; of a scheduled kernel
+            `pair_pages` of schedule/choice.py, 0 of every call that one launch serves.
     """
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),

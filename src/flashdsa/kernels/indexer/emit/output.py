@@ -78,16 +78,19 @@ def emit_unscored_rows(
     The warps share a row, as far as they are more than the rows: a warp that writes all of one is
     2 us late for its scores.
     """
-    size = Int32(plan.topk)
+    halvings = Int32(0)  # of a row; a whole division would be on the way of rows with scores
     if const_expr(not plan.gathers):  # a slot's place depends on all slots before it
         assert const_expr(plan.topk % PAGE_SIZE == 0)
-        each = (output.rows.count * (plan.topk // PAGE_SIZE) + warps - 1) // warps
-        size = cutlass.min(each * PAGE_SIZE, plan.topk)
-    pieces = (plan.topk + size - 1) // size
-    for i in cutlass.range(warp, output.rows.count * pieces, warps, unroll=1):
-        row = i // pieces
-        first = (i - row * pieces) * size
-        end = cutlass.min(first + size, plan.topk)
+        # The powers of two before the warps and after the rows.
+        of_warps = Int32(31) - Int32(cute.arch.clz(warps))
+        of_rows = Int32(32) - Int32(cute.arch.clz(output.rows.count - 1))
+        most = (plan.topk // PAGE_SIZE).bit_length() - 1
+        halvings = cutlass.min(cutlass.max(of_warps - of_rows, Int32(0)), most)
+    size = Int32(plan.topk) >> halvings
+    for i in cutlass.range(warp, output.rows.count << halvings, warps, unroll=1):
+        row = i >> halvings
+        first = (i - (row << halvings)) * size
+        end = first + size
         length = row_length(output.rows, row)
         if length <= plan.unscored_length:
             if const_expr(output.block_table is None):

@@ -22,6 +22,8 @@ from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
 from flashdsa.kernels.indexer.plan import By
+from flashdsa.kernels.indexer.schedule.choice import serves
+from flashdsa.kernels.indexer.schedule.work_tile import pairs_of, rows_of
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
@@ -46,6 +48,22 @@ def indexer_kernel(
     operands = Operands(
         weights, seq_lens, block_table, topk_indices, published, num_splits, num_pages
     )
+    if const_expr(plan.chosen_by_pages):
+        # Uniform in the launch: all CTAs of a cluster end here, or none.
+        if serves(pairs_of(rows_of(seq_lens, block_table)), num_splits, plan):
+            run_roles(keys_map, queries_map, operands, plan)
+    else:
+        run_roles(keys_map, queries_map, operands, plan)
+
+
+@cute.jit
+def run_roles(
+    keys_map: GridConstant[tensor_map.TensorMap],
+    queries_map: GridConstant[tensor_map.TensorMap],
+    operands: Operands,
+    plan: cutlass.Constexpr,
+) -> None:
+    """All threads of a CTA: their role, after the set-up."""
     x = set_up(keys_map, queries_map, operands, None, plan)
     loads, selects = plan.roles
     # The load role comes first: code more than 64 KB after a kernel's start is slow where it runs
@@ -56,9 +74,9 @@ def indexer_kernel(
             input_buffers_in(x.memory, plan, RingProducer),
             keys_map.get_ptr(),
             queries_map.get_ptr(),
-            weights,
-            block_table,
-            num_pages,
+            operands.weights,
+            operands.block_table,
+            operands.num_pages,
             x.scheduled,
             x.caller.warp - plan.consumer_warps,
         )

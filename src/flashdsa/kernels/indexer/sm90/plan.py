@@ -47,6 +47,11 @@ class IndexerPlan(SelectPlan):
         return f"indexer_{self.sizes_and_kinds}"
 
     @property
+    def chosen_by_pages(self) -> bool:
+        """Kernels that the lengths schedule: rows in pairs, or on their own."""
+        return self.splits and self.scheduled
+
+    @property
     def mxfp4(self) -> bool:
         """Keys are 64 bytes of e2m1 codes with four scales."""
         return False
