@@ -1,9 +1,9 @@
-"""Writes tables of results into pages: README's draws, the dense-to-sparse guide's run.
+"""Writes tables of results into pages: the draws, the dense-to-sparse guide's run.
 
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, of each operation of the newest date that has it, and those of
+`workbench/results/draws`, those of `<!-- seeds -->` the same by seeds, and those of
 `<!-- means -->` their means in words; those of `<!-- run -->` are the tables of the newest folder
 of `workbench/results/dense_to_sparse`. With --check nothing is written; exit code 1 if a table is
 old.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,60 +23,69 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the workbench is beside this folder
-PAGES = (ROOT / "README.md", ROOT / "docs" / "guides" / "dense-to-sparse.md")
 RESULTS = Path("workbench/results")
+PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "guides" / "dense-to-sparse.md",
+    ROOT / RESULTS / "draws" / "NOTES.md",
+)
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
-def newest_draws() -> dict[Path, list[Row]]:
-    """Rows of draws by document: of each operation those of the newest date that has any."""
+def read_all_draws() -> dict[Path, list[Row]]:
+    """Rows of draws by document."""
     from workbench.draws.run import read_draws
 
     paths = sorted((ROOT / RESULTS / "draws").glob("*.json*"))
-    documents = {path: list(read_draws(path)) for path in paths}
-    newest: dict[str, str] = {}
-    for path, rows in documents.items():
-        newest.update((row.operation, path.name[:10]) for row in rows)
-    taken = {
-        path: [row for row in rows if newest[row.operation] == path.name[:10]]
-        for path, rows in documents.items()
-    }
-    return {path: rows for path, rows in taken.items() if rows}
+    return {path: list(read_draws(path)) for path in paths}
 
 
-def newest_reports() -> list[Report]:
-    """Reports of the newest draws, in the order of their names."""
+def report_all() -> list[Report]:
+    """Reports of all draws, in the order of their names."""
     from workbench.draws.report import reports
 
-    found = reports(row for rows in newest_draws().values() for row in rows)
+    found = reports(row for rows in read_all_draws().values() for row in rows)
     return sorted(found, key=lambda report: report.operation)
 
 
 def draws_table() -> str:
-    """Figures of the newest draws in Markdown, hot / cold, and where they were drawn; "" without
-    any."""
-    newest_ones = newest_draws()
-    if not newest_ones:
+    """Figures of the draws in Markdown, hot / cold, and where they were drawn; "" without any."""
+    documents = read_all_draws()
+    if not documents:
         return ""
     from workbench.draws.report import markdown
     from workbench.draws.run import machine_of, read_document
 
     runs: dict[str, list[Path]] = {}
-    for path in newest_ones:
+    for path in documents:
         runs.setdefault(machine_of(read_document(path)), []).append(path)
     lines = []
     for machine, paths in runs.items():
         folder = paths[0].parent.relative_to(ROOT).as_posix()
         dates = ", ".join(sorted({path.name[:10] for path in paths}))
         lines.append(f"One {machine}, {dates}: [{len(paths)} documents]({folder}).")
-    return "\n".join([markdown(newest_reports()), "", *lines, ""])
+    return "\n".join([markdown(report_all()), "", *lines, ""])
+
+
+def seeds_table() -> str:
+    """Figures of each operation's seeds in Markdown, hot / cold."""
+    from workbench.draws.report import markdown, reports
+
+    found = [
+        replace(report, operation=f"{report.operation}, {seed}")
+        for path, rows in read_all_draws().items()
+        for seed in re.findall(r"seed-(\d+)", path.name)
+        for report in reports(rows)
+    ]
+    table = markdown(sorted(found, key=lambda report: report.operation))
+    return f"{table.replace('operation', 'operation, seed', 1)}\n"
 
 
 def means() -> str:
     """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
-    spans, newest = [], newest_reports()
+    spans, reports = [], report_all()
     for wide in (False, True):
-        some = [one for one in newest if ("-512" in one.operation) == wide]
+        some = [one for one in reports if ("-512" in one.operation) == wide]
         figures = [one.figures["hot"].geometric_mean for one in some if "hot" in one.figures]
         spans.append(f"{min(figures):.2f} to {max(figures):.2f}" if figures else "-")
     return f"  {spans[0]} times as fast in the mean of drawn shapes, {spans[1]} with 512 columns"
@@ -88,7 +98,7 @@ def run_tables() -> str:
     return f"{tables(read_run(max((ROOT / RESULTS / 'dense_to_sparse').iterdir())))}\n"
 
 
-TABLES = {"draws": draws_table, "means": means, "run": run_tables}
+TABLES = {"draws": draws_table, "seeds": seeds_table, "means": means, "run": run_tables}
 
 
 def updated(text: str) -> str:

@@ -288,27 +288,27 @@ def test_the_command_lists_runs_and_reports(tmp_path: Path) -> None:
     assert invoke("report", str(tmp_path / "none.json")).exit_code == 2
 
 
-def test_the_readme_can_show_the_newest_draws(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_readme_can_show_all_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_tables, "ROOT", tmp_path)
     assert result_tables.draws_table() == ""
     folder = tmp_path / result_tables.RESULTS / "draws"
     folder.mkdir(parents=True)
     options = DrawOptions([draw("decode", 9, 3).small()], "cpu")
     document = run_draws(options)
-    for name, ratio in (("2026-11-22-old", 9.0), ("2026-11-23-a", 2.0), ("2026-11-23-b", 0.5)):
+    for name, ratio in (("2026-11-22-seed-1-a", 2.0), ("2026-11-23-seed-2-b", 0.5)):
         rows = [asdict(row(name, 10.0, 10 * ratio))]
         (folder / f"{name}.json").write_text(json.dumps(document | {"rows": rows}))
-    packed = folder / "2026-11-23-b.json"
+    packed = folder / "2026-11-23-seed-2-b.json"
     packed.with_suffix(".json.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
     shown = result_tables.updated(
         "<!-- draws -->\nold\n<!-- /draws --><!-- means -->\n<!-- /means -->"
+        "<!-- seeds -->\nold\n<!-- /seeds -->"
     )
     assert "1.00 to 1.00 times as fast in the mean of drawn shapes, - with 512 columns" in shown
     assert "| it | 2 | 0.50 | 0.57 | 1.25 | 1.00 |" in shown and "old" not in shown
-    assert "2026-11-23: [2 documents](workbench/results/draws)" in shown
+    assert "2026-11-22, 2026-11-23: [2 documents](workbench/results/draws)" in shown
+    assert "| it, 1 | 1 | 2.00 |" in shown and "| it, 2 | 1 | 0.50 |" in shown
 
 
 def test_slow_peers_keep_their_rough_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,9 @@ from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.indexer import pairs_or_rows, topk_indexer, two_launches
 from flashdsa.dispatch.registration import custom_op
+from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.plan import Sharing
+from flashdsa.kernels.indexer.select.by_ctas import most_chunks
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_plan
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER
@@ -119,6 +121,20 @@ def test_the_best_tokens_have_the_same_places_in_all_pages() -> None:
     """A few warps list them all, in segments that are then too full to be added to."""
     inputs = make_requests([9000, 9001], values="pages")
     assert_as_the_cpu(PLAN, inputs, 1, 1, warnings=BEHIND_THE_LIST)
+
+
+@pytest.mark.parametrize("values", ["crowded", pytest.param("level", marks=LATER)])
+def test_many_ctas_publish_scores_of_one_bin(values: str) -> None:
+    """Sixteen publish more than a list holds, and more chunks than it looks up at once."""
+    inputs = make_requests([9000, 8999], values=values)
+    launch = assert_as_the_cpu(PLAN, inputs, 8, 2, warnings=BEHIND_THE_LIST)
+    counts = published_counts(launch)
+    published = counts[counts != UNTOUCHED].view(2, -1)
+    assert published.shape[1] == 16
+    if values == "crowded":
+        chunks = (published + WARP_SIZE - 1) // WARP_SIZE
+        assert chunks.sum(1).min() > most_chunks(PLAN)
+        assert published.sum(1).min() > PLAN.lists.capacity
 
 
 @pytest.mark.parametrize(("values", "second"), [("random", 8999), ("equal", 5)])

@@ -27,10 +27,21 @@ from flashdsa.kernels.indexer.emit.by_position import (
     own_span,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
-from flashdsa.kernels.indexer.select.keys import SIGN, Part, bin_of, lowest_key, signed, unsigned
+from flashdsa.kernels.indexer.select.exchange import find_kth
+from flashdsa.kernels.indexer.select.keys import (
+    BIN_BITS,
+    SIGN,
+    Part,
+    bin_of,
+    lowest_key,
+    signed,
+    step_bits,
+    unsigned,
+)
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
     append_all,
+    clear_histogram,
     compact,
     count_at,
     reset,
@@ -214,13 +225,32 @@ def publish_bins(s: Selecting, first: Int32) -> None:
 def list_slots(s: Selecting, listed: Listed) -> Listed:
     """List what the row's CTAs published, from the first one on that is not listed, as long as the
     list has room. The first call makes the row's counters 0 again. Ends synced."""
+    select, plan = s.select, s.plan
+    fits = cutlass.Boolean(False)  # everything that reaches the floor is listed at once
+    if listed.pages == 0:
+        find_floor(s)
+        fits = select.scratch[SCRATCH_FOUND] <= plan.lists.capacity
+        # All consumers: what was found has been read, so that it may be overwritten.
+        consumer_sync(plan)
+    lists = cutlass.Boolean(True)
+    while lists:
+        listed = list_next_slots(s, listed, fits)
+        lists = fits and listed.pages < sharers_of(s).count
+    return listed
+
+
+@cute.jit
+def list_next_slots(s: Selecting, listed: Listed, fits: cutlass.Boolean) -> Listed:
+    """List as many of the next slots as there is room for. Starts and ends synced.
+
+    Args:
+        fits: everything that reaches the row's floor fits the list.
+    """
     select, thread, plan = s.select, s.thread, s.plan
     first_cta = sharers_of(s).first + listed.pages
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
-    if listed.pages == 0:
-        find_floor(s)
     if thread < WARP_SIZE:
-        read_headers(s, listed, lane)
+        read_headers(s, listed, fits, lane)
     # All consumers: how many slots fit, how many entries each has, and their chunks.
     consumer_sync(plan)
     if listed.pages == 0:
@@ -266,7 +296,8 @@ def find_floor(s: Selecting) -> None:
     The floor is that of a group of bins, or, where that leaves more entries than the list holds,
     that of a bin: the slots have counts of the group's bins, which are complete above a CTA's own
     floor. A slot without counts makes the floor lower, never wrong, but the number of entries that
-    reach it is not known then. CTAs that waited for each other know a better floor.
+    reach it is not known then. Where that leaves too many in a pair's row, what was published is
+    counted by finer steps. CTAs that waited for each other know a better floor.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
@@ -308,12 +339,60 @@ def find_floor(s: Selecting) -> None:
                 select.scratch[SCRATCH_FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
                 if cluster.own_coarse[NOT_COUNTED] == 0:
                     select.scratch[SCRATCH_FOUND] = reached
-    # All consumers: the floor is written, and nobody reads what a group's was.
+        # All consumers: the floor is written, and nobody reads what a group's was.
+        consumer_sync(plan)
+        if const_expr(plan.cuts_spans):  # other rows' CTAs end together, and count while they wait
+            if select.scratch[SCRATCH_FOUND] > plan.lists.capacity:
+                count_published(s)
+    # All consumers: the floor and what reaches it are written.
     consumer_sync(plan)
 
 
 @cute.jit
-def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
+def count_published(s: Selecting) -> None:
+    """Raise the row's floor to a step of the keys that were published, from the floor to the best,
+    and write how many entries reach it. The histogram is clear before and after; the caller syncs.
+
+    Many scores in one bin would be listed, and cut down, a few slots at a time otherwise.
+    """
+    select, thread, plan = s.select, s.thread, s.plan
+    lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
+    first, count, _ = sharers_of(s)
+    low, high = signed(Uint32(select.scratch[SCRATCH_FLOOR])), Int32(SIGN)
+    for index in cutlass.range(lane, count, WARP_SIZE, unroll=1):
+        _, top, own, _ = load_header(s, slot_number(first + index, index, plan))
+        low, high = cutlass.max(low, own), cutlass.max(high, top)
+    low = cute.arch.warp_redux_sync(low, "max")
+    high = cute.arch.warp_redux_sync(high, "max")
+    if high > low:  # the same in all warps; nothing tells equal keys apart
+        floor = unsigned(low)
+        shift = step_bits(unsigned(high) - floor, BIN_BITS)
+        for index in cutlass.range(warp, count, plan.consumer_warps, unroll=1):
+            number = slot_number(first + index, index, plan)
+            entries, _, _, _ = load_header(s, number)
+            for begin in cutlass.range(lane, entries, CHUNKS_TOGETHER * WARP_SIZE, unroll=1):
+                keys = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
+                for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+                    keys[i] = Int32(0)
+                    if begin + i * WARP_SIZE < entries:
+                        keys[i], _ = load_entry(s, number, begin + i * WARP_SIZE)
+                for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
+                    if signed(Uint32(keys[i])) >= low:
+                        step = (Uint32(keys[i]) - floor) >> Uint32(shift)
+                        count_at(select.histogram, Int32(step))
+        # All consumers: what was published is counted.
+        consumer_sync(plan)
+        found = find_kth(unpacked(s), cutlass.Boolean(False), Int32(plan.topk), Int32(0))
+        clear_histogram(s)
+        # All consumers: what was found has been read, so that it may be overwritten.
+        consumer_sync(plan)
+        if thread == 0:
+            select.scratch[SCRATCH_FLOOR] = Int32(floor + (Uint32(found.bin) << Uint32(shift)))
+            select.scratch[SCRATCH_FOUND] = found.above + found.within
+
+
+@cute.jit
+def read_headers(s: Selecting, listed: Listed, fits: cutlass.Boolean, lane: Int32) -> None:
     """One warp: write to scratch how many of the next slots fit the list, how many chunks they
     have, and the list's floor; write to the candidates' memory the entries of each, and the chunks
     up to its end.
@@ -333,10 +412,10 @@ def read_headers(s: Selecting, listed: Listed, lane: Int32) -> None:
             counts[i], tops[i], own, _ = load_header(s, slot_number(cta, index, plan))
             floor = cutlass.max(floor, own)
     most_entries = Int32(plan.lists.capacity)
+    if fits:
+        most_entries = Int32(LAST_POSITION)
     if done == 0:
         floor = cutlass.max(floor, signed(Uint32(select.scratch[SCRATCH_FLOOR])))
-        if select.scratch[SCRATCH_FOUND] <= plan.lists.capacity:
-            most_entries = Int32(LAST_POSITION)
     floor = cute.arch.warp_redux_sync(floor, "max")
     entries, chunks = Int32(0), Int32(0)
     for i in cutlass.range_constexpr(SLOTS_A_LANE):
