@@ -341,7 +341,7 @@ def find_floor(s: Selecting) -> None:
                     select.scratch[SCRATCH_FOUND] = reached
         # All consumers: the floor is written, and nobody reads what a group's was.
         consumer_sync(plan)
-        if const_expr(plan.cuts_spans):  # other rows' CTAs end together, and count while they wait
+        if const_expr(plan.cuts_spans):  # rows on their own gain nothing
             if select.scratch[SCRATCH_FOUND] > plan.lists.capacity:
                 count_published(s)
     # All consumers: the floor and what reaches it are written.
