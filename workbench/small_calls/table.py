@@ -426,11 +426,12 @@ TABLE: dict[str, Row] = {
         _pairs("compacts, waits for counts", (9000, 8999, 513, 512), (3, 1, 1), values="two"),
         _pairs("a crowd", (6000, 5999, 513, 512), (4, 1, 1), values="crowded"),
         _pairs("what others published is cut", (4400, 4399), (6, 1, 1), values="equal"),
+        _pairs("what others published is counted", (2300, 2290), (4, 1, 1), values="crowded"),
         _pairs("the same pages", (9000, 9001), (1, 1, 1), values="pages"),
         _pairs("two streams", (3000, 3001, 3002, 3003) * 3, (5, 1, 1), next_n=4),
         _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
         Ranked("long", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2, pairs=True),
-    ), mutated=16, scratch=("argument 7",)),
+    ), mutated=17, scratch=("argument 7",)),
     "indexer-sm_100a": Row("indexer", (
         _blackwell("two rows", (1300, 900), (1, 1, 1)),
         _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
