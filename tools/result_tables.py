@@ -40,11 +40,11 @@ def read_all_draws() -> dict[Path, list[Row]]:
     return {path: list(read_draws(path)) for path in paths}
 
 
-def report_all() -> list[Report]:
+def report_all(documents: dict[Path, list[Row]]) -> list[Report]:
     """Reports of all draws, in the order of their names."""
     from workbench.draws.report import reports
 
-    found = reports(row for rows in read_all_draws().values() for row in rows)
+    found = reports(row for rows in documents.values() for row in rows)
     return sorted(found, key=lambda report: report.operation)
 
 
@@ -64,7 +64,7 @@ def draws_table() -> str:
         folder = paths[0].parent.relative_to(ROOT).as_posix()
         dates = ", ".join(sorted({path.name[:10] for path in paths}))
         lines.append(f"One {machine}, {dates}: [{len(paths)} documents]({folder}).")
-    return "\n".join([markdown(report_all()), "", *lines, ""])
+    return "\n".join([markdown(report_all(documents)), "", *lines, ""])
 
 
 def seeds_table() -> str:
@@ -83,7 +83,7 @@ def seeds_table() -> str:
 
 def means() -> str:
     """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
-    spans, reports = [], report_all()
+    spans, reports = [], report_all(read_all_draws())
     for wide in (False, True):
         some = [one for one in reports if ("-512" in one.operation) == wide]
         figures = [one.figures["hot"].geometric_mean for one in some if "hot" in one.figures]

@@ -7,18 +7,16 @@ kernels/indexer/schedule/choice.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from flashdsa.backends.indexer.clusters import clusters_of
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
+from flashdsa.backends.indexer.two_launches import Serve
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.plan.kernel_spec import KernelSpec
 
-Serve = Callable[..., None]
-"""A function of the fused kernel's tensors, and of the numbers of its launch."""
 LEAST_ROWS = 0.55
 """Rows for each SM from which two launches pay."""
 LEAST_PAGES = 200
@@ -26,8 +24,9 @@ LEAST_PAGES = 200
 ROOM = 2
 """Room for so many times these pages, if all requests were as long as the table is wide, from which
 two launches pay: requests are rarely that long, and one long one among short ones loses 2 us."""
-CTAS_OF_A_PAIR = 2
-"""CTAs of a cluster of pairs."""
+MOST_CTAS_OF_A_PAIR = 2
+"""Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
+faster."""
 
 
 def least_pages(num_sms: int) -> int:
@@ -44,7 +43,7 @@ def with_pairs(
         pairs: the plan of `rows` in pairs. alone: serves them on their own; its last argument may
             be `pair_pages`.
     """
-    clusters = clusters_of(runner, pairs, CTAS_OF_A_PAIR)
+    clusters = clusters_of(runner, pairs, MOST_CTAS_OF_A_PAIR)
     if rows < LEAST_ROWS * runner.num_sms or clusters is None:
         return alone
     pages = least_pages(runner.num_sms)

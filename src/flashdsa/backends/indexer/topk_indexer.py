@@ -18,7 +18,7 @@ from flashdsa.backends.indexer.clusters import (
     clusters_for,
     clusters_of,
 )
-from flashdsa.backends.indexer.pairs_or_rows import with_pairs
+from flashdsa.backends.indexer.pairs_or_rows import MOST_CTAS_OF_A_PAIR, with_pairs
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
     require_layout,
@@ -52,9 +52,6 @@ these in tables of at least so many pages."""
 MANY_SHARING, MANY_ROWS = 4, 0.75
 """The same in place of clusters of two, of which each has several rows: up to so many rows for each
 SM."""
-MOST_CTAS_OF_A_PAIR = 2
-"""Most CTAs of a cluster of two rows that are scored together; with more, rows on their own are
-faster."""
 
 
 def bind(

@@ -230,12 +230,6 @@ class SelectPlan:
         return self.sorted or self.selects_alone or self.by_lengths
 
     @property
-    def chosen_by_pages(self) -> bool:
-        """It may be launched beside another kernel, and the lengths decide which of them serves the
-        call (schedule/choice.py)."""
-        return False
-
-    @property
     def cuts_spans(self) -> bool:
         """Rows may be cut so that all CTAs have equal spans of them (see schedule/spans.py)."""
         return self.rows is By.PAIRS

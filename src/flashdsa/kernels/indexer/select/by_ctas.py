@@ -339,9 +339,9 @@ def find_floor(s: Selecting) -> None:
                 select.scratch[SCRATCH_FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
                 if cluster.own_coarse[NOT_COUNTED] == 0:
                     select.scratch[SCRATCH_FOUND] = reached
-        # All consumers: the floor is written, and nobody reads what a group's was.
-        consumer_sync(plan)
         if const_expr(plan.cuts_spans):  # rows on their own gain nothing
+            # All consumers: the floor is written, and nobody reads what a group's was.
+            consumer_sync(plan)
             if select.scratch[SCRATCH_FOUND] > plan.lists.capacity:
                 count_published(s)
     # All consumers: the floor and what reaches it are written.

@@ -48,7 +48,8 @@ class IndexerPlan(SelectPlan):
 
     @property
     def chosen_by_pages(self) -> bool:
-        """Kernels that the lengths schedule: rows in pairs, or on their own."""
+        """It may be launched beside another kernel, rows in pairs or on their own, and the lengths
+        decide which of them serves the call (schedule/choice.py)."""
         return self.splits and self.scheduled
 
     @property
