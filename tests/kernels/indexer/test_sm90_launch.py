@@ -20,8 +20,8 @@ from flashdsa.backends.indexer.clusters import NARROW_PAGES, choose_clusters, cl
 from flashdsa.backends.indexer.pairs_or_rows import LEAST_PAGES
 from flashdsa.backends.indexer.topk_indexer import (
     UNEVEN_OF_FEW,
+    UNEVEN_OF_MANY,
     UNEVEN_PAGES,
-    WIDE_PAGES,
     choose_launch,
 )
 from flashdsa.backends.sm90 import indexer, topk
@@ -216,7 +216,7 @@ def test_launches_get_the_clusters_of_their_number_of_rows(gpu: Gpu, by_score: b
 def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
     """And a row a cluster where no row can be long enough for that."""
     gpu.capacity = {1: 8, 2: 4}
-    for pages in (UNEVEN_PAGES * 2, UNEVEN_PAGES * 2 - 1):
+    for pages in (UNEVEN_PAGES[2], UNEVEN_PAGES[2] - 1):
         launch(rows(3, pages))
     assert gpu.launches[0][8:10] == (4, 2) and gpu.launches[1][6:] == (3, 2)
 
@@ -224,15 +224,16 @@ def test_all_clusters_are_launched_where_the_lengths_decide(gpu: Gpu) -> None:
 SHARING = [
     (MOST_DEALT, (15, 8), By.CLUSTERS),
     (7, (15, 8), By.CLUSTERS),  # clusters of 13 would be too few to be given out
-    (22, (22, 5), By.CLUSTERS),
+    (16, (17, 6), By.CLUSTERS),  # equal rows are one more than the clusters of eight
+    (22, (15, 8), By.CLUSTERS),
     (30, (15, 8), By.CLUSTERS),
     (39, (15, 8), By.CLUSTERS),
     (40, (15, 8), By.CLUSTERS),
     (60, (15, 8), By.CLUSTERS),
     (66, (66, 2), By.CTAS),
     (67, (30, 4), By.CLUSTERS),
-    (99, (30, 4), By.CLUSTERS),
-    (100, (66, 2), By.CTAS),
+    (118, (30, 4), By.CLUSTERS),
+    (119, (66, 2), By.CTAS),
 ]
 
 
@@ -241,30 +242,33 @@ def test_who_shares_the_long_rows_of_a_wide_table(
     gpu: Gpu, count: int, clusters: tuple[int, int], who: By
 ) -> None:
     gpu.capacity = dict(H200)
-    launch(rows(count, 2 * WIDE_PAGES))
+    launch(rows(count, 2 * UNEVEN_PAGES[8]))
     assert gpu.launches[0][8:10] == clusters
     assert gpu.plans[-1].rows is who
 
 
-def test_the_width_of_the_table_decides_whether_clusters_share(gpu: Gpu) -> None:
+@pytest.mark.parametrize(
+    ("count", "least", "narrow", "clusters"),
+    [
+        (7, 13 * UNEVEN_OF_FEW, (7, 13), (15, 8)),
+        (16, UNEVEN_PAGES[6], (16, 6), (17, 6)),
+        (23, UNEVEN_PAGES[4], (23, 4), (15, 8)),
+        (39, UNEVEN_PAGES[3], (39, 3), (15, 8)),
+        (60, UNEVEN_PAGES[4], (30, 4), (15, 8)),
+        (67, UNEVEN_OF_MANY, (66, 2), (30, 4)),
+    ],
+)
+def test_the_width_of_the_table_decides_whether_clusters_share(
+    gpu: Gpu, count: int, least: int, narrow: tuple[int, int], clusters: tuple[int, int]
+) -> None:
     gpu.capacity = dict(H200)
-    for pages in (3 * UNEVEN_PAGES - 1, 3 * UNEVEN_PAGES, WIDE_PAGES - 1, WIDE_PAGES):
-        launch(rows(39, pages))
-    kinds = [(plan.rows, plan.by_lengths) for plan in gpu.plans]
-    assert kinds == [(By.CLUSTER, False), (By.CLUSTERS, True)]
-    assert gpu.launches[0][6:] == (39, 3)
-    assert [arguments[8:10] for arguments in gpu.launches[1:]] == [(39, 3), (39, 3), (15, 8)]
-
-
-def test_large_clusters_share_in_narrower_tables(gpu: Gpu) -> None:
-    """Those of four, too, are replaced by eight."""
-    gpu.capacity = dict(H200)
-    for count, pages in ((7, 13 * UNEVEN_OF_FEW), (23, 4 * UNEVEN_PAGES)):
-        launch(rows(count, pages - 1))
+    for pages in (least - 1, least):
         launch(rows(count, pages))
-    alone = [arguments[6:] for arguments in gpu.launches[::2]]
-    assert alone == [(7, 13), (23, 4)]
-    assert [arguments[8:10] for arguments in gpu.launches[1::2]] == [(15, 8), (15, 8)]
+    several = count > narrow[0]  # rows of a cluster
+    kinds = [(plan.rows, plan.by_lengths) for plan in gpu.plans]
+    assert kinds == [(By.CTAS if several else By.CLUSTER, False), (By.CLUSTERS, True)]
+    assert gpu.launches[0][8 if several else 6 :][:2] == narrow
+    assert gpu.launches[1][8:10] == clusters
 
 
 def test_no_cluster_is_larger_than_the_environment_allows(
@@ -273,7 +277,7 @@ def test_no_cluster_is_larger_than_the_environment_allows(
     gpu.capacity = dict(H200)
     monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", "3")
     for count in (4, 39, 80):
-        launch(rows(count, 2 * WIDE_PAGES))
+        launch(rows(count, 2 * UNEVEN_PAGES[8]))
     assert [arguments[8:10] for arguments in gpu.launches] == [(39, 3), (39, 3), (66, 2)]
 
 
@@ -336,7 +340,7 @@ def test_graphs_clear_counters_only_where_no_cleared_ones_are_left(
 
 def test_launches_without_splits_need_no_workspace_nor_their_kernel(splitting: Gpu) -> None:
     """Sorted rows, or tables in which no row can be long enough."""
-    launch(rows(2, UNEVEN_PAGES * 2 - 1))
+    launch(rows(2, UNEVEN_PAGES[2] - 1))
     launch(rows(1, SPLIT_PAGES), by_score=True)
     launch(rows(1, SPLIT_PAGES - 1))
     assert [arguments[6:] for arguments in splitting.launches] == [(2, 2), (1, 2), (1, 2)]
@@ -440,8 +444,10 @@ def test_pairs_of_queries_are_scored_together_where_they_are_many(
         (1, 2, {549: None, 550: (2, 13), 4000: (2, 13)}),
         (7, 2, {549: None, 550: (14, 8)}),
         (4, 4, {279: None, 280: (16, 6), 480: (16, 6), 481: (15, 8), 4000: (15, 8)}),
-        (19, 2, {279: None, 280: (38, 3), 481: (15, 8)}),
-        (20, 2, {279: None, 280: (30, 4), 480: (30, 4), 481: None}),
+        (16, 2, {279: None, 280: (32, 3), 481: (15, 8)}),
+        (17, 2, {279: None, 280: None, 481: None}),
+        (31, 2, {279: None, 280: None, 481: None}),
+        (32, 2, {279: None, 280: (64, 2), 480: (64, 2), 481: None}),
         (59, 2, {280: (66, 2), 481: None}),
         (60, 2, {280: None, 879: None}),
         (16, 1, {280: None, 4000: None}),
@@ -477,7 +483,7 @@ def test_few_long_pairs_are_scored_and_ranked_by_two_launches(
 
 @pytest.mark.parametrize(
     ("requests", "next_n", "both"),
-    [(20, 4, 1320), (60, 2, 880), (36, 2, 4001), (26, 3, 4001), (61, 2, 4001)],
+    [(20, 4, 1320), (60, 2, 880), (36, 2, 1467), (32, 2, 4001), (26, 3, 4001), (61, 2, 4001)],
 )
 def test_the_lengths_choose_pairs_or_rows_in_wide_tables(
     gpu: Gpu, requests: int, next_n: int, both: int, monkeypatch: pytest.MonkeyPatch

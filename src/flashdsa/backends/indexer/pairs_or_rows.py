@@ -17,7 +17,7 @@ from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import SelectPlan
 from flashdsa.plan.kernel_spec import KernelSpec
 
-LEAST_ROWS = 0.55
+LEAST_ROWS = 0.5
 """Rows for each SM from which two launches pay."""
 LEAST_PAGES = 200
 """Pages of all pairs, for each SM, from which pairs are faster than rows on their own."""

@@ -37,19 +37,21 @@ from flashdsa.settings import Settings
 if TYPE_CHECKING:
     from flashdsa.ops.indexer import TopkIndexerOperands
 
-UNEVEN_PAGES, UNEVEN_OF_FEW = 88, 72
-"""Pages of the longest row that a table has room for, divided by the CTAs of a cluster, from which
-it may pay that the lengths decide who gets which row; of clusters larger than SHARING."""
+UNEVEN_PAGES = {1: 88, 2: 176, 3: 264, 4: 256, 5: 320, 6: 384, 7: 448, 8: 704}
+"""Pages of the longest row that a table has room for, by the CTAs of a cluster, from which it may
+pay that the lengths decide who gets which row."""
+UNEVEN_OF_FEW, UNEVEN_OF_MANY = 72, 352
+"""The same of larger clusters, a CTA, and of clusters of two, of which each has several rows."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
 LEAST_SHARING = 3
 """CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones can
 merge too little: there the CTAs of a long row select alone."""
-SHARING, WIDE_PAGES = 8, 720
+SHARING, KEEP_SIZE = 8, (6, 7)
 """CTAs of the clusters that share rows in place of larger ones, which are too few to be given out,
-of those of four, as its halves are nearly as many, and of those of three, which cannot be halved:
-these in tables of at least so many pages."""
-MANY_SHARING, MANY_ROWS = 4, 0.75
+and of smaller ones: a long row gets more CTAs. Clusters of `KEEP_SIZE` share rows themselves: rows
+of equal lengths, a few more than the clusters of eight, would take two rounds."""
+MANY_SHARING, MANY_ROWS = 4, 0.9
 """The same in place of clusters of two, of which each has several rows: up to so many rows for each
 SM."""
 
@@ -259,20 +261,15 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
         clusters: for every row one, if they are enough.
     """
     alone, shared = replace(plan, rows=By.CTAS), replace(plan, rows=By.CLUSTERS, by_lengths=True)
-    size = clusters.size
-    uneven = size * (UNEVEN_OF_FEW if size > SHARING else UNEVEN_PAGES)
-    others = partial(clusters_of, runner, plan)
-    if rows > clusters.number:
-        sharing = others(SHARING if size >= MANY_SHARING else MANY_SHARING)
-        tables = [Table(0, alone)]
-        if sharing and rows <= MANY_ROWS * clusters_at_once(runner, plan)[1]:
-            tables.append(Table(UNEVEN_PAGES * MANY_SHARING, shared, sharing))
-        return tables
-    if size < LEAST_SHARING:
-        return [Table(0, plan), Table(uneven, alone)]
-    if size > SHARING or size == SHARING // 2:
-        return [Table(0, plan), Table(uneven, shared, others(SHARING))]
-    tables = [Table(0, plan), Table(uneven, shared)]
-    if size == LEAST_SHARING:
-        tables.append(Table(WIDE_PAGES, shared, others(SHARING)))
-    return tables
+    size, several = clusters.size, rows > clusters.number
+    narrow = Table(0, alone if several else plan)
+    least = UNEVEN_PAGES.get(size, UNEVEN_OF_FEW * size)
+    if not several and size < LEAST_SHARING:
+        return [narrow, Table(least, alone)]
+    sharing = SHARING
+    if several and size < MANY_SHARING:
+        sharing, least = MANY_SHARING, UNEVEN_OF_MANY
+    others = None if size in KEEP_SIZE else clusters_of(runner, plan, sharing)
+    if several and (others is None or rows > MANY_ROWS * clusters_at_once(runner, plan)[1]):
+        return [narrow]
+    return [narrow, Table(least, shared, others)]

@@ -26,11 +26,12 @@ Serve = Callable[..., None]
 """A function of the fused kernel's tensors, and of the numbers of its launch."""
 FEW_ROWS, LEAST_PAGES_OF_FEW = 15, 550
 """Rows up to which two launches pay in tables of at least so many pages."""
-SOME_ROWS, LEAST_PAGES = 0.3, 280
+SOME_ROWS, LEAST_PAGES = 0.25, 280
 """The same up to so many rows for each SM."""
-MOST_ROWS, NARROW_PAGES = 0.9, 480
-"""The same up to so many rows for each SM in tables of at most so many pages. In a wider one a
-single row may be long, and a small cluster's to rank."""
+MANY_ROWS, MOST_ROWS, NARROW_PAGES = 0.48, 0.9, 480
+"""The same between so many rows for each SM in tables of at most so many pages. Fewer rows are
+shared by large clusters, and in a wider table a single row may be long, and a small cluster's to
+rank."""
 RANKING_CLUSTER = 8
 """CTAs of a cluster that ranks, at least, in tables of more than NARROW_PAGES."""
 
@@ -41,7 +42,8 @@ def pages_for(rows: int, num_sms: int) -> range:
         return range(LEAST_PAGES_OF_FEW, 1 << 31)
     if rows <= SOME_ROWS * num_sms:
         return range(LEAST_PAGES, 1 << 31)
-    return range(LEAST_PAGES, NARROW_PAGES + 1 if rows <= MOST_ROWS * num_sms else 0)
+    many = MANY_ROWS * num_sms <= rows <= MOST_ROWS * num_sms
+    return range(LEAST_PAGES, NARROW_PAGES + 1 if many else 0)
 
 
 def with_scores_apart(
