@@ -47,9 +47,9 @@ REFUSALS = (TypeError, ValueError, BufferError)
 LEAST_SHARING = 3
 """CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones can
 merge too little: there the CTAs of a long row select alone."""
-SHARING, KEEP_SIZE = 8, (6, 7)
+SHARING, KEPT_SIZES = 8, (6, 7)
 """CTAs of the clusters that share rows in place of larger ones, which are too few to be given out,
-and of smaller ones: a long row gets more CTAs. Clusters of `KEEP_SIZE` share rows themselves: rows
+and of smaller ones: a long row gets more CTAs. Clusters of `KEPT_SIZES` share rows themselves: rows
 of equal lengths, a few more than the clusters of eight, would take two rounds."""
 MANY_SHARING, MANY_ROWS = 4, 0.9
 """The same in place of clusters of two, of which each has several rows: up to so many rows for each
@@ -269,7 +269,7 @@ def _tables(runner: Runner, plan: SelectPlan, clusters: Clusters, rows: int) -> 
     sharing = SHARING
     if several and size < MANY_SHARING:
         sharing, least = MANY_SHARING, UNEVEN_OF_MANY
-    others = None if size in KEEP_SIZE else clusters_of(runner, plan, sharing)
+    others = None if size in KEPT_SIZES else clusters_of(runner, plan, sharing)
     if several and (others is None or rows > MANY_ROWS * clusters_at_once(runner, plan)[1]):
         return [narrow]
     return [narrow, Table(least, shared, others)]
