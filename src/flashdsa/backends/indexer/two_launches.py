@@ -28,8 +28,8 @@ FEW_ROWS, LEAST_PAGES_OF_FEW = 15, 550
 """Rows up to which two launches pay in tables of at least so many pages."""
 SOME_ROWS, LEAST_PAGES = 0.25, 280
 """The same up to so many rows for each SM."""
-MANY_ROWS, MOST_ROWS, NARROW_PAGES = 0.48, 0.9, 480
-"""The same between so many rows for each SM in tables of at most so many pages. Fewer rows are
+NARROW_PAGES, NARROW_ROWS = 480, (0.48, 0.9)
+"""The same in tables of at most so many pages, between so many rows for each SM. Fewer rows are
 shared by large clusters, and in a wider table a single row may be long, and a small cluster's to
 rank."""
 RANKING_CLUSTER = 8
@@ -42,8 +42,9 @@ def pages_for(rows: int, num_sms: int) -> range:
         return range(LEAST_PAGES_OF_FEW, 1 << 31)
     if rows <= SOME_ROWS * num_sms:
         return range(LEAST_PAGES, 1 << 31)
-    many = MANY_ROWS * num_sms <= rows <= MOST_ROWS * num_sms
-    return range(LEAST_PAGES, NARROW_PAGES + 1 if many else 0)
+    least, most = NARROW_ROWS
+    pays = least * num_sms <= rows <= most * num_sms
+    return range(LEAST_PAGES, NARROW_PAGES + 1 if pays else 0)
 
 
 def with_scores_apart(
