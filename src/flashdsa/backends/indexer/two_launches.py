@@ -28,7 +28,7 @@ FEW_ROWS, LEAST_PAGES_OF_FEW = 15, 550
 """Rows up to which two launches pay in tables of at least so many pages."""
 SOME_ROWS, LEAST_PAGES = 0.25, 280
 """The same up to so many rows for each SM."""
-NARROW_PAGES, NARROW_ROWS = 480, (0.48, 0.9)
+NARROW_PAGES, NARROW_ROWS = 480, (0.48, 1.4)
 """The same in tables of at most so many pages, between so many rows for each SM. Fewer rows are
 shared by large clusters, and in a wider table a single row may be long, and a small cluster's to
 rank."""

@@ -94,8 +94,9 @@ class Sharing:
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: selection time of a split row, until the last CTA has merged, in pages scored.
         settling_ctas: minimum CTAs of a split row that wait for each other's counts, if
-            each has at least `settling_pages`, or `crowded_pages` and many of its scores are
-            nearly equal.
+            each has at least `settling_pages`.
+        crowded_pages: pages of each from which fewer wait, too, if many of its scores are nearly
+            equal: see `SelectPlan.crowded_ctas`.
         count_polls: how often such a CTA looks whether all others have counted their
             parts, before it goes on without them; a look takes some 0.5 us. They end up to 4 us
             apart where nothing else runs, and to go on alone costs 10 us.
@@ -302,6 +303,13 @@ class SelectPlan:
     def most_published(self) -> int:
         """Entries that a CTA publishes, at most."""
         return self.most_at_bin[0] if self.rows is By.CLUSTERS else self.most_kept
+
+    @property
+    def crowded_ctas(self) -> int:
+        """Minimum CTAs of a split row that wait for each other's counts, if each has many nearly
+        equal scores: so many may publish more than the last one's list has room for."""
+        most_at_once = self.lists.capacity // self.most_published
+        return min(self.sharing.settling_ctas, most_at_once + 1)
 
     @property
     def unscored_length(self) -> int:

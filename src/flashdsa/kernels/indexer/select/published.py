@@ -295,28 +295,31 @@ def contribute(s: Selecting, floor: Uint32, part: Part, waits: Int32) -> None:
 def waits_for_counts(s: Selecting, tile: WorkTile, scored: cutlass.Boolean) -> Int32:
     """When the row's CTAs wait for each other's counts: the same in all of them whose part is
     `scored`."""
-    sharing = s.plan.sharing
+    sharing, ctas = s.plan.sharing, tile.num_splits
     pages = (tile.length + PAGE_SIZE - 1) // PAGE_SIZE
     waits = Int32(NEVER)
-    if scored and tile.num_splits >= sharing.settling_ctas:
-        if pages >= tile.num_splits * sharing.settling_pages:
+    if scored and ctas >= s.plan.crowded_ctas and pages >= ctas * sharing.crowded_pages:
+        waits = Int32(IF_CROWDED)
+        if ctas >= sharing.settling_ctas and pages >= ctas * sharing.settling_pages:
             waits = Int32(ALWAYS)
-        elif pages >= tile.num_splits * sharing.crowded_pages:
-            waits = Int32(IF_CROWDED)
     return waits
 
 
 @cute.jit
 def look_for_a_crowd(s: Selecting, part: Part) -> None:
-    """Consumers: count in scratch who has a bin with a quarter of the part's entries, and who has
-    another key than the first, among as many as they are."""
+    """Consumers: count in scratch who has a bin with half of the part's entries, and who has
+    another key than the first, among as many as they are.
+
+    The parts of growing scores have several bins: those that wait would wait for others that do
+    not.
+    """
     select, thread, plan = s.select, s.thread, s.plan
     most = Int32(0)
     for i in cutlass.range_constexpr(NUM_BINS // VECTOR // plan.consumer_threads):
         four = load4(select.histogram, thread + i * plan.consumer_threads)
         for k in cutlass.range_constexpr(VECTOR):
             most = cutlass.max(most, four[k])
-    if most * 4 >= part.entries:
+    if most * 2 >= part.entries:
         count_at(select.scratch, Int32(SCRATCH_CROWDED))
     if thread < part.entries and key_at(select, thread) != key_at(select, Int32(0)):
         count_at(select.scratch, Int32(SCRATCH_CROWDED + 1))
