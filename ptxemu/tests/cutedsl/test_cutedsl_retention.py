@@ -48,3 +48,28 @@ def test_a_function_compiled_before_is_an_error_that_says_what_to_do():
     ran = run()
     assert ran.returncode != 0
     assert "MissingPtxError" in ran.stderr and "import ptxemu.cutedsl before" in ran.stderr
+
+
+LOOKS = """
+import ptxemu.cutedsl
+from ptxemu.cutedsl import source_lines
+from cutlass._mlir_helpers import op
+looks = []
+def counted(name):
+    look_up = getattr(op, name)
+    setattr(op, name, lambda frame: looks.append(name) or look_up(frame))
+for name in ("_fast_frameinfo", "_is_framework_stack_frame"):
+    counted(name)
+{before}
+"""
+
+
+def test_the_lines_are_the_same_if_each_is_looked_up_once():
+    """Today's CuTe DSL has the functions; a release without them fails here."""
+    prints = "print([looks.count(name) for name in set(looks)]); print(function.__ptx__)"
+    never = "source_lines.begin_compilation = lambda: None"
+    usual, once = (run(first=LOOKS.format(before=x), third=prints) for x in (never, ""))
+    counts, ptx = zip(*(ran.stdout.split("\n", 1) for ran in (usual, once)), strict=True)
+    assert ptx[0] == ptx[1] and ".loc" in ptx[0], once.stderr
+    usually, now = (sorted(map(int, count.strip("[]").split(","))) for count in counts)
+    assert len(now) == 2 and all(5 * a < b for a, b in zip(now, usually, strict=True)), counts

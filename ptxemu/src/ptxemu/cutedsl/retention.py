@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from ptxemu.cutedsl import source_lines
+
 _COMPILER_MODULE = "cutlass.base_dsl.compiler"
 _SINGLETONS_MODULE = "cutlass.base_dsl.dsl"
 _MARK = "_ptxemu_keeps_ptx"
@@ -67,6 +69,7 @@ def _patch(compiler: ModuleType) -> None:
         envar.disable_file_caching = True  # what the disk cache holds comes without PTX
         if _Settings.line_info:
             self.options[compiler.GenerateLineInfo].value = True
+            source_lines.begin_compilation()
         original(self, envar, function_name)
         if not asked or not os.path.isdir(os.path.dirname(keep.dump_path) or "."):
             arch = self.options[compiler.GPUArch].value or envar.arch
