@@ -168,14 +168,18 @@ def test_lists_that_are_compacted_count_each_entry_once(values: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "first_pages"),
-    [pytest.param("random", 1, marks=pytest.mark.slow), ("crowded", 1000)],
+    ("values", "ctas", "first_pages"),
+    [
+        pytest.param("random", 2, 1, marks=pytest.mark.slow),
+        ("crowded", 2, 1000),
+        ("crowded", Sharing.settling_ctas, 1000),  # the row has fewer, and more than a list's
+    ],
 )
 def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins(
-    values: str, first_pages: int
+    values: str, ctas: int, first_pages: int
 ) -> None:
     """Many entries lie in the group of the last winner, or in its bin: steps are counted, too."""
-    patience = {"settling_ctas": 2, "settling_pages": first_pages, "crowded_pages": 1}
+    patience = {"settling_ctas": ctas, "settling_pages": first_pages, "crowded_pages": 1}
     sharing = replace(TIGHT.sharing, **patience, count_polls=1_000_000)
     inputs = make_inputs([6000, 513], num_heads=16, values=values)
     patient = replace(TIGHT, sharing=sharing)

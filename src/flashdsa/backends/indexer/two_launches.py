@@ -1,4 +1,4 @@
-"""The indexer of few long pairs of rows in two launches: scores, then ranking.
+"""The indexer of some pairs of rows in two launches: scores, then ranking.
 
 One launch gives each row a cluster, and the lengths of few rows do not fit the clusters that a GPU
 runs at once: it leaves up to half of the SMs idle. Scores of pairs are shared out evenly among all
@@ -30,8 +30,8 @@ SOME_ROWS, LEAST_PAGES = 0.25, 280
 """The same up to so many rows for each SM."""
 NARROW_PAGES, NARROW_ROWS = 480, (0.48, 1.4)
 """The same in tables of at most so many pages, between so many rows for each SM. Fewer rows are
-shared by large clusters, and in a wider table a single row may be long, and a small cluster's to
-rank."""
+shared by large clusters, more take as long in pairs by one launch, and in a wider table a single
+row may be long, and a small cluster's to rank."""
 RANKING_CLUSTER = 8
 """CTAs of a cluster that ranks, at least, in tables of more than NARROW_PAGES."""
 

@@ -4,10 +4,10 @@ The CTAs count the entries of their parts in device memory, by groups of bins, w
 full and at the end. These counts say which entries cannot win: those below `topk` better ones. A
 CTA *publishes* the others, at most `topk` + max_candidates of them, into its own slot in device
 memory. The one that comes last selects from what was published, slot after slot in the order of the
-parts. No CTA has to wait for another. If many CTAs share a row, and have long parts or scores that
-are nearly equal, each gives the others a few microseconds at the end to count theirs, so that all
-know which entries can win, and goes on without those that have not come. The timing changes how
-much is published, but not the result.
+parts. No CTA has to wait for another. If many CTAs share a row and have long parts, or fewer do
+whose scores are nearly equal, each gives the others a few microseconds at the end to count theirs,
+so that all know which entries can win, and goes on without those that have not come. The timing
+changes how much is published, but not the result.
 """
 
 from typing import Any
