@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import pytest
 import torch
 
@@ -129,10 +131,30 @@ def test_a_forward_whose_backward_is_refused_is_refused_where_a_gradient_is_aske
     kv, indices = torch.randn(40, 576, dtype=torch.bfloat16), torch.zeros(1, 32, dtype=torch.int32)
     pair = "cpu", "emulate-sm100"
     kept = flashdsa.sparse_mla(q, kv, indices, deterministic=True, backend=pair)
-    wanted = r"sparse_mla_fwd: a gradient is asked for .* deterministic: needed, not there"
+    wanted = (
+        "^mla_bwd: .*: num_heads 64 and deterministic: not together. sparse_mla_fwd needs mla_bwd"
+    )
     for named in (q.clone().requires_grad_(), torch.nn.Parameter(q)):
         with pytest.raises(UnsupportedError, match=wanted):
             flashdsa.sparse_mla(named, kv, indices, deterministic=True, backend=pair)
         with torch.no_grad():
             again = flashdsa.sparse_mla(named, kv, indices, deterministic=True, backend=pair)
         assert torch.equal(again, kept)
+
+
+@pytest.mark.parametrize("name", ["sparse_mla", "indexer_kl"])
+@pytest.mark.parametrize(
+    "around", [nullcontext(), torch.device("cpu")], ids=["plain", "dispatcher"]
+)
+def test_a_call_whose_forward_is_refused_too_says_that_alone(
+    name: str, around: AbstractContextManager[object]
+) -> None:
+    scores = torch.zeros(2, 3, requires_grad=True)
+    operands = [scores, torch.zeros(2, 3)]
+    if name == "sparse_mla":
+        q = torch.zeros(3, 2, 576, dtype=torch.bfloat16, requires_grad=True)
+        operands = [q, q[:, 0].detach(), torch.zeros(3, 4, dtype=torch.int32)]
+    with around, pytest.raises(UnsupportedError) as error:
+        getattr(flashdsa, name)(*operands, backend="sm90")
+    said = "backend 'sm90' cannot serve this call. sm90: device: takes cuda; got cpu"
+    assert str(error.value).split(": ", 1)[1] == said

@@ -283,5 +283,5 @@ def test_flashmlas_call_over_two_packed_caches(monkeypatch: pytest.MonkeyPatch) 
 def test_blackwell_refuses() -> None:
     q, kv = torch.zeros(1, 128, 576).bfloat16(), torch.zeros(1, 576).bfloat16()
     ids = torch.zeros(1, 1, dtype=torch.int32)
-    with pytest.raises(UnsupportedError, match="batch_invariant: needed, not there"):
+    with pytest.raises(UnsupportedError, match="batch_invariant: not supported"):
         flashdsa.sparse_mla_fwd(q, kv, ids, batch_invariant=True, backend="emulate-sm100")

@@ -84,7 +84,7 @@ def test_cases_that_a_kernel_backend_does_not_take_are_left_out_with_a_warning(m
 
     def only_plain(*args, sorted=False, **options):
         if sorted:
-            raise UnsupportedError("topk_indices: sorted: needed, not there")
+            raise UnsupportedError("topk_indices: sorted: not supported")
         return select(*args, sorted=sorted, backend="cpu")
 
     monkeypatch.setattr(flashdsa, "topk_indices", only_plain, raising=False)

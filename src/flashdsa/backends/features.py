@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import combinations
 from typing import Protocol
 
 from flashdsa.problem import INDEX_TOKEN_BYTES, PAGE_SIZE, Problem
@@ -63,13 +64,36 @@ class Reason:
     """Why an implementation cannot serve a call: the feature, what it has, what is needed."""
 
     feature: str
-    supported: str = ""
+    supported: tuple[str, ...] = ()
     wanted: str = ""
+
+    @property
+    def need(self) -> str:
+        """What the call needs: "num_heads 64"; a flag's name."""
+        return f"{self.feature} {self.wanted}".strip()
 
     def __str__(self) -> str:
         if not self.wanted:
-            return f"{self.feature}: needed, not there"
-        return f"{self.feature}: takes {self.supported}; got {self.wanted}"
+            return f"{self.feature}: not supported"
+        return f"{self.feature}: takes {', '.join(self.supported) or 'none'}; got {self.wanted}"
+
+
+def explain(rows: Sequence[Sequence[Reason]]) -> str:
+    """What is missing, each thing once, where each of several implementations has reasons against
+    a call: what they all lack (of another machine's, that alone), else what none has together."""
+    merged: dict[str, Reason] = {}
+    for reason in (reason for row in rows for reason in row):
+        known = merged.get(reason.need, reason)
+        supported = tuple(dict.fromkeys((*known.supported, *reason.supported)))
+        merged[reason.need] = Reason(reason.feature, supported, reason.wanted)
+    lacking = [{reason.need for reason in row} for row in rows]
+    shared = [merged[need] for need in merged if all(need in row for row in lacking)]
+    if shared:
+        machine = [reason for reason in shared if reason.feature in MACHINE]
+        return ", ".join(map(str, machine or shared))
+    groups = (group for size in range(2, len(rows) + 1) for group in combinations(merged, size))
+    together = next(group for group in groups if all(row & {*group} for row in lacking))
+    return f"{' and '.join(together)}: not together"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,26 +152,28 @@ class Features:
             ("dtype", problem.dtype, self.dtypes),
         ):
             if wanted not in choices:
-                yield Reason(name, " or ".join(choices), wanted)
+                yield Reason(name, choices, wanted)
         here = problem.capability
         if here is not None and self.capabilities and here not in self.capabilities:
-            yield Reason("compute capability", dotted(self.capabilities), dotted([here]))
+            yield Reason(CAPABILITY, (dotted(self.capabilities),), dotted([here]))
         for name in SIZES:
             size: int | None = getattr(problem, name)
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
-                yield Reason(name, str(supported), str(size))
-        for form in problem.row_formats:
+                yield Reason(name, tuple(str(supported).split(", ")), str(size))
+        for form in dict.fromkeys(problem.row_formats):
             if form not in self.row_formats:
-                yield Reason("kv_format", ", ".join(self.row_formats) or "no packed rows", form)
+                yield Reason("kv_format", self.row_formats, form)
         if problem.mixed_formats and not set(problem.row_formats) <= set(self.mixed_formats):
-            yield Reason("mixed_formats", ", ".join(self.mixed_formats) or "none",
-                         ", ".join(problem.row_formats))  # fmt: skip
+            yield Reason("mixed_formats", self.mixed_formats, ", ".join(problem.row_formats))
         for name in FLAGS:
             if getattr(problem, name) and not getattr(self, name):
                 yield Reason(name)
 
 
+CAPABILITY = "compute capability"
+MACHINE = ("device", CAPABILITY)
+"""Features of the machine, not of the call."""
 SIZES = tuple(one.name for one in fields(Features) if one.type == "IntSet")
 """Sizes of a `Problem`, each with its set in `Features`."""
 FLAGS = tuple(one.name for one in fields(Features) if one.type == "bool")

@@ -10,7 +10,7 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-from flashdsa.backends.features import Features, Reason
+from flashdsa.backends.features import MACHINE, Features, Reason, explain
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.problem import Problem
 from flashdsa.settings import BACKENDS, Settings
@@ -194,11 +194,14 @@ class Registry:
                 f"{operation}: {who} has no implementation of it in this version; "
                 f"available: {', '.join(have) or 'none'}"
             )
-        reasons = dict.fromkeys(
-            f"{i.backend}: " + ", ".join(str(reason) for reason in i.reasons_against(problem))
-            for i in candidates
-        )
-        raise UnsupportedError(f"{operation}: {who} cannot serve this call. {'; '.join(reasons)}")
+        backends: dict[str, list[str]] = {}
+        for backend in dict.fromkeys(i.backend for i in candidates):
+            rows = [i.reasons_against(problem) for i in candidates if i.backend == backend]
+            backends.setdefault(explain(rows), []).append(backend)
+        # What is of another machine comes last.
+        reasons = sorted(backends, key=lambda said: said.startswith(MACHINE))
+        listed = "; ".join(f"{', '.join(backends[reason])}: {reason}" for reason in reasons)
+        raise UnsupportedError(f"{operation}: {who} cannot serve this call. {listed}")
 
     def _announce(self, chosen: Implementation, problem: Problem) -> None:
         key = (problem.operation, chosen.backend)

@@ -130,14 +130,15 @@ def require_backward(spec: OpSpec, by: str, arguments: Sequence[Any]) -> None:
     if not all(x is None or type(x) in (Tensor, Parameter) for x in operands):
         return  # sizes are symbols, or not those of the call
     problem = spec.problem(operands, parameters, spec.check(operands, parameters))
+    registry.select(problem, backend)  # its own reasons come first
     # Choices of the forward alone.
     of_backward = replace(problem, operation=by, max_logits=False, batch_invariant=False)
     try:
         registry.select(of_backward, parameters["backward_backend"])
     except UnsupportedError as error:
         raise UnsupportedError(
-            f"{spec.operation}: a gradient is asked for that no implementation computes; without "
-            f"one call it under torch.no_grad(). {error}"
+            f"{error}. {spec.operation} needs {by} where a gradient is asked for; under "
+            "torch.no_grad() it does not"
         ) from None
     spec.cache.keep(given, values, backend, _nothing, BACKWARD)
 

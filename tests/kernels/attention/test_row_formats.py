@@ -262,7 +262,7 @@ def test_attention_refuses(
 def test_kernels_name_the_formats_that_they_lack() -> None:
     kv = flashdsa.quantize_kv(torch.zeros(9, 512), kv_format="v41_fp4")
     q, indices = torch.zeros(2, 16, 512).bfloat16(), torch.zeros(2, 1, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match="kv_format: takes no packed rows; got v41_fp4"):
+    with pytest.raises(NotImplementedError, match="kv_format: takes none; got v41_fp4"):
         flashdsa.sparse_mla_fwd(q, kv, indices, backend="emulate-sm100")
 
 

@@ -159,10 +159,10 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 
 def test_what_the_kernel_does_not_take_is_refused() -> None:
     inputs = make_sparse_mla_inputs(SparseMlaCase("8 heads", 1, 40, 8, 32), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="num_heads: takes 128; got 8"):
+    with pytest.raises(UnsupportedError, match="num_heads: takes 128, 64, 32, 16; got 8"):
         check_backward(inputs, "emulate-sm100")
     inputs = make_sparse_mla_inputs(SparseMlaCase("64 heads", 1, 40, 64, 32), 0, "cpu")
-    with pytest.raises(UnsupportedError, match="deterministic: needed, not there"):
+    with pytest.raises(UnsupportedError, match="num_heads 64 and deterministic: not together"):
         check_backward(inputs, "emulate-sm100", deterministic=True)
 
 
