@@ -162,4 +162,4 @@ def test_without_nvdisasm_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(nvdisasm.Disassembler, "find", lambda: None)
     result = run(ptx)
     assert result.exit_code == 2
-    assert "pip install nvidia-cuda-nvdisasm" in result.stderr
+    assert "pip install 'nvidia-cuda-nvdisasm" in result.stderr

@@ -228,7 +228,7 @@ def test_plans_that_are_not_the_catalogs_are_refused() -> None:
 
 def test_without_cute_dsl_an_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cutlass", None)
-    with pytest.raises(UnsupportedError, match=r"pip install 'flashdsa\[cuda\]'"):
+    with pytest.raises(UnsupportedError, match="pip install 'nvidia-cutlass-dsl"):
         compile_plan(SPEC, SevenPlan("seven"))
 
 

@@ -38,7 +38,7 @@ ASK_FOR_EMULATION = f"""{RUN_FLASHDSA}
 try:
     flashdsa.sparse_mla(q.bfloat16(), kv.bfloat16(), indices, backend="emulate-sm90")
 except UnsupportedError as error:
-    assert "ptxemu" in str(error) and "flashdsa[emulate]" in str(error), error
+    print(error)
 else:
     raise AssertionError("no error")
 """
@@ -47,20 +47,20 @@ else:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Both wheels, each made from a copy of its tree."""
-    made = {}
+    made, folder = {}, tmp_path_factory.mktemp("dist")
     for name, house in HOUSES.items():
-        folder = tmp_path_factory.mktemp(name)
-        shutil.copytree(house / "src" / name, folder / "tree" / "src" / name, ignore=IGNORED)
+        tree = tmp_path_factory.mktemp(name)
+        shutil.copytree(house / "src" / name, tree / "src" / name, ignore=IGNORED)
         for file in FILES:
             if (house / file).exists():
-                shutil.copy(house / file, folder / "tree")
+                shutil.copy(house / file, tree)
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q"]
         subprocess.run(
-            [*command, "--wheel-dir", str(folder), str(folder / "tree")],
+            [*command, "--wheel-dir", str(folder), str(tree)],
             check=True,
             env=ENVIRONMENT,
         )
-        (made[name],) = folder.glob("*.whl")
+        (made[name],) = folder.glob(f"{name}-*.whl")
     return made
 
 
@@ -81,12 +81,13 @@ def pip(python: Path, *arguments: str) -> None:
     subprocess.run([str(python), "-m", "pip", *arguments, "-q"], check=True, env=ENVIRONMENT)
 
 
-def run(python: Path, program: str) -> None:
-    """Run the program away from the checkout."""
+def run(python: Path, program: str) -> str:
+    """What the program prints, away from the checkout."""
     done = subprocess.run(
         [str(python), "-c", program], capture_output=True, text=True, check=False, cwd=python.parent
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def installed(python: Path, name: str) -> list[Path]:
@@ -105,7 +106,10 @@ def test_flashdsa_works_without_ptxemu(python: Path) -> None:
     run(python, RUN_PTXEMU)
     pip(python, "uninstall", "-y", "ptxemu")
     assert installed(python, "ptxemu") == []
-    run(python, ASK_FOR_EMULATION)
+    said = run(python, ASK_FOR_EMULATION)
+    (ptxemu,) = re.findall("pip install '([^']+)'", said)
+    pip(python, "install", "--no-deps", ptxemu)
+    run(python, RUN_PTXEMU)
 
 
 def test_ptxemu_works_without_flashdsa(python: Path) -> None:

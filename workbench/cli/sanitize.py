@@ -93,7 +93,9 @@ def sanitize(
         sys.exit(build(build_controls.resolve(), mutants))
     program = newest([sanitizer] if sanitizer else installed_sanitizers())
     if program is None:
-        raise UnsupportedError("no compute-sanitizer: pip install '.[sanitize]'")
+        raise UnsupportedError(
+            "no compute-sanitizer: pip install 'nvidia-cuda-sanitizer-api>=13.4'"
+        )
     tools = tools or TOOLS
     click.echo(f"compute-sanitizer {program.name}: {program.path}", err=True)
     if "racecheck" in tools and program.version < TRUSTED_RACECHECK:

@@ -207,4 +207,6 @@ def launch_of(arch: str) -> Any:
 def require_dsl() -> None:
     """Raise UnsupportedError where CuTe DSL, which compiles the kernels, is not installed."""
     if find_spec("cutlass") is None:
-        raise UnsupportedError("CuTe DSL is not installed: pip install 'flashdsa[emulate]'")
+        raise UnsupportedError(
+            "CuTe DSL is not installed: pip install 'nvidia-cutlass-dsl>=4.8,<5'"
+        )

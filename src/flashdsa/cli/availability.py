@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from flashdsa.backends.emulated.packages import missing_packages
+from flashdsa.backends.emulated.packages import install_command, missing_packages
 from flashdsa.backends.features import dotted
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import ARCHITECTURES
@@ -26,7 +26,7 @@ def reason_against(backend: str, machine: HostMachine) -> str | None:
         lacking = missing_packages()
         if lacking:
             which = f"package{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
-            return f"needs the Python {which}; pip install 'flashdsa[emulate]'"
+            return f"needs the Python {which}; {install_command(lacking)}"
         return None
     wanted = CAPABILITIES.get(backend)
     if wanted is None:

@@ -71,8 +71,8 @@ def inspect(
     Where a .cubin has no line information, lines are missing: compile with -lineinfo (CuTe DSL:
     CUTE_DSL_LINEINFO=1 CUTE_DSL_KEEP=ptx,cubin). Lines of a .ptx without .loc are the PTX's own.
 
-    Needs nvdisasm, for .ptx ptxas too: pip install 'flashdsa[assemble]'. Exit code 1 when a role
-    spills, 2 for wrong input or a missing tool.
+    Needs nvdisasm, for .ptx ptxas too: pip install 'nvidia-cuda-nvdisasm>=13.0'
+    'nvidia-cuda-nvcc>=13.0'. Exit code 1 when a role spills, 2 for wrong input or a missing tool.
     """
     from flashdsa.analysis.advice import Grade
     from flashdsa.analysis.inspect import inspect_target

@@ -120,7 +120,7 @@ def require_compiler() -> None:
     """Raise UnsupportedError if CuTe DSL is not installed."""
     if find_spec("cutlass") is None:
         raise UnsupportedError(
-            "compiling kernels needs CuTe DSL: pip install 'flashdsa[cuda]'; "
+            "compiling kernels needs CuTe DSL: pip install 'nvidia-cutlass-dsl>=4.8,<5'; "
             "or install a wheel that carries them"
         )
 

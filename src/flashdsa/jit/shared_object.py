@@ -93,7 +93,8 @@ def load_shared_object(path: Path) -> Callable[[str], Any]:
         import tvm_ffi
     except ImportError as error:
         raise UnsupportedError(
-            "calling compiled kernels needs apache-tvm-ffi: pip install apache-tvm-ffi"
+            "calling compiled kernels needs apache-tvm-ffi: "
+            "pip install 'apache-tvm-ffi>=0.1.11,<0.2'"
         ) from error
     module = tvm_ffi.load_module(str(path))
     bind_functions(path, cuda_functions())

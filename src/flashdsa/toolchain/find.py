@@ -22,7 +22,7 @@ class Tool:
 
     Attributes:
         version: "13.5.37".
-        name: the program's. package: it is installed by.
+        name: the program's. package: pip's requirement that brings it.
         modules: Python packages whose bin folder may hold it.
     """
 
@@ -53,8 +53,8 @@ class Tool:
         found = cls.find()
         if found is None:
             raise UnsupportedError(
-                f"{cls.name} was not found: pip install {cls.package} (or flashdsa[assemble]), or "
-                "put a CUDA toolkit's bin folder on PATH"
+                f"{cls.name} was not found: pip install '{cls.package}', or put a "
+                "CUDA toolkit's bin folder on PATH"
             )
         return found
 

@@ -17,7 +17,7 @@ class Disassembler(Tool):
     """An nvdisasm."""
 
     name = "nvdisasm"
-    package = "nvidia-cuda-nvdisasm"
+    package = "nvidia-cuda-nvdisasm>=13.0"
     modules = ("nvidia.cu13", "nvidia.cuda_nvdisasm")
 
     def text(self, image: bytes, *options: str) -> str:

@@ -17,7 +17,7 @@ class Assembler(Tool):
     """A ptxas."""
 
     name = "ptxas"
-    package = "nvidia-cuda-nvcc"
+    package = "nvidia-cuda-nvcc>=13.0"
     modules = ("nvidia.cu13", "nvidia.cuda_nvcc")
 
     def assemble(self, ptx: str, arch: str) -> Assembled:

@@ -185,7 +185,7 @@ def _zstd(data: bytes, size: int) -> bytes:
     if path is None:
         raise ImageError(
             "the PTX is compressed with zstd, which this machine cannot read: "
-            "pip install 'ptxemu[cuda]', or compile with -Xfatbin -compress-mode=none"
+            "pip install 'zstandard>=0.22', or compile with -Xfatbin -compress-mode=none"
         )
     library = ctypes.CDLL(path)
     library.ZSTD_decompress.restype = ctypes.c_size_t

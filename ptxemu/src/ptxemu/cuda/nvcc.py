@@ -78,7 +78,10 @@ def find_nvcc() -> tuple[str, list[str]]:
     packaged = _packaged()
     if packaged is not None and (packaged / "bin" / "nvcc").is_file():
         return str(packaged / "bin" / "nvcc"), [f"-I{packaged / 'include'}"]
-    raise NvccError("nvcc is not there: install the CUDA toolkit, or pip install 'ptxemu[cuda]'")
+    raise NvccError(
+        "nvcc is not there: install the CUDA toolkit, or "
+        "pip install 'nvidia-cuda-nvcc>=13.0' 'nvidia-cuda-cccl>=13.0'"
+    )
 
 
 def _packaged() -> Path | None:

@@ -209,7 +209,7 @@ def _module(name: str) -> Any:
     except ImportError as error:
         raise PtxEmuError(
             f"CuTe DSL is needed, and version 4.8 is supported: {error} "
-            "(pip install nvidia-cutlass-dsl==4.8.1)"
+            "(pip install 'nvidia-cutlass-dsl>=4.8,<5')"
         ) from error
 
 

@@ -67,7 +67,7 @@ def _llvm() -> Any:
         llvm: Any = importlib.import_module("llvmlite.binding")
     except ImportError as error:
         raise PtxEmuError(
-            "running CuTe DSL host code needs llvmlite: pip install llvmlite"
+            "running CuTe DSL host code needs llvmlite: pip install 'llvmlite>=0.43'"
         ) from error
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -1,13 +1,25 @@
-"""The packages that emulated backends need, and whether they are installed."""
+"""The packages that emulated backends need, whether they are installed, and how to install them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from flashdsa.errors import UnsupportedError
 
-PACKAGES = ("ptxemu", "cutlass", "llvmlite", "tvm_ffi")
-"""The emulator, the kernels' compiler, and the package that catches their launches."""
+PACKAGES = {
+    "ptxemu": "ptxemu",
+    "cutlass": "nvidia-cutlass-dsl>=4.8,<5",
+    "llvmlite": "llvmlite>=0.43",
+    "tvm_ffi": "apache-tvm-ffi>=0.1.11,<0.2",
+}
+"""The emulator, the kernels' compiler, and what catches their launches -> pip's names of them."""
+ROOT = Path(__file__).parents[4]
+"""The checkout, if these sources are in one."""
 
 
 def missing_packages() -> list[str]:
@@ -19,6 +31,33 @@ def missing_packages() -> list[str]:
     return [name for name, spec in specs.items() if spec is None or spec.origin is None]
 
 
+def install_command(missing: Sequence[str]) -> str:
+    """Say how to install these `PACKAGES`; ptxemu, which no registry has, as flashdsa was."""
+    emulator = _emulator() if "ptxemu" in missing else None
+    needed = [emulator, *(PACKAGES[name] for name in missing if name != "ptxemu")]
+    command = " ".join(["pip install", *(f"'{one}'" for one in needed if one)])
+    if "ptxemu" in missing and emulator is None:
+        return f"{command}, and ptxemu from where flashdsa came from"
+    return command
+
+
+def _emulator() -> str | None:
+    """ptxemu's folder beside flashdsa's sources, its wheel beside flashdsa's, or its repository."""
+    try:
+        origin = json.loads(distribution("flashdsa").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        origin = {}
+    if "vcs_info" in origin:
+        commit = origin["vcs_info"]["commit_id"]
+        return f"ptxemu @ git+{origin['url']}@{commit}#subdirectory=ptxemu"
+    url = urlsplit(origin.get("url", ""))
+    local = [Path(unquote(url.path))] if url.scheme == "file" else []
+    folders = (place / "ptxemu" for place in (ROOT, *local))
+    found = [folder for folder in folders if (folder / "pyproject.toml").is_file()]
+    found += [wheel for place in local for wheel in place.parent.glob("ptxemu-*.whl")]
+    return str(found[0]) if found else None
+
+
 def require_packages() -> None:
     """Do nothing if the emulator can run.
 
@@ -28,5 +67,5 @@ def require_packages() -> None:
     missing = missing_packages()
     if missing:
         raise UnsupportedError(
-            f"the emulator needs {', '.join(missing)}: pip install 'flashdsa[emulate]'"
+            f"the emulator needs {', '.join(missing)}: {install_command(missing)}"
         )
