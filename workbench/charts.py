@@ -22,6 +22,7 @@ from PIL import Image
 
 from flashdsa.bench.chart import draw_chart
 from flashdsa.bench.result import parse_result
+from flashdsa.output_paths import written
 from workbench import dense_to_sparse
 from workbench.draws.report import CONDITIONS, Figures, by_operation
 from workbench.draws.run import Document, machine_of, read_document, rows_of
@@ -317,8 +318,9 @@ def draw_dense_to_sparse(documents: list[Document], target: Path) -> None:
 
 def _save(figure: Figure, target: Path, colours: int) -> None:
     """Write it with few colours: a third of the bytes, and no difference to be seen."""
-    figure.savefig(target)
-    Image.open(target).convert("RGB").quantize(colours).save(target, optimize=True)
+    with written(target) as draft:
+        figure.savefig(draft)
+        Image.open(draft).convert("RGB").quantize(colours).save(draft, optimize=True)
 
 
 KINDS: dict[str, Callable[[list[Document], Path], None]] = {

@@ -1,10 +1,12 @@
-"""Files and folders that are to be written: tried before the work, nothing left behind."""
+"""Files and folders to write: tried before the work, written whole or not at all."""
 
 from __future__ import annotations
 
+import os
 import stat
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from flashdsa.errors import ArgumentValueError
@@ -34,6 +36,28 @@ def require_creatable_folder(name: str, path: Path) -> None:
     _try(name, path, is_folder=True)
 
 
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """A path to write to, which becomes `path` at the end; a device or a pipe is `path` itself.
+
+    Raises:
+        OSError: writing failed; names `path`. What was there is as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path = path.resolve()  # a link stays one
+    draft = path
+    if path.is_file() or not path.exists():
+        draft = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        yield draft
+        draft.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if draft != path:
+            draft.unlink(missing_ok=True)
+
+
 def _try(name: str, path: Path, *, is_folder: bool) -> None:
     try:
         mode = path.stat().st_mode
@@ -42,11 +66,13 @@ def _try(name: str, path: Path, *, is_folder: bool) -> None:
     except OSError as error:
         raise _refusal(name, path, error) from error
     try:
-        if mode is None or is_folder:
-            with tempfile.TemporaryDirectory(dir=_nearest(path), prefix=".flashdsa-"):
-                pass
-        elif stat.S_ISREG(mode):
+        place = path
+        if mode is not None and stat.S_ISREG(mode) and not is_folder:
             path.open("ab").close()
+            place = path.resolve().parent
+        if mode is None or is_folder or place != path:  # else a device, a pipe
+            with tempfile.TemporaryDirectory(dir=_nearest(place), prefix=".flashdsa-"):
+                pass
     except OSError as error:
         raise _refusal(name, path, error) from error
 

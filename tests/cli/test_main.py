@@ -138,3 +138,15 @@ def test_python_m_starts_quickly_without_torch() -> None:
     assert done.stdout.startswith("Usage: flashdsa") and done.stdout.endswith("LEAN\n")
     # A loaded machine may be slow; importing torch takes more than this on its own there.
     assert time.perf_counter() - start < 5
+
+
+def test_an_interrupted_command_has_an_exit_code_of_its_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(main.cli.commands["info"], "callback", stop)
+    result = run("info")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "flashdsa: interrupted\n")
+    assert "130 interrupted" in run("--help").stdout

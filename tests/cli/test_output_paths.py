@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -12,7 +15,8 @@ from click.testing import CliRunner
 
 from flashdsa.cli.main import cli
 from flashdsa.cli.output_options import JsonOrFolder, OutputFile, OutputFolder
-from flashdsa.output_paths import require_creatable, require_creatable_folder
+from flashdsa.errors import ArgumentValueError
+from flashdsa.output_paths import require_creatable, require_creatable_folder, written
 
 FILES = {
     "demo --picture": "x.png",
@@ -100,3 +104,56 @@ def test_trying_leaves_everything_as_it_was(tmp_path: Path) -> None:
     require_creatable_folder("out", tmp_path)
     assert held.read_text() == "as it was" and held.stat().st_mtime == 1
     assert os.listdir(tmp_path) == ["held.png"]
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Files of this process end at 100 bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+TINY_DEMO = "demo --steps 1 --window 192 --queries 8 --topk 64 --heads 1"
+WRITING = {
+    f"{TINY_DEMO} --picture": "x.png",
+    f"{TINY_DEMO} --indices": "x.pt",
+    "bench topk --s 2 --s-kv 128 --h 2 --topk 32 --repeats 1 --out": "x.json",
+    "plan mla_bwd --picture": "x.svg",
+}
+
+
+@pytest.mark.parametrize("command", WRITING, ids=lambda one: f"{one.split()[0]} {one.split()[-1]}")
+def test_a_full_disk_names_the_file_and_leaves_all_as_it_was(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashdsa.bench.timer.SAMPLE_SECONDS", 0.0)
+    if command.endswith("indices"):
+        monkeypatch.setattr("flashdsa.demo.run.draw_picture", lambda *_: None)
+    path = tmp_path / WRITING[command]
+    path.write_text("as it was")
+    with full_disk():
+        result = CliRunner().invoke(cli, [*command.split(), str(path)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[-1].endswith(f"File too large: '{path}'")
+    assert path.read_text() == "as it was" and os.listdir(tmp_path) == [path.name]
+
+
+def test_a_file_in_a_folder_where_nothing_can_be_made_is_refused() -> None:
+    with pytest.raises(ArgumentValueError, match="out: cannot write"):
+        require_creatable("out", Path("/proc/self/comm"))
+
+
+def test_a_device_is_written_itself_and_a_link_stays_one(tmp_path: Path) -> None:
+    full = written(Path("/dev/full"))
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), full as draft:
+        draft.write_text("more")
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    with written(link) as draft:
+        draft.write_text("new")
+    assert link.is_symlink() and target.read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["link", "target"]

@@ -10,6 +10,7 @@ import click
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 from flashdsa.cli.main import FlashDsaGroup
 from flashdsa.cli.output_options import PICTURES, OutputFile
+from flashdsa.output_paths import written
 from flashdsa.settings import BACKENDS
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ def _measure(
 
     def keep(document: dict[str, Any]) -> None:
         if out is not None:
-            out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+            with written(out) as draft:
+                draft.write_text(json.dumps(document) + "\n", encoding="utf-8")
 
     with progress_bar() as on_progress:
         document = run_draws(DrawOptions(wanted, backend, budget, is_wanted), on_progress, keep)

@@ -9,6 +9,7 @@ import click
 
 from flashdsa.cli.console import json_option, print_json
 from flashdsa.cli.output_options import OutputFolder
+from flashdsa.output_paths import written
 
 
 @click.group()
@@ -39,12 +40,12 @@ def flashinfer_bench(output: Path, author: str, as_json: bool) -> None:
     """
     from workbench.flashinfer_bench import SOURCES, solution
 
-    output.mkdir(parents=True, exist_ok=True)
     paths = []
     for definition in SOURCES:
         content = solution(definition, author)
         path = output / f"{content['name']}.json"
-        path.write_text(json.dumps(content, indent=2) + "\n")
+        with written(path) as draft:
+            draft.write_text(json.dumps(content, indent=2) + "\n")
         paths.append(str(path))
     if as_json:
         print_json({"solutions": paths})

@@ -17,6 +17,7 @@ import click
 from flashdsa.cli.console import json_option, new_console, new_table, print_json, print_table
 from flashdsa.cli.output_options import OutputFile, OutputFolder
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.output_paths import written
 from workbench.sanitizers.run import (
     OLD_RACECHECK,
     PACKAGE,
@@ -123,7 +124,8 @@ def sanitize(
     ]  # fmt: skip
     document = {**machine(program), "cases": [asdict(r) for r in of_calls], "controls": rows}
     if out:
-        out.write_text(json.dumps(document, indent=1) + "\n")
+        with written(out) as draft:
+            draft.write_text(json.dumps(document, indent=1) + "\n")
     if as_json:
         print_json(document)
     else:

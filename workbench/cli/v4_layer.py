@@ -11,6 +11,7 @@ import click
 from flashdsa.cli.console import json_option, progress_bar
 from flashdsa.cli.output_options import OutputFile
 from flashdsa.errors import UnsupportedError
+from flashdsa.output_paths import written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,8 +98,8 @@ def v4_layer(
     protocol = {"tokens": tokens, "repeats": repeats, "seed": seed}
     result = document(found, sizes, device, protocol)
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        with written(out) as draft:
+            draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     if as_json:
         print_json(result)
     else:

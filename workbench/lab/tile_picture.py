@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
+from flashdsa.output_paths import written
 from ptxemu.descriptors import operand_addresses
 from workbench.lab.kernels.majorness.plan import CUTS
 from workbench.lab.operand_view import decode_matrix
@@ -39,8 +40,8 @@ def draw_tiles(study: Study, recordings: dict[str, Recording], path: Path) -> No
         f"swizzle {plan.swizzle}, {study.arch}",
         fontsize=11,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with written(path) as draft:
+        figure.savefig(draft)
 
 
 def _offsets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,21 @@ def test_a_path_that_cannot_be_written(
     assert stop.value.code == 2
     assert f"argument {option}: cannot write" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_names_the_file_and_leaves_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernel, out = tmp_path / "nothing.ptx", tmp_path / "out"
+    kernel.write_text(
+        ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry nothing() { ret; }\n"
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # bytes of a file
+    try:
+        code = main(["trace", str(kernel), "--grid", "1", "--block", "32", "--out", str(out)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    said = capsys.readouterr().err
+    assert code == 2 and f"File too large: '{out}" in said
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [kernel]

@@ -7,6 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from flashdsa.bench.result import OURS, BenchResult
+from flashdsa.output_paths import written
 
 _OURS, _SLOWER, _GREY = "#1d5fa8", "#d55e00", "#666666"
 
@@ -49,5 +50,5 @@ def draw_chart(result: BenchResult, path: Path) -> None:
     where = gpus[0]["name"] if gpus else f"{result.machine['cpu']}, {result.threads} threads"
     commit = str((result.git or {}).get("commit") or "no commit")[:9]
     figure.suptitle(f"{where}, {commit}, {result.date[:10]}", fontsize=9, color=_GREY)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with written(path) as draft:
+        figure.savefig(draft)

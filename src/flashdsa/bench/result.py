@@ -9,6 +9,7 @@ from typing import Any
 
 from flashdsa.bench.timer import Times
 from flashdsa.errors import ArgumentValueError
+from flashdsa.output_paths import written
 
 SCHEMA = "flashdsa-bench/3"
 OURS, CEILING = "flashdsa", "ceiling"
@@ -117,8 +118,8 @@ class BenchResult:
 
     def write(self, path: Path) -> None:
         """Write the document, creating its folder."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.to_json(), encoding="utf-8")
+        with written(path) as draft:
+            draft.write_text(self.to_json(), encoding="utf-8")
 
 
 def read_result(path: Path) -> BenchResult:

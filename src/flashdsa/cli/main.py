@@ -18,6 +18,8 @@ from flashdsa.cli.inspect import inspect
 from flashdsa.cli.plan import plan
 from flashdsa.errors import FlashDsaError
 
+INTERRUPTED = 130
+
 
 class OneLineError(click.ClickException):
     """An error that the user can act on: one line on stderr, exit code 2."""
@@ -36,6 +38,9 @@ class FlashDsaGroup(click.Group):
         """Run the command; show an error that explains itself as one line."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("flashdsa: interrupted", err=True)
+            ctx.exit(INTERRUPTED)
         except OSError as error:
             if error.errno == errno.EPIPE:  # the reader of a pipe went away; click ends quietly
                 raise
@@ -78,7 +83,7 @@ def cli(verbose: bool) -> None:
       flashdsa inspect   what the compiler made of it: registers, spills
 
     Every command takes --json (one JSON document on stdout, nothing else) and --help. Exit codes:
-    0 done, 1 a check failed, 2 wrong input or something this machine cannot do.
+    0 done, 1 a check failed, 2 wrong input or something this machine cannot do, 130 interrupted.
     """
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")

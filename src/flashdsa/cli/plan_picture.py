@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from flashdsa.output_paths import written
 from flashdsa.plan import LiveRange, SmemPlan, TmemPlan
 from flashdsa.plan.kernel_spec import Variant
 
@@ -68,8 +69,8 @@ def draw_plan(variant: Variant, path: Path) -> None:
         "Hatched: memory that several regions share in turns.",
         fontsize=9, color=GREY, x=0.01, ha="left",
     )  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    with written(path) as draft:
+        figure.savefig(draft, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def _smem_bands(plan: SmemPlan) -> list[Band]:

@@ -15,6 +15,7 @@ from flashdsa.demo.attention import NEAR
 from flashdsa.demo.evaluate import Evaluation
 from flashdsa.demo.train import DemoOptions
 from flashdsa.demo.v4 import RATIO
+from flashdsa.output_paths import written
 
 INK, MUTED, FUTURE = "#1f2933", "#7b8794", "#e4e7eb"
 SPARSE, DENSE, CHOSEN = "#1d5fa8", "#e8890c", "#bcd6f2"
@@ -58,7 +59,8 @@ def draw_picture(options: DemoOptions, losses: list[float], looks: list[Evaluati
         lower.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
         for axes in figure.axes:
             axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(options.picture)
+        with written(options.picture) as draft:
+            figure.savefig(draft)
 
 
 def _loss_curve(axes: Axes, loss: np.ndarray[Any, Any], looks: list[Evaluation]) -> None:

@@ -17,6 +17,7 @@ from flashdsa.demo.picture import draw_picture
 from flashdsa.demo.text import load_text
 from flashdsa.demo.train import FORMS, DemoOptions, Trainer
 from flashdsa.errors import ArgumentValueError
+from flashdsa.output_paths import written
 
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"window": 1280, "num_queries": 256, "topk": 256, "num_heads": 4},
@@ -50,8 +51,6 @@ def run_demo(
     torch is left as it was. Returns all numbers, ready for JSON; losses are nats per byte.
     """
     began = time.perf_counter()
-    for path in filter(None, (options.picture, options.indices)):
-        path.parent.mkdir(parents=True, exist_ok=True)
     on_progress(0, options.steps, "reading the text that Python ships")
     train, held_out = load_text()
     if options.window >= len(held_out):
@@ -72,7 +71,8 @@ def run_demo(
         on_progress(step, options.steps, f"training, {losses[-1][0]:.2f} nats per byte")
     draw_picture(options, [language for language, _ in losses], looks)
     if options.indices is not None:
-        torch.save(looks[-1].indices, options.indices)
+        with written(options.indices) as draft, draft.open("wb") as file:
+            torch.save(looks[-1].indices, file)
     chosen = registry.chosen(options.device) | registry.chosen(options.device, options.backend)
     files = {"picture": str(options.picture), "indices": options.indices and str(options.indices)}
     return {

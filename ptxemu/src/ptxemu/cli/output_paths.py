@@ -39,15 +39,24 @@ def output_folder(text: str) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, all at once, and make its folder."""
+    """Write a file, all at once or not at all, and make its folder.
+
+    Raises:
+        OSError: it cannot be written; names it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.exists() and not path.is_file():  # a device, a pipe
-        path.write_text(text)
-        return
     path = path.resolve()  # a link stays one
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)
+    draft = path  # of a device or a pipe
+    if path.is_file() or not path.exists():
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if draft != path:
+            draft.unlink(missing_ok=True)
 
 
 def write_file_or_stdout(file: str, text: str) -> None:

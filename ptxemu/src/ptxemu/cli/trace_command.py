@@ -10,7 +10,7 @@ from typing import Any
 
 from ptxemu.cli.help_text import HelpFormatter
 from ptxemu.cli.kernel_names import file_name
-from ptxemu.cli.output_paths import output_folder
+from ptxemu.cli.output_paths import output_folder, write_file
 from ptxemu.cli.target import add_target_options, run_target
 from ptxemu.events import Observer
 from ptxemu.fan_out import FanOut
@@ -124,13 +124,13 @@ def _write(
     counts = launch.counters.by_role(named)
     stem = f"{number}-{file_name(launch.kernel)}"
     trace = options.out / f"{stem}.trace.json"
-    trace.write_text(json.dumps(to_chrome(launch.recorder, named)))
+    write_file(trace, json.dumps(to_chrome(launch.recorder, named)))
     facts = {"kernel": launch.kernel, "roles": [one.to_json_dict() for one in counts]}
     files = [trace, options.out / f"{stem}.counts.json"]
-    files[1].write_text(json.dumps(facts, indent=2) + "\n")
+    write_file(files[1], json.dumps(facts, indent=2) + "\n")
     if launch.memory_map.touches:
         files.append(options.out / f"{stem}.memory.svg")
-        files[2].write_text(_picture(options, launch, named))
+        write_file(files[2], _picture(options, launch, named))
     if not options.json:
         parts = [
             f"kernel {launch.kernel}",
