@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
+from io import StringIO
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from flashdsa.cli import console
 
@@ -48,3 +52,21 @@ def test_parts_of_a_step_do_not_start_its_clock_again(
     assert len(lines) >= 3
     assert lines[-1].startswith((" 69%", " 72%")) and "a case (about " in lines[-1]
     assert lines[-1].endswith(" s)")
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_in_a_terminal_the_times_stay_whole_whatever_runs(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen = Console(file=StringIO(), force_terminal=True, width=columns)
+    monkeypatch.setattr(console, "new_console", lambda stderr: screen)
+    what = "sparse_mla_fwd: v32_no_rope beside v32_no_rope, 150 queries of 2048 slots " * 2
+    with console.progress_bar() as on_progress:
+        on_progress(1, 4, what)
+        time.sleep(0.3)
+    assert isinstance(screen.file, StringIO)
+    lines = [
+        line for line in Text.from_ansi(screen.file.getvalue()).plain.splitlines() if "%" in line
+    ]
+    assert re.search(r" 25% 0:00:00 left [-0-9:]{7} sparse_m.*…", lines[-1])
+    assert len(lines[-1]) <= columns

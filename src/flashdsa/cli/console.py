@@ -97,15 +97,16 @@ def progress_bar() -> Iterator[OnProgress]:
         with _plain_progress() as on_progress:
             yield on_progress
         return
+    what_runs = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what the others leave
     columns = (
         BarColumn(bar_width=24),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        TextColumn("{task.description}", table_column=what_runs),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, expand=True) as bar:
         task = bar.add_task("starting", total=None)
 
         def on_progress(done: float, total: int, what: str) -> None:
