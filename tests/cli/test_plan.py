@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from flashdsa.cli.plan import choices_of, find_variant, planned_kernels
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.plan.kernel_spec import KernelSpec
 
 Run = Callable[..., Result]
 
@@ -49,9 +52,14 @@ def test_brackets_are_text(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--num-heads", "48"), "num_heads: expected 16, 32 or 64; got 48"),
-        (("--topk", "100"), "topk: expected 512, 1024 or 2048; got 100"),
+        (("--num-heads", "48"), "--num-heads: expected 16, 32 or 64; got 48"),
+        (("--topk", "100"), "--topk: expected 512, 1024 or 2048; got 100"),
         (("--arch", "sm_80"), "'sm_80' is not one of 'sm_90a', 'sm_100a'"),
+        (("--rows", "pages"), "--rows: expected cluster, clusters, ctas or pairs; got pages"),
+        (
+            ("--positions", "--num-heads", "16"),
+            "no variant is compiled with --positions and --num-heads 16",
+        ),
         (("--rows", "ctas", "--sorted"), "rows: a kernel that sorts splits no rows"),
         (("--json", "--markdown"), "--markdown: not together with --json"),
     ],
@@ -114,6 +122,19 @@ def test_bad_input_for_mla_bwd_is_one_line(
     result = run("plan", "mla_bwd", *arguments)
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.mark.parametrize("spec", planned_kernels(), ids=lambda spec: f"{spec.name}-{spec.arch}")
+def test_a_choice_that_is_not_compiled_is_answered_by_those_that_are(spec: KernelSpec) -> None:
+    for name in choices_of([spec]):
+        values = {variant.choices[name] for variant in spec.variants}
+        if not isinstance(next(iter(values)), bool):
+            with pytest.raises(ValueError) as error:
+                find_variant(spec, {name: 513})
+            said = str(error.value)
+            assert said.startswith(f"--{name.replace('_', '-')}: expected ")
+            listed = said.removesuffix("; got 513").partition("expected ")[2]
+            assert {*re.split(", | or ", listed)} == {str(value) or "''" for value in values}
 
 
 def test_the_kernels_pages_show_the_plans_of_today() -> None:

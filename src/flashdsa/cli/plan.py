@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,12 +111,22 @@ def choices_of(specs: Sequence[KernelSpec]) -> dict[str, tuple[Any, ...]]:
 
 
 def _choice(name: str, values: tuple[Any, ...]) -> click.Option:
-    declaration = [f"--{name.replace('_', '-')}", name]
+    declaration = [_flag(name), name]
     if isinstance(values[0], bool):
         return click.Option(declaration, is_flag=True, help=f"The {name} variant.")
-    text = f"{', '.join(map(str, sorted(values)[:-1]))} or {max(values)}."
+    text = f"{_either(values)}."
     # Without a default: not every architecture's plan has the choice. The first variant has it.
-    return click.Option(declaration, type=type(values[0]), show_default=str(values[0]), help=text)
+    kind = int if isinstance(values[0], int) else str
+    return click.Option(declaration, type=kind, show_default=str(values[0]), help=text)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _either(values: Iterable[Any]) -> str:
+    *others, last = (str(value) or "''" for value in sorted(values))
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def find_variant(spec: KernelSpec, given: dict[str, Any]) -> Variant:
@@ -124,19 +134,24 @@ def find_variant(spec: KernelSpec, given: dict[str, Any]) -> Variant:
     Flags that are not given may be either.
 
     Raises:
-        ValueError: there is none; what the plan says against the choices.
+        ValueError: there is none; what the plan says against the choices, or those that there are.
     """
     from flashdsa.errors import ArgumentValueError
 
     given = {n: value for n, value in given.items() if value is not None and value is not False}
     own = {field.name for field in fields(spec.plans[0])}
-    for name in given.keys() - spec.variants[0].choices.keys():
-        raise ArgumentValueError(f"--{name.replace('_', '-')}: no choice of the {spec.arch} plan")
+    for name, value in given.items():
+        known = {variant.choices.get(name) for variant in spec.variants}
+        if not any(known):
+            raise ArgumentValueError(f"{_flag(name)}: no choice of the {spec.arch} plan")
+        if value not in known:
+            raise ArgumentValueError(f"{_flag(name)}: expected {_either(known)}; got {value}")
     for variant in spec.variants:
         if all(variant.choices[name] == value for name, value in given.items()):
             return variant
     type(spec.plans[0])(**{n: given[n] for n in given.keys() & own})  # says what is wrong
-    raise ArgumentValueError(f"{spec.name}: no variant is compiled with {given}")
+    named = (_flag(n) if value is True else f"{_flag(n)} {value}" for n, value in given.items())
+    raise ArgumentValueError(f"{spec.name}: no variant is compiled with {' and '.join(named)}")
 
 
 def show_plan(
