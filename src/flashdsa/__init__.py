@@ -32,4 +32,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_public()])
+    return sorted({*_public(), *(name for name in globals() if name.startswith("__"))})

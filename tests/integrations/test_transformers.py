@@ -6,7 +6,7 @@ fp32, since in bf16 the two implementations' indexers may pick different keys.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -447,6 +447,13 @@ def test_another_expand_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(model.model.layers[0].self_attn), "expand_kv", expand_kv)
     with pytest.raises(NotImplementedError, match=r"expand_kv: expected parameters kv_nope, k_rot"):
         enable(model)
+
+
+@pytest.mark.parametrize("switch", [enable, disable])
+def test_what_is_no_model_is_refused(switch: Callable[[Any], Any]) -> None:
+    for wrong in (None, "deepseek-ai/DeepSeek-V3.2"):
+        with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module; got "):
+            switch(wrong)
 
 
 def test_models_without_such_layers_are_refused() -> None:

@@ -215,3 +215,9 @@ def test_operations_without_a_derivative_say_so() -> None:
     _, scale = flashdsa.quantize_index_k(k)
     with pytest.raises(NotImplementedError, match="quantize_index_k: no gradient is available"):
         scale.sum().backward()
+
+
+def test_the_package_lists_its_public_names_each_once() -> None:
+    assert flashdsa.causal_ranges  # a name that was used stands in the module, too
+    shown = [name for name in dir(flashdsa) if not name.startswith("__")]
+    assert shown == sorted(flashdsa.__all__)

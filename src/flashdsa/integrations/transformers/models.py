@@ -6,9 +6,11 @@ import inspect
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flashdsa.errors import ArgumentValueError, UnsupportedError
+from torch import nn
+
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.integrations.transformers import two_sources
 from flashdsa.integrations.transformers.attention import (
     NAME,
@@ -19,9 +21,6 @@ from flashdsa.integrations.transformers.attention import (
     register,
 )
 from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
-
-if TYPE_CHECKING:
-    from torch import nn
 
 OLDEST = (5, 17)
 """transformers 5.16 has another order of cache and mask: its results would be wrong."""
@@ -54,8 +53,10 @@ def enable(
         The model, changed.
 
     Raises:
+        ArgumentTypeError: `model` is no module.
         UnsupportedError: another transformers, or no such layer in the model.
     """
+    _require_module(model)
     if indexer not in ("model", *INDEXERS):
         raise ArgumentValueError(
             f"indexer: expected one of model, {', '.join(INDEXERS)}; got {indexer!r}"
@@ -97,6 +98,7 @@ def enable(
 
 def disable(model: Any) -> Any:
     """Undo `enable`; a model that was not enabled stays as it is. Returns the model."""
+    _require_module(model)
     previous = model.__dict__.pop(_PREVIOUS, None)
     if previous is None:
         return model
@@ -112,6 +114,11 @@ def disable(model: Any) -> Any:
             indexer.__dict__.pop("forward", None)
     model.set_attn_implementation(previous)
     return model
+
+
+def _require_module(model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model: expected a torch.nn.Module; got {type(model).__name__}")
 
 
 def require_version(found: str) -> None:
