@@ -69,7 +69,7 @@ class Reason:
 
     @property
     def need(self) -> str:
-        """What the call needs: "num_heads 64"; a flag's name."""
+        """The call's need: "num_heads 64", or a flag's name."""
         return f"{self.feature} {self.wanted}".strip()
 
     def __str__(self) -> str:
@@ -79,8 +79,8 @@ class Reason:
 
 
 def explain(rows: Sequence[Sequence[Reason]]) -> str:
-    """What is missing, each thing once, where each of several implementations has reasons against
-    a call: what they all lack (of another machine's, that alone), else what none has together."""
+    """Say once what is missing of a call against which each of several implementations has reasons:
+    what they all lack (if they are another machine's, that alone), else what none has together."""
     merged: dict[str, Reason] = {}
     for reason in (reason for row in rows for reason in row):
         known = merged.get(reason.need, reason)
