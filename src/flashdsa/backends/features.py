@@ -161,7 +161,7 @@ class Features:
             supported: IntSet = getattr(self, name)
             if size is not None and size not in supported:
                 yield Reason(name, tuple(str(supported).split(", ")), str(size))
-        for form in dict.fromkeys(problem.row_formats):
+        for form in problem.row_formats:
             if form not in self.row_formats:
                 yield Reason("kv_format", self.row_formats, form)
         if problem.mixed_formats and not set(problem.row_formats) <= set(self.mixed_formats):
