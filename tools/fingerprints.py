@@ -1,7 +1,7 @@
 """`make fingerprints`: one hash a compiled variant, of the PTX that its plan compiles to.
 
     python tools/fingerprints.py [TEXT ...]     # compares; of names that contain one of the texts
-    python tools/fingerprints.py --write        # records what is
+    python tools/fingerprints.py --write [TEXT ...]   # records what is
 
 A commit that moves or renames code changes no line of tests/fingerprints.txt. All variants take ten
 minutes of a core. The exit code is 1 where a hash differs, 2 where the record is of another CuTe
@@ -97,23 +97,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="default: all variants")
-    parser.add_argument("--write", action="store_true", help="record what is; of all variants")
+    parser.add_argument("--write", action="store_true", help="record what is")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     given = parser.parse_args()
-    if given.write and given.texts:
-        parser.error("--write: records all variants; leave the texts away")
     wanted = [
         name for name in names() if not given.texts or any(text in name for text in given.texts)
     ]
     if not wanted:
         parser.error(f"TEXT: no variant's name contains {' or '.join(given.texts)}")
     made_by, recorded = read_record()
-    if not given.write and made_by != compiler():
+    if made_by != compiler() and (given.texts or not given.write):
         print(f"the record is of {made_by or 'nothing'}; here is {compiler()}", file=sys.stderr)
         sys.exit(2)
     found = compile_all(wanted, given.jobs)
     if given.write:
-        lines = [compiler(), *(found[name] for name in sorted(found))]
+        kept = {name: line for name, line in recorded.items() if name in names()}
+        lines = [compiler(), *(line for _, line in sorted((kept | found).items()))]
         RECORD.write_text("".join(f"{line}\n" for line in lines))
     changed = [
         f"{recorded.get(name, name + ' is new')} -> {line}"

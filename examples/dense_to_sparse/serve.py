@@ -102,11 +102,12 @@ class Server:
         starts = self.table[:, 0] * PAGE
         self._write(seen, starts + at, cache)
         indices: Tensor | tuple[Tensor, Tensor] = (starts, starts + self.lengths)
+        slots = None
         if self.form == "sparse":
-            indices = self._select(layer, seen, cache)
+            indices, slots = self._select(layer, seen, cache), self.lengths.clamp(max=layer.topk)
         out, _ = flashdsa.sparse_mla_fwd(
             layer.absorb(seen.q).bfloat16(), cache.kv, indices, sm_scale=SM_SCALE,
-            batch_invariant=self.invariant,
+            topk_length=slots, batch_invariant=self.invariant,
         )  # fmt: skip
         return layer.read_out(out)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor
 
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
-from flashdsa.backends.emulated.runner import Emulator, compiled
+import flashdsa
+from flashdsa.backends.emulated.devices import H200
+from flashdsa.backends.emulated.runner import Emulator, compiled, running_on
 from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_USED_SLOTS
+from flashdsa.verify.launch_list import Recorder
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 EVERY = torch.empty(0, dtype=torch.int32)
@@ -67,3 +71,34 @@ def test_any_end(width: int) -> None:
 def test_it_needs_no_stack(tmp_path: Path) -> None:
     ptx = str(compiled(SPARSE_MLA_USED_SLOTS, UsedSlotsPlan()).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(ptx, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "topk", "options", "found"),
+    [
+        (300, 128, 2048, {}, True),
+        (1000, 16, 2048, {}, True),
+        (300, 128, 2048, {"topk_length": True}, False),
+        (8, 128, 2048, {}, False),  # full lists take 22 us
+        (8192, 128, 128, {}, False),  # no list has a step to spare
+        (300, 128, 2048, {"kv_format": "v32"}, True),
+        (300, 128, 512, {"extra": True}, True),
+        (300, 128, 512, {"extra": True, "extra_topk_length": True, "topk_length": True}, False),
+    ],
+)
+def test_long_calls_without_lengths_find_ends_first(
+    queries: int, heads: int, topk: int, options: dict[str, Any], found: bool
+) -> None:
+    given, recorder = dict(options), Recorder(H200)
+    q, kv = torch.zeros(queries, heads, 576).bfloat16(), torch.zeros(3000, 576).bfloat16()
+    slots = torch.zeros(queries, topk, dtype=torch.int32)
+    if given.pop("extra", False):
+        given |= {"extra_kv": kv, "extra_indices": slots}
+    if "kv_format" in given:
+        kv = flashdsa.quantize_kv(kv)
+    for name in [name for name in given if name.endswith("length")]:
+        given[name] = slots[:, 0].contiguous()
+    with running_on(recorder):
+        flashdsa.sparse_mla_fwd(q, kv, slots, backend="emulate-sm90", **given)
+    assert ("mla_used_slots" in recorder.launched) is found
+    assert len(recorder.launched) > 1 or not found

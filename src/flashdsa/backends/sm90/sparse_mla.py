@@ -16,6 +16,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     lists_vary,
     tiles_of,
 )
+from flashdsa.backends.sm90.used_slots import lack_lengths, with_used_slots
 from flashdsa.backends.sparse_mla_launches import (
     Form,
     Launches,
@@ -64,6 +65,9 @@ USED_SLOTS = 0.7
 """Share of the slots that count where lists have lengths, which the host does not know."""
 LEAST_SAMPLED_US = 400
 """Estimated time of queries one by one from which on only a sample takes groups."""
+LEAST_FOUND_US = 100
+"""Estimated time from which on lists without lengths are looked through first, which takes some 2
+us where they are full."""
 
 
 def choose(
@@ -78,8 +82,40 @@ def choose(
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if batch_invariant:
         return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
-    if is_joined(operands, index_block):
-        return choose_joined(runner, operands, sm_scale, max_logits, index_block, kv_format)
+    by_lists = choose_joined if is_joined(operands, index_block) else choose_single
+    finds = finds_ends(operands, index_block, runner.num_sms)
+    if finds and operands.ends is None:
+        # The kernels get lengths, so they are chosen for lists that have some.
+        operands = operands._replace(topk_length=operands.indices[:, 0])
+    call = operands, sm_scale, max_logits, index_block, kv_format
+    write = by_lists(runner, *call, finds=finds)
+    return with_used_slots(runner, write, operands, index_block) if finds else write
+
+
+def finds_ends(operands: SparseMlaOperands, index_block: int, num_sms: int) -> bool:
+    """Whether the device finds the ends of lists first: where they have no lengths, may end a step
+    earlier, and full ones take so long that it does not count."""
+    slots, heads = sum(likely_slots(operands, index_block)), operands.q.shape[1]
+    if not lack_lengths(operands) or slots <= Tile().step_keys:
+        return False
+    return time_of_items(operands.q.shape[0], heads, slots, num_sms) >= LEAST_FOUND_US
+
+
+def choose_single(
+    runner: Runner,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    max_logits: bool,
+    index_block: int,
+    kv_format: str | None,
+    *,
+    finds: bool,
+) -> Write:
+    """The kernel for lists of ids of one source.
+
+    Args:
+        finds: result of `finds_ends`: most lists are full.
+    """
     if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
         return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
@@ -95,6 +131,7 @@ def choose(
     if group == 1 and not max_logits:
         tiles = tiles_of(topk)
         by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
+        varied = varied and not finds
         turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied, by_forward)
         by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
         if by_decode is not None:
@@ -109,6 +146,8 @@ def choose_joined(
     max_logits: bool,
     index_block: int,
     kv_format: str | None,
+    *,
+    finds: bool,
 ) -> Write:
     """Likewise of two sources, ranges and blocks.
 
@@ -127,6 +166,7 @@ def choose_joined(
     if groups == (1,) and not max_logits:
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
         by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms)
+        varied = varied and not finds
         turns = Turns(num_queries, num_heads, num_keys, tiles, most_tiles, varied, by_forward)
         plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
         by_decode = choose_for_turns(runner, plan, turns)
@@ -170,7 +210,7 @@ def choose_invariant(
     if is_joined(operands, index_block):
         write = bind_joined(runner, operands, sm_scale, index_block)
         # The second list begins at a whole tile after the first one.
-        return sparse_mla_decode.with_used_slots(runner, write, operands, index_block)
+        return with_used_slots(runner, write, operands, index_block)
     return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.packed_rows import form_of, is_packed, num_rows
+from flashdsa.backends.packed_rows import form_of, is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
+from flashdsa.backends.sm90.used_slots import with_used_slots
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
@@ -29,7 +30,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     MOST_CTAS,
     OVERHEAD_TILES,
 )
-from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
@@ -37,13 +37,12 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
     SPARSE_MLA_DECODE_MANY_HEADS,
-    SPARSE_MLA_USED_SLOTS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.row_formats import V32, RowFormat
 
 if TYPE_CHECKING:
-    from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
+    from flashdsa.ops.attention import SparseMlaOperands
 
 
 Plan = DecodePlan | FewHeadsPlan | ManyHeadsPlan
@@ -191,57 +190,7 @@ def bind_invariant(
         plan = FewHeadsPlan(form)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
-    return with_used_slots(runner, write, operands, index_block, extra=True)
-
-
-def with_used_slots(
-    runner: Runner,
-    write: Write,
-    operands: SparseMlaOperands,
-    index_block: int,
-    *,
-    extra: bool = False,
-) -> Write:
-    """`write` of lists that end at their last slot that names a row: so -1 that fill a table up, or
-    a larger length, change no share of a list. Ranges have no such slots.
-
-    Args:
-        extra: of the extra list, too.
-    """
-    of_main = operands.ends is None
-    of_extra = extra and operands.extra_indices is not None and operands.extra_ends is None
-    if not of_main and not of_extra:
-        return write
-    function = runner.function(SPARSE_MLA_USED_SLOTS, UsedSlotsPlan())
-    num_queries = operands.q.shape[0]
-    every = runner.empty(0, dtype=torch.int32)
-    no_slots = runner.empty(num_queries, 0, dtype=torch.int32)
-    nothing = no_slots, every, 0
-    new_lengths = runner.allocator(num_queries, dtype=torch.int32)
-
-    def lists_of(
-        ids: Tensor | None, lengths: Tensor | None, kv: Tensor | None, block: int
-    ) -> tuple[Any, ...]:
-        if ids is None or kv is None:
-            return nothing
-        count = min(-(-num_rows(kv) // block), INT32_MAX)
-        return ids.contiguous(), every if lengths is None else lengths.contiguous(), count
-
-    def write_used(given: SparseMlaOutOperands) -> None:
-        main, more, used, extra_used = nothing, nothing, new_lengths(), every
-        if of_main:
-            main = lists_of(given.indices, given.topk_length, given.kv, index_block)
-        if of_extra:
-            more = lists_of(given.extra_indices, given.extra_topk_length, given.extra_kv, 1)
-            extra_used = new_lengths()
-        function(*main, used, *more, extra_used)
-        if of_main:
-            given = given._replace(topk_length=used)
-        if of_extra:
-            given = given._replace(extra_topk_length=extra_used)
-        write(given)
-
-    return write_used
+    return with_used_slots(runner, write, operands, index_block)
 
 
 def bind_plan(

@@ -1,7 +1,8 @@
 """Slots of each list up to the last one that names a row.
 
 A warp has a list and reads it from its end on, until a step has such a slot. Most lists are full:
-one step, and no more than 32 sectors of memory a list.
+one step, and no more than 32 sectors of memory a list. Further steps are longer: each waits for
+memory once.
 """
 
 from typing import Any, NamedTuple
@@ -13,7 +14,12 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import SM90, WARP_SIZE
-from flashdsa.kernels.attention.sm90.used_slots.plan import AT_ONCE, WARPS, UsedSlotsPlan
+from flashdsa.kernels.attention.sm90.used_slots.plan import (
+    FIRST_TURNS,
+    TURNS,
+    WARPS,
+    UsedSlotsPlan,
+)
 from flashdsa.kernels.attention.union_slots import length_of
 
 
@@ -27,19 +33,28 @@ class Lists(NamedTuple):
 
 
 @cute.jit
+def last_used(x: Lists, line: Any, end: Int32, lane: Int32, turns: cutlass.Constexpr) -> Int32:
+    """One past the last slot that names a row, of the `turns` * 32 before `end`; 0: none does."""
+    first, used = end - 1 - lane, Int32(0)
+    slots = [cutlass.max(first - turn * WARP_SIZE, Int32(0)) for turn in range(turns)]
+    rows = [(line + slot).load() for slot in slots]
+    for slot, row in zip(slots, rows, strict=True):
+        named = (row >= 0) & (row < x.num_ids)
+        used = cutlass.max(used, slot + 1 if named else Int32(0))
+    return Int32(cute.arch.warp_redux_sync(used, "max"))
+
+
+@cute.jit
 def write_used(x: Lists, query: Int32, lane: Int32):
     """Write the used slots of a query; a warp calls."""
     line = x.indices.iterator + Int64(query) * x.indices.shape[1]
     end, used = length_of(x, query), Int32(0)
+    if end > 0:
+        used = last_used(x, line, end, lane, FIRST_TURNS)
+        end -= FIRST_TURNS * WARP_SIZE
     while end > 0 and used == 0:
-        for i in cutlass.range_constexpr(AT_ONCE):
-            slot = end - 1 - (i * WARP_SIZE + lane)
-            if slot >= 0:
-                row = (line + slot).load()
-                if row >= 0 and row < x.num_ids:
-                    used = cutlass.max(used, slot + 1)
-        used = Int32(cute.arch.warp_redux_sync(used, "max"))
-        end -= AT_ONCE * WARP_SIZE
+        used = last_used(x, line, end, lane, TURNS)
+        end -= TURNS * WARP_SIZE
     if lane == 0:
         (x.used.iterator + query).store(used)
 

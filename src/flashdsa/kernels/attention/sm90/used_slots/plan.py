@@ -8,8 +8,8 @@ from flashdsa.plan import Role
 
 WARPS = 4
 """Warps of a CTA, each with a list."""
-AT_ONCE = 8
-"""Slots that a lane reads together."""
+FIRST_TURNS, TURNS = 8, 32
+"""Slots that a lane reads together, in a list's first step and in each further one."""
 
 
 @dataclass(frozen=True)
