@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from flashdsa.integrations.transformers import (  # noqa: E402
     enable,
     index_keys,
     indexers,
-    models,
+    releases,
 )
 
 BATCH, LENGTH, TOPK, PADDING = 2, 48, 16, 5
@@ -431,22 +432,37 @@ def test_enabling_twice_and_disabling_once_gives_the_first_back(model: Any) -> N
     assert "forward" not in layer.indexer.__dict__
 
 
-def test_older_versions_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"transformers 5\.16\.2: expected 5\.17"):
-        models.require_version("5.16.2")
-    models.require_version("5.17.0")
-    models.require_version("6.0.0.dev0")
+def test_older_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in ("5.17.0", "6.0.0.dev0", "5.16.2"):
+        monkeypatch.setattr(releases, "version", lambda _, found=found: found)
+        refused = found == "5.16.2"
+        said = r"cache\. transformers 5\.16\.2 is installed; flashdsa knows 5\.17 to 5\.24"
+        with pytest.raises(UnsupportedError, match=said) if refused else nullcontext():
+            releases.require_version()
 
 
-def test_another_expand_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("indexer", ["exact", "fp8"])
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_cache_goes_by_its_names_of_all_releases(indexer: str, name: str) -> None:
+    model = enable(build("deepseek_v32"), indexer=indexer)
+    cache = transformers.DynamicCache(config=model.config)
+    hidden, resid = torch.randn(1, 3, 64), torch.randn(1, 3, 32)
+    angles = model.model.rotary_emb(hidden, torch.arange(3)[None])
+    mask = torch.ones(1, 3, 3, dtype=torch.bool).tril()
+    model.model.layers[1].self_attn.indexer(hidden, resid, angles, mask, None, **{name: cache})
+    assert cache.layers[1].indexer_keys.shape == (1, 3, 128)
+
+
+@pytest.mark.parametrize("method", ["expand_kv", "indexer.forward"])
+def test_other_parameters_are_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says which releases are known."""
     model = build("deepseek_v32")
-
-    def expand_kv(self: Any, kv_nope: Tensor) -> Tensor:
-        return kv_nope
-
-    monkeypatch.setattr(type(model.model.layers[0].self_attn), "expand_kv", expand_kv)
-    with pytest.raises(NotImplementedError, match=r"expand_kv: expected parameters kv_nope, k_rot"):
-        enable(model)
+    owner, _, name = f"model.layers.0.self_attn.{method}".rpartition(".")
+    kind = type(model.get_submodule(owner))
+    monkeypatch.setattr(kind, name, lambda self, hidden_states: hidden_states)
+    said = rf"{kind.__name__}\.{name}: expected .* got hidden_states.* knows 5\.17 to 5\.24"
+    with pytest.raises(UnsupportedError, match=said):
+        enable(model, indexer="exact")
 
 
 def test_models_without_such_layers_are_refused() -> None:
