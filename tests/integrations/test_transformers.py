@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
 
@@ -227,6 +229,38 @@ def count_selected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("length", [LENGTH, TOPK - 1])
+def test_one_token_takes_the_models_own_choice(
+    model: Any, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where more keys than topk are seen; no other choice is the host's work then."""
+    called: list[int] = []
+    kind = type(model.model.layers[0].self_attn.indexer)
+    forward = kind.forward
+
+    def counted(self: Any, hidden_states: Tensor, *others: Any, **named: Any) -> Tensor:
+        called.append(hidden_states.shape[1])
+        chosen: Tensor = forward(self, hidden_states, *others, **named)
+        return chosen
+
+    steps = {}
+    for indexer in ("eager", "exact"):
+        if indexer == "exact":
+            enable(model, indexer=indexer)
+            monkeypatch.setattr(kind, "forward", wraps(forward)(counted))
+        else:
+            model.set_attn_implementation("eager")
+        with torch.no_grad():
+            x = {name: value[:, -length:] for name, value in tokens().items()}
+            cache = model(**x, use_cache=True).past_key_values
+            for name, value in x.items():
+                x[name] = value[:, :1] if name == "input_ids" else pad(value, (0, 1), value=1)
+            steps[indexer] = model(**x, past_key_values=cache).logits
+    layers = [one for one in model.model.layers if one.self_attn.indexer is not None]
+    assert called == [1] * (len(layers) if length + 1 > TOPK else 0)
+    assert error(steps["exact"], steps["eager"]) < 3e-6
+
+
 def test_an_fp8_indexer_picks_nearly_the_models_keys(model: Any) -> None:
     """And of each query's own keys only; a query that sees too few gets them all."""
     indexer = model.model.layers[0].self_attn.indexer
@@ -253,7 +287,7 @@ def test_an_fp8_indexer_serves_prefill_and_decode(model: Any) -> None:
     """Decoding with a cache gives what one pass over all tokens gives."""
     enable(model, indexer="fp8")
     out = model.generate(**tokens(), max_new_tokens=4, do_sample=False)
-    mask = torch.nn.functional.pad(tokens()["attention_mask"], (0, 4), value=1)
+    mask = pad(tokens()["attention_mask"], (0, 4), value=1)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
     assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
@@ -286,7 +320,7 @@ def test_a_decoded_token_quantises_its_own_key_only(
     longer = [count for count in counts[layers:] if count != BATCH]
     # 48 tokens and room for 12 are a page of 64, which is full behind the 16th step.
     assert longer == ([BATCH * 65] * layers if kind == "dynamic" else [])
-    mask = torch.nn.functional.pad(tokens()["attention_mask"], (0, 20), value=1)
+    mask = pad(tokens()["attention_mask"], (0, 20), value=1)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
     assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
@@ -304,7 +338,7 @@ def test_of_a_draft_only_the_new_tokens_are_quantised(
         if kind == "dynamic"
         else transformers.StaticCache(config=config, max_cache_len=LENGTH + 16)
     )
-    mask = torch.nn.functional.pad(x["attention_mask"], (0, 9), value=1)
+    mask = pad(x["attention_mask"], (0, 9), value=1)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     draft = torch.randint(1, 96, (BATCH, 9))
     whole = torch.cat([x["input_ids"], draft], dim=1)

@@ -73,14 +73,19 @@ def exact_forward(
     """The indexer's choice from its own scores.
 
     `dsa_topk_prefill` makes it if that serves the model's dtype and heads and each query sees
-    neighbouring keys; otherwise torch makes it for some queries at a time.
+    neighbouring keys; otherwise torch makes it for some queries at a time. Of one query the scores
+    are few and the host's time is what counts: the model's own forward makes it.
 
     Args: of the model's forward; attention_mask is (B, S, T).
 
     Returns:
-        (B, S, topk) int32 positions; what the mask forbids is -1 or is masked later. Ties go to the
-        smallest position.
+        (B, S, topk) int32 positions; what the mask forbids is -1 or is masked later. Of several
+        queries ties go to the smallest position.
     """
+    if hidden_states.shape[1] == 1 and attention_mask.shape[-1] > indexer.index_topk:
+        own = hidden_states, q_resid, position_embeddings, attention_mask, position_ids, cache
+        chosen: Tensor = type(indexer).forward(indexer, *own)
+        return chosen
     with torch.no_grad():
         q, k, weights = _project(indexer, hidden_states, q_resid, position_embeddings, cache)
         batch, num_queries, num_heads, _ = q.shape
@@ -88,7 +93,7 @@ def exact_forward(
         if num_keys <= indexer.index_topk:
             every = torch.arange(num_keys, dtype=torch.int32, device=k.device)
             return every.expand(batch, num_queries, num_keys)
-        if num_queries > 1 and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             shared = _shared_operands(
                 q, k, weights * indexer.softmax_scale, attention_mask, indexer.index_topk
             )
@@ -96,7 +101,7 @@ def exact_forward(
                 return marked_visible(_select_shared(shared, batch))
         keys = k.transpose(-1, -2).float().unsqueeze(1)
         step = max(1, CHUNK_ELEMENTS // (batch * num_heads * num_keys))
-        chosen = []
+        parts = []
         for first in range(0, num_queries, step):
             rows = slice(first, first + step)
             # Autocast would round the scores.
@@ -109,8 +114,8 @@ def exact_forward(
             positions = topk_indices(scores.contiguous(), lengths, indexer.index_topk)
             seen = scores.gather(1, positions.clamp_min(0).long()).isneginf().logical_not()
             positions = torch.where(seen, positions, -1)
-            chosen.append(positions.view(batch, -1, indexer.index_topk))
-        return torch.cat(chosen, dim=1)
+            parts.append(positions.view(batch, -1, indexer.index_topk))
+        return torch.cat(parts, dim=1)
 
 
 @by_meaning

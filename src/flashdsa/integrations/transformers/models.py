@@ -49,7 +49,8 @@ def enable(
         model: of transformers >= 5.17, with layers like DeepSeek-V3.2's, GLM-5's, GLM-5.3's and
             DeepSeek-V4's (`deepseek_v32`, `glm_moe_dsa`, `glm5_next`, `deepseek_v4`).
         indexer: "model": its own, which holds scores of every head, query and key at once;
-            "exact": the same scores for a few queries at a time; "fp8": keys and queries quantised
+            "exact": the same scores for a few queries at a time, and the model's own indexer for
+            steps of one token; "fp8": keys and queries quantised
             as DeepSeek serves them, without its Hadamard transform, so that other keys may be
             picked.
         backend, deterministic: of `flashdsa.sparse_mla`.
