@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -33,6 +33,9 @@ test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (i
 
 test-integrations: $(READY)  ## Contracts of Megatron-Core, vLLM, SGLang, flashinfer-bench, by their wheels (400 MB)
 	tools/test_integrations.sh $(VENV) .integrations
+
+test-newest: $(READY)  ## transformers' tests with the newest releases, if some were not tried yet (seconds otherwise)
+	$(BIN)/python tools/dependencies.py newest
 
 test-slow: $(READY)  ## The tests marked slow
 	$(PYTEST) -m slow

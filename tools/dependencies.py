@@ -2,15 +2,22 @@
 
     python tools/dependencies.py pin      # writes constraints.txt; --upgrade takes newer versions
     python tools/dependencies.py check    # the promised versions of Python and torch
+    python tools/dependencies.py newest   # tests with the lowest and the newest allowed releases
 
-Both ask the package registry alone: no configuration of pip or uv on this machine, and no package
+All ask the package registry alone: no configuration of pip or uv on this machine, and no package
 that lies on it, takes part. `check` installs nothing. It downloads metadata, for up to two minutes.
+
+`newest` takes seconds where no release is newer than those that docs/guides/serving.md says were
+tried. Else it runs tests with them, beside the environment's own packages: torch and CuTe DSL,
+which are gigabytes, stay those that are installed. A registry that does not answer fails nothing.
+`--record` runs the tests in any case and writes into that page what passed, and when.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -18,7 +25,9 @@ import tomllib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -34,6 +43,14 @@ ALL_PINS = ("--all-extras", "--constraint", str(CONSTRAINTS))
 WHAT_USERS_INSTALL = ("--extra=cuda", "--extra=emulate", "--extra=hf")
 NO_SOLUTION = 1
 """uv's exit status where no set of versions fits; any other failure may be the network's."""
+RECORD = ROOT / "docs" / "guides" / "serving.md"
+RECORDED = re.compile(r"(?<=<!-- newest -->)(\S+) \((.*)\)(?=<!-- /newest -->)")
+"""Date of the last trial, and the newest releases then: the only record of both."""
+TESTS = {
+    "lowest-direct": ["tests/integrations"],
+    "highest": ["tests/integrations", "tests/cli"],  # click's test client is another before 8.2
+}
+"""Tests to run, by uv's name of how a release is chosen."""
 ATTEMPTS = 3
 RESOLUTIONS_AT_ONCE = 8
 
@@ -132,6 +149,74 @@ def check() -> int:
     return 1 if failures else 0
 
 
+def newest(record: bool) -> int:
+    """Run `TESTS` if a release is newer than the recorded ones, or to record those that pass."""
+    with TemporaryDirectory() as folder:
+        try:
+            direct = name_direct(resolve_without_torch(list_pythons()[0], "highest", folder))
+            if not record and direct == read_record()[1]:
+                print(f"nothing is newer than what was tried: {direct}")
+                return 0
+            for resolution, tests in TESTS.items():
+                python = f"3.{sys.version_info.minor}"
+                pins = resolve_without_torch(python, resolution, folder)
+                packages = install(pins, Path(folder, resolution))
+                print(f"with {name_direct(pins)}:", flush=True)
+                paths = os.pathsep.join(map(str, (packages, ROOT / "src", PTXEMU / "src")))
+                command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", *tests]
+                environment = {**os.environ, "PYTHONPATH": paths}
+                if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:
+                    print("FAILS with these releases, which pyproject.toml allows")
+                    return 1
+        except subprocess.CalledProcessError as error:
+            print(f"{error.stderr}\nThe registry does not answer: no newest release was tried.")
+            return 0
+    if record:
+        said = f"{date.today()} ({direct})"
+        RECORD.write_text(RECORDED.sub(said, RECORD.read_text()))
+    else:
+        print("passed; to record it: .venv/bin/python tools/dependencies.py newest --record")
+    return 0
+
+
+def read_record() -> tuple[str, str]:
+    """Date and releases of `RECORD`."""
+    found = RECORDED.search(RECORD.read_text())
+    if found is None:
+        raise SystemExit(f"{RECORD}: expected a line with {RECORDED.pattern}")
+    return found[1], found[2]
+
+
+def resolve_without_torch(python: str, resolution: str, folder: str) -> list[str]:
+    """Pins of what flashdsa and transformers need, save torch."""
+    excludes = Path(folder, "excludes.txt")
+    excludes.write_text("torch")
+    options = ("--extra=hf", "--excludes", str(excludes), "--resolution", resolution)
+    done = run_uv(python, platform.machine(), options)
+    if done.returncode == NO_SOLUTION:
+        raise SystemExit(done.stderr)
+    done.check_returncode()
+    return [pin for pin in done.stdout.splitlines() if "==" in pin]
+
+
+def name_direct(pins: list[str]) -> str:
+    """Those of the pins that pyproject.toml names, as a list in words."""
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["hf"]
+    names = {re.split(r"[<>=!~\[;]", one)[0] for one in wanted}
+    return ", ".join(pin.replace("==", " ") for pin in pins if pin.split("==")[0] in names)
+
+
+def install(pins: list[str], folder: Path) -> Path:
+    """Install the pins, and nothing that they need, into the folder."""
+    command = [
+        sys.executable, "-m", "uv", "pip", "install", "--no-config", "--quiet", "--no-deps",
+        "--only-binary", ":all:", "--python", sys.executable, "--target", str(folder), *pins,
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    return folder
+
+
 def main() -> int:
     """Read the command line and do what it says."""
     parser = argparse.ArgumentParser(
@@ -141,8 +226,12 @@ def main() -> int:
     pinning = commands.add_parser("pin", help="write constraints.txt")
     pinning.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
     commands.add_parser("check", help="resolve every promised combination")
+    trying = commands.add_parser("newest", help="run tests with releases that were not tried yet")
+    trying.add_argument("--record", action="store_true", help="in any case; write down what passed")
     arguments = parser.parse_args()
-    return pin(arguments.upgrade) if arguments.command == "pin" else check()
+    if arguments.command == "pin":
+        return pin(arguments.upgrade)
+    return newest(arguments.record) if arguments.command == "newest" else check()
 
 
 if __name__ == "__main__":

@@ -181,7 +181,11 @@ def test_attention_of_latent_and_rope_apart() -> None:
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["own rows", "mapped rows"])
-def test_gradients_of_keys_are_added_to_the_callers_buffer(mapped: bool) -> None:
+@pytest.mark.parametrize("given", ["tensor", "callable"])
+@pytest.mark.parametrize("direct", [None, True])
+def test_gradients_of_keys_are_added_to_the_callers_buffer(
+    mapped: bool, given: str, direct: bool | None
+) -> None:
     leaves, indices, _ = _training()
     plain = [x.clone().requires_grad_() for x in leaves]
     dout = torch.randn(3, 2, 512)
@@ -190,9 +194,13 @@ def test_gradients_of_keys_are_added_to_the_callers_buffer(mapped: bool) -> None
     target = _int32(0, 1, 2, 3, 3, 2, 1, 0, 4) if mapped else torch.arange(9)
     accumulated = torch.ones(9, 600)
     own = [x.clone().requires_grad_() for x in leaves]
-    out = flashinfer.dsa_sparse_attention(
-        *own, indices, dkv_acc=accumulated, dkv_dst_map=target if mapped else None
-    )
+    destination: dict[str, Any] = {"dkv_acc": accumulated}
+    if mapped:
+        destination["dkv_dst_map"] = target
+    if given == "callable":
+        both = (accumulated, target) if mapped else accumulated
+        destination = {"dkv_acc": lambda: both}
+    out = flashinfer.dsa_sparse_attention(*own, indices, **destination, dkv_direct=direct)
     out.backward(dout)
     expected = torch.zeros(9, 576).index_add_(0, target.long(), wanted)
     assert_close(accumulated[:, :576] - 1, expected, 1e-5)
@@ -203,6 +211,49 @@ def test_gradients_of_keys_are_added_to_the_callers_buffer(mapped: bool) -> None
         assert_close(mine.grad, theirs.grad, 1e-6)
     with pytest.raises(ValueError, match="dkv_dst_map"):
         flashinfer.dsa_sparse_attention(*leaves, indices, dkv_dst_map=target)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "target", "said"),
+    [
+        (torch.zeros(9, 600), [0, 1, 2, 3, 9, 0, 1, 2, 3], r"dkv_dst_map: expected .* \[0, 9\)"),
+        (torch.zeros(9, 600), [0, 1, 2, 3, -1, 0, 1, 2, 3], "dkv_dst_map: expected"),
+        (torch.zeros(9, 600), [0, 1], "dkv_dst_map: expected shape"),
+        (torch.zeros(8, 576), None, "dkv_acc: expected"),
+        (torch.zeros(9, 575), None, "dkv_acc: expected"),
+        (torch.zeros(9, 576).half(), None, "dkv_acc: expected"),
+        (lambda: (torch.zeros(9, 576), torch.arange(9)), [0] * 9, "dkv_dst_map: expected one"),
+    ],
+    ids=["beyond", "negative", "short map", "few rows", "few columns", "dtype", "two maps"],
+)
+def test_wrong_destinations_of_gradients_are_named(
+    buffer: Any, target: list[int] | None, said: str
+) -> None:
+    """On the CPU they are looked at without `check_dst_map`; nothing is added then."""
+    leaves, indices, _ = _training()
+    own = [x.requires_grad_() for x in leaves]
+    given = None if target is None else _int32(*target)
+    out = flashinfer.dsa_sparse_attention(*own, indices, dkv_acc=buffer, dkv_dst_map=given)
+    with pytest.raises(ValueError, match=said):
+        out.sum().backward()
+    assert callable(buffer) or not buffer.any()
+
+
+def test_destinations_are_not_looked_at_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`check_dst_map` decides, whatever the device."""
+    read: list[int] = []
+    monkeypatch.setattr(flashinfer, "_require_rows", lambda *given: read.append(1))
+    leaves, indices, _ = _training()
+    for check in (False, None, True):
+        own = [x.clone().requires_grad_() for x in leaves]
+        out = flashinfer.dsa_sparse_attention(
+            *own, indices, dkv_acc=torch.zeros(9, 576), dkv_dst_map=torch.arange(9).int(),
+            check_dst_map=check,
+        )  # fmt: skip
+        out.sum().backward()
+    assert len(read) == 2
 
 
 def test_autocast_casts_what_goes_to_the_callers_buffer_too() -> None:

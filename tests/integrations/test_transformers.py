@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import wraps
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 transformers = pytest.importorskip("transformers", reason="needs transformers >= 5.17")
 
@@ -24,7 +27,7 @@ from flashdsa.integrations.transformers import (  # noqa: E402
     enable,
     index_keys,
     indexers,
-    models,
+    releases,
 )
 
 BATCH, LENGTH, TOPK, PADDING = 2, 48, 16, 5
@@ -226,6 +229,38 @@ def count_selected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.parametrize("length", [LENGTH, TOPK - 1])
+def test_one_token_takes_the_models_own_choice(
+    model: Any, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where more keys than topk are seen; no other choice is the host's work then."""
+    called: list[int] = []
+    kind = type(model.model.layers[0].self_attn.indexer)
+    forward = kind.forward
+
+    def counted(self: Any, hidden_states: Tensor, *others: Any, **named: Any) -> Tensor:
+        called.append(hidden_states.shape[1])
+        chosen: Tensor = forward(self, hidden_states, *others, **named)
+        return chosen
+
+    steps = {}
+    for indexer in ("eager", "exact"):
+        if indexer == "exact":
+            enable(model, indexer=indexer)
+            monkeypatch.setattr(kind, "forward", wraps(forward)(counted))
+        else:
+            model.set_attn_implementation("eager")
+        with torch.no_grad():
+            x = {name: value[:, -length:] for name, value in tokens().items()}
+            cache = model(**x, use_cache=True).past_key_values
+            for name, value in x.items():
+                x[name] = value[:, :1] if name == "input_ids" else pad(value, (0, 1), value=1)
+            steps[indexer] = model(**x, past_key_values=cache).logits
+    layers = [one for one in model.model.layers if one.self_attn.indexer is not None]
+    assert called == [1] * (len(layers) if length + 1 > TOPK else 0)
+    assert error(steps["exact"], steps["eager"]) < 3e-6
+
+
 def test_an_fp8_indexer_picks_nearly_the_models_keys(model: Any) -> None:
     """And of each query's own keys only; a query that sees too few gets them all."""
     indexer = model.model.layers[0].self_attn.indexer
@@ -252,7 +287,7 @@ def test_an_fp8_indexer_serves_prefill_and_decode(model: Any) -> None:
     """Decoding with a cache gives what one pass over all tokens gives."""
     enable(model, indexer="fp8")
     out = model.generate(**tokens(), max_new_tokens=4, do_sample=False)
-    mask = torch.nn.functional.pad(tokens()["attention_mask"], (0, 4), value=1)
+    mask = pad(tokens()["attention_mask"], (0, 4), value=1)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
     assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
@@ -285,7 +320,7 @@ def test_a_decoded_token_quantises_its_own_key_only(
     longer = [count for count in counts[layers:] if count != BATCH]
     # 48 tokens and room for 12 are a page of 64, which is full behind the 16th step.
     assert longer == ([BATCH * 65] * layers if kind == "dynamic" else [])
-    mask = torch.nn.functional.pad(tokens()["attention_mask"], (0, 20), value=1)
+    mask = pad(tokens()["attention_mask"], (0, 20), value=1)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     logits = model(input_ids=out, attention_mask=mask, position_ids=positions).logits
     assert torch.equal(logits[:, LENGTH - 1 : -1].argmax(-1), out[:, LENGTH:])
@@ -303,7 +338,7 @@ def test_of_a_draft_only_the_new_tokens_are_quantised(
         if kind == "dynamic"
         else transformers.StaticCache(config=config, max_cache_len=LENGTH + 16)
     )
-    mask = torch.nn.functional.pad(x["attention_mask"], (0, 9), value=1)
+    mask = pad(x["attention_mask"], (0, 9), value=1)
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     draft = torch.randint(1, 96, (BATCH, 9))
     whole = torch.cat([x["input_ids"], draft], dim=1)
@@ -431,22 +466,37 @@ def test_enabling_twice_and_disabling_once_gives_the_first_back(model: Any) -> N
     assert "forward" not in layer.indexer.__dict__
 
 
-def test_older_versions_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"transformers 5\.16\.2: expected 5\.17"):
-        models.require_version("5.16.2")
-    models.require_version("5.17.0")
-    models.require_version("6.0.0.dev0")
+def test_older_versions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for found in ("5.17.0", "6.0.0.dev0", "5.16.2"):
+        monkeypatch.setattr(releases, "version", lambda _, found=found: found)
+        refused = found == "5.16.2"
+        said = r"cache\. transformers 5\.16\.2 is installed; flashdsa knows 5\.17 to 5\.24"
+        with pytest.raises(UnsupportedError, match=said) if refused else nullcontext():
+            releases.require_version()
 
 
-def test_another_expand_kv_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("indexer", ["exact", "fp8"])
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_cache_goes_by_its_names_of_all_releases(indexer: str, name: str) -> None:
+    model = enable(build("deepseek_v32"), indexer=indexer)
+    cache = transformers.DynamicCache(config=model.config)
+    hidden, resid = torch.randn(1, 3, 64), torch.randn(1, 3, 32)
+    angles = model.model.rotary_emb(hidden, torch.arange(3)[None])
+    mask = torch.ones(1, 3, 3, dtype=torch.bool).tril()
+    model.model.layers[1].self_attn.indexer(hidden, resid, angles, mask, None, **{name: cache})
+    assert cache.layers[1].indexer_keys.shape == (1, 3, 128)
+
+
+@pytest.mark.parametrize("method", ["expand_kv", "indexer.forward"])
+def test_other_parameters_are_refused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says which releases are known."""
     model = build("deepseek_v32")
-
-    def expand_kv(self: Any, kv_nope: Tensor) -> Tensor:
-        return kv_nope
-
-    monkeypatch.setattr(type(model.model.layers[0].self_attn), "expand_kv", expand_kv)
-    with pytest.raises(NotImplementedError, match=r"expand_kv: expected parameters kv_nope, k_rot"):
-        enable(model)
+    owner, _, name = f"model.layers.0.self_attn.{method}".rpartition(".")
+    kind = type(model.get_submodule(owner))
+    monkeypatch.setattr(kind, name, lambda self, hidden_states: hidden_states)
+    said = rf"{kind.__name__}\.{name}: expected .* got hidden_states.* knows 5\.17 to 5\.24"
+    with pytest.raises(UnsupportedError, match=said):
+        enable(model, indexer="exact")
 
 
 @pytest.mark.parametrize("switch", [enable, disable])

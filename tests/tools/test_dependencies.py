@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import pytest
 
+from flashdsa.integrations.transformers.releases import TRIED
 from tools import dependencies
 from tools.dependencies import ATTEMPTS, NO_SOLUTION, TORCH_VERSIONS, Resolution, list_pythons
 
@@ -41,12 +44,12 @@ def test_documents_name_the_versions_that_are_checked(path: str) -> None:
         assert f"{name} {promise}" in text or f"| {name} | {promise} |" in text
 
 
-def _answer(monkeypatch: pytest.MonkeyPatch, *codes: int) -> list[int]:
+def _answer(monkeypatch: pytest.MonkeyPatch, *codes: int, pins: str = "") -> list[int]:
     """Have uv exit with each of `codes` in turn; returns those that are left."""
     left = list(codes)
 
     def run_uv(*_: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess([], left.pop(0), stdout="", stderr="said")
+        return subprocess.CompletedProcess([], left.pop(0), stdout=pins, stderr="said")
 
     monkeypatch.setattr(dependencies, "run_uv", run_uv)
     return left
@@ -75,3 +78,83 @@ def test_one_failure_makes_the_check_fail(
     assert f"{count - 1} of {count} combinations resolve" in capsys.readouterr().out
     _answer(monkeypatch, *[0] * count)
     assert dependencies.check() == 0
+
+
+def test_the_record_of_newest_releases_is_current() -> None:
+    """It names what pyproject.toml allows, and the releases that refusals name."""
+    when, releases = dependencies.read_record()
+    assert date.fromisoformat(when) <= date.today()
+    project = tomllib.loads(dependencies.PYPROJECT.read_text())["project"]
+    (transformers,) = project["optional-dependencies"]["hf"]
+    allowed = [re.split("[<>=]", one)[0] for one in (*project["dependencies"], transformers)]
+    names, versions = zip(*(one.split() for one in releases.split(", ")), strict=True)
+    assert {*names, "torch"} == set(allowed)
+    newest = versions[names.index("transformers")]
+    assert (transformers.split(">=")[1].split(",")[0], newest.rpartition(".")[0]) == TRIED
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """A record of transformers 5.23.0; exit codes of commands to come: an installation and the
+    tests, twice."""
+    record = tmp_path / "serving.md"
+    record.write_text("tried: <!-- newest -->2026-01-01 (transformers 5.23.0)<!-- /newest -->.")
+    monkeypatch.setattr(dependencies, "RECORD", record)
+    codes: list[int] = []
+
+    def run(command: list[str], check: bool, **_: object) -> subprocess.CompletedProcess[str]:
+        done = subprocess.CompletedProcess(command, codes.pop(0), stdout="", stderr="said")
+        if check:
+            done.check_returncode()
+        return done
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return codes
+
+
+NEW, OLD = "transformers==5.99.0\ntqdm==4.0", "transformers==5.23.0\ntqdm==5.0"
+
+
+def test_releases_that_were_tried_are_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, runs: list[int]
+) -> None:
+    _answer(monkeypatch, 0, pins=OLD)
+    assert dependencies.newest(record=False) == 0 and runs == []
+
+
+@pytest.mark.parametrize(("codes", "status"), [((0, 0, 0, 0), 0), ((0, 0, 0, 1), 1), ((0, 1), 1)])
+def test_newer_releases_are_tried_and_a_failure_fails(
+    codes: tuple[int, ...], status: int, monkeypatch: pytest.MonkeyPatch, runs: list[int]
+) -> None:
+    runs += codes
+    _answer(monkeypatch, 0, 0, 0, pins=NEW)
+    assert dependencies.newest(record=False) == status and runs == []
+    assert dependencies.read_record() == ("2026-01-01", "transformers 5.23.0")
+
+
+@pytest.mark.parametrize("where", ["resolving", "installing"])
+def test_a_registry_that_does_not_answer_fails_nothing(
+    where: str, monkeypatch: pytest.MonkeyPatch, runs: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _answer(monkeypatch, *([2] if where == "resolving" else [0, 0]), pins=NEW)
+    runs += [] if where == "resolving" else [1]
+    assert dependencies.newest(record=False) == 0
+    assert "does not answer" in capsys.readouterr().out
+
+
+def test_newest_releases_that_do_not_fit_fail(
+    monkeypatch: pytest.MonkeyPatch, runs: list[int]
+) -> None:
+    _answer(monkeypatch, NO_SOLUTION, pins=NEW)
+    with pytest.raises(SystemExit, match="said"):
+        dependencies.newest(record=False)
+    assert runs == []
+
+
+def test_what_passed_is_recorded(monkeypatch: pytest.MonkeyPatch, runs: list[int]) -> None:
+    for pins in (NEW, OLD):  # in any case, also what was recorded before
+        _answer(monkeypatch, 0, 0, 0, pins=pins)
+        runs += [0, 0, 0, 0]
+        assert dependencies.newest(record=True) == 0
+        expected = pins.split("\n")[0].replace("==", " ")
+        assert dependencies.read_record() == (str(date.today()), expected)

@@ -115,10 +115,8 @@ def build(tokens: int, device: str, seed: int) -> tuple[Inputs, dict[str, dict[s
 def _layer(model: Any, place: int, hidden: Tensor) -> Layer:
     """The attention at `place`, with what the model would hand it."""
     position_ids = torch.arange(hidden.shape[1], device=hidden.device)[None]
-    mask = create_sliding_window_causal_mask(
-        config=model.config, inputs_embeds=hidden, attention_mask=None, past_key_values=None,
-        position_ids=position_ids,
-    )  # fmt: skip
+    # No padding and no cache, whose parameter releases name differently.
+    mask = create_sliding_window_causal_mask(model.config, hidden, None, None, position_ids)
     tables = {
         kind: model.rotary_emb(hidden, position_ids=position_ids, layer_type=kind)
         for kind in ("main", "compress")

@@ -1,11 +1,12 @@
 """FlashInfer's sparse MLA and top-k: `from flashdsa.adapters import flashinfer`.
 
-The functions of FlashInfer 0.7.2 by their names, order and defaults. Its lse is in base 2 where it
+The functions of FlashInfer 0.7.4 by their names, order and defaults. Its lse is in base 2 where it
 decodes (`return_lse_base="basee"` asks for the natural logarithm), and -inf for an empty row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,12 +15,17 @@ from torch import Tensor
 from flashdsa.adapters.arguments import copy_into, require_default
 from flashdsa.adapters.best import TopKTieBreak as TopKTieBreak
 from flashdsa.adapters.best import best_positions
+from flashdsa.backends.indexer.tensors import values_are_checked
+from flashdsa.dispatch.checks import require_shape
 from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.attention_backward import mla_bwd
 from flashdsa.ops.merge import lse_for_merge, lse_to_base2
 from flashdsa.problem import D_QK, D_V
+
+Destination = Callable[[], Tensor | tuple[Tensor, Tensor]]
+"""Returns a buffer of gradients, or it and the row of each key."""
 
 
 def top_k(
@@ -239,8 +245,10 @@ def dsa_sparse_attention(
     return_lse: bool = False,
     key_passes: int | None = None,
     backend: str = "cake",
-    dkv_acc: Tensor | None = None,
+    dkv_acc: Tensor | Destination | None = None,
     dkv_dst_map: Tensor | None = None,
+    dkv_direct: bool | None = None,
+    check_dst_map: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Differentiable sparse attention of latent and RoPE columns apart; they are concatenated.
 
@@ -249,9 +257,12 @@ def dsa_sparse_attention(
             (on the CPU fp32 too).
         indices: (T, topk) int32; -1 and what lies outside is invalid, wherever it stands.
         topk_length: (T,) int32. softmax_scale: ``576 ** -0.5`` by default.
-        key_passes, backend: not used.
-        dkv_acc: (S_dst, >= 576) fp32; the keys' gradients are added to it, and theirs are None.
+        key_passes, backend, dkv_direct: not used: they choose among kernels, with the same sums.
+        dkv_acc: (S_dst, >= 576) fp32; the keys' gradients are added to it, and theirs are None. Or
+            a function that the backward calls without arguments for it, or for it and a map.
         dkv_dst_map: (S,) int32, the row of `dkv_acc` of each key; its own by default.
+        check_dst_map: whether each backward looks at the map's values, which waits for the device;
+            by default on the CPU and with FLASHDSA_CHECK=1.
 
     Returns:
         out (T, H, 512), or with `return_lse` out and lse (T, H), the natural logarithm, -inf for a
@@ -268,6 +279,7 @@ def dsa_sparse_attention(
             softmax_scale,
             dkv_acc,
             dkv_dst_map,
+            check_dst_map,
         )
     else:
         if dkv_dst_map is not None:
@@ -287,18 +299,20 @@ class _AccumulatingAttention(torch.autograd.Function):
         indices: Tensor,
         topk_length: Tensor | None,
         sm_scale: float | None,
-        dkv_acc: Tensor,
+        dkv_acc: Tensor | Destination,
         dkv_dst_map: Tensor | None,
+        check_dst_map: bool | None,
     ) -> tuple[Tensor, Tensor]:
         out, lse = sparse_mla_fwd(q, kv, indices, sm_scale=sm_scale, topk_length=topk_length)
         ctx.save_for_backward(q, kv, indices, topk_length, out, lse, dkv_dst_map)
-        ctx.sm_scale, ctx.dkv_acc = sm_scale, dkv_acc
+        ctx.sm_scale, ctx.dkv_acc, ctx.check = sm_scale, dkv_acc, check_dst_map
         ctx.mark_non_differentiable(lse)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        q, kv, indices, topk_length, out, lse, dkv_dst_map = ctx.saved_tensors
+        q, kv, indices, topk_length, out, lse, given_map = ctx.saved_tensors
+        target, rows = _destination(ctx.dkv_acc, given_map, kv.shape, ctx.check)
         dq, dkv, *_ = mla_bwd(
             q,
             kv,
@@ -309,9 +323,51 @@ class _AccumulatingAttention(torch.autograd.Function):
             sm_scale=ctx.sm_scale,
             topk_length=topk_length,
         )
-        target = ctx.dkv_acc[:, : dkv.shape[1]]
-        if dkv_dst_map is None:
+        if rows is None:
             target[: len(dkv)] += dkv
         else:
-            target.index_add_(0, dkv_dst_map.long(), dkv)
-        return dq, None, None, None, None, None, None
+            target.index_add_(0, rows.long(), dkv)
+        return dq, None, None, None, None, None, None, None
+
+
+def _destination(
+    dkv_acc: Tensor | Destination,
+    dkv_dst_map: Tensor | None,
+    shape: torch.Size,
+    check: bool | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The caller's columns for gradients of `shape`, and the row of each, None: its own."""
+    if not isinstance(dkv_acc, Tensor):
+        made = dkv_acc()
+        dkv_acc, own = made if isinstance(made, tuple) else (made, None)
+        if own is not None and dkv_dst_map is not None:
+            raise ArgumentValueError("dkv_dst_map: expected one; dkv_acc() returned another")
+        dkv_dst_map = own if dkv_dst_map is None else dkv_dst_map
+    num_keys, width = shape
+    least = 0 if dkv_dst_map is not None else num_keys
+    if (
+        dkv_acc.dtype != torch.float32
+        or dkv_acc.dim() != 2
+        or len(dkv_acc) < least
+        or dkv_acc.shape[1] < width
+    ):
+        raise ArgumentValueError(
+            f"dkv_acc: expected float32 of at least [{least}, {width}]; got "
+            f"{dkv_acc.dtype} {list(dkv_acc.shape)}"
+        )
+    if dkv_dst_map is not None:
+        require_shape("dkv_dst_map", dkv_dst_map, (num_keys,), "[S]")
+        if check is None:
+            check = dkv_dst_map.device.type == "cpu" or values_are_checked()
+        if check:
+            _require_rows(dkv_dst_map, len(dkv_acc))
+    return dkv_acc[:, :width], dkv_dst_map
+
+
+def _require_rows(dkv_dst_map: Tensor, num_rows: int) -> None:
+    least, most = dkv_dst_map.min(), dkv_dst_map.max()
+    if least < 0 or most >= num_rows:
+        raise ArgumentValueError(
+            f"dkv_dst_map: expected rows of dkv_acc, in [0, {num_rows}); got {int(least)} to "
+            f"{int(most)}"
+        )

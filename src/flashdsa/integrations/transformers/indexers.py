@@ -5,7 +5,6 @@ Several queries of a sequence share its keys and are selected for by `dsa_topk_p
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +17,11 @@ from flashdsa.dispatch.registration import is_served
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.integrations.transformers.attention import marked_visible
 from flashdsa.integrations.transformers.index_keys import ATTRIBUTE, quantise
+from flashdsa.integrations.transformers.releases import (
+    by_meaning,
+    require_parameters,
+    unknown,
+)
 from flashdsa.ops.index_k_cache import quantize_index_k, quantize_index_q
 from flashdsa.ops.indexer import (
     DSA_TOPK_INDEXER,
@@ -39,7 +43,7 @@ PARAMETERS = (
     "position_embeddings",
     "attention_mask",
     "position_ids",
-    "past_key_values",
+    "cache",
 )
 FEW_QUERIES = 32
 """Most queries of a sequence that are rows of `dsa_topk_indexer`, each with its own choice: the
@@ -50,14 +54,13 @@ CHUNK_ELEMENTS = 2**26
 
 def require_known(indexer: torch.nn.Module) -> None:
     """Raise UnsupportedError for an indexer whose forward is not the one that is replaced."""
-    name = type(indexer).__name__
-    found = tuple(inspect.signature(type(indexer).forward).parameters)[1:]
-    if name not in ROTARY or found != PARAMETERS:
-        raise UnsupportedError(
-            f"indexer: {name}.forward({', '.join(found)}) is not known here; use indexer='model'"
-        )
+    kind, advice = type(indexer), "; use indexer='model'"
+    if kind.__name__ not in ROTARY:
+        raise unknown(f"indexer: expected one of {', '.join(ROTARY)}; got {kind.__name__}{advice}")
+    require_parameters(kind, "forward", PARAMETERS, advice)
 
 
+@by_meaning
 def exact_forward(
     indexer: Any,
     hidden_states: Tensor,
@@ -65,29 +68,32 @@ def exact_forward(
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor,
     position_ids: Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
 ) -> Tensor:
     """The indexer's choice from its own scores.
 
     `dsa_topk_prefill` makes it if that serves the model's dtype and heads and each query sees
-    neighbouring keys; otherwise torch makes it for some queries at a time.
+    neighbouring keys; otherwise torch makes it for some queries at a time. Of one query the scores
+    are few and the host's time is what counts: the model's own forward makes it.
 
     Args: of the model's forward; attention_mask is (B, S, T).
 
     Returns:
-        (B, S, topk) int32 positions; what the mask forbids is -1 or is masked later. Ties go to the
-        smallest position.
+        (B, S, topk) int32 positions; what the mask forbids is -1 or is masked later. Of several
+        queries ties go to the smallest position.
     """
+    if hidden_states.shape[1] == 1 and attention_mask.shape[-1] > indexer.index_topk:
+        own = hidden_states, q_resid, position_embeddings, attention_mask, position_ids, cache
+        chosen: Tensor = type(indexer).forward(indexer, *own)
+        return chosen
     with torch.no_grad():
-        q, k, weights = _project(
-            indexer, hidden_states, q_resid, position_embeddings, past_key_values
-        )
+        q, k, weights = _project(indexer, hidden_states, q_resid, position_embeddings, cache)
         batch, num_queries, num_heads, _ = q.shape
         num_keys = k.shape[1]
         if num_keys <= indexer.index_topk:
             every = torch.arange(num_keys, dtype=torch.int32, device=k.device)
             return every.expand(batch, num_queries, num_keys)
-        if num_queries > 1 and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling():
             shared = _shared_operands(
                 q, k, weights * indexer.softmax_scale, attention_mask, indexer.index_topk
             )
@@ -95,7 +101,7 @@ def exact_forward(
                 return marked_visible(_select_shared(shared, batch))
         keys = k.transpose(-1, -2).float().unsqueeze(1)
         step = max(1, CHUNK_ELEMENTS // (batch * num_heads * num_keys))
-        chosen = []
+        parts = []
         for first in range(0, num_queries, step):
             rows = slice(first, first + step)
             # Autocast would round the scores.
@@ -108,10 +114,11 @@ def exact_forward(
             positions = topk_indices(scores.contiguous(), lengths, indexer.index_topk)
             seen = scores.gather(1, positions.clamp_min(0).long()).isneginf().logical_not()
             positions = torch.where(seen, positions, -1)
-            chosen.append(positions.view(batch, -1, indexer.index_topk))
-        return torch.cat(chosen, dim=1)
+            parts.append(positions.view(batch, -1, indexer.index_topk))
+        return torch.cat(parts, dim=1)
 
 
+@by_meaning
 def fp8_forward(
     indexer: Any,
     hidden_states: Tensor,
@@ -119,7 +126,7 @@ def fp8_forward(
     position_embeddings: tuple[Tensor, Tensor],
     attention_mask: Tensor,
     position_ids: Tensor | None = None,
-    past_key_values: Any = None,
+    cache: Any = None,
 ) -> Tensor:
     """The indexer's choice from fp8 keys and queries: of several queries a sequence by
     `flashdsa.dsa_topk_prefill`, of one by `flashdsa.dsa_topk_indexer`.
@@ -133,7 +140,7 @@ def fp8_forward(
     """
     with torch.no_grad():
         num_queries = hidden_states.shape[1]
-        layer = None if past_key_values is None else past_key_values.layers[indexer.layer_idx]
+        layer = None if cache is None else cache.layers[indexer.layer_idx]
         kept = None
         if layer is not None and not torch.compiler.is_compiling():
             kept = getattr(layer, ATTRIBUTE, None)
@@ -144,7 +151,7 @@ def fp8_forward(
         )
         if q.shape[-1] != INDEX_HEAD_DIM:
             raise UnsupportedError(f"indexer='fp8': expected index_head_dim 128; got {q.shape[-1]}")
-        every = k if layer is None else past_key_values.update_indexer(k, indexer.layer_idx)
+        every = k if layer is None else cache.update_indexer(k, indexer.layer_idx)
         allowed = _allowed(attention_mask).expand(len(q), -1, -1)
         if kept is not None:
             kept.append(_quantisable(k), layer)
@@ -178,12 +185,12 @@ def _project(
     hidden_states: Tensor,
     q_resid: Tensor,
     position_embeddings: tuple[Tensor, Tensor],
-    past_key_values: Any,
+    cache: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries (B, S, H, D), all keys (B, T, D) of the cache, head weights (B, S, H) fp32."""
     q, k, weights = _queries_and_keys(indexer, hidden_states, q_resid, position_embeddings, 1.0)
-    if past_key_values is not None:
-        k = past_key_values.update_indexer(k, indexer.layer_idx)
+    if cache is not None:
+        k = cache.update_indexer(k, indexer.layer_idx)
     return q, k, weights
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from torch import nn
@@ -21,13 +19,19 @@ from flashdsa.integrations.transformers.attention import (
     register,
 )
 from flashdsa.integrations.transformers.indexers import INDEXERS, require_known
+from flashdsa.integrations.transformers.releases import (
+    require_parameters,
+    require_version,
+    unknown,
+)
 
-OLDEST = (5, 17)
-"""transformers 5.16 has another order of cache and mask: its results would be wrong."""
-EXPANDS = ("kv_nope", "k_rot")
-"""Parameters of the `expand_kv` that latents can take the place of."""
-MASK_OF_IDS = "build_attention_mask_from_topk"
-"""Method of GLM-5.3's attention whose result the attention function gets."""
+EXPAND, MASK_OF_IDS = "expand_kv", "build_attention_mask_from_topk"
+"""Methods that give the attention function its keys and values and, of GLM-5.3's, its mask."""
+REPLACED = {
+    EXPAND: ("kv_nope", "k_rot"),
+    MASK_OF_IDS: ("topk_indices", "query_states", "kv_length"),
+}
+"""Parameters of both."""
 _PREVIOUS = "_flashdsa_previous"
 
 
@@ -44,7 +48,8 @@ def enable(
         model: of transformers >= 5.17, with layers like DeepSeek-V3.2's, GLM-5's, GLM-5.3's and
             DeepSeek-V4's (`deepseek_v32`, `glm_moe_dsa`, `glm5_next`, `deepseek_v4`).
         indexer: "model": its own, which holds scores of every head, query and key at once;
-            "exact": the same scores for a few queries at a time; "fp8": keys and queries quantised
+            "exact": the same scores for a few queries at a time, and the model's own indexer for
+            steps of one token; "fp8": keys and queries quantised
             as DeepSeek serves them, without its Hadamard transform, so that other keys may be
             picked.
         backend, deterministic: of `flashdsa.sparse_mla`.
@@ -61,13 +66,13 @@ def enable(
         raise ArgumentValueError(
             f"indexer: expected one of model, {', '.join(INDEXERS)}; got {indexer!r}"
         )
-    require_version(version("transformers"))
+    require_version()
     layers = list(_attentions(model))
     of_two_sources = list(_of_two_sources(model))
     if not layers and not of_two_sources:
-        raise UnsupportedError(
-            f"{type(model).__name__}: found no attention with expand_kv({', '.join(EXPANDS)}), as "
-            "DeepSeek-V3.2's and GLM-5's have it in transformers, and none with a window and "
+        raise unknown(
+            f"{type(model).__name__}: found no attention with {EXPAND}, as DeepSeek-V3.2's and "
+            "GLM-5's have it in transformers, and none with a window and "
             "entries, as DeepSeek-V4's"
         )
     if of_two_sources and indexer != "model":
@@ -82,7 +87,7 @@ def enable(
     register()
     setattr(model, _PREVIOUS, model.config._attn_implementation)
     for layer in layers:
-        layer.__dict__["expand_kv"] = latent_states
+        layer.__dict__[EXPAND] = latent_states
         if hasattr(layer, MASK_OF_IDS):
             layer.__dict__[MASK_OF_IDS] = listed_ids
         layer.__dict__[OPTIONS] = Options(backend, deterministic)
@@ -107,7 +112,7 @@ def disable(model: Any) -> Any:
         if one.compressor is not None:
             one.compressor.__dict__.pop("forward", None)
     for layer in _attentions(model):
-        for name in ("expand_kv", MASK_OF_IDS, OPTIONS):
+        for name in (*REPLACED, OPTIONS):
             layer.__dict__.pop(name, None)
         indexer = getattr(layer, "indexer", None)
         if indexer is not None:
@@ -121,15 +126,6 @@ def _require_module(model: object) -> None:
         raise ArgumentTypeError(f"model: expected a torch.nn.Module; got {type(model).__name__}")
 
 
-def require_version(found: str) -> None:
-    """Raise UnsupportedError for a transformers that is too old."""
-    if tuple(int(part) for part in found.split(".")[:2]) < OLDEST:
-        raise UnsupportedError(
-            f"transformers {found}: expected {OLDEST[0]}.{OLDEST[1]} or newer, whose sparse models "
-            "keep latents in their cache"
-        )
-
-
 def _of_two_sources(model: nn.Module) -> Iterator[Any]:
     """The layers with a window and, most of them, a compressor."""
     for module in model.modules():
@@ -141,12 +137,8 @@ def _of_two_sources(model: nn.Module) -> Iterator[Any]:
 def _attentions(model: nn.Module) -> Iterator[nn.Module]:
     """The layers whose `expand_kv` latents can take the place of."""
     for module in model.modules():
-        expand = getattr(type(module), "expand_kv", None)
-        if expand is not None and hasattr(module, "kv_b_proj"):
-            parameters = tuple(inspect.signature(expand).parameters)[1:]
-            if parameters != EXPANDS:
-                raise UnsupportedError(
-                    f"{type(module).__name__}.expand_kv: expected parameters {', '.join(EXPANDS)}; "
-                    f"got {', '.join(parameters)}: a version of transformers that is not known here"
-                )
+        if hasattr(type(module), EXPAND) and hasattr(module, "kv_b_proj"):
+            for method, parameters in REPLACED.items():
+                if hasattr(type(module), method):
+                    require_parameters(type(module), method, parameters)
             yield module

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashdsa.backends.indexer.tensors import values_are_checked
-from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.errors import ArgumentValueError
+from flashdsa.integrations.transformers.releases import (
+    by_meaning,
+    require_parameters,
+    unknown,
+)
 from flashdsa.ops.attention import sparse_mla
 from flashdsa.ops.entries import compress_kv
 
 ENTRIES = "_flashdsa_entries"
 """Attribute of an attention between its compressor and its attention function."""
 COMPRESSORS = ("DeepseekV4CSACompressor", "DeepseekV4HCACompressor")
-PARAMETERS = ("hidden_states", "q_residual", "position_ids", "past_key_values", "layer_idx")
+PARAMETERS = ("hidden_states", "q_residual", "position_ids", "cache", "layer_idx")
 """Parameters of a compressor's forward."""
 
 
@@ -39,18 +43,19 @@ def require_known(attention: Any) -> None:
     compressor = attention.compressor
     if compressor is None:
         return
-    name = type(compressor).__name__
-    found = tuple(inspect.signature(type(compressor).forward).parameters)[1:]
-    if name not in COMPRESSORS or found != PARAMETERS:
-        raise UnsupportedError(f"compressor: {name}.forward({', '.join(found)}) is not known here")
+    kind = type(compressor)
+    if kind.__name__ not in COMPRESSORS:
+        raise unknown(f"compressor: expected one of {', '.join(COMPRESSORS)}; got {kind.__name__}")
+    require_parameters(kind, "forward", PARAMETERS)
 
 
+@by_meaning
 def compress(
     attention: Any,
     hidden_states: Tensor,
     q_residual: Tensor,
     position_ids: Tensor,
-    past_key_values: Any,
+    cache: Any,
     layer_idx: int,
 ) -> tuple[Tensor, None]:
     """Replace a compressor's forward: return its entries without a mask of them, and keep who sees
@@ -63,21 +68,19 @@ def compress(
     """
     compressor = attention.compressor
     indexer = getattr(compressor, "indexer", None)
-    cache = None if past_key_values is None else past_key_values.layers[layer_idx]
+    layer = None if cache is None else cache.layers[layer_idx]
     chosen: list[Tensor] = []
-    if is_pooled_here(compressor, hidden_states, cache):
-        entries = pool(compressor, hidden_states, cache)[:, None]
+    if is_pooled_here(compressor, hidden_states, layer):
+        entries = pool(compressor, hidden_states, layer)[:, None]
         if indexer is not None:
-            chosen.append(
-                indexer(hidden_states, q_residual, position_ids, past_key_values, layer_idx)
-            )
+            chosen.append(indexer(hidden_states, q_residual, position_ids, cache, layer_idx))
     else:
         hook = None
         if indexer is not None:
             hook = indexer.register_forward_hook(lambda *given: chosen.append(given[-1]))
         try:
             entries, _ = type(compressor).forward(
-                compressor, hidden_states, q_residual, position_ids, past_key_values, layer_idx
+                compressor, hidden_states, q_residual, position_ids, cache, layer_idx
             )
         finally:
             if hook is not None:
