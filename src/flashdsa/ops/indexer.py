@@ -46,7 +46,8 @@ def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
 
 
 def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
-    """The operands of B * next_n rows, as views; `block_table` keeps a row for each request.
+    """The operands of B * next_n rows, as views, or copies where the requests lie apart;
+    `block_table` keeps a row for each request.
 
     The same tuple where queries have no dimension of their own.
 
@@ -80,12 +81,13 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
         shape = [sizes.get(dim, own) for dim in dims]
         layout = f"[{', '.join(['B', 'next_n', *dims])}]"
         require_shape(name, tensor, (requests, next_n, *shape), layout)
-        if next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1):
+        apart = next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1)
+        if row.written and apart:
             raise ArgumentValueError(
                 f"{name}: expected the queries of all requests at one distance; "
                 f"got strides {list(tensor.stride())}"
             )
-        flat[name] = tensor.view(requests * next_n, *shape)
+        flat[name] = tensor.reshape(requests * next_n, *shape)
     return operands._replace(**flat)
 
 
@@ -109,7 +111,7 @@ Queries = Annotated[
     ),
 ]
 Weights = Annotated[Tensor, Operand("B H", FP32)]
-SeqLens = Annotated[Tensor, Operand("B", INT32)]
+SeqLens = Annotated[Tensor, Operand("B", INT32, strided=True)]
 _TABLE = Operand("B max_pages", INT32)
 _TABLE_OF_REQUESTS = Operand(
     "requests max_pages",
