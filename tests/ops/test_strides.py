@@ -3,7 +3,8 @@ gaps, and nothing written beside the view; or a refusal by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,12 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.backends.catalog import registry
+from flashdsa.backends.emulated.devices import SMALL
+from flashdsa.backends.emulated.runner import emulation
+from flashdsa.errors import UnsupportedError
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.layouts import pages_apart, strided_copy
-from tests.support.subtests import CaseLoop
 from workbench.public_calls import Call, public_calls
 
 Arguments = dict[str, Any]
@@ -23,76 +27,189 @@ View = Callable[[Tensor], Tensor]
 INDEXER_CASES = {
     "rows": IndexerCase("", (600, 0, 530), 512, 16),
     "requests": IndexerCase("", (600, 601, 530, 70), 512, 16, next_n=2),
-    "keys of 68 bytes": IndexerCase("", (300, 70), 90, 16, mxfp4=True),
+    "68 bytes": IndexerCase("", (300, 70), 90, 16, mxfp4=True),
     "blocks": IndexerCase("", (300, 65), 20, 16, block=8),
     "candidates": IndexerCase("", (300, 65), 70, 16, block=8, num_candidates=20),
-    "a slot a token": IndexerCase("", (600, 530), 512, 64, table_page_size=1),
+    "slots": IndexerCase("", (600, 530), 512, 64, table_page_size=1),
 }
 
 
-def indexer_calls() -> dict[str, Call]:
-    """The indexer's forms, in the order of kernels' families."""
-    calls = {}
+def indexer_calls() -> Iterator[tuple[str, Call]]:
+    """The indexer's forms."""
     for name, case in INDEXER_CASES.items():
         x = make_indexer_inputs(case, seed=1)
-        q, cache, weights, lengths, table = x.operands
         rows: Arguments = {
-            "q_index_fp8": x.of_requests(q),
-            "k_index_cache_fp8": cache,
-            "weights": x.of_requests(weights),
-            "seq_lens": x.of_requests(lengths),
-            "block_table": table,
+            "q_index_fp8": x.of_requests(x.q),
+            "k_index_cache_fp8": x.cache,
+            "weights": x.of_requests(x.weights),
+            "seq_lens": x.of_requests(x.seq_lens),
+            "block_table": x.block_table,
+            "table_page_size": case.table_page_size,
         }
-        options = {"table_page_size": case.table_page_size}
-        if case.next_n == 1 and not case.block > 1:
-            arguments = {**rows, **options, "max_len": x.max_len}
-            calls[f"indexer_logits, {name}"] = Call(flashdsa.indexer_logits, arguments)
-        ids = x.of_requests(x.output_buffer())
-        candidates = {} if x.candidates is None else {"candidates": x.candidates}
-        arguments = {**rows, **options, "topk_indices": ids, **candidates, "block": case.block}
-        calls[f"dsa_topk_indexer, {name}"] = Call(
-            flashdsa.dsa_topk_indexer, arguments, ("topk_indices",)
-        )
-    return calls
+        chosen = {"topk_indices": x.of_requests(x.output_buffer()), "block": case.block}
+        if x.candidates is not None:
+            chosen["candidates"] = x.candidates
+        select = flashdsa.dsa_topk_indexer
+        yield f"dsa_topk_indexer, {name}", Call(select, {**rows, **chosen}, ("topk_indices",))
+        if case.block == case.next_n == 1:
+            scored = {**rows, "max_len": x.max_len}
+            yield f"indexer_logits, {name}", Call(flashdsa.indexer_logits, scored)
 
 
-CALLS = {**public_calls("cpu"), **indexer_calls()}
-CACHES = "cache", "k_index_cache_fp8"
+def paged_calls() -> Iterator[tuple[str, Call]]:
+    """Attention over pages, and their writing and reading."""
+    generator = torch.Generator().manual_seed(2)
+    rows = torch.randn(3 * 64, 512, generator=generator).bfloat16()
+    q = torch.randn(3, 64, 512, generator=generator).bfloat16()
+    ids = torch.randint(len(rows), (3, 70), generator=generator, dtype=torch.int32)
+    pages = rows.view(3, 64, 1, 512)
+    yield "sparse_mla_fwd, pages", Call(
+        flashdsa.sparse_mla_fwd, {"q": q, "kv": pages, "indices": ids}
+    )
+    for form, width in {"v32_no_rope": 528, "v4": 584}.items():
+        cache = torch.zeros(3, 64, 1, width, dtype=torch.uint8)
+        slots = torch.randperm(len(rows), generator=generator).int()
+        written = {"kv": rows, "slots": slots, "cache": cache, "kv_format": form}
+        flashdsa.write_kv_cache(**written)
+        yield f"write_kv_cache, {form}", Call(flashdsa.write_kv_cache, written, ("cache",))
+        read = {"cache": cache, "slots": slots, "kv_format": form}
+        yield f"read_kv_cache, {form}", Call(flashdsa.read_kv_cache, read)
+        attend = {"q": q, "kv": cache, "indices": ids, "kv_format": form}
+        yield f"sparse_mla_fwd, {form}", Call(flashdsa.sparse_mla_fwd, attend)
 
 
-def as_bytes(view: View, x: Tensor) -> Tensor:
-    """A view of any dtype, of which some have no fill."""
-    return view(x.view(torch.uint8)).view(x.dtype) if x.itemsize == 1 else view(x)
+CALLS = {**public_calls("cpu"), **dict(indexer_calls()), **dict(paged_calls())}
+GAPS_IN_A_PAGE = "expected each page's bytes to be contiguous"
+GAPS_IN_A_BUFFER = "expected a contiguous tensor to write to"
+
+
+def refusal(name: str, argument: str, kind: str) -> str:
+    """What docs/concepts/dsa.md says is refused of a call: the beginning of the message's reason;
+    "" if nothing is."""
+    if argument == "k_index_cache_fp8" or (argument == "cache" and "index_k_cache" in name):
+        return GAPS_IN_A_PAGE * (kind == "rows apart")
+    if argument in ("out", "lse") and "fwd" in name:
+        return GAPS_IN_A_BUFFER
+    if argument == "topk_indices" and name.endswith("requests"):
+        return "expected the queries of all requests at one distance"
+    if argument == "kv" and name.endswith("pages"):
+        return "expected pages that follow each other in memory"
+    cache = "kv" if "mla" in name else "cache"
+    if argument == cache and name.endswith("v4") and kind == "rows apart":
+        return "expected pages without gaps inside"
+    return ""
+
+
+def of_any_dtype(view: View, x: Tensor) -> Tensor:
+    """`view`, and of e4m3, which torch does not fill."""
+    return view(x) if x.dtype != torch.float8_e4m3fn else view(x.view(torch.uint8)).view(x.dtype)
 
 
 def views(x: Tensor) -> Iterator[tuple[str, View]]:
-    """Ways to lie in a larger buffer; the first element is not the buffer's."""
+    """Ways to lie in a larger buffer, in whose middle the first element is."""
     if x.dim() and x.numel():
-        yield "rows apart", partial(as_bytes, strided_copy)
+        yield "rows apart", partial(of_any_dtype, strided_copy)
+        if x.dim() == 1:
+            yield "elements apart", lambda x: strided_copy(x[:, None])[:, 0]
         if x.dim() > 2:
-            yield "pages apart", partial(as_bytes, pages_apart)
+            yield "pages apart", partial(of_any_dtype, pages_apart)
 
 
-def tensors_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, int | None, Tensor]]:
-    """(argument, place in it if it is a pair, tensor)."""
-    for name, value in arguments.items():
-        for place, one in enumerate(value) if isinstance(value, tuple) else ((None, value),):
+def tensors_of(call: Call) -> Iterator[tuple[str, int, Tensor]]:
+    """(argument, its number if it is a pair, tensor)."""
+    for name, value in call.arguments.items():
+        for number, one in enumerate(value if isinstance(value, tuple) else (value,)):
             if isinstance(one, Tensor):
-                yield name, place, one
+                yield name, number, one
 
 
-def changed(arguments: Arguments, name: str, place: int | None, view: View) -> Arguments:
-    """The arguments with one tensor elsewhere."""
-    if place is None:
-        return {**arguments, name: view(arguments[name])}
-    pair = list(arguments[name])
-    pair[place] = view(pair[place])
-    return {**arguments, name: tuple(pair)}
+def moved(arguments: Arguments, name: str, number: int, view: View) -> None:
+    """Move one tensor elsewhere."""
+    given = arguments[name]
+    if isinstance(given, Tensor):
+        arguments[name] = view(given)
+    else:
+        arguments[name] = tuple(view(x) if n == number else x for n, x in enumerate(given))
 
 
 def results(call: Call, arguments: Arguments, **options: Any) -> list[Tensor]:
-    """What the call returns and writes, as bytes without gaps."""
+    """The bytes of what the call returns, then of what it writes."""
     given = call.function(**arguments, **options)
     returned = [given] if isinstance(given, Tensor) else list(given or ())
     tensors = [*returned, *(arguments[name] for name in call.written)]
-    return [x.detach().contiguous().reshape(-1).view(torch.uint8) for x in tensors]
+    return [x.detach().contiguous().reshape(-1).view(torch.uint8).clone() for x in tensors]
+
+
+def beside(x: Tensor) -> Tensor:
+    """The buffer that `x` is a view of, as bytes, with zeros in place of `x`."""
+    assert x._base is not None
+    buffer = x._base.clone()
+    buffer.view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()).zero_()
+    return buffer.view(torch.uint8)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_view_gives_the_result_of_a_copy_or_is_refused(name: str) -> None:
+    """One tensor after the other on the CPU; in a new call, and in one like it."""
+    call = CALLS[name]
+    expected = results(call, deepcopy(call.arguments))
+    for argument, number, tensor in tensors_of(call):
+        for kind, view in views(tensor):
+            message = refusal(name, argument, kind)
+            for _ in range(2):
+                arguments = deepcopy(call.arguments)
+                moved(arguments, argument, number, view)
+                if message:
+                    with pytest.raises(ValueError, match=f"^{argument}: {message}"):
+                        call.function(**arguments)
+                    continue
+                around = beside(arguments[argument]) if argument in call.written else None
+                got = results(call, arguments)
+                assert all(map(torch.equal, got, expected)), (argument, kind)
+                assert around is None or torch.equal(beside(arguments[argument]), around)
+
+
+QUICK = {
+    "emulate-sm90": [
+        *(f"dsa_topk_indexer, {case}" for case in ("rows", "requests", "68 bytes", "blocks")),
+        *("indexer_logits, rows", "write_index_k_cache"),
+    ],
+    "emulate-sm100": ["dsa_topk_indexer, rows", "indexer_logits, rows", "indexer_logits, slots"],
+}
+"""A call of each family of the indexer's kernels."""
+
+
+def emulated_calls() -> Iterator[Any]:
+    """(backend, name) of each operation that has kernels."""
+    served = {(one.backend, one.operation) for one in registry.implementations()}
+    for backend, quick in QUICK.items():
+        for name in CALLS:
+            if (backend, name.partition(", ")[0]) in served:
+                marks = () if name in quick else pytest.mark.slow
+                yield pytest.param(backend, name, marks=marks)
+
+
+def all_moved(name: str) -> Arguments:
+    """The call's arguments, as views wherever none is refused."""
+    call = CALLS[name]
+    arguments = deepcopy(call.arguments)
+    for argument, number, tensor in tensors_of(call):
+        ways = [view for kind, view in views(tensor) if not refusal(name, argument, kind)]
+        if ways:
+            moved(arguments, argument, number, ways[-1])
+    if name.endswith("slots"):  # Blackwell's gathers count rows of 128 bytes
+        cache = CALLS[name].arguments["k_index_cache_fp8"]
+        arguments["k_index_cache_fp8"] = pages_apart(cache, gap=3 * 128)
+    return arguments
+
+
+@pytest.mark.parametrize(("backend", "name"), [*emulated_calls()])
+def test_kernels_take_views_of_all_tensors_at_once(backend: str, name: str) -> None:
+    call = CALLS[name]
+    with emulation(SMALL):
+        try:
+            expected = results(call, deepcopy(call.arguments), backend=backend)
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+        got = results(call, all_moved(name), backend=backend)
+    assert all(map(torch.equal, got, expected))

@@ -111,7 +111,7 @@ Queries = Annotated[
     ),
 ]
 Weights = Annotated[Tensor, Operand("B H", FP32)]
-SeqLens = Annotated[Tensor, Operand("B", INT32, strided=True)]
+SeqLens = Annotated[Tensor, Operand("B", INT32)]
 _TABLE = Operand("B max_pages", INT32)
 _TABLE_OF_REQUESTS = Operand(
     "requests max_pages",
@@ -160,7 +160,7 @@ class TopkOperands(NamedTuple):
     """Operands of `topk_indices`."""
 
     scores: Annotated[Tensor, Operand("B max_len", FP32)]
-    lengths: Annotated[Tensor, Operand("B", INT32, strided=True)]
+    lengths: Annotated[Tensor, Operand("B", INT32)]
 
 
 _SORTED = Parameter("sorted", "bool")

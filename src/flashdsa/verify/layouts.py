@@ -19,12 +19,13 @@ def poisoned_rows(*shape: int, device: torch.device, strided: bool) -> Tensor:
     return strided_copy(buffer) if strided else buffer
 
 
-def pages_apart(x: Tensor) -> Tensor:
-    """Pages (num_pages, ...) with x's values, amid poison: of bytes NaN in every format."""
+def pages_apart(x: Tensor, gap: int = 6 * PAD_ELEMS) -> Tensor:
+    """Pages (num_pages, ...) with x's values, `gap` elements of poison between them: of bytes NaN
+    in every format."""
     num_pages, *page = x.shape
     size = x[0].numel()
     poison = 0xFF if x.dtype is torch.uint8 else poison_value(x.dtype)
-    buffer = torch.full((num_pages, size + 6 * PAD_ELEMS), poison, dtype=x.dtype, device=x.device)
+    buffer = torch.full((num_pages, size + gap), poison, dtype=x.dtype, device=x.device)
     return buffer[:, :size].view(num_pages, *page).copy_(x)
 
 
