@@ -63,8 +63,9 @@ def paged_calls() -> Iterator[tuple[str, Call]]:
     q = torch.randn(3, 64, 512, generator=generator).bfloat16()
     ids = torch.randint(len(rows), (3, 70), generator=generator, dtype=torch.int32)
     pages = rows.view(3, 64, 1, 512)
-    yield "sparse_mla_fwd, pages", Call(
-        flashdsa.sparse_mla_fwd, {"q": q, "kv": pages, "indices": ids}
+    yield (
+        "sparse_mla_fwd, pages",
+        Call(flashdsa.sparse_mla_fwd, {"q": q, "kv": pages, "indices": ids}),
     )
     for form, width in {"v32_no_rope": 528, "v4": 584}.items():
         cache = torch.zeros(3, 64, 1, width, dtype=torch.uint8)
