@@ -240,7 +240,8 @@ def dsa_topk_indexer(  # noqa: PLR0913 - operands, and what is chosen
     Args:
         q_index_fp8: (B, H, 128) float8_e4m3fn, from `quantize_index_q`.
         k_index_cache_fp8: (num_pages, 64, 1, 132) uint8 or int8. A page is 64 x 128 e4m3 bytes,
-            then 64 fp32 scales; see `write_index_k_cache`. Or (num_pages, 64, 1, 68): MXFP4.
+            then 64 fp32 scales; see `write_index_k_cache`. Or (num_pages, 64, 1, 68): MXFP4. Pages
+            may lie apart; kernels want multiples of 16 bytes.
         weights: (B, H) fp32, with the queries' scales folded in; may be negative.
         seq_lens: (B,) int32, tokens of each row.
         block_table: (B, max_pages) int32, the pages of each row in order.
