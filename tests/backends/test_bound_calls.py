@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla
+from flashdsa.backends.sm100 import indexer as blackwell
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
@@ -396,6 +397,26 @@ def test_a_bound_indexer_copies_what_its_kernel_cannot_read_at_every_call() -> N
         for one, given in ((weights, x.weights), (lengths, x.seq_lens), (ids, x.topk_indices)):
             assert one.is_contiguous() and torch.equal(one, given)
         assert q.is_contiguous() and torch.equal(q.float(), x.q_index_fp8.float())
+
+
+@pytest.mark.parametrize(
+    ("kernels", "entry", "apart", "step"),
+    [(indexer, 64, 8456, 16), (indexer, 64, 4224, 16), (blackwell, 1, 8448 + 16, 128)],
+    ids=["no step of TMA", "pages overlap", "no row of another page"],
+)
+def test_pages_that_kernels_cannot_read_are_refused_before_one_is_asked_for(
+    kernels: Any, entry: int, apart: int, step: int
+) -> None:
+    runner, x = Pretended(), pages_and_rows()
+    cache = torch.zeros(6 * apart + 8448, dtype=torch.uint8)
+    x = x._replace(k_index_cache_fp8=cache.as_strided((6, 64, 1, 132), (apart, 132, 132, 1)))
+    expected = rf"k_index_cache_fp8: .* of {step} bytes .* strides \[{apart}, 132, 132, 1\]"
+    with pytest.raises(UnsupportedError, match=expected):
+        kernels.bind(runner, x, **{**INDEXER_OPTIONS, "table_page_size": entry})
+    assert not runner.asked
+    one = x._replace(k_index_cache_fp8=x.k_index_cache_fp8[:1])  # of which nobody steps
+    kernels.bind(runner, one, **{**INDEXER_OPTIONS, "table_page_size": entry})(one)
+    assert runner.launched[0][1][1].stride() == (8448, 132, 132, 1)
 
 
 def test_a_bound_indexer_looks_at_addresses_and_values_each_time(

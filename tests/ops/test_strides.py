@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from flashdsa.backends.emulated.runner import emulation
 from flashdsa.errors import UnsupportedError
 from flashdsa.verify.indexer_cases import IndexerCase, make_indexer_inputs
 from flashdsa.verify.layouts import pages_apart, strided_copy
+from tests.support.hopper_gpu import HOPPER_GPU
 from workbench.public_calls import Call, public_calls
 
 Arguments = dict[str, Any]
@@ -180,37 +182,48 @@ QUICK = {
 """A call of each family of the indexer's kernels."""
 
 
-def emulated_calls() -> Iterator[Any]:
+def kernels_calls() -> Iterator[Any]:
     """(backend, name) of each operation that has kernels."""
     served = {(one.backend, one.operation) for one in registry.implementations()}
-    for backend, quick in QUICK.items():
-        for name in CALLS:
-            if (backend, name.partition(", ")[0]) in served:
-                marks = () if name in quick else pytest.mark.slow
-                yield pytest.param(backend, name, marks=marks)
+    for backend, name in product((*QUICK, "sm90"), CALLS):
+        operation = name.partition(", ")[0]
+        if name.endswith(("sorted", "deterministic")) if backend in QUICK else "_bwd" in operation:
+            continue  # as the other forms, and slow; of other bits in each call
+        if (backend, operation) in served:
+            marks = () if name in QUICK.get(backend, CALLS) else pytest.mark.slow
+            marks = marks if backend in QUICK else HOPPER_GPU
+            yield pytest.param(backend, name, marks=marks)
 
 
-def all_moved(name: str) -> Arguments:
+def to_device(x: Any, device: str) -> Any:
+    """A tensor, a pair of them, or what is none."""
+    if isinstance(x, tuple):
+        return tuple(one.to(device) for one in x)
+    return x.to(device) if isinstance(x, Tensor) else x
+
+
+def all_moved(name: str, call: Call) -> Arguments:
     """The call's arguments, as views wherever none is refused."""
-    call = CALLS[name]
-    arguments = deepcopy(call.arguments)
+    arguments = deepcopy(dict(call.arguments))
     for argument, number, tensor in tensors_of(call):
         ways = [view for kind, view in views(tensor) if not refusal(name, argument, kind)]
         if ways:
             moved(arguments, argument, number, ways[-1])
     if name.endswith("slots"):  # Blackwell's gathers count rows of 128 bytes
-        cache = CALLS[name].arguments["k_index_cache_fp8"]
+        cache = call.arguments["k_index_cache_fp8"]
         arguments["k_index_cache_fp8"] = pages_apart(cache, gap=3 * 128)
     return arguments
 
 
-@pytest.mark.parametrize(("backend", "name"), [*emulated_calls()])
+@pytest.mark.parametrize(("backend", "name"), [*kernels_calls()])
 def test_kernels_take_views_of_all_tensors_at_once(backend: str, name: str) -> None:
-    call = CALLS[name]
+    device, call = "cpu" if backend in QUICK else "cuda", CALLS[name]
+    moved = {n: to_device(x, device) for n, x in call.arguments.items()}
+    call = call._replace(arguments=moved)
     with emulation(SMALL):
         try:
             expected = results(call, deepcopy(call.arguments), backend=backend)
         except UnsupportedError as error:
             pytest.skip(str(error))
-        got = results(call, all_moved(name), backend=backend)
+        got = results(call, all_moved(name, call), backend=backend)
     assert all(map(torch.equal, got, expected))

@@ -89,6 +89,7 @@ def bind(
     rows, signed = seq_lens.numel(), cache.dtype is torch.int8
     gathers = table_page_size < PAGE_SIZE
     read = partial(as_read, gathers)
+    in_place = all(map(is_, operands[:6], read(*operands[:6])))
     if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
         requests = block_table.shape[0]
@@ -102,8 +103,6 @@ def bind(
         # The calls' tables may have any width, so the kernel is loaded where one needs it.
         narrow = most_pages(topk_indices.shape[1])
         load_unscored = once(partial(runner.function, unscored, UnscoredPlan(positions)))
-
-    in_place = all(map(is_, operands[:6], read(*operands[:6])))
 
     def launch(
         q_index_fp8: Tensor,
