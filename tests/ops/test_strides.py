@@ -227,3 +227,13 @@ def test_kernels_take_views_of_all_tensors_at_once(backend: str, name: str) -> N
             pytest.skip(str(error))
         got = results(call, all_moved(name, call), backend=backend)
     assert all(map(torch.equal, got, expected))
+
+
+def test_lengths_in_a_persistent_buffer_are_read_anew_in_every_call() -> None:
+    name = "dsa_topk_indexer, requests"
+    call, buffer = CALLS[name], torch.zeros(2, 5, dtype=torch.int32)
+    for lengths in ([[600, 601], [530, 70]], [[600, 5], [530, 529]], [[0, 601], [64, 65]]):
+        buffer[:, :2] = torch.tensor(lengths)
+        dense = {**deepcopy(dict(call.arguments)), "seq_lens": buffer[:, :2].contiguous()}
+        got = results(call, {**deepcopy(dict(call.arguments)), "seq_lens": buffer[:, :2]})
+        assert all(map(torch.equal, got, results(call, dense)))
