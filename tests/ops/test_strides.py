@@ -237,3 +237,19 @@ def test_lengths_in_a_persistent_buffer_are_read_anew_in_every_call() -> None:
         dense = {**deepcopy(dict(call.arguments)), "seq_lens": buffer[:, :2].contiguous()}
         got = results(call, {**deepcopy(dict(call.arguments)), "seq_lens": buffer[:, :2]})
         assert all(map(torch.equal, got, results(call, dense)))
+
+
+@pytest.mark.parametrize("backend", ["cpu", *QUICK])
+def test_pages_of_records_beyond_2_gb_are_read(backend: str) -> None:
+    arguments = dict(CALLS["indexer_logits, rows"].arguments)
+    cache, table = arguments["k_index_cache_fp8"], arguments["block_table"]
+    before, record = 1995, 1_077_120
+    buffer = torch.empty((before + len(cache)) * record, dtype=torch.uint8)
+    sizes, strides = (before + len(cache), *cache.shape[1:]), (record, *cache.stride()[1:])
+    records = buffer.as_strided(sizes, strides)
+    records[before:] = cache
+    far = {"k_index_cache_fp8": records, "block_table": table + before}
+    with emulation(SMALL):
+        expected = flashdsa.indexer_logits(**arguments, backend=backend)
+        got = flashdsa.indexer_logits(**{**arguments, **far}, backend=backend)
+    assert torch.equal(got, expected)
