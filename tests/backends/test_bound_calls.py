@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Allocate
 from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla
+from flashdsa.backends.sm100 import indexer as blackwell
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
@@ -22,6 +23,7 @@ from flashdsa.ops.indexer import TopkIndexerOperands
 from flashdsa.ops.indexer_training import IndexerBwdOperands
 from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
+from flashdsa.verify.layouts import pages_apart, strided_copy
 
 
 class Pretended:
@@ -33,8 +35,8 @@ class Pretended:
         self.asked: list[KernelPlan] = []
         """Plans of functions, in the order in which they were asked for."""
         self.launched: list[tuple[KernelPlan, tuple[Any, ...]]] = []
-        self.refusal: Exception | None = None
-        """What functions raise in place of a launch."""
+        self.refuses: Callable[..., Any] = lambda *_: False
+        """Whether functions raise in place of a launch of such arguments."""
 
     def cluster_capacity(self, threads: int, smem_bytes: int) -> Mapping[int, int]:
         """Pairs."""
@@ -45,8 +47,8 @@ class Pretended:
         self.asked.append(plan)
 
         def launch(*arguments: Any) -> None:
-            if self.refusal is not None:
-                raise self.refusal
+            if self.refuses(*arguments):
+                raise ValueError("Misaligned Tensor data on argument #2")
             self.launched.append((plan, arguments))
 
         return launch
@@ -160,10 +162,12 @@ def test_without_keys_or_queries_nothing_is_launched(empty: str) -> None:
     assert runner.launched == []
 
 
-def test_ids_with_gaps_are_refused() -> None:
+def test_ids_with_gaps_are_written_without_and_copied() -> None:
+    runner = Pretended()
     x = keys_and_queries()._replace(topk_indices=torch.empty(5, 9, dtype=torch.int32)[:, :7])
-    with pytest.raises(UnsupportedError, match="topk_indices: the kernel writes contiguous"):
-        prefill.bind(Pretended(), x, sorted=False)
+    prefill.bind(runner, x, sorted=False)(x)
+    ids = runner.launched[0][1][6]
+    assert ids.is_contiguous() and torch.equal(ids, x.topk_indices)
 
 
 def test_a_call_that_is_bound_while_values_are_checked_checks_each_time(
@@ -374,17 +378,61 @@ def test_a_bound_indexer_takes_other_tensors_and_pages_of_either_byte(dtype: tor
     assert len(runner.asked) == 1
 
 
-def test_a_bound_indexer_refuses_addresses_and_looks_at_values_each_time(
+def test_a_bound_indexer_copies_what_its_kernel_cannot_read_at_every_call() -> None:
+    runner, dense = Pretended(), pages_and_rows()
+    x = dense._replace(
+        q_index_fp8=strided_copy(dense.q_index_fp8.view(torch.uint8)).view(torch.float8_e4m3fn),
+        k_index_cache_fp8=pages_apart(dense.k_index_cache_fp8),
+        weights=strided_copy(dense.weights),
+        seq_lens=strided_copy(dense.seq_lens[:, None])[:, 0],
+        topk_indices=strided_copy(dense.topk_indices),
+    )
+    serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
+    for _ in range(2):
+        x.weights.mul_(2)
+        x.seq_lens.sub_(1)
+        serve(x)
+        _, (q, cache, weights, lengths, table, ids, *_) = runner.launched.pop()
+        assert same((cache, table), (x.k_index_cache_fp8, x.block_table))
+        for one, given in ((weights, x.weights), (lengths, x.seq_lens), (ids, x.topk_indices)):
+            assert one.is_contiguous() and torch.equal(one, given)
+        assert q.is_contiguous() and torch.equal(q.float(), x.q_index_fp8.float())
+
+
+@pytest.mark.parametrize(
+    ("kernels", "entry", "apart", "step"),
+    [(indexer, 64, 8456, 16), (indexer, 64, 4224, 16), (blackwell, 1, 8448 + 16, 128)],
+    ids=["no step of TMA", "pages overlap", "no row of another page"],
+)
+def test_pages_that_kernels_cannot_read_are_refused_before_one_is_asked_for(
+    kernels: Any, entry: int, apart: int, step: int
+) -> None:
+    runner, x = Pretended(), pages_and_rows()
+    cache = torch.zeros(6 * apart + 8448, dtype=torch.uint8)
+    x = x._replace(k_index_cache_fp8=cache.as_strided((6, 64, 1, 132), (apart, 132, 132, 1)))
+    expected = rf"k_index_cache_fp8: .* of {step} bytes .* strides \[{apart}, 132, 132, 1\]"
+    with pytest.raises(UnsupportedError, match=expected):
+        kernels.bind(runner, x, **{**INDEXER_OPTIONS, "table_page_size": entry})
+    assert not runner.asked
+    one = x._replace(k_index_cache_fp8=x.k_index_cache_fp8[:1])  # of which nobody steps
+    kernels.bind(runner, one, **{**INDEXER_OPTIONS, "table_page_size": entry})(one)
+    assert runner.launched[0][1][1].stride() == (8448, 132, 132, 1)
+
+
+def test_a_bound_indexer_looks_at_addresses_and_values_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runner, x = Pretended(), pages_and_rows()
     serve = indexer.bind(runner, x, **INDEXER_OPTIONS)
-    runner.refusal = ValueError("Misaligned Tensor data on argument #2")
-    with pytest.raises(UnsupportedError, match="weights: the kernel needs addresses aligned"):
-        serve(x._replace(weights=misaligned(x.weights)))
+    runner.refuses = lambda *given: any(one.data_ptr() % 16 for one in given[:3])
+    serve(x._replace(weights=misaligned(x.weights)))
+    assert torch.equal(runner.launched.pop()[1][2], x.weights)
+    with pytest.raises(UnsupportedError, match=r"k_index_cache_fp8: .* at a multiple of 16; got"):
+        serve(x._replace(k_index_cache_fp8=misaligned(x.k_index_cache_fp8)))
+    runner.refuses = lambda *_: True
     with pytest.raises(ValueError, match="argument #2"):
         serve(x)
-    runner.refusal = None
+    runner.refuses = lambda *_: False
     x.seq_lens[1] = 129
     serve(x)
     monkeypatch.setenv("FLASHDSA_CHECK", "1")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from flashdsa.errors import ArgumentValueError
@@ -27,6 +29,23 @@ def aligned(x: Tensor) -> Tensor:
 def lie_densely(operands: Iterable[Tensor | None]) -> bool:
     """Whether no tensor of the operands has gaps."""
     return all(x is None or x.is_contiguous() for x in operands)
+
+
+def written_apart(
+    serve: Callable[..., object], operands: Sequence[Any], number: int
+) -> Callable[..., object]:
+    """`serve`, which writes the operand `number` without gaps, for operands like these: if that one
+    has gaps, a copy without them is written, then the operand."""
+    if operands[number].is_contiguous():
+        return serve
+
+    def run(given: Sequence[Any]) -> None:
+        out = given[number]
+        dense = torch.empty_like(out, memory_format=torch.contiguous_format)
+        serve((*given[:number], dense, *given[number + 1 :]))
+        out.copy_(dense)
+
+    return run
 
 
 def require_writable(name: str, x: Tensor) -> None:

@@ -50,7 +50,7 @@ class Operand:
         pages: another shape that it may have, of names; "": none.
         dtypes: those it may have, or a function that gives them from the first operand's dtype.
         written: changed in place.
-        strided: its last dimension may have gaps.
+        strided: its last dimension may have gaps, as a single dimension may.
         nonempty: the message where a size other than the first is 0; without one it may be 0.
         note: follows the shape in the message about a wrong one.
         why: ends that message.
@@ -137,7 +137,7 @@ class Operand:
             require_device(self.name, tensor, first.device, first_name)
         if self.rule is not None:
             self.rule(self.name, tensor, sizes)
-        if not self.strided:
+        if not self.strided and len(shape) > 1:
             require_dense_rows(self.name, tensor)
         if self.written:
             require_addresses_of_its_own(self.name, tensor)

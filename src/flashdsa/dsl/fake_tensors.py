@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from cutlass import cute
@@ -19,9 +20,10 @@ def fake_tensor(dtype: Any, shape: tuple[Any, ...], align: int = BULK_ALIGNMENT)
     return make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=align)
 
 
-def fake_pages(dtype: Any, page: tuple[Any, ...], align: int = BULK_ALIGNMENT) -> Any:
-    """A fake tensor of pages (rows, bytes) without gaps inside, each at a multiple of `align`
-    bytes."""
-    strides = cute.sym_int64(divisibility=align), page[1], 1
+def fake_pages(dtype: Any, page: tuple[Any, ...], apart: int = BULK_ALIGNMENT) -> Any:
+    """A fake tensor of pages of bytes without gaps inside, at multiples of `apart` bytes from the
+    first one."""
+    inner = tuple(prod(page[dim + 1 :]) for dim in range(len(page)))
+    strides = cute.sym_int64(divisibility=apart), *inner
     shape = cute.sym_int32(), *page
-    return make_fake_tensor(dtype, shape, stride=strides, assumed_align=align)
+    return make_fake_tensor(dtype, shape, stride=strides, assumed_align=BULK_ALIGNMENT)

@@ -44,9 +44,7 @@ __all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
 
 _KV = Operand("T columns", ATTENTION_DTYPES, nonempty="expected [T, width], width >= 1; got 0")
 Gate = Annotated[Tensor, Operand("T columns", same_dtype)]
-Offsets = Annotated[
-    Tensor, Operand("offsets", INT32, note=", one more than sequences", strided=True)
-]
+Offsets = Annotated[Tensor, Operand("offsets", INT32, note=", one more than sequences")]
 Ape = Annotated[Tensor | None, Operand("ratio columns", sums_or_same)]
 NormWeight = Annotated[Tensor | None, Operand("d", sums_or_same)]
 Table = Annotated[Tensor | None, Operand("P half", sum_dtypes)]
@@ -63,7 +61,7 @@ class CompressKvOperands(NamedTuple):
     cos: Table = None
     sin: Table = None
     state: Annotated[Tensor | None, Operand("B R 2 columns", same_dtype)] = None
-    seen: Annotated[Tensor | None, Operand("B", INT32, strided=True)] = None
+    seen: Annotated[Tensor | None, Operand("B", INT32)] = None
 
 
 STATE = CompressKvOperands._fields.index("state")

@@ -64,7 +64,7 @@ def _require_packed_pages(name: str, cache: Tensor, sizes: Sizes) -> None:
 
 
 _K = Operand(f"T {INDEX_HEAD_DIM}", (torch.bfloat16, torch.float32))
-_SLOTS = Operand("T", (torch.int32, torch.int64), strided=True)
+_SLOTS = Operand("T", (torch.int32, torch.int64))
 CACHE = Operand(
     f"num_pages {PAGE_SIZE} 1 token_bytes",
     (torch.uint8, torch.int8),

@@ -46,7 +46,8 @@ def _require_pages_of_requests(name: str, table: Tensor, sizes: Sizes) -> None:
 
 
 def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
-    """The operands of B * next_n rows, as views; `block_table` keeps a row for each request.
+    """The operands of B * next_n rows, as views, or copies where the requests lie apart;
+    `block_table` keeps a row for each request.
 
     The same tuple where queries have no dimension of their own.
 
@@ -80,12 +81,13 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
         shape = [sizes.get(dim, own) for dim in dims]
         layout = f"[{', '.join(['B', 'next_n', *dims])}]"
         require_shape(name, tensor, (requests, next_n, *shape), layout)
-        if next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1):
+        apart = next_n > 1 and requests > 1 and tensor.stride(0) != next_n * tensor.stride(1)
+        if row.written and apart:
             raise ArgumentValueError(
                 f"{name}: expected the queries of all requests at one distance; "
                 f"got strides {list(tensor.stride())}"
             )
-        flat[name] = tensor.view(requests * next_n, *shape)
+        flat[name] = tensor.reshape(requests * next_n, *shape)
     return operands._replace(**flat)
 
 
@@ -158,7 +160,7 @@ class TopkOperands(NamedTuple):
     """Operands of `topk_indices`."""
 
     scores: Annotated[Tensor, Operand("B max_len", FP32)]
-    lengths: Annotated[Tensor, Operand("B", INT32, strided=True)]
+    lengths: Annotated[Tensor, Operand("B", INT32)]
 
 
 _SORTED = Parameter("sorted", "bool")
@@ -238,7 +240,8 @@ def dsa_topk_indexer(  # noqa: PLR0913 - operands, and what is chosen
     Args:
         q_index_fp8: (B, H, 128) float8_e4m3fn, from `quantize_index_q`.
         k_index_cache_fp8: (num_pages, 64, 1, 132) uint8 or int8. A page is 64 x 128 e4m3 bytes,
-            then 64 fp32 scales; see `write_index_k_cache`. Or (num_pages, 64, 1, 68): MXFP4.
+            then 64 fp32 scales; see `write_index_k_cache`. Or (num_pages, 64, 1, 68): MXFP4. Pages
+            may lie apart; kernels want multiples of 16 bytes.
         weights: (B, H) fp32, with the queries' scales folded in; may be negative.
         seq_lens: (B,) int32, tokens of each row.
         block_table: (B, max_pages) int32, the pages of each row in order.

@@ -19,11 +19,13 @@ def poisoned_rows(*shape: int, device: torch.device, strided: bool) -> Tensor:
     return strided_copy(buffer) if strided else buffer
 
 
-def pages_apart(x: Tensor) -> Tensor:
-    """Packed pages (num_pages, page_size, bytes) with x's values, amid NaN in every format."""
+def pages_apart(x: Tensor, gap: int = 6 * PAD_ELEMS) -> Tensor:
+    """Pages (num_pages, ...) with x's values, `gap` elements of poison between them: of bytes NaN
+    in every format."""
     num_pages, *page = x.shape
     size = x[0].numel()
-    buffer = torch.full((num_pages, size + 6 * PAD_ELEMS), 0xFF, dtype=x.dtype, device=x.device)
+    poison = 0xFF if x.dtype is torch.uint8 else poison_value(x.dtype)
+    buffer = torch.full((num_pages, size + gap), poison, dtype=x.dtype, device=x.device)
     return buffer[:, :size].view(num_pages, *page).copy_(x)
 
 

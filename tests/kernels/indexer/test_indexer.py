@@ -70,11 +70,10 @@ def test_scores_and_selection_are_within_the_contract(subtests, backend, device,
 )
 def test_any_lengths_and_features(backend, device, lengths, draw_seed, data):
     if backend == "cpu":
-        sizes, heads, features = st.integers(1, 210), [1, 2, 5, 64], FEATURES
-    else:  # kernels are compiled for these, and take tensors without gaps
+        sizes, heads = st.integers(1, 210), [1, 2, 5, 64]
+    else:  # kernels are compiled for these
         sizes, heads = st.sampled_from([512, 1024, 2048]), [16, 32, 64]
-        features = [name for name in FEATURES if name != "strided"]
-    options = dict.fromkeys(data.draw(st.sets(st.sampled_from(features))), True)
+    options = dict.fromkeys(data.draw(st.sets(st.sampled_from(FEATURES))), True)
     topk, num_heads = data.draw(sizes), data.draw(st.sampled_from(heads))
     case = IndexerCase("drawn", tuple(lengths), topk, num_heads, **options)
     inputs = make_indexer_inputs(case, draw_seed, device)

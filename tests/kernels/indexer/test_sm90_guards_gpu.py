@@ -118,10 +118,11 @@ def test_checking_passes_good_input_and_padding_of_the_table() -> None:
 
 def test_gaps_and_unaligned_addresses_are_named() -> None:
     inputs = make_inputs([3000, 200]).to("cuda")
-    shifted = torch.zeros(2 * 64 + 1, device="cuda")[1:].view(2, 64)
+    cache = inputs.k_index_cache_fp8
+    shifted = torch.zeros(cache.nbytes + 4, dtype=torch.uint8, device="cuda")[4:].view(cache.shape)
     strided = torch.zeros(2, 2 * 47, dtype=torch.int32, device="cuda")[:, ::2]
     for change, kind, message in (
-        ({"weights": shifted}, NotImplementedError, "weights: .* aligned to 16 bytes"),
+        ({"k_index_cache_fp8": shifted}, NotImplementedError, "k_index_cache_fp8: .* of 16; got"),
         ({"block_table": strided}, ValueError, "block_table: .* contiguous"),
     ):
         with pytest.raises(kind, match=message):

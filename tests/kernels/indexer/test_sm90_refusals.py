@@ -23,6 +23,7 @@ from flashdsa.jit.loader import compile_plan
 from flashdsa.jit.shared_object import build_shared_object, load_shared_object
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
+from flashdsa.verify.layouts import pages_apart
 from tests.kernels.indexer.exact_inputs import make_inputs
 from tests.support.subtests import CaseLoop
 
@@ -119,6 +120,7 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
         {"block_table": torch.zeros(2, 99, dtype=torch.int32)[:, :11]},
         {"block_table": torch.zeros(2, 5, dtype=torch.int32)[:, :1]},
         {"block_table": TABLE[:1]},
+        {"k_index_cache_fp8": pages_apart(CACHE)},
         # These are wrong: what is left to check.
         {"seq_lens": LENS.view(torch.uint32)},
         {"block_table": TABLE.view(torch.uint32)},
@@ -127,7 +129,7 @@ def call(function: Callable[..., Any], changed: dict[str, Any]) -> None:
         {"k_index_cache_fp8": CACHE[:0]},
     ],
     ids=[
-        *("right", "int8 cache", "rows apart", "one page", "one request"),
+        *("right", "int8 cache", "rows apart", "one page", "one request", "pages apart"),
         *("lens", "table", "no table", "ids", "no pages"),
     ],
 )
@@ -157,7 +159,7 @@ def test_what_would_be_launched(function: Callable[..., Any], changed: dict[str,
         ({"block_table": TABLE.t().contiguous().t()}, r"block_table.strides\[1\]"),
         ({"topk_indices": OUT[:, :256].contiguous()}, r"topk_indices.shape\[1\] .* to be 512"),
         ({"topk_indices": OUT.repeat(1, 2)[:, :512]}, r"topk_indices.strides\[0\]"),
-        ({"k_index_cache_fp8": CACHE[::2]}, r"k_index_cache_fp8.strides\[0\]"),
+        ({"k_index_cache_fp8": pages_apart(CACHE, gap=8)}, r"k_index_cache_fp8.strides\[0\]"),
         ({"k_index_cache_fp8": CACHE[:, :32]}, r"k_index_cache_fp8.shape\[1\]"),
         ({"k_index_cache_fp8": CACHE[:, :, 0]}, "#1 .* expected ndim=4"),
     ],

@@ -32,7 +32,7 @@ def attention_target(operands: AttentionTargetOperands, *, sm_scale: float) -> T
     if kv.shape[0] == 0:
         return target
     if attn_sink is not None:
-        lse = torch.logaddexp(lse, attn_sink.to(lse.dtype).expand_as(lse))
+        lse = torch.logaddexp(lse, attn_sink.to(lse.dtype).contiguous().expand_as(lse))
     bytes_per_key = dtype.itemsize * (num_heads + d_qk) + kv.element_size() * d_qk
     for tile in query_tiles(num_queries, indices.shape[1], bytes_per_key):
         rows = slice(tile.first, tile.last)

@@ -233,7 +233,7 @@ def sink_backward(lse: Tensor, attn_sink: Tensor, delta: Tensor) -> tuple[Tensor
     The sink's share exp(sink - lse') is inf - inf for a sink of +inf and for rows without a valid
     key (lse = +inf); delta is 0 in these cases, hence the contribution too.
     """
-    sink = attn_sink.to(lse.dtype)
+    sink = attn_sink.to(lse.dtype).contiguous()  # torch's bits depend on strides
     with_sink = torch.logaddexp(lse, sink.expand_as(lse))
     share = (sink - with_sink).exp_()
     nothing = (lse == math.inf) | (sink.abs() == math.inf)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.indexer.tensors import (
-    require_layout,
+    as_read,
     slots_of_tokens,
     values_are_checked,
 )
@@ -46,14 +46,13 @@ def bind(
     function: Callable[..., Any] | None = None
     if rows and operands.k_index_cache_fp8.shape[0]:
         function = runner.function(spec, plan_of(spec, operands, table_page_size))
-    num_ctas, kind = runner.num_sms, type(operands)
+    num_ctas, kind, gathers = runner.num_sms, type(operands), table_page_size < PAGE_SIZE
 
     def serve(operands: Sequence[Any]) -> Tensor:
-        q_index_fp8, cache, weights, seq_lens, block_table = operands
-        scores = empty_scores()
-        require_layout(*operands, scores)
         if check:
             _check_values(kind(*operands), max_len, table_page_size)
+        q_index_fp8, cache, weights, seq_lens, block_table = as_read(gathers, *operands)
+        scores = empty_scores()
         if 1 < table_page_size < PAGE_SIZE:
             block_table = slots_of_tokens(block_table, table_page_size, cache.shape[0])
         if function is None:

@@ -5,46 +5,43 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashdsa.backends.memory import readable
 from flashdsa.errors import UnsupportedError
 from flashdsa.hw import BULK_ALIGNMENT
+from flashdsa.kernels.indexer.sizes import page_step
 from flashdsa.problem import PAGE_SIZE
 from flashdsa.settings import Settings
 
-_NAMES = ("q_index_fp8", "k_index_cache_fp8", "weights", "seq_lens", "block_table")
-_NUM_COPIED = 3
-"""First operands, which TMA and bulk copies read."""
 
-
-def require_layout(*tensors: Tensor) -> None:
-    """Require aligned addresses, and no gaps but between the rows of `block_table`.
+def as_read(
+    gathers: bool,
+    queries: Tensor,
+    cache: Tensor,
+    weights: Tensor,
+    lengths: Tensor,
+    *others: Tensor,
+) -> tuple[Tensor, ...]:
+    """The indexer's operands as its kernels read them: the same ones, or copies of queries, weights
+    and lengths that have gaps or begin at an odd address.
 
     Args:
-        tensors: the indexer's operands, in order, and what is written.
+        gathers: the table has a slot for each token.
+        others: block tables, whose rows may lie apart, and outputs.
 
     Raises:
-        UnsupportedError: names the argument.
+        UnsupportedError: the kernel cannot read the cache as it lies.
     """
-    q_index_fp8, k_index_cache_fp8, weights, _, block_table, _ = tensors
-    if all([_takes(x, x is block_table) for x in tensors]) and not (
-        (q_index_fp8.data_ptr() | k_index_cache_fp8.data_ptr() | weights.data_ptr())
-        % BULK_ALIGNMENT
-    ):
-        return
-    for name, tensor in zip((*_NAMES, "topk_indices"), tensors, strict=True):
-        if not _takes(tensor, tensor is block_table):
-            raise UnsupportedError(
-                f"{name}: the kernel takes contiguous tensors only; "
-                f"got shape {list(tensor.shape)} with strides {list(tensor.stride())}"
-            )
-        if name in _NAMES[:_NUM_COPIED] and tensor.data_ptr() % BULK_ALIGNMENT:
-            raise UnsupportedError(
-                f"{name}: the kernel needs addresses aligned to {BULK_ALIGNMENT} bytes; "
-                f"got {tensor.data_ptr():#x}"
-            )
-
-
-def _takes(tensor: Tensor, rows_apart: bool) -> bool:
-    return tensor.is_contiguous() or (rows_apart and tensor.stride(-1) == 1)
+    step, page = page_step(gathers), cache.shape[1] * cache.shape[3]
+    apart = cache.stride(0) if len(cache) > 1 else page
+    if cache.data_ptr() % BULK_ALIGNMENT or apart % step or apart < page:
+        raise UnsupportedError(
+            f"k_index_cache_fp8: the kernel takes pages at multiples of {step} bytes from the "
+            f"first one, at least {page}, and that one at a multiple of {BULK_ALIGNMENT}; got "
+            f"strides {list(cache.stride())} at {cache.data_ptr():#x}"
+        )
+    if cache.stride(0) != apart:
+        cache = cache.as_strided(cache.shape, (apart, *cache.stride()[1:]))
+    return readable(queries), cache, readable(weights), lengths.contiguous(), *others
 
 
 def slots_of_tokens(block_table: Tensor, of_entry: int, num_pages: int) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache as once
 from functools import partial
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -21,11 +22,12 @@ from flashdsa.backends.indexer.clusters import (
 from flashdsa.backends.indexer.pairs_or_rows import MOST_CTAS_OF_A_PAIR, with_pairs
 from flashdsa.backends.indexer.row_splits import RowSplits, Table
 from flashdsa.backends.indexer.tensors import (
-    require_layout,
+    as_read,
     slots_of_tokens,
     values_are_checked,
 )
 from flashdsa.backends.indexer.two_launches import with_scores_apart
+from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.plan import By, SelectPlan
 from flashdsa.kernels.indexer.sizes import MOST_DEALT
@@ -44,6 +46,8 @@ UNEVEN_OF_FEW, UNEVEN_OF_MANY = 72, 352
 """The same of larger clusters, a CTA, and of clusters of two, of which each has several rows."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
+WRITTEN = 5
+"""Number of the operand that is written."""
 LEAST_SHARING = 3
 """CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones can
 merge too little: there the CTAs of a long row select alone."""
@@ -81,13 +85,14 @@ def bind(
             device (and is left out while a CUDA graph is captured); otherwise lengths are clamped
             and tokens of bad pages are never emitted.
     """
-    require_layout(*operands[:6])
     q_index_fp8, cache, _, seq_lens, block_table, topk_indices = operands[:6]
     rows, signed = seq_lens.numel(), cache.dtype is torch.int8
+    gathers = table_page_size < PAGE_SIZE
+    read = partial(as_read, gathers)
+    in_place = all(map(is_, operands[:6], read(*operands[:6])))
     if rows and cache.numel():
         num_heads, topk = q_index_fp8.shape[1], topk_indices.shape[1]
         requests = block_table.shape[0]
-        gathers = table_page_size < PAGE_SIZE
         function, *numbers = choose_launch(
             spec, runner, num_heads, topk, sorted, positions, rows, requests, gathers
         )
@@ -99,29 +104,39 @@ def bind(
         narrow = most_pages(topk_indices.shape[1])
         load_unscored = once(partial(runner.function, unscored, UnscoredPlan(positions)))
 
-    def serve(given: Sequence[Any]) -> None:
-        q_index_fp8, cache, weights, seq_lens, block_table, topk_indices = given[:6]
+    def launch(
+        q_index_fp8: Tensor,
+        cache: Tensor,
+        weights: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+        topk_indices: Tensor,
+    ) -> None:
         pages = cache.view(torch.uint8) if signed else cache
         if 1 < table_page_size < PAGE_SIZE:
             block_table = slots_of_tokens(block_table, table_page_size, cache.shape[0])
-        try:
-            if block_table.shape[1] <= narrow:
-                load_unscored()(seq_lens, block_table, topk_indices, cache.shape[0])
-            else:
-                function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
-        except REFUSALS:  # nothing was launched
-            require_layout(*given[:6])
-            raise
+        if block_table.shape[1] <= narrow:
+            load_unscored()(seq_lens, block_table, topk_indices, cache.shape[0])
+        else:
+            function(q_index_fp8, pages, weights, seq_lens, block_table, topk_indices, *numbers)
 
+    def serve(given: Sequence[Any]) -> None:
+        tensors = given[:6] if in_place else read(*given[:6])
+        try:
+            launch(*tensors)
+        except REFUSALS:  # nothing was launched
+            launch(*read(*tensors))
+
+    run = written_apart(serve, operands, WRITTEN)
     if not check or not Settings.from_environment().check:
-        return runner.on_device(serve)
+        return runner.on_device(run)
 
     def serve_checked(given: Sequence[Any]) -> None:
         _, cache, _, seq_lens, block_table = given[:5]
         if values_are_checked():
             values = seq_lens.cpu(), block_table.cpu()
             check_values(*values, cache.shape[0], table_page_size)
-        serve(given)
+        run(given)
 
     return runner.on_device(serve_checked)
 

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from flashdsa.backends.cpu.prefill import ranges_of
 from flashdsa.backends.indexer.tensors import values_are_checked
-from flashdsa.backends.memory import aligned, lie_densely
+from flashdsa.backends.memory import aligned, lie_densely, written_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.prefill_pieces import Piece, pieces_of
-from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.catalog import PREFILL, PREFILL_LOGITS, PREFILL_ORDER
 from flashdsa.kernels.indexer.plan import TOPK
 from flashdsa.kernels.indexer.sm90.order.plan import OrderPlan
@@ -24,6 +23,9 @@ from flashdsa.settings import Settings
 
 if TYPE_CHECKING:
     from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
+
+WRITTEN = 4
+"""Number of the operand that is written."""
 
 
 def bind(
@@ -38,7 +40,9 @@ def bind(
     kind = type(operands)
     if operands.topk_indices.shape[0] and operands.k_index.shape[0]:
         plan = plan_of(operands.inputs, with_scores=sorted)
-        serve = runner.on_device(bind_best(runner, plan, operands))
+        serve = runner.on_device(
+            written_apart(bind_best(runner, plan, operands), operands, WRITTEN)
+        )
     else:
         serve = bind_none(operands)
     return with_ranges_checked(serve, lambda given: kind(*given).inputs)
@@ -59,18 +63,9 @@ def bind_best(
 ) -> Callable[..., object]:
     """Bind the launches of a plan on operands that differ from these only in their values, inside
     `runner.launching()`, and of a plan with scores the sort. With `among` they take `Listed`'s
-    tensors, too. Neither queries nor keys are empty.
-
-    Raises:
-        UnsupportedError: `topk_indices` is not contiguous.
+    tensors, too. Neither queries nor keys are empty, and `topk_indices` has no gaps.
     """
-    topk_indices = operands.topk_indices
-    if not topk_indices.is_contiguous():
-        raise UnsupportedError(
-            "topk_indices: the kernel writes contiguous tensors only; got shape "
-            f"{list(topk_indices.shape)} with strides {list(topk_indices.stride())}"
-        )
-    queries, topk = topk_indices.shape
+    queries, topk = operands.topk_indices.shape
     keys, ragged = operands.k_index.shape[0], operands.starts is not None
     pieces = pieces_of(runner, shared(plan), queries, keys, topk, ragged)
     launch = bind_plan(runner, plan, operands, pieces)

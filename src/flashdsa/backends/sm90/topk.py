@@ -56,7 +56,7 @@ def bind_ranking(
     """Bind the launch of so many rows, none if 0: a function of what `spec`'s kernel takes before
     the ids, called inside `runner.launching()`, that gives ids (rows, topk) as `bind`'s does.
 
-    It writes them to `out`, if that is given and without gaps and a kernel is as wide as `topk`.
+    It writes them to `out`, without gaps, if that is given and a kernel is as wide as `topk`.
 
     Args:
         plan: any width's; its ids are positions, if no kernel has `topk`'s.
@@ -69,8 +69,7 @@ def bind_ranking(
         function = runner.function(spec, replace(plan, topk=width, sorted=plan.sorted or cut))
 
     def rank(*given: Any, out: Tensor | None = None) -> Tensor:
-        in_place = out is not None and width == topk and out.is_contiguous()
-        ids = out if out is not None and in_place else empty_ids()
+        ids = out if out is not None and width == topk else empty_ids()
         function(*given, ids, number, size)
         if width == topk:
             return ids

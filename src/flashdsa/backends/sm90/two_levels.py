@@ -19,7 +19,9 @@ from torch import Tensor
 from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.logits import plan_of
-from flashdsa.backends.indexer.tensors import require_layout, values_are_checked
+from flashdsa.backends.indexer.tensors import as_read, values_are_checked
+from flashdsa.backends.indexer.topk_indexer import WRITTEN
+from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
 from flashdsa.backends.sm90.topk import bind_ranking, width_for
@@ -68,10 +70,9 @@ def bind(
     from_0 = runner.empty(0, dtype=torch.int32)
 
     def serve(given: Sequence[Any]) -> None:
-        x = kind(*given)
+        x = kind(*as_read(False, *given))
         table, num_pages = x.block_table, len(x.k_index_cache_fp8)
         width = table.shape[1] * PAGE_SIZE
-        require_layout(*given[:6])
         if check and values_are_checked():
             check_values(x.seq_lens.cpu(), table.cpu(), num_pages, PAGE_SIZE)
         rows = len(x.seq_lens)
@@ -88,7 +89,7 @@ def bind(
                   runner.num_sms)  # fmt: skip
             rank(scores, lengths, from_0, table[own], num_pages, own, x)
 
-    return runner.on_device(serve)
+    return runner.on_device(written_apart(serve, operands, WRITTEN))
 
 
 def bind_prefill(
@@ -99,15 +100,17 @@ def bind_prefill(
     Ranges are clamped to the keys; with FLASHDSA_CHECK=1 others are errors, as in `prefill.bind`.
     """
     kind = type(operands)
+    serve: Callable[..., object]
     if not len(operands.q_index) or not len(operands.k_index) or is_empty(operands.candidates):
         serve = prefill.bind_none(operands)
     elif operands.candidates is not None:
-        serve = runner.on_device(bind_listed(runner, operands, block, sorted=sorted))
+        serve = bind_listed(runner, operands, block, sorted=sorted)
     elif block == BLOCK and operands.starts is None:
         plan = prefill.plan_of(operands.inputs, of_blocks=True, with_scores=sorted)
-        serve = runner.on_device(prefill.bind_best(runner, plan, operands))
+        serve = prefill.bind_best(runner, plan, operands)
     else:
-        serve = runner.on_device(bind_blocks(runner, operands, block, sorted=sorted))
+        serve = bind_blocks(runner, operands, block, sorted=sorted)
+    serve = runner.on_device(written_apart(serve, operands, prefill.WRITTEN))
     return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
 
 

@@ -12,9 +12,9 @@ from cutlass.cute.runtime import make_fake_tensor
 from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor
 from flashdsa.kernels.indexer.select.published import published_in
-from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES
+from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, page_step
 from flashdsa.problem import INDEX_HEAD_DIM, PAGE_SIZE
 
 
@@ -35,7 +35,8 @@ def launch_indexer(
     """Launch on `stream`: a row is one cluster's.
 
     Args:
-        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes.
+        q_index_fp8: (B, H, 128) e4m3. k_index_cache_fp8: (num_pages, 64, 1, 132) bytes, any
+            multiple of 16 bytes between pages; of gathered tokens a multiple of 128.
         weights: (B, H) fp32. seq_lens: (B,) int32.
         block_table: (B / next_n, max_pages) int32, any distance between rows.
         topk_indices: (B, topk) int32, written.
@@ -135,10 +136,17 @@ def launch_shape(num_clusters: Int32, cluster_size: Int32, plan: Any) -> dict[st
 
 
 def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tuple[Any, Any]:
-    """(cache as rows of 128 bytes, box of a page's `page_box_rows`; queries likewise, of a row)."""
-    rows = cache.shape[0] * plan.page_rows
+    """(cache as pages of rows of 128 bytes, box of a page's `page_box_rows`, or as rows that are
+    gathered; queries as such rows, box of a row)."""
+    pages, apart = cache.shape[0], cache.stride[0]
+    shape, stride, box = (plan.page_rows,), (CACHE_ROW_BYTES,), (plan.page_box_rows,)
+    if plan.gathers:  # a gather has no third dimension
+        shape = ((pages - 1) * (apart // CACHE_ROW_BYTES) + plan.page_rows,)
+    else:
+        shape, stride, box = (pages, *shape), (apart, *stride), (1, *box)
     cache_rows = cute.make_tensor(
-        cache.iterator, cute.make_layout((rows, CACHE_ROW_BYTES), stride=(CACHE_ROW_BYTES, 1))
+        cache.iterator,
+        cute.make_layout((*shape, CACHE_ROW_BYTES), stride=(*stride, 1)),
     )
     query_rows = cute.make_tensor(
         cute.recast_ptr(queries.iterator, dtype=Uint8),
@@ -149,7 +157,10 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
     swizzle = tensor_map.TensorMapSwizzle.s128b
     return (
         tensor_map.create_tensor_map_tiled_from_view(
-            cache_rows, box_dims=(plan.page_box_rows, CACHE_ROW_BYTES), swizzle=swizzle
+            cache_rows,
+            box_dims=(*box, CACHE_ROW_BYTES),
+            stride_order=tuple(range(len(box), -1, -1)),
+            swizzle=swizzle,
         ),
         tensor_map.create_tensor_map_tiled_from_view(
             query_rows, box_dims=(plan.tile_heads, INDEX_HEAD_DIM), swizzle=swizzle
@@ -166,7 +177,7 @@ def rows_apart(dtype: Any, rows: Any, width: Any) -> Any:
 
 def compile_indexer(kernel: Any, plan: Any) -> Any:
     """Compile `launch_splits`, or `launch_indexer` for a plan without splits."""
-    rows, requests, pages, table, counters, slots = (cute.sym_int32() for _ in range(6))
+    rows, requests, table, counters, slots = (cute.sym_int32() for _ in range(5))
     workspace = (
         fake_tensor(Int32, (counters,), WORD_ALIGNMENT),
         fake_tensor(Int32, (slots, plan.slot_words)),
@@ -177,7 +188,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         plan,
         kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
+        fake_pages(Uint8, (PAGE_SIZE, 1, plan.token_bytes), page_step(plan.gathers)),
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),
@@ -189,7 +200,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
 
 def compile_logits(kernel: Any, plan: Any) -> Any:
     """Compile `launch_logits`."""
-    rows, pages, table, width = (cute.sym_int32() for _ in range(4))
+    rows, table, width = (cute.sym_int32() for _ in range(3))
     requests = cute.sym_int32() if plan.teams > 1 else rows
     return compile_launch(
         plan.arch,
@@ -197,7 +208,7 @@ def compile_logits(kernel: Any, plan: Any) -> Any:
         plan,
         kernel,
         fake_tensor(Float8E4M3FN, (rows, plan.num_heads, INDEX_HEAD_DIM)),
-        fake_tensor(Uint8, (pages, PAGE_SIZE, 1, plan.token_bytes)),
+        fake_pages(Uint8, (PAGE_SIZE, 1, plan.token_bytes), page_step(plan.gathers)),
         fake_tensor(Float32, (rows, plan.num_heads)),
         fake_tensor(Int32, (rows,), WORD_ALIGNMENT),
         rows_apart(Int32, requests, table),

@@ -1,7 +1,7 @@
 """Sizes of the cache, the selection and the schedule that no architecture changes."""
 
-from flashdsa.hw import MAX_CLUSTER_SIZE, WARP_SIZE
-from flashdsa.problem import MAX_NEXT_N, PAGE_BYTES
+from flashdsa.hw import BULK_ALIGNMENT, MAX_CLUSTER_SIZE, WARP_SIZE
+from flashdsa.problem import MAX_NEXT_N
 
 NUM_BINS = 4096
 """Bins of the histogram over sortable keys (see select/keys.py)."""
@@ -63,4 +63,9 @@ INITIALISING_WARPS = 3
 through a table in constant memory, which takes longer."""
 CACHE_ROW_BYTES = 128
 """Bytes of a row of the cache as TMA sees it; a page is 64 rows of keys and 2 rows of scales."""
-PAGE_ROWS = PAGE_BYTES // CACHE_ROW_BYTES
+
+
+def page_step(gathers: bool) -> int:
+    """Bytes of which the distance of two pages is a multiple: TMA's least step, or the row of
+    another page that a gather counts to."""
+    return CACHE_ROW_BYTES if gathers else BULK_ALIGNMENT

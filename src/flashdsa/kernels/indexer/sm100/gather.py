@@ -15,10 +15,10 @@ from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.gather4 import gather4
 from flashdsa.kernels.indexer.load_tiles import TileLoader, acquire_stage, describe, finish
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, request_of
-from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES, PAGE_ROWS
+from flashdsa.kernels.indexer.sizes import CACHE_ROW_BYTES
 from flashdsa.kernels.indexer.sm100.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm100.plan import GATHERED, IndexerPlan
-from flashdsa.problem import PAGE_BYTES, PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
+from flashdsa.problem import PAGE_KEY_BYTES, PAGE_SIZE, SCALE_BYTES
 
 
 class Tokens(NamedTuple):
@@ -111,11 +111,12 @@ def load_stage(
     state = ring.state(number)
     stage = state.stage
     acquire_stage(ring, number, state, depth, plan)
-    present, spare = Int32(0), num_pages * PAGE_ROWS
+    page_rows = Int32(ctx.cache.stride[0] // CACHE_ROW_BYTES)  # from a page to the next one
+    present, spare = Int32(0), num_pages * page_rows
     for k in cutlass.range_constexpr(GATHERED):
         if is_in(slots[k], num_pages):
             present = present | (1 << k)
-            spare = row_of(slots[k])
+            spare = row_of(slots[k], page_rows)
     ctx.inputs.page_valid[stage * plan.valid_words + lane] = present
     # page_full[stage]: the first lane's arrival releases the words of page_valid, which all lanes
     # have written by then, and announces the keys' bytes; the phase ends with the last of them, and
@@ -132,7 +133,8 @@ def load_stage(
     for k in cutlass.range_constexpr(GATHERED):
         rows[k], offset, none = spare, Int64(0), Int32(-1)
         if is_in(slots[k], num_pages):
-            rows[k], offset, none = row_of(slots[k]), scale_offset(slots[k]), Int32(0)
+            rows[k], none = row_of(slots[k], page_rows), Int32(0)
+            offset = scale_offset(slots[k], ctx.cache)
         copy_word(scales, ctx.cache.iterator + offset, none, k * SCALE_BYTES, 0)
     keys = (ctx.inputs.pages + first * CACHE_ROW_BYTES).toint()
     gather4(keys, ctx.keys_map, 0, [rows[k] for k in range(GATHERED)], full)
@@ -145,14 +147,14 @@ def is_in(slot: Int32, num_pages: Int32) -> cutlass.Boolean:
     return slot >= 0 and slot // PAGE_SIZE < num_pages
 
 
-def row_of(slot: Int32) -> Int32:
+def row_of(slot: Int32, page_rows: Int32) -> Int32:
     """Number of the slot's key among the cache's rows of 128 bytes."""
-    return slot // PAGE_SIZE * PAGE_ROWS + slot % PAGE_SIZE
+    return slot // PAGE_SIZE * page_rows + slot % PAGE_SIZE
 
 
-def scale_offset(slot: Int32) -> Int64:
+def scale_offset(slot: Int32, cache: cute.Tensor) -> Int64:
     """Offset of the slot's scale in the cache, in bytes."""
-    page = Int64(slot // PAGE_SIZE) * PAGE_BYTES
+    page = Int64(slot // PAGE_SIZE) * cache.stride[0]
     return page + (PAGE_KEY_BYTES + slot % PAGE_SIZE * SCALE_BYTES)
 
 

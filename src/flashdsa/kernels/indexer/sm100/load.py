@@ -16,10 +16,9 @@ from flashdsa.kernels.indexer.load_tiles import (
     page_table,
 )
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, WorkTile
-from flashdsa.kernels.indexer.sizes import PAGE_ROWS
 from flashdsa.kernels.indexer.sm100.plan import SCALE_BYTES
 from flashdsa.kernels.indexer.smem_views import InputBuffers
-from flashdsa.problem import PAGE_BYTES, PAGE_KEY_BYTES
+from flashdsa.problem import PAGE_KEY_BYTES
 
 
 class LoadContext(NamedTuple):
@@ -29,7 +28,7 @@ class LoadContext(NamedTuple):
     scales: Any  # pointer to shared memory, page p of stage s at + (s * pages_per_stage + p) * 256
     keys_map: Any  # pointer to the pages' tensor map, boxes of a page's keys
     queries_map: Any  # pointer to the tensor map of the rows' queries
-    cache: Any  # (num_pages, 64, 1, 132) bytes, device memory
+    cache: Any  # (num_pages, 64, 1, 132) bytes, device memory, any distance between pages
     weights: Any  # (B, H) fp32, device memory
     block_table: Any  # (B / next_n, max_pages) int32, device memory
     rows: Rows
@@ -107,13 +106,13 @@ def load_stage(
             load_box(
                 ctx.inputs.pages + slot * PAGE_KEY_BYTES,
                 ctx.keys_map,
-                [Int32(0), box_page * PAGE_ROWS],
+                [Int32(0), Int32(0), box_page],
                 full,
                 EVICT_FIRST,
             )
             load_bytes(
                 ctx.scales + slot * SCALE_BYTES,
-                ctx.cache.iterator + (Int64(scale_page) * PAGE_BYTES + PAGE_KEY_BYTES),
+                ctx.cache.iterator + (Int64(scale_page) * ctx.cache.stride[0] + PAGE_KEY_BYTES),
                 SCALE_BYTES,
                 full,
             )

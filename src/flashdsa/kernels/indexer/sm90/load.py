@@ -83,7 +83,7 @@ def load_page(
             load_box(
                 ctx.inputs.pages + stage * plan.stage_bytes,
                 ctx.keys_map,
-                [Int32(0), page * plan.page_rows],
+                [Int32(0), Int32(0), page],
                 full,
                 EVICT_FIRST,
             )

@@ -8,11 +8,10 @@ from typing import Any
 
 import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, Uint8, Uint32, const_expr, cute
-from cutlass.cute.runtime import make_fake_tensor
 
 from flashdsa.dsl.compile_options import compile_launch
-from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_tensor
-from flashdsa.hw import BULK_ALIGNMENT, SM90
+from flashdsa.dsl.fake_tensors import WORD_ALIGNMENT, fake_pages, fake_tensor
+from flashdsa.hw import SM90
 from flashdsa.kernels.indexer.sm90.quantize_plan import QuantizePlan
 from flashdsa.problem import (
     E4M3_MAX,
@@ -161,19 +160,14 @@ def launch_quantize(
 
 def compile_quantize(plan: QuantizePlan) -> Any:
     """Compile `launch_write`, or `launch_quantize` for a plan without slots."""
-    count, pages = cute.sym_int32(), cute.sym_int32()
+    count = cute.sym_int32()
     element = BFloat16 if plan.dtype == "bfloat16" else Float32
     vectors = fake_tensor(element, (count, INDEX_HEAD_DIM))
     if plan.slot_bits:
         launch = launch_write
         others = (
             fake_tensor(Int32 if plan.slot_bits == 32 else Int64, (count,), plan.slot_bits // 8),
-            make_fake_tensor(
-                Uint8,
-                (pages, PAGE_BYTES),
-                stride=(cute.sym_int64(divisibility=BULK_ALIGNMENT), 1),
-                assumed_align=BULK_ALIGNMENT,
-            ),
+            fake_pages(Uint8, (PAGE_BYTES,)),
         )
     else:
         launch = launch_quantize
