@@ -76,13 +76,21 @@ def test_duplicates_and_sinks_follow_the_dense_formula(generator):
 def test_valid_slots_are_those_in_range_and_before_the_length():
     big = 2**31
     rows = torch.tensor([[3, -1, 0, 12, 3], [11, 12, 19, big - 1, -big], [1, 2, 3, 4, 5]])
-    assert reference.valid_slots(rows, 12) == [[3, 0, 3], [11], [1, 2, 3, 4, 5]]
-    assert reference.valid_slots(rows[:, None], 12, torch.tensor([4, 0, 9])) == [
-        [3, 0],
+
+    def valid(*given):
+        return [found.tolist() for found in reference.valid_slots(*given)]
+
+    assert valid(rows, 12) == [[3, 0, 3], [11], [1, 2, 3, 4, 5]]
+    assert valid(rows[:, None], 12, torch.tensor([4, 0, 9])) == [[3, 0], [], [1, 2, 3, 4, 5]]
+    assert valid(rows[2:], 12, torch.tensor([-3])) == [[]]
+    assert valid(rows[:2], 12, None, 5) == [[0, 1, 2, 3, 4], []]
+    assert valid((torch.tensor([-2, 9, 5, 40]), torch.tensor([2, big, 5, -7])), 12) == [
+        [0, 1],
+        [9, 10, 11],
         [],
-        [1, 2, 3, 4, 5],
+        [],
     ]
-    assert reference.valid_slots(rows[2:], 12, torch.tensor([-3])) == [[]]
+    assert valid(rows[:0], 12) == []
 
 
 def test_invalid_slots_are_as_good_as_absent_over_nan_rows(generator):

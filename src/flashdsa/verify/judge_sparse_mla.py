@@ -39,14 +39,15 @@ def empty_queries(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S]`: the queries without a valid slot."""
     x = inputs.joined
     named = reference.valid_slots(x.indices, x.num_keys, x.topk_length)
-    return torch.tensor([not rows for rows in named], dtype=torch.bool)
+    return torch.tensor([not len(rows) for rows in named], dtype=torch.bool, device=x.q.device)
 
 
 def unnamed_rows(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S_kv]`: the kv rows that no valid slot names."""
     named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)
-    unnamed = torch.ones(inputs.num_keys, dtype=torch.bool)
-    unnamed[[row for rows in named for row in rows]] = False
+    unnamed = torch.ones(inputs.num_keys, dtype=torch.bool, device=inputs.q.device)
+    for rows in named:
+        unnamed[rows] = False
     return unnamed
 
 
@@ -264,7 +265,7 @@ def check_forward_out(inputs: SparseMlaInputs, backend: str) -> list[Comparison]
     results = calls.sparse_mla_fwd(inputs, backend)
     names = ("O", "lse", "max_logits")
     return [
-        compare_exact(f"{name}, {form}", one, result.cpu())
+        compare_exact(f"{name}, {form}", one, result)
         for form, written in calls.sparse_mla_fwd_out(inputs, backend).items()
         for name, one, result in zip(names, written, results, strict=False)
     ]

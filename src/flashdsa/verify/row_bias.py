@@ -8,7 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashdsa.verify.compare import Comparison, by_rows, coordinate, finite, ratio, row_sizes, seen
+from flashdsa.verify.compare import (
+    Comparison,
+    by_rows,
+    coordinate,
+    f64,
+    finite,
+    ratio,
+    row_sizes,
+    seen,
+)
 from flashdsa.verify.tolerances import BIAS_TOLERANCE
 
 
@@ -35,8 +44,8 @@ def judge_bias(
     """
     if math.isnan(verdict.norm_error):  # the shape, the dtype or what is not finite is wrong
         return verdict
-    ref64 = finite(ref.double())
-    difference = seen(finite(out.detach().cpu().double()) - ref64, out.dtype)
+    ref64 = finite(f64(ref, out))
+    difference = seen(finite(f64(out)) - ref64, out.dtype)
     worst, where = 0.0, None
     for ndim in row_ndims:
         norms, sizes = row_sizes(ref64, magnitude, ndim)
@@ -44,7 +53,9 @@ def judge_bias(
             continue
         dots = torch.linalg.vecdot(by_rows(difference, ndim), by_rows(ref64, ndim))
         along = dots / norms.masked_fill(norms == 0, 1)
-        allowed = norms if rounding is None else torch.maximum(norms, rounding / limit)
+        allowed = norms
+        if rounding is not None:
+            allowed = torch.maximum(norms, f64(rounding, out) / limit)
         biases = ratio(along, allowed).masked_fill(norms < sizes, 0)
         row = int(biases.abs().argmax())
         if where is None or not abs(float(biases[row])) <= abs(worst):

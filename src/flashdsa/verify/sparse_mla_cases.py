@@ -273,7 +273,7 @@ def make_sparse_mla_inputs(
             poison_rows(rows, one.named)
     if case.empty_rows or case.poison:
         for s, named in enumerate(zip(*(one.named for one in lists), strict=True)):
-            if not any(named):  # such a query's dQ is 0, whatever dO holds
+            if not any(map(len, named)):  # such a query's dQ is 0, whatever dO holds
                 do[s] = (torch.inf, torch.nan)[s % 2]
 
     def finish(x: Tensor, dtype: torch.dtype) -> Tensor:
