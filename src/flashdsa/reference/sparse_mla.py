@@ -19,6 +19,7 @@ __all__ = [
     "num_rows",
     "sparse_mla_fwd",
     "sparse_mla_max_logits",
+    "sparse_mla_spread",
     "valid_slots",
 ]
 
@@ -150,6 +151,42 @@ def sparse_mla_max_logits(
         if len(rows):
             largest[s] = (scale * (q64[s] @ _named_rows(kv, rows).T)).amax(dim=-1)
     return largest
+
+
+def sparse_mla_spread(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = 512,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> Tensor:
+    """`[S, H]` float64: of each row of O the root of the sum of squares of what elements of kv move
+    in it, each by itself: as a value, and by the logit of its key, which moves by the root of the
+    sum of squares of its products, and by itself if a scale is rounded.
+
+    Relative errors of rms r in the elements move a row by r times this.
+    """
+    scale, q64 = _scale(q, sm_scale), f64(q)
+    spread = full(q, q.shape[:2])
+    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
+        if not len(rows):
+            continue
+        named, times = rows.unique(return_counts=True)
+        keys = _named_rows(kv, named)
+        values, logits = keys[:, :d_v], scale * (q64[s] @ keys.T)
+        counted = logits + f64(times).log()
+        total = counted.logsumexp(dim=-1)
+        if attn_sink is not None:
+            total = torch.logaddexp(total, f64(attn_sink))
+        p = torch.exp(counted - total[:, None])
+        O, sizes = p @ values, values.square().sum(dim=-1)
+        off = logits.square() + scale**2 * (q64[s].square() @ keys.square().T)
+        away = sizes - 2 * O @ values.T + O.square().sum(dim=-1, keepdim=True)  # ||v - O||^2
+        spread[s] = (p.square() * (off * away.clamp(min=0) + sizes)).sum(dim=-1).sqrt()
+    return spread
 
 
 class _Query(NamedTuple):

@@ -163,7 +163,7 @@ def _row_errors(
     """Each row's `||error||` relative to the size that the row rule gives it, `least` or more."""
     _, size = row_sizes(ref, magnitude, ndim)
     if least is not None:
-        size = torch.maximum(size, f64(least, ref))
+        size = torch.maximum(size, _norms(by_rows(finite(f64(least, ref)), ndim)))
     return ratio(_norms(by_rows(difference, ndim)), size)
 
 
@@ -193,7 +193,7 @@ def compare(
     """Judge `out` by the norm rule (None: not judged), the row rule, and exact zeros.
 
     ref: float64, out's shape.  magnitude: what was summed into each element, same shape.
-    rounding: `||error||` that a row, named by its first coordinate, may have in any case.
+    rounding: `||error||` that a row may have in any case, named by its first coordinates.
     row_ndims: how many leading coordinates name a row; several mean that each must hold.
     zero_rows: bool over leading coordinates, True where every element must be exactly 0.
     dtype: the dtype that out must have, if that is judged.

@@ -76,7 +76,8 @@ def judge_forward(
     cut = _cut(case.d_qk) if backend in WGMMA_SUMS else 0.0
     rounded = F16_KEYS if backend in WGMMA_SUMS and case.packed == "fp32" else 0.0
     absolute = lse_limits.absolute + rounded
-    relative = lse_limits.relative + cut + rounded
+    relative = lse_limits.relative + cut
+    rounding = rounded * reference.sparse_mla_spread(*operands, **options) if rounded else None
     magnitude, _ = reference.sparse_mla_fwd(*operands, absolute=True, **options)
     verdict = compare(
         "O",
@@ -84,6 +85,7 @@ def judge_forward(
         ref_O,
         norm_tolerance=limits.norm if case.judges_norms else None,
         magnitude=magnitude,
+        rounding=rounding,
         row_ndims=PER_QUERY_AND_PER_HEAD,
         zero_rows=empty_queries(inputs),
         dtype=case.dtype,
@@ -96,13 +98,14 @@ def judge_forward(
             magnitude,
             limit=bias_limit(ref_lse, relative),
             row_ndims=PER_QUERY_AND_PER_HEAD,
+            rounding=rounding,
         ),
         compare_lse(
             "lse",
             lse,
             ref_lse,
             absolute=absolute,
-            relative=relative,
+            relative=relative + rounded,
             dtype=accumulator_dtype(inputs),
         ),
     ]
@@ -115,7 +118,7 @@ def judge_forward(
                     *operands, sm_scale=case.sm_scale, topk_length=inputs.topk_length
                 ),
                 absolute=absolute,
-                relative=relative,
+                relative=relative + rounded,
                 dtype=accumulator_dtype(inputs),
             )
         )

@@ -39,7 +39,7 @@ def judge_bias(
     Args:
         verdict: of `compare` with the same out, ref and magnitude.
         row_ndims: how many leading coordinates name a row; several mean that each must hold.
-        rounding: what the error's part along a row, named by its first coordinate, may be in any
+        rounding: what the error's part along a row, named by its first coordinates, may be in any
             case.
     """
     if math.isnan(verdict.norm_error):  # the shape, the dtype or what is not finite is wrong
@@ -55,7 +55,8 @@ def judge_bias(
         along = dots / norms.masked_fill(norms == 0, 1)
         allowed = norms
         if rounding is not None:
-            allowed = torch.maximum(norms, f64(rounding, out) / limit)
+            of_rows = by_rows(finite(f64(rounding, out)), ndim).norm(dim=-1)
+            allowed = torch.maximum(norms, of_rows / limit)
         biases = ratio(along, allowed).masked_fill(norms < sizes, 0)
         row = int(biases.abs().argmax())
         if where is None or not abs(float(biases[row])) <= abs(worst):

@@ -45,6 +45,8 @@ class SparseMlaCase:
     """Logits spread over about [-logit_scale, logit_scale] where it is not 1."""
     logit_shift: float = 0.0
     """Every logit is near this."""
+    row_sizes: float = 0.0
+    """Rows of kv are exp of a normal number of that deviation as large."""
     rounded_dots: bool = False
     """False: where logits are large, q and kv lie on a grid that makes dot products exact in fp32
     in any order, so that what is judged is the softmax.  True: they are any values."""
@@ -83,7 +85,7 @@ class SparseMlaCase:
     def judges_norms(self) -> bool:
         """Whether the contract's norm rule applies: standard-normal data, default scale."""
         plain = self.logit_scale == 1.0 and self.logit_shift == 0.0
-        return plain and self.sm_scale is None and not self.cancels
+        return plain and self.sm_scale is None and not (self.cancels or self.row_sizes)
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,8 @@ def make_sparse_mla_inputs(
     if case.extra_topk:
         sources.append(normal(case.extra_keys, case.d_qk))
         lists.append(draw_list(case, "extra_kv", case.extra_keys, case.extra_topk, generator))
+    if case.row_sizes:
+        sources = [rows * torch.exp(case.row_sizes * normal(len(rows), 1)) for rows in sources]
     q, sources = _logits_of_size(case, q, sources)
     if case.nan_row:
         plant_nan_row(sources[0], lists[0].indices)
