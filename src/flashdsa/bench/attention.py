@@ -27,7 +27,7 @@ from flashdsa.bench.cases import (
 from flashdsa.problem import D_QK, D_V
 from flashdsa.verify.compare import compare, compare_lse
 from flashdsa.verify.tolerances import (
-    F16_KEYS,
+    F16_ROUNDING,
     NORM_CANCELLATION,
     ROW_CANCELLATION,
     ROW_TOLERANCE,
@@ -168,7 +168,7 @@ def judge_forward(
     ]
     limits = tolerance("sparse_mla_fwd", "lse", x.q.dtype)
     assert limits.absolute is not None and limits.relative is not None
-    rounded = F16_KEYS if x.kv.dtype == torch.uint8 else 0.0
+    rounded = F16_ROUNDING if x.kv.dtype == torch.uint8 else 0.0
     close = partial(
         compare_lse,
         absolute=limits.absolute + rounded,

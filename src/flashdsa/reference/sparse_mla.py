@@ -162,15 +162,15 @@ def sparse_mla_spread(
     sm_scale: float | None = None,
     topk_length: Tensor | None = None,
     attn_sink: Tensor | None = None,
-) -> Tensor:
-    """`[S, H]` float64: of each row of O the root of the sum of squares of what elements of kv move
-    in it, each by itself: as a value, and by the logit of its key, which moves by the root of the
-    sum of squares of its products, and by itself if a scale is rounded.
+) -> tuple[Tensor, Tensor]:
+    """`[S, H]` float64 each, of each row of O and of lse: the root of the sum of squares of what
+    elements of kv move, as values and by their keys' logits. A logit moves by the root of the sum
+    of squares of its products and, if a scale is rounded, of itself.
 
-    Relative errors of rms r in the elements move a row by r times this.
+    Relative errors of rms r in the elements move the row and lse by no more than r times this.
     """
     scale, q64 = _scale(q, sm_scale), f64(q)
-    spread = full(q, q.shape[:2])
+    of_o, of_lse = full(q, q.shape[:2]), full(q, q.shape[:2])
     for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
         if not len(rows):
             continue
@@ -178,15 +178,15 @@ def sparse_mla_spread(
         keys = _named_rows(kv, named)
         values, logits = keys[:, :d_v], scale * (q64[s] @ keys.T)
         counted = logits + f64(times).log()
-        total = counted.logsumexp(dim=-1)
-        if attn_sink is not None:
-            total = torch.logaddexp(total, f64(attn_sink))
-        p = torch.exp(counted - total[:, None])
-        O, sizes = p @ values, values.square().sum(dim=-1)
+        p = torch.softmax(counted, dim=-1)
         off = logits.square() + scale**2 * (q64[s].square() @ keys.square().T)
+        of_lse[s] = (p.square() * off).sum(dim=-1).sqrt()
+        if attn_sink is not None:
+            p *= torch.sigmoid(counted.logsumexp(dim=-1) - f64(attn_sink))[:, None]
+        O, sizes = p @ values, values.square().sum(dim=-1)
         away = sizes - 2 * O @ values.T + O.square().sum(dim=-1, keepdim=True)  # ||v - O||^2
-        spread[s] = (p.square() * (off * away.clamp(min=0) + sizes)).sum(dim=-1).sqrt()
-    return spread
+        of_o[s] = (p.square() * (off * away.clamp(min=0) + sizes)).sum(dim=-1).sqrt()
+    return of_o, of_lse
 
 
 class _Query(NamedTuple):

@@ -282,14 +282,15 @@ def compare_lse(
     *,
     absolute: float,
     relative: float,
+    besides: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Comparison:
-    """Judge `|out - ref| <= absolute + relative * |ref|`, with +inf where the reference has it.
+    """Judge `|out - ref| <= absolute + relative * |ref| + besides`, with +inf where ref has it.
 
     `row_error` is the worst element's share of its allowance (limit 1).
     """
     allowed = absolute + relative * finite(f64(ref)).abs()
-    return _elementwise(output, out, ref, allowed, dtype)
+    return _elementwise(output, out, ref, allowed if besides is None else allowed + besides, dtype)
 
 
 def compare_scores(
