@@ -34,7 +34,7 @@ PAGES = (
 )
 HEADS = (128, 64, 32, 16, 8)
 ATTENTION = ("backward", "decode", "forward")
-"""What operations with these heads are called."""
+"""Beginnings of the names of operations whose means by heads are told."""
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 

@@ -15,6 +15,9 @@ from flashdsa.verify.layouts import pages_apart, strided_copy
 NAN_BYTE = 0x7F
 """NaN in e4m3; four of them are 3.4e38 in fp32 and two so in bf16: the largest numbers, and NaN."""
 
+MANY = 2**21
+"""Numbers that are drawn in fp32 where there are more: float64 takes four times as long."""
+
 
 @dataclass(frozen=True)
 class SparseMlaCase:
@@ -257,7 +260,9 @@ def make_sparse_mla_inputs(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        is_large = math.prod(shape) > MANY and case.dtype != torch.float64
+        dtype = torch.float32 if is_large else torch.float64
+        return torch.randn(*shape, generator=generator, dtype=dtype).double()
 
     q = normal(case.num_queries, case.num_heads, case.d_qk)
     kv = normal(case.num_keys, case.d_qk)
