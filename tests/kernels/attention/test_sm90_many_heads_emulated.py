@@ -53,7 +53,7 @@ def test_several_items_of_a_query_and_empty_lists() -> None:
 
 @pytest.mark.parametrize("plan", [DecodePlan(packed=True), ManyHeadsPlan()])
 def test_rows_of_any_size_are_as_right_as_f16_has_them(plan: Any) -> None:
-    """A large key's logit feels that f16 holds it; an error of 1 % in a row is seen all the same."""
+    """A large key's logit feels that f16 holds it; 1 % too much of a row is seen all the same."""
     case = SparseMlaCase("sizes", 1, 192, 64, 192, packed="fp32", row_sizes=2.0)
     out, lse = run(case, 1, plan=plan)
     inputs = make_sparse_mla_inputs(case, 0)
