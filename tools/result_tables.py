@@ -62,27 +62,24 @@ def draws_table() -> str:
     from workbench.draws.report import markdown
     from workbench.draws.run import machine_of, read_document
 
-    runs: dict[str, list[Path]] = {}
-    commits: dict[str, set[str]] = {}
+    runs: dict[str, list[tuple[str, str]]] = {}
+    folder = (RESULTS / "draws").as_posix()
     for path in documents:
         document = read_document(path)
-        runs.setdefault(machine_of(document), []).append(path)
-        commit = (document["git"] or {}).get("commit")
-        commits.setdefault(machine_of(document), set()).add(commit[:9] if commit else "unrecorded")
+        commit = (document["git"] or {}).get("commit") or "unrecorded"
+        runs.setdefault(machine_of(document), []).append((path.name[:10], commit[:10]))
     lines = []
-    for machine, paths in runs.items():
-        folder = paths[0].parent.relative_to(ROOT).as_posix()
-        dates = ", ".join(sorted({path.name[:10] for path in paths}))
-        at = ", ".join(sorted(commits[machine]))
-        lines.append(f"One {machine}, {dates}, commit {at}: [{len(paths)} documents]({folder}).")
-    means = means_by_heads(documents)
-    some = "; ".join(
-        f"{name} {', '.join(means[name, heads][0] for heads in (128, 64, 8))}"
-        for name in ("forward", "backward", "decode packed")
-    )
-    lines.append(
-        f"Geometric means with 128, 64 and 8 heads, hot: {some} ([all]({folder}/NOTES.md))."
-    )
+    for machine, found in runs.items():
+        dates, at = (", ".join(sorted(set(names))) for names in zip(*found, strict=True))
+        lines.append(f"One {machine}, {dates}, commit {at}: [{len(found)} documents]({folder}).")
+    means, some = means_by_heads(documents), []
+    for name in ("forward", "backward", "decode packed"):
+        of_heads = [means[name, heads][0] for heads in (128, 64, 8) if (name, heads) in means]
+        some += [f"{name} {', '.join(of_heads)}"] if len(of_heads) == 3 else []
+    if some:
+        notes = f"[all]({folder}/NOTES.md)"
+        some[0] = f"Geometric means with 128, 64 and 8 heads, hot: {some[0]}"
+        lines.append(f"{'; '.join(some)} ({notes}).")
     return "\n".join([markdown(report_all(documents)), "", *lines, ""])
 
 
