@@ -1,12 +1,14 @@
-"""Writes tables of results into pages: the draws, the dense-to-sparse guide's run.
+"""Writes tables into pages: results of the draws and of the dense-to-sparse guide's run, and which
+packed rows Hopper takes.
 
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, those of `<!-- seeds -->` the same by seeds, and those of
-`<!-- means -->` their means in words; those of `<!-- run -->` are the tables of the newest folder
-of `workbench/results/dense_to_sparse`. With --check nothing is written; exit code 1 if a table is
-old.
+`workbench/results/draws`, those of `<!-- seeds -->` the same by seeds, those of `<!-- heads -->`
+their means by heads, and those of `<!-- means -->` their means in words; those of `<!-- run -->`
+are the tables of the newest folder of `workbench/results/dense_to_sparse`, those of
+`<!-- formats -->` what the implementations declare. With --check nothing is written; exit code 1 if
+a table is old.
 """
 
 from __future__ import annotations
@@ -27,8 +29,12 @@ RESULTS = Path("workbench/results")
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs" / "guides" / "dense-to-sparse.md",
+    ROOT / "docs" / "guides" / "hopper.md",
     ROOT / RESULTS / "draws" / "NOTES.md",
 )
+HEADS = (128, 64, 32, 16, 8)
+ATTENTION = ("backward", "decode", "forward")
+"""Beginnings of the names of operations whose means by heads are told."""
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -56,15 +62,81 @@ def draws_table() -> str:
     from workbench.draws.report import markdown
     from workbench.draws.run import machine_of, read_document
 
-    runs: dict[str, list[Path]] = {}
+    runs: dict[str, list[tuple[str, str]]] = {}
+    folder = (RESULTS / "draws").as_posix()
     for path in documents:
-        runs.setdefault(machine_of(read_document(path)), []).append(path)
+        document = read_document(path)
+        commit = (document["git"] or {}).get("commit") or "unrecorded"
+        runs.setdefault(machine_of(document), []).append((path.name[:10], commit[:10]))
     lines = []
-    for machine, paths in runs.items():
-        folder = paths[0].parent.relative_to(ROOT).as_posix()
-        dates = ", ".join(sorted({path.name[:10] for path in paths}))
-        lines.append(f"One {machine}, {dates}: [{len(paths)} documents]({folder}).")
+    for machine, found in runs.items():
+        dates, at = (", ".join(sorted(set(names))) for names in zip(*found, strict=True))
+        lines.append(f"One {machine}, {dates}, commit {at}: [{len(found)} documents]({folder}).")
+    means, some = means_by_heads(documents), []
+    for name in ("forward", "backward", "decode packed"):
+        of_heads = [means[name, heads][0] for heads in (128, 64, 8) if (name, heads) in means]
+        some += [f"{name} {', '.join(of_heads)}"] if len(of_heads) == 3 else []
+    if some:
+        notes = f"[all]({folder}/NOTES.md)"
+        some[0] = f"Geometric means with 128, 64 and 8 heads, hot: {some[0]}"
+        lines.append(f"{'; '.join(some)} ({notes}).")
     return "\n".join([markdown(report_all(documents)), "", *lines, ""])
+
+
+def means_by_heads(documents: dict[Path, list[Row]]) -> dict[tuple[str, int], list[str]]:
+    """Geometric means, hot and cold, of attention's operations by heads."""
+    from workbench.draws.report import CONDITIONS, Figures
+
+    ratios: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for row in (row for rows in documents.values() for row in rows):
+        for condition in CONDITIONS:
+            ratio = row.ratio(condition)
+            if ratio is not None and row.operation.startswith(ATTENTION):
+                of_heads = ratios.setdefault((row.operation, row.problem["h"]), {})
+                of_heads.setdefault(condition, []).append(ratio)
+    return {
+        key: [f"{found.geometric_mean:.2f}" for one in by.values() if (found := Figures.of(one))]
+        for key, by in ratios.items()
+    }
+
+
+def heads_table() -> str:
+    """Geometric means by heads in Markdown, hot / cold."""
+    means = means_by_heads(read_all_draws())
+    lines = [
+        f"| heads | {' | '.join(map(str, HEADS))} |",
+        f"|{'---|' * (1 + len(HEADS))}",
+    ]
+    for name in sorted({name for name, _ in means}):
+        cells = (" / ".join(means.get((name, heads), "-")) for heads in HEADS)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def formats_table() -> str:
+    """Which rows of kv Hopper's forward takes, in Markdown."""
+    from flashdsa.backends.catalog import registry
+    from flashdsa.row_formats import ROW_FORMATS
+
+    served = [
+        one.features for one in registry.implementations("sparse_mla_fwd") if one.backend == "sm90"
+    ]
+    lines = [
+        "| rows | bytes | one list of ids | range, blocks, second source of the same rows | "
+        "second source of other rows |",
+        "|---|---|---|---|---|",
+        "| bf16 | 1152, 1024 | yes | yes | no |",
+    ]
+    for name, form in ROW_FORMATS.items():
+        taken = [one for one in served if name in one.row_formats]
+        lists = any(one.extra_kv and one.ranges for one in taken)
+        beside = {
+            other for one in taken if name in one.mixed_formats for other in one.mixed_formats
+        } - {name}
+        cells = ["yes" if taken else "no", "yes" if lists else "no"]
+        cells.append(", ".join(f"`{other}`" for other in sorted(beside)) or "no")
+        lines.append(f"| `{name}` | {form.row_bytes} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
 
 
 def seeds_table() -> str:
@@ -98,7 +170,14 @@ def run_tables() -> str:
     return f"{tables(read_run(max((ROOT / RESULTS / 'dense_to_sparse').iterdir())))}\n"
 
 
-TABLES = {"draws": draws_table, "seeds": seeds_table, "means": means, "run": run_tables}
+TABLES = {
+    "draws": draws_table,
+    "seeds": seeds_table,
+    "heads": heads_table,
+    "means": means,
+    "run": run_tables,
+    "formats": formats_table,
+}
 
 
 def updated(text: str) -> str:

@@ -76,13 +76,21 @@ def test_duplicates_and_sinks_follow_the_dense_formula(generator):
 def test_valid_slots_are_those_in_range_and_before_the_length():
     big = 2**31
     rows = torch.tensor([[3, -1, 0, 12, 3], [11, 12, 19, big - 1, -big], [1, 2, 3, 4, 5]])
-    assert reference.valid_slots(rows, 12) == [[3, 0, 3], [11], [1, 2, 3, 4, 5]]
-    assert reference.valid_slots(rows[:, None], 12, torch.tensor([4, 0, 9])) == [
-        [3, 0],
+
+    def valid(*given):
+        return [found.tolist() for found in reference.valid_slots(*given)]
+
+    assert valid(rows, 12) == [[3, 0, 3], [11], [1, 2, 3, 4, 5]]
+    assert valid(rows[:, None], 12, torch.tensor([4, 0, 9])) == [[3, 0], [], [1, 2, 3, 4, 5]]
+    assert valid(rows[2:], 12, torch.tensor([-3])) == [[]]
+    assert valid(rows[:2], 12, None, 5) == [[0, 1, 2, 3, 4], []]
+    assert valid((torch.tensor([-2, 9, 5, 40]), torch.tensor([2, big, 5, -7])), 12) == [
+        [0, 1],
+        [9, 10, 11],
         [],
-        [1, 2, 3, 4, 5],
+        [],
     ]
-    assert reference.valid_slots(rows[2:], 12, torch.tensor([-3])) == [[]]
+    assert valid(rows[:0], 12) == []
 
 
 def test_invalid_slots_are_as_good_as_absent_over_nan_rows(generator):
@@ -191,3 +199,27 @@ def test_magnitudes_bound_what_they_measure(generator):
     for gradient, gradient_size in zip(gradients, sizes, strict=True):
         assert (gradient.abs() <= gradient_size * (1 + 1e-12)).all()
         assert (gradient_size <= 1e3 * gradient.abs().max()).all()
+
+
+def test_the_spread_is_what_elements_of_kv_move(generator):
+    """By autograd, as values, by products of logits and by whole logits; a key comes twice."""
+    q, kv, sink = normal(generator, 1, H, D), normal(generator, S_KV, D), normal(generator, H)
+    indices = torch.tensor([[3, 0, 5, 3, -1]])
+    named, times = torch.tensor([3, 0, 5]), torch.tensor([2.0, 1.0, 1.0], dtype=torch.float64)
+
+    def attend(of_value, of_product, of_logit):
+        rows = kv[named]
+        s = D**-0.5 * torch.einsum("hd,hid->hi", q[0], rows * (1 + of_product)) * (1 + of_logit)
+        lse = (s + times.log()).logsumexp(-1, keepdim=True)
+        p = torch.exp(s + times.log() - lse)
+        out = p @ (rows[:, :D_V] * (1 + of_value)) * torch.sigmoid(lse - sink[:, None])
+        return out, lse[:, 0]
+
+    zeros = (torch.zeros(*shape, dtype=torch.float64) for shape in ((3, D_V), (H, 3, D), (H, 3)))
+    moved = torch.autograd.functional.jacobian(attend, tuple(zeros))
+    expected = [
+        sum(x.square().flatten(1).sum(1) for x in of_output).sqrt()[None] for of_output in moved
+    ]
+    found = reference.sparse_mla_spread(q, kv, indices, d_v=D_V, attn_sink=sink)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

@@ -30,10 +30,7 @@ PLAIN = SparseMlaCase("plain", 2, 60, 128, 48)
 def scores(inputs: SparseMlaInputs, s: int) -> tuple[Tensor, Tensor, Tensor]:
     """Keys named by query s, and its P and dS `[H, keys]`."""
     O, lse = (x[s].double() for x in forward_results(inputs))
-    named = torch.tensor(
-        reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)[s],
-        dtype=torch.int64,
-    )
+    named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)[s]
     keys, q, do = inputs.kv[named].double(), inputs.q[s].double(), inputs.do[s].double()
     p = torch.exp(q @ keys.T * 576**-0.5 - lse[:, None])
     dp = do @ keys[:, :512].T

@@ -62,7 +62,8 @@ def judge_sparse_mla_inputs(case, seed):
 def judge_list(case, kv, ids, topk_length, topk, index_block=1):
     """The features of a source and its list; returns the rows that the list names."""
     num_keys = kv.shape[0] * (kv.shape[1] if case.page_size else 1)
-    named = reference.valid_slots(ids, num_keys, topk_length, index_block)
+    slots = reference.valid_slots(ids, num_keys, topk_length, index_block)
+    named = [rows.tolist() for rows in slots]
     used = {row for rows in named for row in rows}
     if isinstance(ids, tuple):
         starts, ends = ids

@@ -39,7 +39,7 @@ def bf16_operands(inputs, O, lse):
     named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)
     scale = inputs.q.shape[-1] ** -0.5
     for s, rows in enumerate(named):
-        if not rows:
+        if not len(rows):
             continue
         keys, q, do = (x.double() for x in (inputs.kv[rows], inputs.q[s], inputs.do[s]))
         p = torch.exp(scale * q @ keys.T - lse[s].double()[:, None])
@@ -47,8 +47,8 @@ def bf16_operands(inputs, O, lse):
         ds = p * (do @ keys[:, : do.shape[-1]].T - delta) * scale
         p, ds = p.bfloat16().double(), ds.bfloat16().double()
         dq[s] = ds @ keys
-        dkv.index_add_(0, torch.tensor(rows), ds.T @ q)
-        dkv[:, : do.shape[-1]].index_add_(0, torch.tensor(rows), p.T @ do)
+        dkv.index_add_(0, rows, ds.T @ q)
+        dkv[:, : do.shape[-1]].index_add_(0, rows, p.T @ do)
     return dq.bfloat16(), dkv
 
 

@@ -133,4 +133,4 @@ def judge_training(part: str, x: training.TrainingInputs, found: Any) -> Verdict
 
 def _error(found: Tensor, right: Tensor) -> float:
     """`norm_error` of the slots that count."""
-    return norm_error(found.cpu().where(right > 0, 0), right)
+    return norm_error(found.where(right > 0, 0), right)

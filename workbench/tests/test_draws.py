@@ -297,17 +297,23 @@ def test_the_readme_can_show_all_draws(tmp_path: Path, monkeypatch: pytest.Monke
     document = run_draws(options)
     for name, ratio in (("2026-11-22-seed-1-a", 2.0), ("2026-11-23-seed-2-b", 0.5)):
         rows = [asdict(row(name, 10.0, 10 * ratio))]
-        (folder / f"{name}.json").write_text(json.dumps(document | {"rows": rows}))
+        rows += [rows[0] | {"operation": "forward", "problem": {"h": h}} for h in (128, 64, 8)]
+        git = {"commit": "0123456789abcdef"} if ratio == 2.0 else None
+        found = document | {"rows": rows, "git": git}
+        (folder / f"{name}.json").write_text(json.dumps(found))
     packed = folder / "2026-11-23-seed-2-b.json"
     packed.with_suffix(".json.gz").write_bytes(gzip.compress(packed.read_bytes()))
     packed.unlink()
     shown = result_tables.updated(
         "<!-- draws -->\nold\n<!-- /draws --><!-- means -->\n<!-- /means -->"
-        "<!-- seeds -->\nold\n<!-- /seeds -->"
+        "<!-- seeds -->\nold\n<!-- /seeds --><!-- heads -->\nold\n<!-- /heads -->"
     )
     assert "1.00 to 1.00 times as fast in the mean of drawn shapes, - with 512 columns" in shown
     assert "| it | 2 | 0.50 | 0.57 | 1.25 | 1.00 |" in shown and "old" not in shown
-    assert "2026-11-22, 2026-11-23: [2 documents](workbench/results/draws)" in shown
+    where = "2026-11-22, 2026-11-23, commit 0123456789, unrecorded: [2 documents]"
+    assert f"{where}(workbench/results/draws)" in shown
+    assert "with 128, 64 and 8 heads, hot: forward 1.00, 1.00, 1.00 ([all](workbench" in shown
+    assert "| forward | 1.00 | 1.00 | - | - | 1.00 |" in shown
     assert "| it, 1 | 1 | 2.00 |" in shown and "| it, 2 | 1 | 0.50 |" in shown
 
 

@@ -27,7 +27,7 @@ from flashdsa.bench.cases import (
 from flashdsa.problem import D_QK, D_V
 from flashdsa.verify.compare import compare, compare_lse
 from flashdsa.verify.tolerances import (
-    F16_KEYS,
+    F16_ROUNDING,
     NORM_CANCELLATION,
     ROW_CANCELLATION,
     ROW_TOLERANCE,
@@ -168,7 +168,7 @@ def judge_forward(
     ]
     limits = tolerance("sparse_mla_fwd", "lse", x.q.dtype)
     assert limits.absolute is not None and limits.relative is not None
-    rounded = F16_KEYS if x.kv.dtype == torch.uint8 else 0.0
+    rounded = F16_ROUNDING if x.kv.dtype == torch.uint8 else 0.0
     close = partial(
         compare_lse,
         absolute=limits.absolute + rounded,
@@ -186,8 +186,8 @@ def judge_forward(
 def _one_query(x: AttentionInputs, query: int) -> tuple[slice, Tensor, Tensor]:
     """Its slice, the rows of kv that its slots name, and slots that name these."""
     ids = x.indices[query].long()
-    rows = x.kv[ids.clamp(min=0)].cpu()  # few of a large cache
-    slots = torch.arange(len(rows)).where(x.in_use(query).cpu(), -1)[None].int()
+    rows = x.kv[ids.clamp(min=0)]  # few of a large cache
+    slots = torch.arange(len(rows), device=rows.device).where(x.in_use(query), -1)[None].int()
     return slice(query, query + 1), rows, slots
 
 
@@ -273,7 +273,7 @@ def judge_backward(
 def _dq_error(x: BackwardInputs, query: int, dq: Tensor, limit: float) -> float:
     """The error of a query's dQ as a share of its norm, brought to `limit`: see `dq_limit`."""
     one, rows, slots = _one_query(x.forward, query)
-    q, d_out, lse, out = (whole[one].cpu() for whole in (x.forward.q, x.d_out, x.lse, x.out))
+    q, d_out, lse, out = (whole[one] for whole in (x.forward.q, x.d_out, x.lse, x.out))
     operands, sink = (q, rows, d_out, lse, out, slots), x.forward.attn_sink
     expected, _, _ = reference.mla_bwd(*operands, attn_sink=sink)
     call = reference.MlaBackward(*operands, attn_sink=sink)
@@ -283,7 +283,7 @@ def _dq_error(x: BackwardInputs, query: int, dq: Tensor, limit: float) -> float:
     if q.dtype == torch.bfloat16:
         allowed = dq_limit(limit, norm, call.dq_rounding())
     size = max(norm, NORM_CANCELLATION * float(summed.norm()))
-    return float((dq.double().cpu() - expected[0]).norm()) / size * limit / allowed
+    return float((dq.double() - expected[0]).norm()) / size * limit / allowed
 
 
 def _dkv_row(x: BackwardInputs, row: int) -> tuple[Tensor, float]:

@@ -131,8 +131,8 @@ def judged_queries(count: int) -> list[int]:
 
 def norm_error(found: Tensor, expected: Tensor) -> float:
     """The error's norm over the result's, in float64."""
-    expected = expected.double().cpu()
-    return float((found.double().cpu() - expected).norm() / expected.norm())
+    expected = expected.to(found.device, torch.float64)
+    return float((found.double() - expected).norm() / expected.norm())
 
 
 def poison(found: Any) -> None:

@@ -137,7 +137,7 @@ def judge_training(what: str, x: TrainingInputs, found: Any) -> Verdict:
         "gradient": (kl, 1e-5),
     }
     right, limit = expected[what]
-    ours, theirs = found[some].cpu(), right()
+    ours, theirs = found[some], right()
     same = bool((ours.isneginf() == theirs.isneginf()).all())  # slots that name no row
     ours, theirs = (one.masked_fill(theirs.isneginf(), 0) for one in (ours, theirs))
     return judge_errors({what: (norm_error(ours, theirs) if same else math.nan, limit)})

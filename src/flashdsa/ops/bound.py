@@ -56,6 +56,8 @@ _USUAL: Mapping[str, Sequence[int]] = {
     "offsets": (2,),
 }
 """Sizes and numbers by their names in the operations' tables; others are 1."""
+_COMES_WITH: Mapping[str, torch.dtype] = {"k_scale": torch.float8_e4m3fn}
+"""Optional operands that come with a first operand of this dtype; others are left out."""
 
 
 def bind(
@@ -122,8 +124,8 @@ def warm_up(operation: str, *, backend: str = "auto", **choices: Any) -> None:
         choices: each one value, or a tuple of several, of which every combination is warmed up:
             sizes by their names in the operation's table (``S``, ``H``, ``topk``); parameters;
             an optional operand's name, which is there if True; its name and ``_dtype``, of an
-            operand that may have several. What is left out is a model's usual size or False; rows
-            are 1 and 256.
+            operand that may have several. What is left out is a model's usual size or False,
+            `k_scale` of e4m3 keys True; rows are 1 and 256.
 
     Raises:
         TypeError, ValueError: an argument is wrong.
@@ -228,7 +230,8 @@ def _zeros(spec: OpSpec, chosen: Mapping[str, Any], device: str) -> Iterator[Ten
     """Operands of the chosen sizes and dtypes."""
     first = torch.float32
     for number, operand in enumerate(spec.operands):
-        if operand.optional and not chosen.get(operand.name, False):
+        is_usual = _COMES_WITH.get(operand.name) == first
+        if operand.optional and not chosen.get(operand.name, is_usual):
             yield None
             continue
         dtypes = operand.dtypes(first) if callable(operand.dtypes) else operand.dtypes

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import f64
+from flashdsa.reference.quant import f64, full
 
 __all__ = ["indexer_kl_loss_dense"]
 
@@ -25,12 +25,12 @@ def indexer_kl_loss_dense(
     """
     q_index, k_index, weights = (f64(x).requires_grad_() for x in index)
     scale = q.shape[-1] ** -0.5
-    loss = torch.zeros((), dtype=torch.float64)
+    loss = full(q, ())
     for s, (first, last) in enumerate(ranges):
         first, last = max(first, 0), min(last, len(k_index))
         if first >= last:
             continue
-        p = torch.zeros(last - first, dtype=torch.float64)
+        p = full(q, (last - first,))
         for h in range(q.shape[1]):
             if lse[s, h] != math.inf:
                 p += (scale * (f64(k[first:last]) @ f64(q[s, h])) - f64(lse[s, h])).exp()

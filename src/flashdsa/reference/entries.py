@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import f64
+from flashdsa.reference.quant import f64, full
 
 __all__ = ["CompressGradients", "compress_kv", "compress_kv_bwd", "rotate_tail"]
 
@@ -15,22 +15,18 @@ LOGIT_SHARE = 1 / 16
 
 
 def rotate_tail(
-    x: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor], *, inverse: bool = False
+    x: Tensor, positions: list[int], rotation: tuple[Tensor, Tensor], *, inverse: bool = False
 ) -> Tensor:
     """x `[S, ..., d]`, whose last 2n columns are n pairs `(a, b)` of neighbours: row s has
     `(a cos - b sin, a sin + b cos)` in their places, with row `positions[s]` of the tables
     `[P, n]`. `inverse` negates the angles.
     """
     y = f64(x).clone()
-    cos, sin = (f64(table) for table in rotation)
-    n = cos.shape[1]
-    first = y.shape[-1] - 2 * n
-    for s, position in enumerate(positions.tolist()):
-        for i in range(n):
-            c, turn = cos[position, i], sin[position, i] * (-1 if inverse else 1)
-            left, right = first + 2 * i, first + 2 * i + 1
-            a, b = y[s, ..., left].clone(), y[s, ..., right].clone()
-            y[s, ..., left], y[s, ..., right] = a * c - b * turn, a * turn + b * c
+    cos, sin = (f64(table)[positions] for table in rotation)
+    sin = -sin if inverse else sin
+    for row, c, turn in zip(y, cos, sin, strict=True):
+        a, b = row[..., -2 * len(c) :].unflatten(-1, (-1, 2)).clone().unbind(-1)
+        row[..., -2 * len(c) :] = torch.stack([a * c - b * turn, a * turn + b * c], -1).flatten(-2)
     return y
 
 
@@ -80,14 +76,14 @@ def _pool(kv: Tensor, gate: Tensor, ape: Tensor | None, window: Window) -> Poole
 def _turned(x: Tensor, position: int, rotation: tuple[Tensor, Tensor] | None, back: bool) -> Tensor:
     if rotation is None:
         return x
-    return rotate_tail(x[None], torch.tensor([position]), rotation, inverse=back)[0]
+    return rotate_tail(x[None], [position], rotation, inverse=back)[0]
 
 
 def _sizes_turned(x: Tensor, position: int, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
     if rotation is None:
         return x
     cos, sin = (table.abs() for table in rotation)
-    forth, back = (rotate_tail(x[None], torch.tensor([position]), (cos, s))[0] for s in (sin, -sin))
+    forth, back = (rotate_tail(x[None], [position], (cos, s))[0] for s in (sin, -sin))
     return torch.maximum(forth, back)
 
 
@@ -109,7 +105,7 @@ def compress_kv(
     """
     d = kv.shape[1] // (2 if overlap else 1)
     kv, gate, ape = f64(kv), f64(gate), None if ape is None else f64(ape)
-    entries, sizes = [torch.empty(0, d, dtype=torch.float64)], [torch.empty(0, d).double()]
+    entries, sizes = [full(kv, (0, d))], [full(kv, (0, d))]
     for window in windows(cu_seqlens, ratio, d, overlap):
         pooled = _pool(kv, gate, ape, window)
         e, size = pooled.e, pooled.size
@@ -154,9 +150,7 @@ def compress_kv_bwd(
     kv, gate, ape = f64(kv), f64(gate), None if ape is None else f64(ape)
     weight = None if norm_weight is None else f64(norm_weight)
     shapes = kv.shape, kv.shape, (ratio, kv.shape[1]), (d,)
-    found, sizes = (
-        CompressGradients(*(torch.zeros(x, dtype=torch.float64) for x in shapes)) for _ in range(2)
-    )
+    found, sizes = (CompressGradients(*(full(kv, shape) for shape in shapes)) for _ in range(2))
     for number, window in enumerate(windows(cu_seqlens, ratio, d, overlap)):
         pooled = _pool(kv, gate, ape, window)
         e, size = pooled.e, pooled.size

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, f64, page_tokens
+from flashdsa.reference.quant import PAGE_TOKENS, decode_e4m3, f64, full, page_tokens
 
 __all__ = [
     "dsa_topk_indexer",
@@ -21,18 +21,19 @@ __all__ = [
 
 def _candidates(
     seq_lens: Tensor, block_table: Tensor, num_pages: int, table_page_size: int
-) -> list[list[tuple[int, int]]]:
-    """Each row's (position, token id) pairs, in order of position.
+) -> list[tuple[Tensor, Tensor]]:
+    """Each row's positions and token ids, int64, in order of position.
 
     A negative length counts as 0, a table too narrow for the length clamps it, and the positions
     of a page outside the cache are left out.
     """
     rows = []
     n, num_tokens = table_page_size, num_pages * PAGE_TOKENS
-    for length, pages in zip(seq_lens.tolist(), block_table.tolist(), strict=True):
-        reachable = range(min(max(length, 0), len(pages) * n))
-        named = [(t, pages[t // n] * n + t % n) for t in reachable]
-        rows.append([(t, token) for t, token in named if 0 <= token < num_tokens])
+    for length, pages in zip(seq_lens.tolist(), block_table.long(), strict=True):
+        t = torch.arange(min(max(length, 0), len(pages) * n), device=pages.device)
+        tokens = pages[t // n] * n + t % n
+        inside = (tokens >= 0) & (tokens < num_tokens)
+        rows.append((t[inside], tokens[inside]))
     return rows
 
 
@@ -59,18 +60,15 @@ def indexer_logits(
     q = q.abs() if absolute == "products" else q
     w = f64(weights)
     w = w.abs() if absolute else w
-    scores = torch.full((q.shape[0], max_len), -torch.inf, dtype=torch.float64)
+    scores = full(q, (q.shape[0], max_len), -torch.inf)
     rows = _candidates(seq_lens, block_table, k_index_cache_fp8.shape[0], table_page_size)
-    for b, candidates in enumerate(rows):
-        page_scores: dict[int, Tensor] = {}
-        for t, token in candidates:
-            page, offset = divmod(token, PAGE_TOKENS)
-            if page not in page_scores:
-                codes, scale = page_tokens(k_index_cache_fp8, page)
-                keys = decode_e4m3(codes)
-                dots = q[b] @ (keys.abs() if absolute == "products" else keys).T  # [H, 64]
-                page_scores[page] = scale * (w[b][:, None] * torch.relu(dots)).sum(dim=0)
-            scores[b, t] = page_scores[page][offset]
+    for b, (positions, tokens) in enumerate(rows):
+        pages, number = (tokens // PAGE_TOKENS).unique(return_inverse=True)
+        codes, scale = page_tokens(k_index_cache_fp8, pages)
+        keys = decode_e4m3(codes)
+        dots = q[b] @ (keys.abs() if absolute == "products" else keys).mT  # [pages, H, 64]
+        of_pages = scale * (w[b][:, None] * torch.relu(dots)).sum(dim=1)
+        scores[b, positions] = of_pages[number, tokens % PAGE_TOKENS]
     return scores
 
 
@@ -121,7 +119,7 @@ def topk_indices(scores: Tensor, lengths: Tensor, topk: int, *, sorted: bool = F
     position).
     """
     picked = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
-    rows = scores.detach().cpu().double().tolist()
+    rows = f64(scores).tolist()
     for b, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
         best = _best(row, list(range(min(max(length, 0), len(row)))), topk, by_score=sorted)
         picked[b, : len(best)] = torch.tensor(best, dtype=torch.int32)
@@ -159,10 +157,10 @@ def dsa_topk_indexer(  # noqa: PLR0913 - operands, and what is chosen
         table = block_table, block_table.shape[1] * table_page_size, table_page_size
         scores = indexer_logits(q_index_fp8, k_index_cache_fp8, weights, seq_lens, *table)
     picked = torch.full((len(rows), topk), -1, dtype=torch.int32)
-    ranked = scores.detach().cpu().double().tolist()
+    ranked = f64(scores).tolist()
     lengths = seq_lens.clamp(0, block_table.shape[1] * table_page_size).tolist()
     for b, named in enumerate(rows):
-        token_at = dict(named)
+        token_at = dict(zip(*(x.tolist() for x in named), strict=True))
         listed = None if candidates is None else candidates[b].tolist()
         best = two_levels(
             ranked[b], list(token_at), topk, block, listed, lengths[b], by_score=sorted

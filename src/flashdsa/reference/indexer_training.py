@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.reference.quant import f64
+from flashdsa.reference.quant import f64, full
 
 __all__ = [
     "attention_target",
@@ -20,12 +20,10 @@ __all__ = [
 
 def _slots(indices: Tensor, num_keys: int, topk_length: Tensor | None) -> list[Tensor]:
     """The valid slots of each query, as numbers of columns."""
-    table = indices.detach().cpu().reshape(indices.shape[0], indices.shape[-1]).long()
-    column = torch.arange(table.shape[1])
-    lengths = torch.full((len(table),), table.shape[1])
+    table = indices.detach().reshape(indices.shape[0], indices.shape[-1])
+    valid = (table >= 0) & (table < num_keys)
     if topk_length is not None:
-        lengths = topk_length.cpu().long()
-    valid = (table >= 0) & (table < num_keys) & (column < lengths[:, None])
+        valid &= torch.arange(table.shape[1], device=table.device) < topk_length[:, None]
     return [row.nonzero()[:, 0] for row in valid]
 
 
@@ -47,10 +45,10 @@ def attention_target(
     """
     scale = q.shape[-1] ** -0.5 if sm_scale is None else sm_scale
     rows = kv.reshape(-1, kv.shape[-1])
-    target = torch.zeros(indices.shape[0], indices.shape[-1], dtype=torch.float64)
-    table = indices.reshape(target.shape).cpu().long()
+    target = full(q, (indices.shape[0], indices.shape[-1]))
+    table = indices.reshape(target.shape).long()
     for s, slots in enumerate(_slots(indices, len(rows), topk_length)):
-        logits = scale * (f64(q[s]) @ f64(rows[table[s, slots].to(rows.device)]).T)
+        logits = scale * (f64(q[s]) @ f64(rows[table[s, slots]]).T)
         total = f64(lse[s])
         if attn_sink is not None:
             total = torch.logaddexp(total, f64(attn_sink))
@@ -70,7 +68,7 @@ def indexer_scores(
     topk_length: Tensor | None = None,
 ) -> Tensor:
     """I `[S, topk]` = sum_h weights relu(q_index . k_index), -inf where invalid."""
-    result = torch.full(indices.shape, -torch.inf, dtype=torch.float64)
+    result = full(q_index, indices.shape, -torch.inf)
     for s, slots in enumerate(_slots(indices, len(k_index), topk_length)):
         keys = f64(k_index[indices[s, slots].long()])
         result[s, slots] = f64(weights[s]) @ torch.relu(f64(q_index[s]) @ keys.T)
@@ -116,19 +114,17 @@ def indexer_bwd(
     """Gradients of `indexer_scores`, by autograd of the plain formula."""
     rows, keys = len(q_index), len(k_index)
     q_all, k_all, w_all = (f64(x).requires_grad_() for x in (q_index, k_index, weights))
-    sizes = [torch.zeros(x.shape, dtype=torch.float64) for x in (q_index, k_index, weights)]
-    gates_q = torch.zeros(rows, dtype=torch.float64)
-    gates_k = torch.zeros(keys, dtype=torch.float64)
-    squares_k = torch.zeros(keys, dtype=torch.float64)
+    sizes = [full(x, x.shape) for x in (q_index, k_index, weights)]
+    gates_q, gates_k, squares_k = (full(k_index, (count,)) for count in (rows, keys, keys))
     mean = variance = 0.0
-    total = torch.zeros((), dtype=torch.float64)
+    total = full(k_index, ())
     terms = []
     # The gradient of one row of a tensor is as large as the tensor; of all rows together it is one.
     q_rows, w_rows = q_all.unbind(), w_all.unbind()
     for s, slots in enumerate(_slots(indices, keys, topk_length)):
         if not len(slots):
             continue
-        named = indices[s, slots].cpu().long()
+        named = indices[s, slots].long()
         g = f64(grad_scores[s])[slots]
         z = q_rows[s] @ k_all[named].T
         total = total + (g * (w_rows[s] @ torch.relu(z))).sum()
@@ -142,7 +138,7 @@ def indexer_bwd(
             gates_q[s] = (near * k.norm(dim=-1)).sum()
             gates_k.index_add_(0, named, (near * q.norm(dim=-1)[:, None]).sum(0))
             rows_named, first = named.unique(return_inverse=True)
-            of_row = torch.zeros(len(rows_named), dtype=torch.float64).index_add_(0, first, g)
+            of_row = full(g, rows_named.shape).index_add_(0, first, g)
             own = k_all[rows_named]
             of_z = of_row * w[:, None] * (q @ own.T > 0)
             terms.append((rows_named, of_z, q.detach()))
@@ -151,7 +147,7 @@ def indexer_bwd(
             mean += float((squares @ gram.diagonal()).sum())
             variance += 2 * float((squares @ gram.square() * squares).sum())
             squares_k.index_add_(0, rows_named, squares.T @ q.square().sum(-1))
-    dq, dk, dw = (torch.zeros(x.shape, dtype=torch.float64) for x in (q_all, k_all, w_all))
+    dq, dk, dw = (full(x, x.shape) for x in (q_all, k_all, w_all))
     if total.requires_grad:
         found = torch.autograd.grad(total, (q_all, k_all, w_all))
         # Of queries without a valid slot nothing is read, NaN included.
@@ -181,7 +177,7 @@ def indexer_bwd(
 
 def indexer_kl(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """KL `[S]`, and `[S]` sum p |log p - log pi|, the size of what is summed into it."""
-    kl = torch.zeros(len(scores), dtype=torch.float64)
+    kl = full(scores, scores.shape[:1])
     size = torch.zeros_like(kl)
     for s in range(len(scores)):
         valid = scores[s] != -torch.inf
@@ -197,7 +193,7 @@ def indexer_kl(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 def indexer_kl_bwd(scores: Tensor, target: Tensor, grad_kl: Tensor) -> Tensor:
     """d_scores `[S, topk]`, by autograd of the plain formula."""
-    result = torch.zeros(scores.shape, dtype=torch.float64)
+    result = full(scores, scores.shape)
     for s in range(len(scores)):
         valid = scores[s] != -torch.inf
         p = f64(target[s][valid])

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.reference.packed_kv import fields, is_packed, quantize_kv, unpack_kv
+from flashdsa.reference.quant import f64
 
 __all__ = ["read_kv_cache", "write_kv_cache"]
 
@@ -35,4 +36,4 @@ def read_kv_cache(cache: Tensor, slots: Tensor, form: str = "v32") -> Tensor:
     """Rows `[T, d]` in float64; `form` names packed rows."""
     if is_packed(cache):
         return unpack_kv(cache, form, slots)
-    return cache.detach().cpu().reshape(-1, cache.shape[-1])[slots.cpu().long()].double()
+    return f64(cache.reshape(-1, cache.shape[-1])[slots.long()])

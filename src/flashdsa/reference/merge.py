@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from flashdsa.reference.quant import f64
+
 __all__ = ["merge_attention"]
 
 
@@ -14,8 +16,7 @@ def merge_attention(outs: list[Tensor], lses: list[Tensor]) -> tuple[Tensor, Ten
     `lse = log sum_p exp(lse_p)`, `O = sum_p exp(lse_p - lse) O_p` over the parts that have a key:
     an lse of +inf says that a part has none. If there is no part, O = 0 and lse = +inf.
     """
-    parts = [(out.detach().cpu().double(), lse.detach().cpu().double()) for out, lse in
-             zip(outs, lses, strict=True)]  # fmt: skip
+    parts = [(f64(out), f64(lse)) for out, lse in zip(outs, lses, strict=True)]
     O, total = torch.zeros_like(parts[0][0]), torch.full_like(parts[0][1], math.inf)
     for s in range(O.shape[0]):
         for h in range(O.shape[1]):

@@ -59,7 +59,7 @@ def fields(form: str, page_size: int, slots: Tensor) -> list[Tensor]:
     widths = row.codes, row.scales, 2 * row.rope
     page = slots // page_size * (page_size * row.row_bytes)
     return [
-        (page + at)[:, None] + torch.arange(width)
+        (page + at)[:, None] + torch.arange(width, device=slots.device)
         for at, width in zip(_addresses(form, page_size, slots % page_size), widths, strict=True)
     ]
 
@@ -77,9 +77,9 @@ def unpack_kv(rows: Tensor, form: str = "v32", slots: Tensor | None = None) -> T
     """
     page_size = 1 if rows.dim() == 2 else rows.shape[1]
     if slots is None:
-        slots = torch.arange(rows[..., 0].numel())
-    raw = rows.detach().cpu().reshape(-1).view(torch.uint8)
-    codes, scales, rope = (raw[at] for at in fields(form, page_size, slots.cpu().long()))
+        slots = torch.arange(rows[..., 0].numel(), device=rows.device)
+    raw = rows.detach().reshape(-1).view(torch.uint8)
+    codes, scales, rope = (raw[at] for at in fields(form, page_size, slots.long()))
     values = decode_e2m1(codes) if form == "v41_fp4" else decode_e4m3(codes)
     values *= _decode_scales(scales, form).repeat_interleave(ROWS[form].group, dim=1)
     if not ROWS[form].rope:
@@ -94,7 +94,7 @@ def _decode_scales(stored: Tensor, form: str) -> Tensor:
     if row.scale == "e4m3":
         return decode_e4m3(stored)
     powers = [2.0 ** (byte - 127) for byte in range(255)]
-    table = torch.tensor([*powers, math.nan], dtype=torch.float64)
+    table = torch.tensor([*powers, math.nan], dtype=torch.float64, device=stored.device)
     return table[stored[:, : row.columns // row.group].long()]
 
 

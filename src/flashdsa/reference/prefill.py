@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.reference.indexer import two_levels
-from flashdsa.reference.quant import decode_e4m3, f64
+from flashdsa.reference.quant import decode_e4m3, f64, full
 
 __all__ = [
     "causal_ranges",
@@ -42,8 +42,8 @@ def prefill_logits(
     w = w.abs() if absolute else w
     if absolute == "products":
         q, k = q.abs(), k.abs()
-    scale = torch.ones(k.shape[0], dtype=torch.float64) if k_scale is None else _values(k_scale)
-    scores = torch.full((q.shape[0], k.shape[0]), -torch.inf, dtype=torch.float64)
+    scale = full(k, k.shape[:1], 1.0) if k_scale is None else _values(k_scale)
+    scores = full(q, (q.shape[0], k.shape[0]), -torch.inf)
     for s in range(q.shape[0]):
         low, high = 0 if starts is None else int(starts[s]), int(ends[s])
         dots = q[s] @ k[low:high].T  # [H, keys]
@@ -69,7 +69,7 @@ def dsa_topk_prefill(
     `two_levels`, of positions behind `starts`.
     """
     picked = torch.full((scores.shape[0], topk), -1, dtype=torch.int32)
-    table = scores.detach().cpu().double().tolist()
+    table = f64(scores).tolist()
     for s, row in enumerate(table):
         low, high = 0 if starts is None else int(starts[s]), int(ends[s])
         listed = None if candidates is None else candidates[s].tolist()

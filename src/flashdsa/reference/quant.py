@@ -2,9 +2,13 @@
 
 A page holds 64 tokens in 8,448 bytes: 64 x 128 e4m3 bytes, token after token, then 64 fp32 scales;
 or in 4,352 bytes: 64 x 64 bytes of e2m1 codes, then 64 x 4 ue8m0 scales (MXFP4).
+
+Bytes that must be exact are computed on the CPU: a GPU divides by a number as if by a product with
+its reciprocal. All else is computed where the operands are.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,8 +33,13 @@ AMAX_FLOOR = 1e-4
 
 
 def f64(x: Tensor) -> Tensor:
-    """The values of any tensor, in float64 on the CPU."""
-    return x.detach().to(device="cpu", dtype=torch.float64)
+    """The values of any tensor, in float64, where it is."""
+    return x.detach().to(torch.float64)
+
+
+def full(like: Tensor, shape: Sequence[int], value: float = 0.0) -> Tensor:
+    """float64 of one value, where `like` is."""
+    return like.new_full(shape, value, dtype=torch.float64)
 
 
 def _e4m3_value(code: int) -> float:
@@ -44,10 +53,14 @@ def _e4m3_value(code: int) -> float:
     return sign * (8 + mantissa) * 2.0 ** (exponent - 10)  # (1 + mantissa / 8) * 2^(exponent - 7)
 
 
+E4M3 = torch.tensor([_e4m3_value(code) for code in range(256)], dtype=torch.float64)
+"""The value of each byte."""
+
+
 def decode_e4m3(codes: Tensor) -> Tensor:
     """Bytes (uint8, int8 or a torch fp8 tensor) of any shape -> their values in float64."""
-    table = torch.tensor([_e4m3_value(code) for code in range(256)], dtype=torch.float64)
-    return table[codes.detach().cpu().view(torch.uint8).long()]
+    bytes_ = codes.detach().view(torch.uint8).long()
+    return E4M3.to(bytes_.device)[bytes_]
 
 
 def encode_e4m3(values: Tensor) -> Tensor:
@@ -55,7 +68,7 @@ def encode_e4m3(values: Tensor) -> Tensor:
 
     A NaN becomes 0x7f.  The sign of a zero is kept.
     """
-    x = f64(values)
+    x = f64(values).cpu()
     size = x.abs().clamp(max=E4M3_MAX)
     # A number's step: an eighth of the power of two below it, and of 2^-6 for subnormal ones.
     exponent = torch.frexp(size.clamp(min=2.0**-6)).exponent - 4
@@ -75,7 +88,7 @@ def _quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def decode_e2m1(codes: Tensor) -> Tensor:
     """Bytes `[..., n]` -> float64 `[..., 2 n]`; the even column is in the low half."""
-    table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float64)
+    table = torch.tensor([*E2M1, *(-x for x in E2M1)], dtype=torch.float64, device=codes.device)
     return torch.stack([table[(codes % 16).long()], table[(codes // 16).long()]], dim=-1).flatten(
         -2
     )
@@ -143,14 +156,18 @@ def cache_bytes(cache: Tensor) -> Tensor:
     return cache.detach().view(torch.uint8).view(cache.shape[0], PAGE_TOKENS * cache.shape[3])
 
 
-def page_tokens(cache: Tensor, page: int) -> tuple[Tensor, Tensor]:
-    """One page's codes uint8 `[64, 128]` and scales fp32 `[64]`."""
-    raw = cache_bytes(cache)[page].cpu()
+def page_tokens(cache: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes uint8 `[P, 64, 128]` and scales fp32 `[P, 64]` of pages `[P]`."""
+    raw = cache_bytes(cache)[pages]
     if cache.shape[3] == HEAD_DIM + 4:
-        codes = raw[:SCALES_AT].reshape(PAGE_TOKENS, HEAD_DIM)
-        return codes, raw[SCALES_AT:].clone().view(torch.float32)
-    packed = raw[: SCALES_AT // 2].reshape(PAGE_TOKENS, HEAD_DIM // 2)
-    return _mxfp4_as_e4m3(packed, raw[SCALES_AT // 2 :].reshape(PAGE_TOKENS, 4))
+        codes = raw[:, :SCALES_AT].unflatten(1, (PAGE_TOKENS, HEAD_DIM))
+        return codes, raw[:, SCALES_AT:].contiguous().view(torch.float32)
+    packed, scales = raw.cpu().split((SCALES_AT // 2, 4 * PAGE_TOKENS), dim=1)
+    in_e4m3 = _mxfp4_as_e4m3(
+        packed.unflatten(1, (PAGE_TOKENS, HEAD_DIM // 2)), scales.unflatten(1, (PAGE_TOKENS, 4))
+    )
+    codes, scale = (x.to(cache.device) for x in in_e4m3)
+    return codes, scale
 
 
 def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor) -> Tensor:
@@ -178,10 +195,7 @@ def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor) -> Tensor:
 
 def read_index_k_cache(cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """The codes uint8 `[T, 128]` and scales fp32 `[T]` at slots `[T]` = `page * 64 + offset`."""
-    codes = torch.empty(len(slots), HEAD_DIM, dtype=torch.uint8)
-    scale = torch.empty(len(slots), dtype=torch.float32)
-    for t, slot in enumerate(slots.tolist()):
-        page, offset = divmod(slot, PAGE_TOKENS)
-        page_codes, page_scale = page_tokens(cache, page)
-        codes[t], scale[t] = page_codes[offset], page_scale[offset]
-    return codes, scale
+    pages, offsets = slots.long() // PAGE_TOKENS, slots.long() % PAGE_TOKENS
+    codes, scale = page_tokens(cache, pages)
+    each = torch.arange(len(slots), device=slots.device)
+    return codes[each, offsets], scale[each, offsets]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.reference.packed_kv import is_packed, unpack_kv
-from flashdsa.reference.quant import f64
+from flashdsa.reference.quant import f64, full
 
 __all__ = [
     "MlaBackward",
@@ -19,6 +19,7 @@ __all__ = [
     "num_rows",
     "sparse_mla_fwd",
     "sparse_mla_max_logits",
+    "sparse_mla_spread",
     "valid_slots",
 ]
 
@@ -29,30 +30,23 @@ Rows = Tensor | tuple[Tensor, Tensor]
 
 def valid_slots(
     indices: Rows, num_keys: int, topk_length: Tensor | None = None, index_block: int = 1
-) -> list[list[int]]:
-    """The kv rows that each query's valid slots name, in slot order, with repetitions.
+) -> list[Tensor]:
+    """The kv rows that each query's valid slots name, in slot order, with repetitions: int64 `[n]`.
 
     An id names `index_block` rows; `topk_length` `[S]` or None counts ids.
     """
     if isinstance(indices, tuple):
-        starts, ends = (x.tolist() for x in indices)
-        return [
-            list(range(max(start, 0), min(end, num_keys)))
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    table = indices.detach().cpu().reshape(indices.shape[0], indices.shape[-1]).tolist()
-    topk = indices.shape[-1]
-    lengths = [topk] * len(table) if topk_length is None else topk_length.cpu().tolist()
-    return [
-        [
-            row
-            for slot, one in enumerate(ids)
-            if slot < length
-            for row in range(one * index_block, (one + 1) * index_block)
-            if 0 <= row < num_keys
-        ]
-        for ids, length in zip(table, lengths, strict=True)
-    ]
+        bounds = zip(*(x.clamp(0, num_keys).tolist() for x in indices), strict=True)
+        device = indices[0].device
+        return [torch.arange(start, max(start, end), device=device) for start, end in bounds]
+    ids = indices.detach().reshape(indices.shape[0], indices.shape[-1]).long()
+    valid = (ids >= 0) & (ids < -(-num_keys // index_block))
+    if topk_length is not None:
+        valid &= torch.arange(ids.shape[1], device=ids.device) < topk_length.long()[:, None]
+    inside = torch.arange(index_block, device=ids.device)
+    rows = (torch.where(valid, ids, 0)[..., None] * index_block + inside).flatten(1)
+    valid = valid.repeat_interleave(index_block, dim=1) & (rows < num_keys)
+    return list(rows[valid].split(valid.sum(dim=1).tolist()))
 
 
 def join_sources(
@@ -76,13 +70,14 @@ def join_sources(
         assert extra_indices is not None
         extra = extra_kv.reshape(num_rows(extra_kv), extra_kv.shape[-1])
         of_extra = valid_slots(extra_indices, len(extra), extra_topk_length)
-        for mine, others in zip(named, of_extra, strict=True):
-            mine += [len(rows) + row for row in others]
+        both = zip(named, of_extra, strict=True)
+        named = [torch.cat([mine, len(rows) + others]) for mine, others in both]
         rows = torch.cat([rows, extra])
     most = max([1, *map(len, named)])
-    padded = [one + [-1] * (most - len(one)) for one in named]
-    ids = torch.tensor(padded, dtype=torch.int32, device=kv.device)
-    return rows, ids.view(len(named), most)
+    ids = torch.full((len(named), most), -1, dtype=torch.int32, device=kv.device)
+    for of_query, found in zip(ids, named, strict=True):
+        of_query[: len(found)] = found
+    return rows, ids
 
 
 def num_rows(kv: Tensor) -> int:
@@ -90,14 +85,14 @@ def num_rows(kv: Tensor) -> int:
     return kv[..., 0].numel()
 
 
-def _named_rows(kv: Tensor, rows: list[int]) -> Tensor:
+def _named_rows(kv: Tensor, rows: Tensor) -> Tensor:
     """The named rows of kv, of any leading dimensions, as float64 `[len(rows), d]`.
 
     Packed rows of 656 bytes are `e4m3 * scale` and the RoPE columns.
     """
     # Selects before converting, so that a kv of many gigabytes costs only the rows named.
     flat = kv.detach().reshape(num_rows(kv), kv.shape[-1])
-    named = flat[torch.tensor(rows, dtype=torch.int64, device=kv.device)]
+    named = flat[rows]
     return unpack_kv(named) if is_packed(kv) else f64(named)
 
 
@@ -125,10 +120,9 @@ def sparse_mla_fwd(
     """
     scale = _scale(q, sm_scale)
     q64 = f64(q)
-    out = torch.zeros(q.shape[0], q.shape[1], d_v, dtype=torch.float64)
-    lse = torch.full((q.shape[0], q.shape[1]), torch.inf, dtype=torch.float64)
+    out, lse = full(q, (*q.shape[:2], d_v)), full(q, q.shape[:2], torch.inf)
     for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
-        if not rows:
+        if not len(rows):
             continue  # no valid slot: O = 0, lse = +inf
         keys = _named_rows(kv, rows)
         values = keys[:, :d_v].abs() if absolute else keys[:, :d_v]
@@ -151,11 +145,48 @@ def sparse_mla_max_logits(
 ) -> Tensor:
     """`[S, H]` float64: the largest logit over each query's valid slots, -inf where it has none."""
     scale = _scale(q, sm_scale)
-    largest = torch.full((q.shape[0], q.shape[1]), -torch.inf, dtype=torch.float64)
+    q64 = f64(q)
+    largest = full(q, q.shape[:2], -torch.inf)
     for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
-        if rows:
-            largest[s] = (scale * (f64(q[s]) @ _named_rows(kv, rows).T)).amax(dim=-1)
+        if len(rows):
+            largest[s] = (scale * (q64[s] @ _named_rows(kv, rows).T)).amax(dim=-1)
     return largest
+
+
+def sparse_mla_spread(
+    q: Tensor,
+    kv: Tensor,
+    indices: Tensor,
+    *,
+    d_v: int = 512,
+    sm_scale: float | None = None,
+    topk_length: Tensor | None = None,
+    attn_sink: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`[S, H]` float64 each, of each row of O and of lse: the root of the sum of squares of what
+    elements of kv move, as values and by their keys' logits. A logit moves by the root of the sum
+    of squares of its products and, if a scale is rounded, of itself.
+
+    Relative errors of rms r in the elements move the row and lse by no more than r times this.
+    """
+    scale, q64 = _scale(q, sm_scale), f64(q)
+    of_o, of_lse = full(q, q.shape[:2]), full(q, q.shape[:2])
+    for s, rows in enumerate(valid_slots(indices, num_rows(kv), topk_length)):
+        if not len(rows):
+            continue
+        named, times = rows.unique(return_counts=True)
+        keys = _named_rows(kv, named)
+        values, logits = keys[:, :d_v], scale * (q64[s] @ keys.T)
+        counted = logits + f64(times).log()
+        p = torch.softmax(counted, dim=-1)
+        off = logits.square() + scale**2 * (q64[s].square() @ keys.square().T)
+        of_lse[s] = (p.square() * off).sum(dim=-1).sqrt()
+        if attn_sink is not None:
+            p *= torch.sigmoid(counted.logsumexp(dim=-1) - f64(attn_sink))[:, None]
+        O, sizes = p @ values, values.square().sum(dim=-1)
+        away = sizes - 2 * O @ values.T + O.square().sum(dim=-1, keepdim=True)  # ||v - O||^2
+        of_o[s] = (p.square() * (off * away.clamp(min=0) + sizes)).sum(dim=-1).sqrt()
+    return of_o, of_lse
 
 
 class _Query(NamedTuple):
@@ -191,10 +222,10 @@ class MlaBackward(NamedTuple):
         kv, dO, scale = self.kv, self.dO, _scale(self.q, self.sm_scale)
         q64, dO64, lse64, O64 = (f64(x) for x in (self.q, dO, self.lse, self.O))
         for s, rows in enumerate(valid_slots(self.indices, num_rows(kv), self.topk_length)):
-            if not rows:
+            if not len(rows):
                 continue
             keys = _named_rows(kv, rows)
-            log_total, sink_share = lse64[s], torch.zeros(q64.shape[1], dtype=torch.float64)
+            log_total, sink_share = lse64[s], torch.zeros_like(lse64[s])
             if self.attn_sink is not None:
                 sink = f64(self.attn_sink)
                 log_total = torch.logaddexp(lse64[s], sink)
@@ -206,7 +237,7 @@ class MlaBackward(NamedTuple):
             dp, delta = dO64[s] @ keys[:, : dO.shape[-1]].T, (O64[s] * dO64[s]).sum(dim=-1)
             yield _Query(
                 s=s,
-                rows=torch.tensor(rows),
+                rows=rows,
                 keys=keys,
                 q=q64[s],
                 do=dO64[s],
@@ -223,8 +254,7 @@ class MlaBackward(NamedTuple):
         All operands are absolute.  -> dQ_mag `[S, H, d]`, dKV_mag in kv's shape, float64.
         """
         scale, kv, d_v = abs(_scale(self.q, self.sm_scale)), self.kv, self.dO.shape[-1]
-        dQ = torch.zeros(self.q.shape, dtype=torch.float64)
-        dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
+        dQ, dKV = full(self.q, self.q.shape), full(kv, (kv.shape[0], kv.shape[-1]))
         for one in self.queries():
             ds = one.p * (one.dp.abs() + one.delta.abs()[:, None]) * scale
             dQ[one.s] = ds @ one.keys.abs()
@@ -234,7 +264,7 @@ class MlaBackward(NamedTuple):
 
     def sink_magnitude(self) -> Tensor:
         """`[H]` float64: `sum_s share * sum_d |O * dO|`, the size of what is summed into d_sink."""
-        size = torch.zeros(self.q.shape[1], dtype=torch.float64)
+        size = full(self.q, self.q.shape[1:2])
         O64 = f64(self.O)
         for one in self.queries():
             size += one.sink_share * (O64[one.s] * one.do).abs().sum(dim=-1)
@@ -246,7 +276,7 @@ class MlaBackward(NamedTuple):
 
         Independent relative errors of rms r in every P and dS move the row by r times this.
         """
-        squares = torch.zeros(self.kv.shape[0], dtype=torch.float64)
+        squares = full(self.kv, self.kv.shape[:1])
         for one in self.queries():
             squares.index_add_(0, one.rows, (one.ds**2).T @ (one.q**2).sum(dim=-1))
             squares.index_add_(0, one.rows, (one.p**2).T @ (one.do**2).sum(dim=-1))
@@ -264,9 +294,8 @@ class MlaBackward(NamedTuple):
         total, squares = torch.zeros_like(norms), torch.zeros_like(norms)
         for one in self.queries():
             named, first, times = one.rows.unique(return_inverse=True, return_counts=True)
-            slot = torch.zeros(len(named), dtype=torch.int64).index_copy_(
-                0, first, torch.arange(len(first))
-            )
+            slot = torch.zeros_like(named)
+            slot[first] = torch.arange(len(first), device=first.device)
             for weight, operand, width in ((one.ds, one.q, unit.shape[1]), (one.p, one.do, d_v)):
                 parts = weight[:, slot] * times * (operand @ unit[named, :width].T)
                 total[named] += parts.abs().sum(dim=0)
@@ -310,9 +339,8 @@ def mla_bwd(
     -> dQ `[S, H, d]`, dKV in kv's shape, d_sink `[H]` (None without a sink), all float64.
     """
     d_v = dO.shape[-1]
-    dQ = torch.zeros(q.shape, dtype=torch.float64)
-    dKV = torch.zeros(kv.shape[0], kv.shape[-1], dtype=torch.float64)
-    d_sink = torch.zeros(q.shape[1], dtype=torch.float64)
+    dQ, dKV = full(q, q.shape), full(kv, (kv.shape[0], kv.shape[-1]))
+    d_sink = full(q, q.shape[1:2])
     call = MlaBackward(q, kv, dO, lse, O, indices, sm_scale, topk_length, attn_sink)
     for one in call.queries():
         dQ[one.s] = one.ds @ one.keys

@@ -129,6 +129,8 @@ FORWARD = [
                   packed="fp32", invalid=True, topk_length=True, attn_sink="finite"),
     SparseMlaCase("v32_no_rope, 16 heads, 80 queries of 2048 slots", 80, 200, 16, 2048, d_qk=512,
                   packed="fp32", kv_format="v32_no_rope", invalid=True, topk_length=True),
+    SparseMlaCase("packed rows of any size, 128 heads, 24 queries", 24, 3000, 128, 700,
+                  packed="fp32", row_sizes=1.0, topk_length=True),
     SparseMlaCase("packed rows, 70 queries", 70, 100, 64, 24, packed="ue8m0", invalid=True,
                   topk_length=True, poison=True),
     SparseMlaCase("v32_no_rope, 70 queries", 70, 100, 64, 24, d_qk=512, packed="ue8m0",

@@ -1,6 +1,7 @@
 """Compare one output with its float64 reference; the verdict is one frozen record.
 
-INVARIANT: only a satisfied `error <= limit` passes, so a NaN never passes silently.
+Judged where the output is. INVARIANT: only a satisfied `error <= limit` passes, so a NaN never
+passes silently.
 """
 
 from collections.abc import Iterable
@@ -68,8 +69,11 @@ def _failure(output: str, message: str, first_bad: Coordinate | None = None) -> 
 
 def coordinate(flat_index: int, shape: torch.Size) -> Coordinate:
     """Return the coordinate of element `flat_index` of a tensor of `shape`."""
-    where = torch.unravel_index(torch.tensor(flat_index), shape)
-    return tuple(int(i) for i in where)
+    where = []
+    for size in reversed(shape):
+        flat_index, i = divmod(flat_index, size)
+        where.append(i)
+    return tuple(reversed(where))
 
 
 def _first_true(mask: Tensor) -> Coordinate | None:
@@ -93,7 +97,7 @@ def _misfit(output: str, out: Tensor, ref: Tensor, dtype: torch.dtype | None) ->
         return _failure(output, f"dtype is {out.dtype}, expected {dtype}")
     if out.shape != ref.shape:
         return _failure(output, f"shape is {tuple(out.shape)}, expected {tuple(ref.shape)}")
-    out64, ref64 = out.detach().cpu().double(), ref.double()
+    out64, ref64 = f64(out), f64(ref, out)
     if _is_finite(out64) and _is_finite(ref64):
         return None
     bad = _first_true(_kinds(out64) != _kinds(ref64))
@@ -101,6 +105,11 @@ def _misfit(output: str, out: Tensor, ref: Tensor, dtype: torch.dtype | None) ->
         return None
     there = f"{float(out64[bad])!r} at {bad}, reference {float(ref64[bad])!r}"
     return _failure(output, f"non-finite values differ: {there}", bad)
+
+
+def f64(x: Tensor, there: Tensor | None = None) -> Tensor:
+    """The values of x in float64, where x is or that other tensor."""
+    return x.detach().to(x.device if there is None else there.device, torch.float64)
 
 
 def finite(x: Tensor) -> Tensor:
@@ -142,9 +151,9 @@ def row_sizes(ref: Tensor, magnitude: Tensor | None, ndim: int) -> tuple[Tensor,
     """Each row's norm, and the size that the row rule gives it: no less."""
     norms = size = _norms(by_rows(ref, ndim))
     if magnitude is not None:
-        summed = _norms(by_rows(finite(magnitude.double()), ndim))
-        largest = summed.max() if summed.numel() else torch.tensor(0.0)
-        size = torch.maximum(size, torch.maximum(ROW_CANCELLATION * summed, ROW_FLOOR * largest))
+        summed = _norms(by_rows(finite(f64(magnitude, ref)), ndim))
+        largest = float(summed.max()) if summed.numel() else 0.0
+        size = torch.maximum(size, (ROW_CANCELLATION * summed).clamp(min=ROW_FLOOR * largest))
     return norms, size
 
 
@@ -154,7 +163,7 @@ def _row_errors(
     """Each row's `||error||` relative to the size that the row rule gives it, `least` or more."""
     _, size = row_sizes(ref, magnitude, ndim)
     if least is not None:
-        size = torch.maximum(size, least)
+        size = torch.maximum(size, _norms(by_rows(finite(f64(least, ref)), ndim)))
     return ratio(_norms(by_rows(difference, ndim)), size)
 
 
@@ -163,7 +172,7 @@ def _norm_error(difference: Tensor, ref: Tensor, magnitude: Tensor | None = None
     magnitude's norm at least."""
     size = _norms(ref.reshape(1, -1))
     if magnitude is not None:
-        summed = _norms(finite(magnitude.double()).reshape(1, -1))
+        summed = _norms(finite(f64(magnitude, ref)).reshape(1, -1))
         size = torch.maximum(size, NORM_CANCELLATION * summed)
     return float(ratio(_norms(difference.reshape(1, -1)), size)[0])
 
@@ -184,7 +193,7 @@ def compare(
     """Judge `out` by the norm rule (None: not judged), the row rule, and exact zeros.
 
     ref: float64, out's shape.  magnitude: what was summed into each element, same shape.
-    rounding: `||error||` that a row, named by its first coordinate, may have in any case.
+    rounding: `||error||` that a row may have in any case, named by its first coordinates.
     row_ndims: how many leading coordinates name a row; several mean that each must hold.
     zero_rows: bool over leading coordinates, True where every element must be exactly 0.
     dtype: the dtype that out must have, if that is judged.
@@ -192,7 +201,7 @@ def compare(
     misfit = _misfit(output, out, ref, dtype)
     if misfit is not None:
         return misfit
-    out64, ref64 = finite(out.detach().cpu().double()), finite(ref.double())
+    out64, ref64 = finite(f64(out)), finite(f64(ref, out))
     difference = seen(out64 - ref64, out.dtype)
 
     problems: list[str] = []
@@ -222,7 +231,7 @@ def compare(
 
     if zero_rows is not None:
         must_be_zero = zero_rows.reshape(zero_rows.shape + (1,) * (out.ndim - zero_rows.ndim))
-        stray = _first_true(must_be_zero & (out.detach().cpu().double() != 0))
+        stray = _first_true(must_be_zero.to(out.device) & (out.detach() != 0))
         if stray is not None:
             first_bad = stray
             problems.append(f"{float(out[stray]):.6g} at {stray}, expected exactly 0")
@@ -248,9 +257,9 @@ def _elementwise(
     misfit = _misfit(output, out, ref, dtype)
     if misfit is not None:
         return misfit
-    ref64 = finite(ref.double())
-    difference = (finite(out.detach().cpu().double()) - ref64).abs()
-    share = ratio(difference, finite(allowed.double()))
+    ref64 = finite(f64(ref, out))
+    difference = (finite(f64(out)) - ref64).abs()
+    share = ratio(difference, finite(f64(allowed, out)))
     norm_error = _norm_error(difference, ref64)
     worst = int(share.argmax()) if share.numel() else None
     where = None if worst is None else coordinate(worst, share.shape)
@@ -273,14 +282,15 @@ def compare_lse(
     *,
     absolute: float,
     relative: float,
+    besides: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Comparison:
-    """Judge `|out - ref| <= absolute + relative * |ref|`, with +inf where the reference has it.
+    """Judge `|out - ref| <= absolute + relative * |ref| + besides`, with +inf where ref has it.
 
     `row_error` is the worst element's share of its allowance (limit 1).
     """
-    allowed = absolute + relative * finite(ref.double()).abs()
-    return _elementwise(output, out, ref, allowed, dtype)
+    allowed = absolute + relative * finite(f64(ref)).abs()
+    return _elementwise(output, out, ref, allowed if besides is None else allowed + besides, dtype)
 
 
 def compare_scores(
@@ -297,7 +307,7 @@ def compare_scores(
 
     `row_error` is the worst element's share of its allowance (limit 1).
     """
-    allowed = c * magnitude.double()
+    allowed = c * f64(magnitude)
     return _elementwise(output, out, ref, allowed if besides is None else allowed + besides, dtype)
 
 
@@ -308,7 +318,7 @@ def compare_exact(output: str, out: Tensor, ref: Tensor) -> Comparison:
     if out.shape != ref.shape:
         return _failure(output, f"shape is {tuple(out.shape)}, expected {tuple(ref.shape)}")
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[ref.dtype.itemsize]
-    here = out.detach().cpu()
+    here, ref = out.detach(), ref.to(out.device)
     differs = here.view(bits) != ref.view(bits)
     count, first = int(differs.sum()), _first_true(differs)
     message = f"{output}: ok"

@@ -84,7 +84,7 @@ class RowList(NamedTuple):
     indices: Tensor
     lengths: Tensor | None
     ends: Tensor | None
-    named: list[list[int]]
+    named: list[Tensor]
 
 
 def draw_list(
@@ -105,9 +105,9 @@ def draw_list(
     return RowList(indices, topk_length, None, valid_slots(indices, num_keys, topk_length, block))
 
 
-def poison_rows(kv: Tensor, named: list[list[int]]) -> None:
+def poison_rows(kv: Tensor, named: list[Tensor]) -> None:
     """NaN, +inf and -inf in the rows that no list names."""
-    rows = {row for one in named for row in one}
+    rows = set(torch.cat([*named, torch.empty(0)]).tolist())
     poisons = (torch.nan, torch.inf, -torch.inf)
     for row in range(len(kv)):
         if row not in rows:

@@ -84,11 +84,11 @@ def make_indexer_training_inputs(
     if case.attention.poison:
         named = reference.valid_slots(attention.indices, keys, attention.topk_length)
         unnamed = torch.ones(keys, dtype=torch.bool)
-        unnamed[[key for row in named for key in row]] = False
-        k[unnamed] = torch.nan
         for row, slots in enumerate(named):
-            if not slots:
+            unnamed[slots.cpu()] = False
+            if not len(slots):
                 q[row], weights[row] = torch.nan, torch.inf
+        k[unnamed] = torch.nan
     sums = torch.float64 if dtype == torch.float64 else torch.float32
     made = IndexerTrainingInputs(
         case,

@@ -164,7 +164,7 @@ def check_fake_quantize(seed: int, device: str) -> list[Comparison]:
         verdicts.append(compare_exact(scale, found.detach(), expected))
     found.backward(gradient)
     assert x.grad is not None
-    return [*verdicts, compare_exact("gradient", x.grad, gradient.cpu())]
+    return [*verdicts, compare_exact("gradient", x.grad, gradient)]
 
 
 def check_causal_ranges(device: str) -> list[Comparison]:
@@ -276,11 +276,11 @@ def check_dense_kl_loss(dtype: torch.dtype, seed: int, device: str) -> list[Comp
     k = _normal(generator, keys, d, dtype=dtype, device=device)
     ranges = [(0, 70), (3, 9), (5, 6), (10, 70), (-4, 17), (20, 20), (0, 1), (69, 70), (30, 65)]
     index[1][70:] = k[70:] = 100.0
-    lse = torch.full((S, heads), math.inf, dtype=torch.float64)
+    lse = torch.full((S, heads), math.inf, dtype=torch.float64, device=device)
     for s, (first, last) in enumerate(ranges):
-        seen = k.cpu().double()[max(first, 0) : last]
+        seen = k.double()[max(first, 0) : last]
         if len(seen):
-            lse[s] = (d**-0.5 * q[s].cpu().double() @ seen.T).logsumexp(-1)
+            lse[s] = (d**-0.5 * q[s].double() @ seen.T).logsumexp(-1)
     lse[3, 1] = math.inf
     row_weight = torch.tensor([1.0, 0.5, 0.0, -2.0, 1.0, 1.0, 1.0, 0.25, 1.0], dtype=sums)
     bounds = torch.tensor(ranges, dtype=torch.int32, device=device)

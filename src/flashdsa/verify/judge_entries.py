@@ -79,7 +79,7 @@ def _check_chunks(inputs: EntriesInputs, whole: Tensor, backend: str) -> Compari
             x[s // ratio : e // ratio] for x, (_, s, e) in zip(of_sequences, spans, strict=False)
         ]
         expected.append(_rows(torch.cat(own), len(found)))
-    return compare_exact("in chunks", torch.cat(results).cpu(), torch.cat(expected).cpu())
+    return compare_exact("in chunks", torch.cat(results), torch.cat(expected))
 
 
 def _entries(case: EntriesCase) -> int:
@@ -129,7 +129,7 @@ def check_backward(inputs: EntriesInputs, backend: str) -> list[Comparison]:
     for name, leaf, expected in zip(GRADIENTS, leaves, found, strict=True):
         if leaf is not None:
             assert leaf.grad is not None
-            verdicts.append(compare_exact(f"{name}, autograd", leaf.grad.cpu(), expected.cpu()))
+            verdicts.append(compare_exact(f"{name}, autograd", leaf.grad, expected))
     return verdicts
 
 
@@ -151,9 +151,9 @@ def check_rotation(dtype: torch.dtype, seed: int, device: str) -> list[Compariso
             ("turned", turned.detach(), x, inverse),
             ("gradient", leaf.grad, gradient, not inverse),
         ):
-            right = reference.rotate_tail(given, positions, rotation, inverse=back)
-            tables = rotation[0].abs(), -rotation[1].abs()
-            size = reference.rotate_tail(given.abs(), positions, tables).abs()
-            size += reference.rotate_tail(given.abs(), positions, tables, inverse=True).abs()
+            places, tables = positions.tolist(), (rotation[0].abs(), -rotation[1].abs())
+            right = reference.rotate_tail(given, places, rotation, inverse=back)
+            size = reference.rotate_tail(given.abs(), places, tables).abs()
+            size += reference.rotate_tail(given.abs(), places, tables, inverse=True).abs()
             verdicts.append(_judge(f"{name}, inverse={inverse}", own, right, size, dtype))
     return verdicts

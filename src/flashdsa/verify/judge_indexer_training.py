@@ -173,7 +173,7 @@ def _scores_and_target(inputs: IndexerTrainingInputs) -> tuple[Tensor, Tensor]:
 def check_kl(inputs: IndexerTrainingInputs, backend: str) -> list[Comparison]:
     """Run and judge `indexer_kl`."""
     scores, target = _scores_and_target(inputs)
-    ref, size = reference.indexer_kl(scores.cpu(), target.cpu())
+    ref, size = reference.indexer_kl(scores, target)
     share = KL_TOLERANCE[inputs.case.attention.dtype]
     return [
         compare_scores(
@@ -194,10 +194,10 @@ def check_kl_backward(inputs: IndexerTrainingInputs, backend: str) -> list[Compa
     row_weight = torch.tensor([1.5, 0.0, -2.0]).repeat(len(scores) // 3 + 1)[: len(scores)]
     row_weight = row_weight.to(scores)
     found, plain = calls.indexer_kl_bwd(scores, target, row_weight, backend)
-    ref = reference.indexer_kl_bwd(scores.cpu(), target.cpu(), row_weight.cpu())
-    p = target.cpu().double().masked_fill(scores.cpu() == -torch.inf, 0)
+    ref = reference.indexer_kl_bwd(scores, target, row_weight)
+    p = target.double().masked_fill(scores == -torch.inf, 0)
     p = (p / p.sum(1, keepdim=True)).nan_to_num()
-    size = row_weight.cpu().double().abs()[:, None] * (p + scores.cpu().double().softmax(1))
+    size = row_weight.double().abs()[:, None] * (p + scores.double().softmax(1))
     return [
         compare(
             "d_scores",
@@ -205,8 +205,8 @@ def check_kl_backward(inputs: IndexerTrainingInputs, backend: str) -> list[Compa
             ref,
             norm_tolerance=None,
             magnitude=size.nan_to_num(),
-            zero_rows=empty_queries(inputs.attention) | (row_weight.cpu() == 0),
+            zero_rows=empty_queries(inputs.attention) | (row_weight == 0),
             dtype=_sums(inputs),
         ),
-        compare_exact("d_scores, without autograd", plain, found.cpu()),
+        compare_exact("d_scores, without autograd", plain, found),
     ]

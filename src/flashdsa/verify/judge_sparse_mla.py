@@ -1,6 +1,7 @@
 """Run sparse MLA's public operations on a backend and judge every output against the reference."""
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from flashdsa.verify.tolerances import (
     BF16_ROUNDING,
     BIAS_TOLERANCE,
     CHAIN_TOLERANCE,
-    F16_KEYS,
+    F16_ROUNDING,
     WGMMA_CUT,
     WGMMA_K,
     WGMMA_SUMS,
@@ -39,14 +40,15 @@ def empty_queries(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S]`: the queries without a valid slot."""
     x = inputs.joined
     named = reference.valid_slots(x.indices, x.num_keys, x.topk_length)
-    return torch.tensor([not rows for rows in named], dtype=torch.bool)
+    return torch.tensor([not len(rows) for rows in named], dtype=torch.bool, device=x.q.device)
 
 
 def unnamed_rows(inputs: SparseMlaInputs) -> Tensor:
     """Bool `[S_kv]`: the kv rows that no valid slot names."""
     named = reference.valid_slots(inputs.indices, inputs.num_keys, inputs.topk_length)
-    unnamed = torch.ones(inputs.num_keys, dtype=torch.bool)
-    unnamed[[row for rows in named for row in rows]] = False
+    unnamed = torch.ones(inputs.num_keys, dtype=torch.bool, device=inputs.q.device)
+    for rows in named:
+        unnamed[rows] = False
     return unnamed
 
 
@@ -73,9 +75,16 @@ def judge_forward(
     lse_limits = tolerance("sparse_mla_fwd", "lse", case.dtype)
     assert lse_limits.absolute is not None and lse_limits.relative is not None
     cut = _cut(case.d_qk) if backend in WGMMA_SUMS else 0.0
-    rounded = F16_KEYS if backend in WGMMA_SUMS and case.packed == "fp32" else 0.0
-    absolute = lse_limits.absolute + rounded
-    relative = lse_limits.relative + cut + rounded
+    of_lse = partial(
+        compare_lse,
+        absolute=lse_limits.absolute,
+        relative=lse_limits.relative + cut,
+        dtype=accumulator_dtype(inputs),
+    )
+    rounding, besides = None, None
+    if backend in WGMMA_SUMS and case.packed == "fp32":
+        spreads = reference.sparse_mla_spread(*operands, **options)
+        rounding, besides = (F16_ROUNDING * spread for spread in spreads)
     magnitude, _ = reference.sparse_mla_fwd(*operands, absolute=True, **options)
     verdict = compare(
         "O",
@@ -83,6 +92,7 @@ def judge_forward(
         ref_O,
         norm_tolerance=limits.norm if case.judges_norms else None,
         magnitude=magnitude,
+        rounding=rounding,
         row_ndims=PER_QUERY_AND_PER_HEAD,
         zero_rows=empty_queries(inputs),
         dtype=case.dtype,
@@ -93,31 +103,17 @@ def judge_forward(
             O,
             ref_O,
             magnitude,
-            limit=bias_limit(ref_lse, relative),
+            limit=bias_limit(ref_lse, lse_limits.relative + cut),
             row_ndims=PER_QUERY_AND_PER_HEAD,
+            rounding=rounding,
         ),
-        compare_lse(
-            "lse",
-            lse,
-            ref_lse,
-            absolute=absolute,
-            relative=relative,
-            dtype=accumulator_dtype(inputs),
-        ),
+        of_lse("lse", lse, ref_lse, besides=besides),
     ]
     if case.max_logits and max_logits is not None:
-        verdicts.append(
-            compare_lse(
-                "max_logits",
-                max_logits,
-                reference.sparse_mla_max_logits(
-                    *operands, sm_scale=case.sm_scale, topk_length=inputs.topk_length
-                ),
-                absolute=absolute,
-                relative=relative,
-                dtype=accumulator_dtype(inputs),
-            )
+        largest = reference.sparse_mla_max_logits(
+            *operands, sm_scale=case.sm_scale, topk_length=inputs.topk_length
         )
+        verdicts.append(of_lse("max_logits", max_logits, largest))
     return verdicts
 
 
@@ -264,7 +260,7 @@ def check_forward_out(inputs: SparseMlaInputs, backend: str) -> list[Comparison]
     results = calls.sparse_mla_fwd(inputs, backend)
     names = ("O", "lse", "max_logits")
     return [
-        compare_exact(f"{name}, {form}", one, result.cpu())
+        compare_exact(f"{name}, {form}", one, result)
         for form, written in calls.sparse_mla_fwd_out(inputs, backend).items()
         for name, one, result in zip(names, written, results, strict=False)
     ]

@@ -8,7 +8,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flashdsa.verify.compare import Comparison, by_rows, coordinate, finite, ratio, row_sizes, seen
+from flashdsa.verify.compare import (
+    Comparison,
+    by_rows,
+    coordinate,
+    f64,
+    finite,
+    ratio,
+    row_sizes,
+    seen,
+)
 from flashdsa.verify.tolerances import BIAS_TOLERANCE
 
 
@@ -30,13 +39,13 @@ def judge_bias(
     Args:
         verdict: of `compare` with the same out, ref and magnitude.
         row_ndims: how many leading coordinates name a row; several mean that each must hold.
-        rounding: what the error's part along a row, named by its first coordinate, may be in any
+        rounding: what the error's part along a row, named by its first coordinates, may be in any
             case.
     """
     if math.isnan(verdict.norm_error):  # the shape, the dtype or what is not finite is wrong
         return verdict
-    ref64 = finite(ref.double())
-    difference = seen(finite(out.detach().cpu().double()) - ref64, out.dtype)
+    ref64 = finite(f64(ref, out))
+    difference = seen(finite(f64(out)) - ref64, out.dtype)
     worst, where = 0.0, None
     for ndim in row_ndims:
         norms, sizes = row_sizes(ref64, magnitude, ndim)
@@ -44,7 +53,10 @@ def judge_bias(
             continue
         dots = torch.linalg.vecdot(by_rows(difference, ndim), by_rows(ref64, ndim))
         along = dots / norms.masked_fill(norms == 0, 1)
-        allowed = norms if rounding is None else torch.maximum(norms, rounding / limit)
+        allowed = norms
+        if rounding is not None:
+            of_rows = by_rows(finite(f64(rounding, out)), ndim).norm(dim=-1)
+            allowed = torch.maximum(norms, of_rows / limit)
         biases = ratio(along, allowed).masked_fill(norms < sizes, 0)
         row = int(biases.abs().argmax())
         if where is None or not abs(float(biases[row])) <= abs(worst):

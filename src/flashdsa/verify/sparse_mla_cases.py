@@ -15,6 +15,9 @@ from flashdsa.verify.layouts import pages_apart, strided_copy
 NAN_BYTE = 0x7F
 """NaN in e4m3; four of them are 3.4e38 in fp32 and two so in bf16: the largest numbers, and NaN."""
 
+MANY = 2**21
+"""Numbers that are drawn in fp32 where there are more: float64 takes four times as long."""
+
 
 @dataclass(frozen=True)
 class SparseMlaCase:
@@ -45,6 +48,8 @@ class SparseMlaCase:
     """Logits spread over about [-logit_scale, logit_scale] where it is not 1."""
     logit_shift: float = 0.0
     """Every logit is near this."""
+    row_sizes: float = 0.0
+    """Rows of kv are exp of a normal number of that deviation as large."""
     rounded_dots: bool = False
     """False: where logits are large, q and kv lie on a grid that makes dot products exact in fp32
     in any order, so that what is judged is the softmax.  True: they are any values."""
@@ -83,7 +88,7 @@ class SparseMlaCase:
     def judges_norms(self) -> bool:
         """Whether the contract's norm rule applies: standard-normal data, default scale."""
         plain = self.logit_scale == 1.0 and self.logit_shift == 0.0
-        return plain and self.sm_scale is None and not self.cancels
+        return plain and self.sm_scale is None and not (self.cancels or self.row_sizes)
 
 
 @dataclass(frozen=True)
@@ -255,7 +260,9 @@ def make_sparse_mla_inputs(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        is_large = math.prod(shape) > MANY and case.dtype != torch.float64
+        dtype = torch.float32 if is_large else torch.float64
+        return torch.randn(*shape, generator=generator, dtype=dtype).double()
 
     q = normal(case.num_queries, case.num_heads, case.d_qk)
     kv = normal(case.num_keys, case.d_qk)
@@ -265,6 +272,8 @@ def make_sparse_mla_inputs(
     if case.extra_topk:
         sources.append(normal(case.extra_keys, case.d_qk))
         lists.append(draw_list(case, "extra_kv", case.extra_keys, case.extra_topk, generator))
+    if case.row_sizes:
+        sources = [rows * torch.exp(case.row_sizes * normal(len(rows), 1)) for rows in sources]
     q, sources = _logits_of_size(case, q, sources)
     if case.nan_row:
         plant_nan_row(sources[0], lists[0].indices)
@@ -273,7 +282,7 @@ def make_sparse_mla_inputs(
             poison_rows(rows, one.named)
     if case.empty_rows or case.poison:
         for s, named in enumerate(zip(*(one.named for one in lists), strict=True)):
-            if not any(named):  # such a query's dQ is 0, whatever dO holds
+            if not any(map(len, named)):  # such a query's dQ is 0, whatever dO holds
                 do[s] = (torch.inf, torch.nan)[s % 2]
 
     def finish(x: Tensor, dtype: torch.dtype) -> Tensor:

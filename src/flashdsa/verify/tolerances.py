@@ -50,6 +50,11 @@ Where the numbers come from
             Hopper's tensor cores (WGMMA_SUMS) cut every partial sum of a dot product off instead of
             rounding it, after each 16 columns: 2^-23 of its size each time, 36 times for 576
             columns. 1.2e-6 was seen with logits of 6,700 from any bf16 numbers.
+    f16     Packed rows whose scales are no powers of two are rounded to f16 on Hopper: each value,
+            and by the kernel of many queries its scale before. A large key's logit feels that, and
+            a row of O where a few such keys compete: 2.4 times the row rule was seen on an H200
+            with keys of size exp(N(0, 1)). The row rule, bias and lse have F16_ROUNDING of what
+            these roundings can move.
     scores  c * scale * sum_h |w_h| relu(q_h . k): c is fp32 accumulation over 128 and over 64
             terms (1e-5), or the shorter accumulator of Hopper's fp8 tensor cores (3e-4).  Its error
             is a share of the products' magnitudes, scale * sum_h |w_h| sum_d |q_hd k_d|, whatever
@@ -85,10 +90,11 @@ BF16_RMS = 2.0**-8 * math.sqrt((1 - 1 / 4) / (6 * math.log(2)))
 """Rms of a number's relative error by one rounding to bf16."""
 BF16_CHANCE = 4.0
 """Standard deviations by which the square of dQ's error may be above its mean."""
-F16_KEYS = 2.0**-10
-"""Limit of a logit's error, as a share of its size and of 1 (a typical logit), if packed rows
-whose scales are no powers of two are rounded to f16 for the tensor cores: 2e-4 of each product on
-average, and five times that in the largest of a million logits. One of 7,000 had 6.6e-4."""
+F16_ROUNDING = 2 * 2.0**-11
+"""Share of `reference.sparse_mla_spread` that O's rows and lse may be off by if packed rows whose
+scales are no powers of two are rounded to f16 for the tensor cores: 4.7 times the rms of one
+rounding to 11 bits. In float64, keys of size exp(N(0, 1)) to exp(1.5 N(0, 1)): 0.54 of it at most
+in 180 calls if each value is rounded once, 0.85 if its scale is rounded before."""
 WGMMA_SUMS = ("sm90", "emulate-sm90")
 """Backends whose logits are sums of wgmma."""
 WGMMA_CUT = 2.0**-23

@@ -96,7 +96,8 @@ class Written:
 def check_lists(written: Written, inputs: SparseMlaInputs) -> None:
     """Each query names what its slots name, as often; every number of a whole tile may be read."""
     plan = written.plan
-    named = valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
+    slots = valid_slots(inputs.indices, inputs.kv.shape[0], inputs.topk_length)
+    named = [rows.tolist() for rows in slots]
     for group in range(written.groups):
         count = int(written.counts[group])
         whole = -(-count // TILE_KEYS) * TILE_KEYS

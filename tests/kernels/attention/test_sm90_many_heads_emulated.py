@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,14 @@ from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.packed_rows import parts_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_DECODE_MANY_HEADS
 from flashdsa.ops.attention import SparseMlaOperands
-from flashdsa.verify.sparse_mla_cases import SparseMlaCase
+from flashdsa.verify.compare import failures
+from flashdsa.verify.judge_sparse_mla import judge_forward
+from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.tolerances import BIAS_TOLERANCE, F16_ROUNDING
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.attention.test_row_formats import rows_of_every_code
@@ -44,6 +49,21 @@ def test_several_items_of_a_query_and_empty_lists() -> None:
         attn_sink="finite",
     )  # fmt: skip
     run(case, 1, Policy(asynchronous="late", seed=0), ManyHeadsPlan())
+
+
+@pytest.mark.parametrize("plan", [DecodePlan(packed=True), ManyHeadsPlan()])
+def test_rows_of_any_size_are_as_right_as_f16_has_them(plan: Any) -> None:
+    """A large key's logit feels that f16 holds it; 1 % too much of a row is seen all the same."""
+    case = SparseMlaCase("sizes", 1, 192, 64, 192, packed="fp32", row_sizes=2.0)
+    out, lse = run(case, 1, plan=plan)
+    inputs = make_sparse_mla_inputs(case, 0)
+    without = failures(judge_forward(inputs, out, lse))
+    assert any(message.startswith("O: row") for message in without)
+    spread, _ = reference.sparse_mla_spread(inputs.q, inputs.kv, inputs.indices)
+    felt = F16_ROUNDING * spread / out.double().norm(dim=-1)
+    assert int((felt < BIAS_TOLERANCE / 2).sum()) > 20
+    out[0, felt[0].argmin()] *= 1.01
+    assert "too long" in str(failures(judge_forward(inputs, out, lse, backend="emulate-sm90")))
 
 
 def test_rows_without_rope_in_pages() -> None:

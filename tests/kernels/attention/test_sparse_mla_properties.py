@@ -62,7 +62,7 @@ def sparse_mla_inputs(draw, dtypes=DTYPES) -> SparseMlaInputs:
                 inputs.attn_sink[h] = sink
 
     slots = reference.valid_slots(inputs.indices, case.num_keys, topk_length)
-    named = {r for rows in slots for r in rows}
+    named = {r for rows in slots for r in rows.tolist()}
     poison = draw(st.sampled_from([math.nan, math.inf, -math.inf]), label="poison")
     for r in range(case.num_keys):
         if r not in named:
