@@ -215,12 +215,13 @@ def test_a_warm_up_tries_every_combination(monkeypatch: pytest.MonkeyPatch) -> N
         return select(problem, backend)
 
     monkeypatch.setattr(registry, "select", noted)
-    flashdsa.warm_up("sparse_mla_fwd", S=2, H=(3, 5), d_v=8, topk=4, max_logits=(False, True))
+    of_all: dict[str, Any] = {"d_v": 8, "topk": 4, "backend": "cpu"}
+    flashdsa.warm_up("sparse_mla_fwd", S=2, H=(3, 5), max_logits=(False, True), **of_all)
     assert {(x.num_heads, x.max_logits) for x in problems} == {
         (heads, asked) for heads in (3, 5) for asked in (False, True)
     }
     packed = {"kv_dtype": torch.int8, "topk_length": True}
-    flashdsa.warm_up("sparse_mla_fwd", S=1, d_v=8, topk=4, **packed)
+    flashdsa.warm_up("sparse_mla_fwd", S=1, **of_all, **packed)
     assert problems[-1].row_formats == ("v32",) and problems[-1].topk_length
 
 

@@ -57,7 +57,7 @@ def test_who_takes_an_item_changes_no_bit(case: SparseMlaCase) -> None:
         assert all(torch.equal(x, y) for x, y in zip(again, first, strict=True))
 
 
-@pytest.mark.parametrize(("queries", "heads"), [(900, 16), (1056, 32)])
+@pytest.mark.parametrize(("queries", "heads"), [(900, 16), (2112, 32)])
 def test_groups_are_taken_if_their_queries_have_much_in_common(
     queries: int, heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
