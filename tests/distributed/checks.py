@@ -56,12 +56,14 @@ def spread(x: Whole, layout: SequenceLayout) -> Whole:
 
 
 def on_ranks(x: Whole, layout: SequenceLayout, mesh: DeviceMesh, **options: object) -> Result:
-    """O, dQ, dKV of this rank's rows and the sink's gradient."""
+    """O, dQ, dKV of this rank's rows, and the sink's gradient, added over the ranks."""
     local = spread(x, layout)
     q, kv, sink = (one.clone().requires_grad_() for one in (local.q, local.kv, local.sink))
     options = {"attn_sink": sink, "ids": "positions", "layout": layout, "d_v": D_V} | options
     out = context_parallel_sparse_mla(q, kv, local.positions, mesh, **options)  # type: ignore[arg-type]
-    return Result(out.detach(), *torch.autograd.grad(out, (q, kv, sink), local.d_out))
+    gradients = torch.autograd.grad(out, (q, kv, sink), local.d_out)
+    dist.all_reduce(gradients[2])
+    return Result(out.detach(), *gradients)
 
 
 def norm_error(out: Tensor, expected: Tensor) -> float:
@@ -227,6 +229,7 @@ def check_autocast() -> None:
                 **options,  # type: ignore[arg-type]
             )
         gradients = torch.autograd.grad(out, inputs, local.d_out.bfloat16())
+        dist.all_reduce(gradients[2])
         assert torch.equal(out, expected.out) and out.dtype == torch.bfloat16
         for mine, wanted in zip(gradients, expected[1:], strict=True):
             assert mine.dtype == torch.float32

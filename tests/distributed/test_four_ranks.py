@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed import checks, decoding, tensor_parallel, two_sources
+from tests.distributed import (
+    checks,
+    decoding,
+    sharded_parameters,
+    tensor_parallel,
+    two_sources,
+)
 from tests.distributed.ranks import run_ranks
 
 
@@ -23,6 +29,7 @@ def test_four_ranks(tmp_path: Path) -> None:
             checks.check_ordered_sums_by_hand,
             checks.check_indexer_equals_one_process,
             two_sources.check_two_sources_equal_one_process,
+            sharded_parameters.check_sharded_parameters,
             decoding.check_decode_topk_is_exact,
             decoding.check_decode_attention_merges,
         ],

@@ -13,6 +13,7 @@ from tests.distributed import (
     failures,
     indexer_training,
     random_calls,
+    sharded_parameters,
     training,
     two_sources,
 )
@@ -42,6 +43,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_under_autocast,
             decoding.check_decode_errors,
             training.check_weights_learn_as_in_one_process,
+            sharded_parameters.check_sharded_parameters,
             two_sources.check_two_sources_equal_one_process,
             two_sources.check_borders_move_no_more_than_they_need,
             two_sources.check_ranks_that_differ_in_two_sources,

@@ -63,16 +63,8 @@ def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
 def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
     """Do `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
     does. `parts` travel in their own dtype."""
-    return _sum_in_order(all_to_all(parts, group), group.size, dtype)
-
-
-def all_reduce_in_order(share: Tensor, group: Group) -> Tensor:
-    """The sum of every rank's `share`, added from rank 0 upwards. Use it for few numbers."""
-    return _sum_in_order(all_gather(share, group), group.size, share.dtype)
-
-
-def _sum_in_order(parts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    shares = parts.unflatten(0, (count, parts.shape[0] // count)).unbind(0)
+    received = all_to_all(parts, group)
+    shares = received.unflatten(0, (group.size, len(received) // group.size)).unbind(0)
     total: Tensor = shares[0].to(dtype, copy=True)
     for share in shares[1:]:
         total += share
