@@ -31,6 +31,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             checks.check_options_of_the_gradients_wire,
             checks.check_ordered_sums_by_hand,
             checks.check_gathered_by_hand,
+            checks.check_fp8_rows_travel,
             checks.check_checkpointing_and_collectives_seen,
             checks.check_autocast,
             checks.check_compiled,

@@ -12,6 +12,17 @@ from torch import Tensor
 from flashdsa.distributed.group import Group
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """fp8 as uint8, which torch fills, gathers and sends; other dtypes as they are."""
+    one_byte = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.view(torch.uint8) if one_byte else tensor
+
+
+def of_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `as_bytes` was given. A view of another dtype has no gradient: only where it is one."""
+    return values if values.dtype == dtype else values.view(dtype)
+
+
 def start_all_gather(local: Tensor, group: Group) -> Tensor:
     """Every rank's `local` [n, ...] in the order of ranks, [size * n, ...].
 
@@ -20,9 +31,9 @@ def start_all_gather(local: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return local
     gathered: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
-        local.contiguous(), group.size, group.name
+        as_bytes(local).contiguous(), group.size, group.name
     )
-    return gathered
+    return of_dtype(gathered, local.dtype)
 
 
 def wait(started: Tensor) -> Tensor:
@@ -41,9 +52,9 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return parts
     splits = [parts.shape[0] // group.size] * group.size
-    return wait(
-        torch.ops._c10d_functional.all_to_all_single(parts.contiguous(), splits, splits, group.name)
-    )
+    sent = as_bytes(parts).contiguous()
+    received = torch.ops._c10d_functional.all_to_all_single(sent, splits, splits, group.name)
+    return of_dtype(wait(received), parts.dtype)
 
 
 def reduce_scatter(parts: Tensor, group: Group) -> Tensor:

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.distributed.agree import agreement
+from flashdsa.distributed.collectives import as_bytes, of_dtype
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
 from flashdsa.distributed.group import Mesh, device_of_group, group_of, process_group
@@ -167,10 +168,14 @@ class SequenceLayout:
         """
         self._require_size("tensor", tensor, dim, self.seq_len)
         positions = self.positions.to(tensor.device)
-        local = tensor.index_select(dim, positions.clamp_min(0))
+        local = as_bytes(tensor).index_select(dim, positions.clamp_min(0))
         shape = [1] * tensor.dim()
         shape[dim] = self.num_local
-        return local.masked_fill((positions < 0).view(shape), padding)
+        value: float = padding
+        if local.dtype != tensor.dtype:
+            value = int(torch.tensor(padding).to(tensor.dtype).view(local.dtype)) if padding else 0
+        local = local.masked_fill((positions < 0).view(shape), value)
+        return of_dtype(local, tensor.dtype)
 
     def unshard(self, local: Tensor, dim: int = 0) -> Tensor:
         """The whole tensor, in token order, from every rank's part; differentiable.
@@ -197,7 +202,8 @@ class SequenceLayout:
     def restore(self, gathered: Tensor) -> Tensor:
         """The tokens in order, [seq_len, ...], from gathered rows [num_ranks * num_local, ...]."""
         self._require_size("gathered", gathered, 0, len(self.tokens))
-        return gathered.index_select(0, self.rows.to(gathered.device))
+        rows = self.rows.to(gathered.device)
+        return of_dtype(as_bytes(gathered).index_select(0, rows), gathered.dtype)
 
     def entries(self, ratio: int) -> SequenceLayout:
         """The layout of compressed entries of `ratio` tokens, counted through all documents: an
