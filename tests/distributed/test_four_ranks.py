@@ -9,6 +9,7 @@ import pytest
 from tests.distributed import (
     checks,
     decoding,
+    failures,
     sharded_parameters,
     tensor_parallel,
     two_sources,
@@ -32,6 +33,10 @@ def test_four_ranks(tmp_path: Path) -> None:
             sharded_parameters.check_sharded_parameters,
             decoding.check_decode_topk_is_exact,
             decoding.check_decode_attention_merges,
+            failures.check_silent_ranks_of_four,
+            failures.check_a_dead_rank_of_four,  # the last one: rank 2 does not come back
         ],
     )
+    dead = found[2].pop("process", "nothing")
     assert found == [{}] * 4, "\n".join(text for one in found for text in one.values())
+    assert dead.startswith(f"exit code {failures.DEAD}"), dead

@@ -6,10 +6,15 @@ supported; the Python wrappers around them were renamed. A group of one rank nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from flashdsa.distributed.channel import lost_rank
 from flashdsa.distributed.group import Group
+
+_OPS = torch.ops._c10d_functional
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -30,21 +35,30 @@ def start_all_gather(local: Tensor, group: Group) -> Tensor:
     """
     if group.size == 1:
         return local
-    gathered: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
-        as_bytes(local).contiguous(), group.size, group.name
-    )
+    sent = as_bytes(local).contiguous()
+    gathered = _run(group, _OPS.all_gather_into_tensor, sent, group.size, group.name)
     return of_dtype(gathered, local.dtype)
 
 
-def wait(started: Tensor) -> Tensor:
+def wait(started: Tensor, group: Group) -> Tensor:
     """The result of a started collective; the current stream waits, not the host."""
-    ready: Tensor = torch.ops._c10d_functional.wait_tensor(started)
-    return ready
+    return _run(group, _OPS.wait_tensor, started)
+
+
+def _run(group: Group, op: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """The result of `op`. Where ranks are lost the error names the call; compiled code has torch's
+    own, behind the comparison of the ranks."""
+    if torch.compiler.is_compiling():
+        return op(*arguments)
+    try:
+        return op(*arguments)
+    except RuntimeError as failure:
+        raise lost_rank(group.call, group.rank, group.size, (), failure) from failure
 
 
 def all_gather(local: Tensor, group: Group) -> Tensor:
     """`start_all_gather` and `wait`."""
-    return local if group.size == 1 else wait(start_all_gather(local, group))
+    return local if group.size == 1 else wait(start_all_gather(local, group), group)
 
 
 def all_to_all(parts: Tensor, group: Group) -> Tensor:
@@ -53,8 +67,8 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
         return parts
     splits = [parts.shape[0] // group.size] * group.size
     sent = as_bytes(parts).contiguous()
-    received = torch.ops._c10d_functional.all_to_all_single(sent, splits, splits, group.name)
-    return of_dtype(wait(received), parts.dtype)
+    received = _run(group, _OPS.all_to_all_single, sent, splits, splits, group.name)
+    return of_dtype(wait(received, group), parts.dtype)
 
 
 def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
@@ -64,11 +78,9 @@ def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
     """
     if group.size == 1:
         return parts
-    return wait(
-        torch.ops._c10d_functional.reduce_scatter_tensor(
-            parts.contiguous(), "sum", group.size, group.name
-        )
-    )
+    parts = parts.contiguous()
+    scattered = _run(group, _OPS.reduce_scatter_tensor, parts, "sum", group.size, group.name)
+    return wait(scattered, group)
 
 
 def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> Tensor:

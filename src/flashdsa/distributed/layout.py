@@ -22,7 +22,7 @@ from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import as_bytes, of_dtype
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
-from flashdsa.distributed.group import Mesh, device_of_group, group_of, process_group
+from flashdsa.distributed.group import Mesh, device_of_group, group_of
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
 
@@ -183,8 +183,9 @@ class SequenceLayout:
         The gradient of a part is the sum of what all ranks give it, added in the order of ranks.
         Ranks that differ, or a wrong argument of one, are an error on every rank.
         """
+        call = "SequenceLayout.unshard"
         if self.num_ranks > 1 and self.mesh is not None and not torch.compiler.is_compiling():
-            with agreement(process_group(self.mesh), local, "SequenceLayout.unshard") as facts:
+            with agreement(group_of(self.mesh, call), local) as facts:
                 self._require_size("local", local, dim, self.num_local)
                 facts |= {"local": describe(local), "dim": str(dim), "layout": self.summary}
                 facts["gradient"] = str(torch.is_grad_enabled() and local.requires_grad)
@@ -196,7 +197,7 @@ class SequenceLayout:
                     "layout: expected one made with a DeviceMesh or a ProcessGroup, since "
                     "unshard communicates; this one was made of (rank, num_ranks)"
                 )
-            gathered = all_gather_differentiable(gathered, group_of(self.mesh))
+            gathered = all_gather_differentiable(gathered, group_of(self.mesh, call))
         return self.restore(gathered).movedim(0, dim)
 
     def restore(self, gathered: Tensor) -> Tensor:

@@ -116,20 +116,14 @@ def context_parallel_sparse_mla(
             shapes, dtypes or options; on every rank, before anything is sent.
         NotImplementedError: no implementation serves the call.
     """
-    group = group_of(mesh)
+    group = group_of(mesh, "context_parallel_sparse_mla")
     arguments = {"q_local": q_local, "kv_local": kv_local, "indices": indices}
     if torch.compiler.is_compiling():
         options = _Options(**attention)
         (q, kv, slots), spread = local_parts(mesh, arguments)
         x = _operands(q, kv, slots, layout, ids, options)
     else:
-        with agreement(
-            process_group(mesh),
-            kv_local,
-            "context_parallel_sparse_mla",
-            q="q_local",
-            kv="kv_local",
-        ) as facts:
+        with agreement(group, kv_local, q="q_local", kv="kv_local") as facts:
             options = _options(attention)
             (q, kv, slots), spread = local_parts(mesh, arguments)
             x = _operands(q, kv, slots, layout, ids, options)
