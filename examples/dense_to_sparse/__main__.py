@@ -2,7 +2,7 @@
 
     python -m examples.dense_to_sparse --small --out out/small     # minutes on a CPU
     python -m examples.dense_to_sparse --out out/h200              # one Hopper GPU
-    torchrun --nproc-per-node 2 -m examples.dense_to_sparse ...    # windows shared by ranks
+    torchrun --nproc-per-node 2 -m examples.dense_to_sparse ...    # ranks share each step's windows
 
 A run that was stopped goes on from its checkpoints, which transformers reads, too. --only takes
 one part: train, look, serve.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,22 @@ def run_serve(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dic
     return {"rows": rows, "bytes": bytes(said[0].tolist()).decode(errors="replace"), "equal": equal}
 
 
+def summary(found: dict[str, dict[str, Any]], folder: Path) -> str:
+    """What the parts of a run made, in a line."""
+    said = []
+    if "train" in found:
+        said.append("checkpoints " + ", ".join(f"{stage}.safetensors" for stage in STAGES))
+    if "look" in found:
+        losses = found["look"]["stages"]["sparse"]
+        sparse, dense = losses["sparse"]["loss"], losses["dense"]["loss"]
+        said.append(
+            f"the sparse one reads held-out text at {sparse:.3f} nats a byte, "
+            f"{dense:.3f} with dense attention"
+        )
+    said.append("results in " + ", ".join(f"{part}.json" for part in found))
+    return f"{folder}: {'; '.join(said)}"
+
+
 PARTS = {"train": run_train, "look": run_look, "serve": run_serve}
 
 
@@ -129,11 +145,18 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="sizes that a CPU takes minutes for")
     parser.add_argument("--only", choices=PARTS, help="one part of the run")
     parser.add_argument("--steps", type=int, nargs=4, metavar="N", help=f"of {', '.join(STAGES)}")
+    parser.add_argument("--windows", type=int, help="of a step: a multiple of the ranks")
     parser.add_argument("--bytes", type=int, default=1 << 28, help="most text (default 256 MiB)")
     options = parser.parse_args()
     sizes, recipe = SMALL if options.small else LARGE
     if options.steps:
-        recipe = Recipe(**{**asdict(recipe), "steps": tuple(options.steps)})
+        recipe = replace(recipe, steps=tuple(options.steps))
+    if options.windows is not None:
+        recipe = replace(recipe, windows=options.windows)
+    try:
+        recipe.share(int(os.environ.get("WORLD_SIZE", "1")))
+    except ValueError as error:
+        parser.error(str(error))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
@@ -143,15 +166,18 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     text = load_text(options.bytes if not options.small else 1 << 22)
     rank = dist.get_rank() if dist.is_initialized() else 0
+    made = {}
     for part in [options.only] if options.only else PARTS:
         if rank and part != "train":
             continue  # one rank looks and serves
         torch.manual_seed(recipe.seed)
         model = ByteModel(sizes).to(device)
-        found = PARTS[part](model, text, recipe, options.out)
+        made[part] = found = PARTS[part](model, text, recipe, options.out)
         if rank == 0:
             found["run"] = {"device": name, "sizes": asdict(sizes), "recipe": asdict(recipe)}
             (options.out / f"{part}.json").write_text(json.dumps(found, indent=1))
+    if rank == 0:
+        print(summary(made, options.out))
 
 
 if __name__ == "__main__":

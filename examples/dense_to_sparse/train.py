@@ -44,6 +44,15 @@ class Recipe:
     seed: int = 0
     save_every: int = 100
 
+    def share(self, ranks: int) -> int:
+        """Windows of each rank in a step."""
+        if self.windows < 1 or self.windows % ranks:
+            raise ValueError(
+                f"--windows: expected a multiple of {ranks}, the number of ranks; "
+                f"got {self.windows}"
+            )
+        return self.windows // ranks
+
     def steps_of(self, stage: str) -> int:
         """Number of steps."""
         return self.steps[STAGES.index(stage)]
@@ -81,6 +90,7 @@ class Trainer:
         self.path = folder / f"{stage}.safetensors"
         self.rank = dist.get_rank() if dist.is_initialized() else 0
         self.ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self.share = recipe.share(self.ranks)
         for name, parameter in model.named_parameters():
             learns = "indexer" if ".indexer." in name else "rest"
             parameter.requires_grad_(learns in LEARN[stage])
@@ -104,12 +114,11 @@ class Trainer:
         """Learn from the step's windows; add the losses of language and indexer."""
         began = time.perf_counter()
         recipe, device = self.recipe, self.model.lm_head.weight.device
-        share = recipe.windows // self.ranks
-        first = self.done * recipe.windows + self.rank * share
+        first = self.done * recipe.windows + self.rank * self.share
         seed = recipe.seed * len(STAGES) + STAGES.index(self.stage)
         losses = torch.zeros(2, device=device)
         for number, tokens in enumerate(
-            windows(self.text, recipe.context, seed, first, share), start=first
+            windows(self.text, recipe.context, seed, first, self.share), start=first
         ):
             loss = self._losses(tokens.to(device), number) / recipe.windows
             (loss[0] * (self.stage != "warm_up") + loss[1]).backward()

@@ -15,6 +15,10 @@ class ArgumentValueError(FlashDsaError, ValueError):
     """An argument has the wrong rank, shape, device, layout or value."""
 
 
+class RankError(FlashDsaError, RuntimeError):
+    """Another rank of a group died, or did not come in the group's timeout."""
+
+
 class UnsupportedError(FlashDsaError, NotImplementedError):
     """No implementation serves the call; the message names the missing feature."""
 

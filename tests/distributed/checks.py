@@ -21,6 +21,7 @@ from flashdsa.distributed import (
     SequenceLayout,
     context_parallel_sparse_mla,
     context_parallel_topk_indexer,
+    context_parallel_window,
     gather_latents,
 )
 from tests.distributed.errors import require_error
@@ -56,12 +57,14 @@ def spread(x: Whole, layout: SequenceLayout) -> Whole:
 
 
 def on_ranks(x: Whole, layout: SequenceLayout, mesh: DeviceMesh, **options: object) -> Result:
-    """O, dQ, dKV of this rank's rows and the sink's gradient."""
+    """O, dQ, dKV of this rank's rows, and the sink's gradient, added over the ranks."""
     local = spread(x, layout)
     q, kv, sink = (one.clone().requires_grad_() for one in (local.q, local.kv, local.sink))
     options = {"attn_sink": sink, "ids": "positions", "layout": layout, "d_v": D_V} | options
     out = context_parallel_sparse_mla(q, kv, local.positions, mesh, **options)  # type: ignore[arg-type]
-    return Result(out.detach(), *torch.autograd.grad(out, (q, kv, sink), local.d_out))
+    gradients = torch.autograd.grad(out, (q, kv, sink), local.d_out)
+    dist.all_reduce(gradients[2])
+    return Result(out.detach(), *gradients)
 
 
 def norm_error(out: Tensor, expected: Tensor) -> float:
@@ -180,6 +183,25 @@ def check_gathered_by_hand() -> None:
     assert norm_error(layout.unshard(dkv), expected.dkv) <= 3e-7
 
 
+def check_fp8_rows_travel() -> None:
+    mesh = _mesh()
+    layout = SequenceLayout.zigzag(300, mesh)
+    x = torch.arange(600).view(300, 2).to(torch.float8_e4m3fn)
+    local = layout.shard(x)
+    rows, handle = gather_latents(local, mesh), gather_latents(local, mesh, async_op=True)
+    assert isinstance(rows, Tensor) and not isinstance(handle, Tensor)
+    window, _ = context_parallel_window(local, mesh, layout=layout, window=300)
+    ordered = window if layout.rank == 0 else window[: len(x)]
+    for found in (
+        layout.restore(rows),
+        layout.restore(handle.wait()),
+        layout.unshard(local),
+        ordered,
+    ):
+        assert found.dtype == x.dtype
+        assert torch.equal(found.float(), x.float()[: len(found)])
+
+
 def check_checkpointing_and_collectives_seen() -> None:
     mesh = _mesh()
     x = whole(300, torch.float32)
@@ -227,6 +249,7 @@ def check_autocast() -> None:
                 **options,  # type: ignore[arg-type]
             )
         gradients = torch.autograd.grad(out, inputs, local.d_out.bfloat16())
+        dist.all_reduce(gradients[2])
         assert torch.equal(out, expected.out) and out.dtype == torch.bfloat16
         for mine, wanted in zip(gradients, expected[1:], strict=True):
             assert mine.dtype == torch.float32
@@ -368,7 +391,7 @@ def check_indexer_equals_one_process() -> None:
         q8, weights = flashdsa.quantize_index_q(q, raw)
         for layout in layouts(seq_len, mesh):
             expected = _one_process_positions(q8, k, weights, layout, topk)
-            parts = layout.shard(q8.view(torch.uint8)).view(torch.float8_e4m3fn)
+            parts = layout.shard(q8)
             for from_pages in (False, True):
                 with nullcontext() if not from_pages else _without_prefill():
                     indices = context_parallel_topk_indexer(

@@ -7,12 +7,12 @@ from collections.abc import Callable
 Call = Callable[[], object]
 
 
-def require_error(call: Call, kind: type[Exception], *parts: str) -> None:
-    """`call` raises `kind` with all `parts` in its message."""
+def require_error(call: Call, kind: type[Exception], *parts: str) -> Exception:
+    """The error: `call` raises `kind` with all `parts` in its message."""
     try:
         call()
     except kind as error:
         missing = [part for part in parts if part not in str(error)]
         assert not missing, f"{missing} not in {error}"
-    else:
-        raise AssertionError(f"expected {kind.__name__}: {parts}")
+        return error
+    raise AssertionError(f"expected {kind.__name__}: {parts}")

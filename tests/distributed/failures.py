@@ -18,11 +18,14 @@ from flashdsa.distributed import (
     gather_latents,
 )
 from flashdsa.distributed.agree import agree
-from flashdsa.errors import ArgumentTypeError
+from flashdsa.errors import ArgumentTypeError, RankError
 from tests.distributed.errors import require_error
 
 DEAD = 7
 """Exit code of the rank that dies on purpose."""
+
+
+ALONE = "context_parallel_sparse_mla: no answer from rank 1 (this is rank 0 of 2): "
 
 
 def _attend(rows: int = 64, topk: int = 3, **options: object) -> torch.Tensor:
@@ -129,17 +132,56 @@ def check_meshes() -> None:
     assert torch.equal(_attend(group=mesh["dp"]), torch.ones(2, 2, 4))
 
 
+def _step(group: dist.ProcessGroup, compiled: bool = False) -> torch.Tensor:
+    """What is to be gone back from."""
+    q, kv = torch.ones(2, 2, 8, requires_grad=True), torch.ones(64, 8, requires_grad=True)
+    slots = torch.zeros(2, 3, dtype=torch.int32)
+
+    def attend(q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return context_parallel_sparse_mla(q, kv, slots, group, d_v=4)
+
+    return (torch.compile(attend, backend="aot_eager") if compiled else attend)(q, kv).sum()
+
+
 def check_a_hung_rank() -> None:
-    """Rank 1 does not come: rank 0 gets an error when the group's timeout is over."""
+    """Rank 1 does not come, or not back, or not in compiled code: rank 0 gets an error when the
+    group's timeout is over, which names the call and the rank, and has torch's as its cause."""
     timeout = 2.0
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout))
-    assert torch.equal(_attend(group=group), torch.ones(2, 2, 4))
-    if dist.get_rank() == 1:
-        time.sleep(timeout + 1)
+    for part in ("forward", "compiled", "backward"):
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout))
+        loss = _step(group, part == "compiled")
+        if dist.get_rank() == 1:
+            time.sleep(timeout + 1)
+            continue
+        started = time.monotonic()
+        error = require_error(
+            loss.backward if part == "backward" else lambda: _step(group, part == "compiled"),  # noqa: B023
+            RankError,
+            ALONE,
+        )
+        assert type(error.__cause__) is RuntimeError and "\n" not in str(error)
+        assert timeout - 0.5 < time.monotonic() - started < timeout + 10
+
+
+def check_silent_ranks_of_four() -> None:
+    """Ranks 1 and 2 do not come: the others name both."""
+    group, rank = dist.new_group(timeout=timedelta(seconds=4)), dist.get_rank()
+    _step(group)
+    if rank in (1, 2):
+        time.sleep(6)
         return
-    started = time.monotonic()
-    require_error(lambda: _attend(group=group), RuntimeError)
-    assert timeout - 0.5 < time.monotonic() - started < timeout + 10
+    text = f"no answer from ranks 1, 2 (this is rank {rank} of 4): "
+    require_error(lambda: _step(group), RankError, text)
+
+
+def check_a_dead_rank_of_four() -> None:
+    """Rank 2 is gone: the others name it, and it alone."""
+    if (rank := dist.get_rank()) == 2:
+        sys.stdout.flush()
+        os._exit(DEAD)
+    text = f"no answer from rank 2 (this is rank {rank} of 4): "
+    require_error(lambda: _step(dist.group.WORLD), RankError, text)
+    time.sleep(2)
 
 
 def check_a_dead_rank() -> None:
@@ -148,6 +190,6 @@ def check_a_dead_rank() -> None:
         sys.stdout.flush()
         os._exit(DEAD)
     started = time.monotonic()
-    require_error(_attend, RuntimeError)
+    require_error(_attend, RankError, ALONE)
     require_error(lambda: _attend(grad_wire="fp8"), ValueError, "grad_wire")  # its own, if it can
     assert time.monotonic() - started < 30

@@ -153,7 +153,7 @@ def indexer_case(size: int) -> Case:
     k8, scale = flashdsa.quantize_index_k(k)
     flashdsa.dsa_topk_prefill(q8, k8, weights, None, ends, tokens, k_scale=scale)
     tokens = layout.shard(tokens, padding=-1)
-    q_local = layout.shard(q8.view(torch.uint8)).view(torch.float8_e4m3fn)
+    q_local = layout.shard(q8)
     local_weights = layout.shard(weights)
     arguments = {
         "q_index_fp8": q_local,

@@ -38,6 +38,7 @@ def check_heads_split_over_tp() -> None:
         dq, dkv, d_sink = torch.autograd.grad(out, (q, kv, sink), local.d_out[:, mine])
         assert torch.equal(out, layout.shard(of_mine.out))
         assert torch.equal(dq, layout.shard(of_mine.dq))
+        dist.all_reduce(d_sink, group=cp.get_group())
         assert norm_error(d_sink, of_mine.d_sink) <= 1e-6
         # Latents are replicated over tp: their gradient is the sum over tp, which is the caller's.
         dist.all_reduce(dkv, group=tp.get_group())

@@ -98,6 +98,27 @@ def test_shards_of_other_dimensions() -> None:
 
 
 @pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.float4_e2m1fn_x2, torch.bool]
+)
+def test_rows_of_one_byte(dtype: torch.dtype) -> None:
+    """torch neither fills nor gathers some of them."""
+    layouts = [SequenceLayout.zigzag(200, (rank, 2)) for rank in range(2)]
+    x = torch.randint(0, 2, (200, 8), dtype=torch.uint8).view(dtype)
+    parts = [layout.shard(x) for layout in layouts]
+    assert all(part.dtype == dtype for part in parts)
+    gathered = torch.cat([part.view(torch.uint8) for part in parts])
+    assert not gathered[layouts[0].tokens < 0].any()
+    found = layouts[0].restore(gathered.view(dtype))
+    assert found.dtype == dtype and torch.equal(found.view(torch.uint8), x.view(torch.uint8))
+
+
+def test_padding_of_fp8() -> None:
+    layout = SequenceLayout.zigzag(200, (0, 2))
+    local = layout.shard(torch.zeros(200, 4).to(torch.float8_e4m3fn), padding=-1.5)
+    assert (local[layout.positions < 0].float() == -1.5).all()
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: SequenceLayout.zigzag(0, (0, 2)), "seq_len: expected at least 1; got 0"),

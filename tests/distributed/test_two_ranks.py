@@ -13,6 +13,7 @@ from tests.distributed import (
     failures,
     indexer_training,
     random_calls,
+    sharded_parameters,
     training,
     two_sources,
 )
@@ -30,6 +31,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             checks.check_options_of_the_gradients_wire,
             checks.check_ordered_sums_by_hand,
             checks.check_gathered_by_hand,
+            checks.check_fp8_rows_travel,
             checks.check_checkpointing_and_collectives_seen,
             checks.check_autocast,
             checks.check_compiled,
@@ -42,6 +44,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             decoding.check_decode_under_autocast,
             decoding.check_decode_errors,
             training.check_weights_learn_as_in_one_process,
+            sharded_parameters.check_sharded_parameters,
             two_sources.check_two_sources_equal_one_process,
             two_sources.check_borders_move_no_more_than_they_need,
             two_sources.check_ranks_that_differ_in_two_sources,

@@ -1,12 +1,17 @@
-"""The documents: their Python runs, their links lead somewhere, their numbers are current."""
+"""The documents: their code runs, their links lead somewhere, their numbers are current."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 import flashdsa
 from tests.support.subtests import CaseLoop
@@ -18,8 +23,19 @@ DOCUMENTS = sorted(
 )
 
 
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
 def python_blocks(path: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(path: Path) -> list[str]:
+    """Of the blocks for a shell, a line each."""
+    blocks = re.findall(r"^```(?:bash|console|sh)\n(.*?)^```", path.read_text(), re.M | re.S)
+    lines = "".join(blocks).replace("\\\n", "").splitlines()
+    without_comments = (re.sub(r"(^| +)#.*", "", line) for line in lines)
+    return [line for line in without_comments if line]
 
 
 def prose(path: Path) -> str:
@@ -65,26 +81,95 @@ def judge_operand(names: Names) -> None:
     assert names["operand"].shape == (256, 16, 2)
 
 
-RUNS: dict[str, Callable[[Names], object]] = {
+JUDGES: dict[str, Callable[[Names], object]] = {
     "README.md": judge_readme,
     "docs/guides/quickstart.md": judge_quick_start,
     "docs/guides/indexer-training.md": judge_training,
     "docs/guides/serving.md": judge_serving,
     "docs/guides/wrong-mma-result.md": judge_operand,
-    "docs/guides/migration.md": bool,
 }
-"""Pages whose Python is run, and what holds for the names that it made."""
+"""What holds for the names that a page's Python made."""
+PROGRAMS = {"docs/guides/context-parallel.md": "examples/context_parallel.py"}
+"""Pages whose Python is a file's, which a command of the page runs."""
 
 
 def test_python_runs(subtests: CaseLoop) -> None:
-    for page, judge in RUNS.items():
-        if page.endswith("migration.md") and find_spec("transformers") is None:
+    for path in GUIDES:
+        page, blocks = name(path), python_blocks(path)
+        if not blocks or (page.endswith("migration.md") and find_spec("transformers") is None):
             continue
         with subtests.test(page):
+            if page in PROGRAMS:
+                program = (ROOT / PROGRAMS[page]).read_text()
+                assert program.partition('"""\n\n')[2] == "\n".join(blocks)
+                assert any(PROGRAMS[page] in line for line in commands(path))
+                continue
             names: Names = {"__name__": "__main__"}  # torch.compile imports a function's module
-            for block in python_blocks(ROOT / page):
+            for block in blocks:
                 exec(compile(block, page, "exec"), names)
-            judge(names)
+            JUDGES.get(page, bool)(names)
+
+
+NOT_RUN = {
+    "git clone": "the address is yours",
+    "pip install": "installs; tests/wheel does",
+    "make": "installs, or takes minutes",
+    "flashdsa demo": "minutes; tests/demo runs a smaller one",
+    "flashdsa -v check --backend sm90": "a Hopper GPU",
+    "python -m examples.dense_to_sparse --out out/large": "a Hopper GPU",
+    "torchrun --nproc-per-node 2 -m examples.dense_to_sparse": "two Hopper GPUs",
+    "python -m workbench lab majorness --arch sm_90a --on gpu": "a Hopper GPU",
+    "ptxemu": "backward.py is the reader's",
+}
+"""Beginnings of commands that no test runs as they stand, and why."""
+SLOW = (
+    "flashdsa check",
+    "flashdsa bench",
+    "flashdsa inspect",
+    "python -m examples.dense_to_sparse --small",
+    "python -m workbench lab hazards",
+    "python -m workbench lab majorness --arch sm_90a --compile-to",
+)
+"""Beginnings of those that are marked slow."""
+
+
+def all_commands() -> list[str]:
+    return [line for path in GUIDES for line in commands(path)]
+
+
+def runnable() -> list[Any]:
+    """The commands that a test runs, as parameters."""
+    run = dict.fromkeys(one for one in all_commands() if not one.startswith(tuple(NOT_RUN)))
+    return [pytest.param(one, marks=[pytest.mark.slow] * one.startswith(SLOW)) for one in run]
+
+
+@pytest.mark.parametrize("command", runnable())
+def test_commands_run(command: str, tmp_path: Path) -> None:
+    """From a folder that looks like the clone's root; what they write stays there."""
+    for entry in ROOT.iterdir():
+        if entry.name != "out":
+            (tmp_path / entry.name).symlink_to(entry)
+    folder = Path(sys.executable).parent
+    found = ["src", "ptxemu/src", *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {
+        "PATH": os.pathsep.join([str(folder), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join(str(ROOT / one) for one in found),
+    }
+    done = subprocess.run(
+        ["bash", "-ec", command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout
+
+
+def test_the_tables_of_commands_are_current() -> None:
+    for beginning in (*NOT_RUN, *SLOW):
+        assert any(one.startswith(beginning) for one in all_commands()), beginning
 
 
 def test_the_first_example_is_short() -> None:

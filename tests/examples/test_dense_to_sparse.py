@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from examples.dense_to_sparse.__main__ import PARTS
+from examples.dense_to_sparse.__main__ import PARTS, summary
 from examples.dense_to_sparse.train import Recipe, Trainer, train
-from tests.distributed.ranks import run_ranks
+from tests.distributed.ranks import ROOT, run_ranks
 from tests.examples.tiny import RECIPE, learn_on_two_ranks, model, text
 
 
@@ -30,6 +35,8 @@ def made(folder: Path) -> Path:
 
 def test_every_part_runs_and_transformers_reads_the_result(tmp_path: Path) -> None:
     found = {name: part(model(), text(), RECIPE, tmp_path) for name, part in PARTS.items()}
+    line = summary(found, tmp_path)
+    assert re.fullmatch(rf"{tmp_path}: .*sparse\.safetensors.* \d+\.\d+ nats .*serve\.json.*", line)
     steps = [len(found["train"][stage]["losses"]) for stage in ("dense", "warm_up", "sparse")]
     assert steps == [3, 2, 3]
     looked = found["look"]["stages"]["sparse"]
@@ -57,6 +64,35 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
     again = Trainer(model(), text()[0], saving, "dense", made(tmp_path / "parts"))
     assert again.done == 2
     assert train(again) == whole
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(2, 3), (4, 8), (4, 3), (0, 1)])
+def test_windows_that_ranks_cannot_share(count: int, ranks: int, tmp_path: Path) -> None:
+    """No step is taken, and no window left out."""
+    recipe = replace(RECIPE, windows=count)
+    with (
+        patch("torch.distributed.is_initialized", return_value=True),
+        patch("torch.distributed.get_rank", return_value=0),
+        patch("torch.distributed.get_world_size", return_value=ranks),
+        pytest.raises(ValueError, match=f"a multiple of {ranks}, the number of ranks; got {count}"),
+    ):
+        Trainer(model(), text()[0], recipe, "dense", tmp_path)
+
+
+def test_the_command_refuses_them(tmp_path: Path) -> None:
+    """Before it reads text or writes a file; with as many windows it would run."""
+    out = tmp_path / "out"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3"]
+    recipe = ["-m", "examples.dense_to_sparse", "--small", "--out", str(out)]
+    done = subprocess.run(
+        [*torchrun, "--master-port", "0", *recipe],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode and not out.exists()
+    assert "error: --windows: expected a multiple of 3, the number of ranks; got 2" in done.stderr
 
 
 def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:

@@ -20,17 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from flashdsa.distributed.channel import CPU, exchange
-from flashdsa.errors import ArgumentValueError, FlashDsaError
+from flashdsa.distributed.channel import CPU, exchange, ranks_text
+from flashdsa.distributed.group import Group
+from flashdsa.errors import ArgumentValueError, FlashDsaError, RankError
 
 DESCRIPTION_BYTES = 2048
 ERROR_KEY = "error"
 
 
 @contextmanager
-def agreement(
-    group: dist.ProcessGroup, like: object, operation: str, **names: str
-) -> Iterator[dict[str, str]]:
+def agreement(group: Group, like: object, **names: str) -> Iterator[dict[str, str]]:
     """Everything of a call that may fail on one rank alone runs inside; at its end ranks `agree`.
 
     Yields the description, to be filled. An error of the block, of whatever kind, is told to the
@@ -38,10 +37,9 @@ def agreement(
 
     Args:
         like: as for `agree`.
-        operation: name of the public function.
         names: what it calls the arguments of operations that run inside: ``kv="kv_local"``.
     """
-    description = {"operation": operation}
+    description = {"operation": group.call}
     error: Exception | None = None
     try:
         yield description
@@ -50,7 +48,7 @@ def agreement(
         error = type(found)(names[name] + colon + rest) if name in names else found
     except Exception as found:
         error = found
-    agree(group, like, description, error)
+    agree(group.processes, like, description, error)
 
 
 def agree(
@@ -71,7 +69,7 @@ def agree(
     Raises:
         Exception: this rank's own `error`.
         ArgumentValueError: another rank's error, or what differs, with ranks and values.
-        RuntimeError: torch's, where another rank died, or did not come in the group's timeout.
+        RankError: another rank died, or did not come in the group's timeout.
     """
     if group.size() == 1 or isinstance(like, FakeTensor):
         if error is not None:
@@ -79,8 +77,8 @@ def agree(
         return
     try:
         disagreement = _compare(group, description, error)
-    except RuntimeError as failure:  # a rank that died, or does not come
-        raise error or failure from None
+    except RankError as lost:
+        raise error or lost from (None if error else lost.__cause__)
     if error is not None:
         raise error
     if disagreement:
@@ -91,14 +89,14 @@ def _compare(
     group: dist.ProcessGroup, description: Mapping[str, str], error: Exception | None
 ) -> str:
     """Return what another rank found wrong, or what differs; "" if all ranks agree."""
-    text = json.dumps(description, sort_keys=True)
+    text, call = json.dumps(description, sort_keys=True), description.get("operation", "flashdsa")
     header = torch.tensor([_hash(text), error is not None], dtype=torch.int64, device=CPU)
-    headers = exchange(header, group)
+    headers = exchange(header, group, call)
     if error is None and bool((headers == headers[0]).all()):
         return ""
     if error is not None:
         text = json.dumps({ERROR_KEY: _told(error)})
-    return _disagreement([_unpacked(row) for row in exchange(_packed(text), group)])
+    return _disagreement([_unpacked(row) for row in exchange(_packed(text), group, call)])
 
 
 def _told(error: Exception) -> str:
@@ -144,10 +142,8 @@ def _disagreement(descriptions: list[dict[str, str]]) -> str:
         for rank, found in enumerate(descriptions):
             ranks_of.setdefault(found.get(name, "nothing"), []).append(rank)
         if len(ranks_of) > 1:
-            values = ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in ranks_of.items())
+            values = ", ".join(
+                f"{value} on {ranks_text(ranks)}" for value, ranks in ranks_of.items()
+            )
             lines.append(f"{name}: {values}")
     return f"ranks must agree, but differ in {'; '.join(lines)}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import _resolve_process_group
 
 from flashdsa.distributed.agree import agree
 from flashdsa.distributed.description import describe
@@ -15,20 +13,23 @@ from flashdsa.distributed.group import Group
 
 
 @torch.library.custom_op("flashdsa::agree", mutates_args=())
-def _agree(x: Tensor, others: Sequence[Tensor], names: str, options: str, group: str) -> Tensor:
+def _agree(
+    x: Tensor, others: Sequence[Tensor], names: str, options: str, group: str, call: str
+) -> Tensor:
     """A copy of `x`, once every rank of `group` has come with tensors and options that fit."""
     name, *rest = names.split(",")
-    facts = {"options": options, name: describe(x)}
+    facts = {"operation": call, "options": options, name: describe(x)}
     facts |= {
         other: describe(value, of_each_row=True) for other, value in zip(rest, others, strict=True)
     }
-    group_name: Any = group
-    agree(_resolve_process_group(group_name), x, facts)
+    agree(Group(group, 0, 0, call).processes, x, facts)
     return x.clone()
 
 
 @_agree.register_fake
-def _(x: Tensor, others: Sequence[Tensor], names: str, options: str, group: str) -> Tensor:
+def _(
+    x: Tensor, others: Sequence[Tensor], names: str, options: str, group: str, call: str
+) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -48,5 +49,5 @@ def agreed(
     if group.size == 1 or not torch.compiler.is_compiling():
         return x
     names = ",".join([name, *others])
-    checked: Tensor = _agree(x, list(others.values()), names, options, group.name)
+    checked: Tensor = _agree(x, list(others.values()), names, options, group.name, group.call)
     return checked

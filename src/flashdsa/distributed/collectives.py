@@ -6,10 +6,26 @@ supported; the Python wrappers around them were renamed. A group of one rank nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from flashdsa.distributed.channel import lost_rank
 from flashdsa.distributed.group import Group
+
+_OPS = torch.ops._c10d_functional
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """fp8 as uint8, which torch fills, gathers and sends; other dtypes as they are."""
+    one_byte = tensor.is_floating_point() and tensor.itemsize == 1
+    return tensor.view(torch.uint8) if one_byte else tensor
+
+
+def of_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `as_bytes` was given. A view of another dtype has no gradient: only where it is one."""
+    return values if values.dtype == dtype else values.view(dtype)
 
 
 def start_all_gather(local: Tensor, group: Group) -> Tensor:
@@ -19,21 +35,30 @@ def start_all_gather(local: Tensor, group: Group) -> Tensor:
     """
     if group.size == 1:
         return local
-    gathered: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(
-        local.contiguous(), group.size, group.name
-    )
-    return gathered
+    sent = as_bytes(local).contiguous()
+    gathered = _run(group, _OPS.all_gather_into_tensor, sent, group.size, group.name)
+    return of_dtype(gathered, local.dtype)
 
 
-def wait(started: Tensor) -> Tensor:
+def wait(started: Tensor, group: Group) -> Tensor:
     """The result of a started collective; the current stream waits, not the host."""
-    ready: Tensor = torch.ops._c10d_functional.wait_tensor(started)
-    return ready
+    return _run(group, _OPS.wait_tensor, started)
+
+
+def _run(group: Group, op: Callable[..., Tensor], *arguments: object) -> Tensor:
+    """The result of `op`. Where ranks are lost the error names the call; compiled code has torch's
+    own, behind the comparison of the ranks."""
+    if torch.compiler.is_compiling():
+        return op(*arguments)
+    try:
+        return op(*arguments)
+    except RuntimeError as failure:
+        raise lost_rank(group.call, group.rank, group.size, (), failure) from failure
 
 
 def all_gather(local: Tensor, group: Group) -> Tensor:
     """`start_all_gather` and `wait`."""
-    return local if group.size == 1 else wait(start_all_gather(local, group))
+    return local if group.size == 1 else wait(start_all_gather(local, group), group)
 
 
 def all_to_all(parts: Tensor, group: Group) -> Tensor:
@@ -41,9 +66,9 @@ def all_to_all(parts: Tensor, group: Group) -> Tensor:
     if group.size == 1:
         return parts
     splits = [parts.shape[0] // group.size] * group.size
-    return wait(
-        torch.ops._c10d_functional.all_to_all_single(parts.contiguous(), splits, splits, group.name)
-    )
+    sent = as_bytes(parts).contiguous()
+    received = _run(group, _OPS.all_to_all_single, sent, splits, splits, group.name)
+    return of_dtype(wait(received, group), parts.dtype)
 
 
 def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
@@ -53,26 +78,16 @@ def reduce_scatter(parts: Tensor, group: Group) -> Tensor:
     """
     if group.size == 1:
         return parts
-    return wait(
-        torch.ops._c10d_functional.reduce_scatter_tensor(
-            parts.contiguous(), "sum", group.size, group.name
-        )
-    )
+    parts = parts.contiguous()
+    scattered = _run(group, _OPS.reduce_scatter_tensor, parts, "sum", group.size, group.name)
+    return wait(scattered, group)
 
 
 def reduce_scatter_in_order(parts: Tensor, group: Group, dtype: torch.dtype) -> Tensor:
     """Do `reduce_scatter`, added in `dtype` from rank 0 upwards: the same bits whatever the library
     does. `parts` travel in their own dtype."""
-    return _sum_in_order(all_to_all(parts, group), group.size, dtype)
-
-
-def all_reduce_in_order(share: Tensor, group: Group) -> Tensor:
-    """The sum of every rank's `share`, added from rank 0 upwards. Use it for few numbers."""
-    return _sum_in_order(all_gather(share, group), group.size, share.dtype)
-
-
-def _sum_in_order(parts: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    shares = parts.unflatten(0, (count, parts.shape[0] // count)).unbind(0)
+    received = all_to_all(parts, group)
+    shares = received.unflatten(0, (group.size, len(received) // group.size)).unbind(0)
     total: Tensor = shares[0].to(dtype, copy=True)
     for share in shares[1:]:
         total += share

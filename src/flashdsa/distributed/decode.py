@@ -155,11 +155,10 @@ def decode_topk_indexer(
             length, a page id outside the cache.
         NotImplementedError: no implementation serves the call.
     """
-    group = group_of(mesh)
+    group = group_of(mesh, "decode_topk_indexer")
     with agreement(
-        process_group(mesh),
+        group,
         q_index_fp8,
-        "decode_topk_indexer",
         k_index_cache_fp8="k_index_cache_local",
         block_table="block_table_local",
     ) as facts:
@@ -255,11 +254,10 @@ def decode_sparse_mla(
         NotImplementedError: no implementation serves the call, or an input here requires a gradient
             or has a tangent; on other ranks it is a ValueError.
     """
-    group = group_of(mesh)
+    group = group_of(mesh, "decode_sparse_mla")
     with agreement(
-        process_group(mesh),
+        group,
         q_local,
-        "decode_sparse_mla",
         q="q_local",
         kv="kv_local",
         indices="slots_local",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
@@ -15,11 +16,18 @@ Mesh = DeviceMesh | dist.ProcessGroup | tuple[int, int]
 
 
 class Group(NamedTuple):
-    """A process group as torch's functional collectives name it."""
+    """A process group as torch's functional collectives name it, and the call that uses it."""
 
     name: str
     size: int
     rank: int
+    call: str
+
+    @property
+    def processes(self) -> dist.ProcessGroup:
+        """torch's own group."""
+        group_name: Any = self.name
+        return _resolve_process_group(group_name)
 
 
 def process_group(mesh: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
@@ -44,10 +52,10 @@ def process_group(mesh: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
     )
 
 
-def group_of(mesh: DeviceMesh | dist.ProcessGroup) -> Group:
-    """Name, size and rank of the mesh's group."""
+def group_of(mesh: DeviceMesh | dist.ProcessGroup, call: str = "flashdsa") -> Group:
+    """The mesh's group; `call`, the public function, is what its errors begin with."""
     group = process_group(mesh)
-    return Group(group.group_name, group.size(), group.rank())
+    return Group(group.group_name, group.size(), group.rank(), call)
 
 
 def serves(group: dist.ProcessGroup, device_type: str) -> bool:

@@ -77,15 +77,13 @@ def context_parallel_topk_indexer(
             every rank, before anything is sent.
         NotImplementedError: no implementation serves the call.
     """
-    group = group_of(mesh)
+    group = group_of(mesh, "context_parallel_topk_indexer")
     arguments = {"q_index_fp8": q_index_fp8, "k_index_local": k_index_local, "weights": weights}
     if torch.compiler.is_compiling():
         (q, k, folded), spread = local_parts(mesh, arguments)
         own_pages = _pages_of(k, layout, backend)
     else:
-        with agreement(
-            process_group(mesh), k_index_local, "context_parallel_topk_indexer", k="k_index_local"
-        ) as facts:
+        with agreement(group, k_index_local, k="k_index_local") as facts:
             (q, k, folded), spread = local_parts(mesh, arguments)
             _check(q, k, folded, layout, process_group(mesh), query_rows)
             require_positive("topk", topk)

@@ -39,7 +39,7 @@ class GatheredLatents:
     def wait(self) -> Tensor:
         """kv of all ranks, [ranks * S_local, d_qk], without a gradient. The host does not wait."""
         if self._waiting:
-            self._rows, self._waiting = wait(self._rows), False
+            self._rows, self._waiting = wait(self._rows, self._group), False
         return self._rows
 
 
@@ -61,9 +61,9 @@ def gather_latents(
     Raises:
         TypeError, ValueError: wrong arguments, or shapes or dtypes that differ between ranks.
     """
-    group = group_of(mesh)
+    group = group_of(mesh, "gather_latents")
     if not torch.compiler.is_compiling():
-        with agreement(process_group(mesh), kv_local, "gather_latents") as facts:
+        with agreement(group, kv_local) as facts:
             _check_rows(kv_local, process_group(mesh))
             facts |= {"kv_local": describe(kv_local), "async_op": str(bool(async_op))}
             if not async_op:

@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.dispatch.checks import INT32_MAX, require_positive, require_tensor
 from flashdsa.distributed.agree import agreement
+from flashdsa.distributed.collectives import as_bytes, of_dtype
 from flashdsa.distributed.description import describe
 from flashdsa.distributed.gather import all_gather_differentiable
-from flashdsa.distributed.group import Mesh, device_of_group, group_of, process_group
+from flashdsa.distributed.group import Mesh, device_of_group, group_of
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import PAGE_SIZE
 
@@ -167,10 +168,14 @@ class SequenceLayout:
         """
         self._require_size("tensor", tensor, dim, self.seq_len)
         positions = self.positions.to(tensor.device)
-        local = tensor.index_select(dim, positions.clamp_min(0))
+        local = as_bytes(tensor).index_select(dim, positions.clamp_min(0))
         shape = [1] * tensor.dim()
         shape[dim] = self.num_local
-        return local.masked_fill((positions < 0).view(shape), padding)
+        value: float = padding
+        if local.dtype != tensor.dtype:
+            value = int(torch.tensor(padding).to(tensor.dtype).view(local.dtype)) if padding else 0
+        local = local.masked_fill((positions < 0).view(shape), value)
+        return of_dtype(local, tensor.dtype)
 
     def unshard(self, local: Tensor, dim: int = 0) -> Tensor:
         """The whole tensor, in token order, from every rank's part; differentiable.
@@ -178,8 +183,9 @@ class SequenceLayout:
         The gradient of a part is the sum of what all ranks give it, added in the order of ranks.
         Ranks that differ, or a wrong argument of one, are an error on every rank.
         """
+        call = "SequenceLayout.unshard"
         if self.num_ranks > 1 and self.mesh is not None and not torch.compiler.is_compiling():
-            with agreement(process_group(self.mesh), local, "SequenceLayout.unshard") as facts:
+            with agreement(group_of(self.mesh, call), local) as facts:
                 self._require_size("local", local, dim, self.num_local)
                 facts |= {"local": describe(local), "dim": str(dim), "layout": self.summary}
                 facts["gradient"] = str(torch.is_grad_enabled() and local.requires_grad)
@@ -191,13 +197,14 @@ class SequenceLayout:
                     "layout: expected one made with a DeviceMesh or a ProcessGroup, since "
                     "unshard communicates; this one was made of (rank, num_ranks)"
                 )
-            gathered = all_gather_differentiable(gathered, group_of(self.mesh))
+            gathered = all_gather_differentiable(gathered, group_of(self.mesh, call))
         return self.restore(gathered).movedim(0, dim)
 
     def restore(self, gathered: Tensor) -> Tensor:
         """The tokens in order, [seq_len, ...], from gathered rows [num_ranks * num_local, ...]."""
         self._require_size("gathered", gathered, 0, len(self.tokens))
-        return gathered.index_select(0, self.rows.to(gathered.device))
+        rows = self.rows.to(gathered.device)
+        return of_dtype(as_bytes(gathered).index_select(0, rows), gathered.dtype)
 
     def entries(self, ratio: int) -> SequenceLayout:
         """The layout of compressed entries of `ratio` tokens, counted through all documents: an

@@ -16,7 +16,6 @@ from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import (
     all_gather,
-    all_reduce_in_order,
     reduce_scatter,
     reduce_scatter_in_order,
     sum_dtype,
@@ -106,7 +105,7 @@ def context_parallel_sparse_mla(
         attention: `d_v`, `sm_scale`, `topk_length`, `attn_sink`, `deterministic`, `backend` as for
             `flashdsa.sparse_mla`. `deterministic` adds the shares in the order of ranks,
             whatever the collective library does: the same bits for the same layout and number of
-            ranks. The gradient of `attn_sink` is summed over ranks: do not sum it again.
+            ranks. The gradient of `attn_sink` is of this rank's queries, as that of any weight.
 
     Returns:
         O (S, H, d_v) in q's dtype, or autocast's. q, kv and indices may be DTensors, `Shard(0)` on
@@ -117,20 +116,14 @@ def context_parallel_sparse_mla(
             shapes, dtypes or options; on every rank, before anything is sent.
         NotImplementedError: no implementation serves the call.
     """
-    group = group_of(mesh)
+    group = group_of(mesh, "context_parallel_sparse_mla")
     arguments = {"q_local": q_local, "kv_local": kv_local, "indices": indices}
     if torch.compiler.is_compiling():
         options = _Options(**attention)
         (q, kv, slots), spread = local_parts(mesh, arguments)
         x = _operands(q, kv, slots, layout, ids, options)
     else:
-        with agreement(
-            process_group(mesh),
-            kv_local,
-            "context_parallel_sparse_mla",
-            q="q_local",
-            kv="kv_local",
-        ) as facts:
+        with agreement(group, kv_local, q="q_local", kv="kv_local") as facts:
             options = _options(attention)
             (q, kv, slots), spread = local_parts(mesh, arguments)
             x = _operands(q, kv, slots, layout, ids, options)
@@ -348,8 +341,7 @@ class _ContextParallelSparseMla(torch.autograd.Function):
             backend=call.backend,
         )
         dkv_local = _sum_over_ranks(dkv, kv.dtype, call) if ctx.needs_input_grad[1] else None
-        wanted = d_sink and ctx.needs_input_grad[4]
-        sink = all_reduce_in_order(d_sink[0], call.group) if wanted else None
+        sink = d_sink[0] if d_sink and ctx.needs_input_grad[4] else None
         return dq, dkv_local, None, None, sink, None, None
 
 

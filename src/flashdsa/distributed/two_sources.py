@@ -19,7 +19,7 @@ from flashdsa.dispatch.checks import require_positive, require_rank, require_sha
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_to_all, sum_dtype
 from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.distributed.group import Group, group_of, require_device_of_group
 from flashdsa.distributed.layout import PADDING, SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.entries import compress_kv
@@ -86,14 +86,14 @@ def context_parallel_window(
     Raises:
         TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ.
     """
-    group = process_group(mesh)
-    with agreement(group, kv_local, "context_parallel_window") as facts:
+    group = group_of(mesh, "context_parallel_window")
+    with agreement(group, kv_local) as facts:
         require_positive("window", window)
-        _require_rows("kv_local", kv_local, layout, group)
+        _require_rows("kv_local", kv_local, layout, group.processes)
         facts |= {"kv_local": describe(kv_local), "window": str(window), "layout": layout.summary}
         facts["gradient"] = str(torch.is_grad_enabled() and kv_local.requires_grad)
     plan = _windows(layout, window)
-    return _gather(kv_local, plan.borders, group_of(mesh)), (plan.starts, plan.ends)
+    return _gather(kv_local, plan.borders, group), (plan.starts, plan.ends)
 
 
 class PoolingOptions(TypedDict, total=False):
@@ -136,10 +136,10 @@ def context_parallel_compress_kv(
         TypeError, ValueError: a wrong argument here or on another rank, or ranks that differ.
         NotImplementedError: no implementation serves the call.
     """
-    group = process_group(mesh)
-    with agreement(group, kv_local, "context_parallel_compress_kv") as facts:
+    group = group_of(mesh, "context_parallel_compress_kv")
+    with agreement(group, kv_local) as facts:
         require_positive("ratio", ratio)
-        _require_rows("kv_local", kv_local, layout, group)
+        _require_rows("kv_local", kv_local, layout, group.processes)
         require_tensor("gate_local", gate_local)
         require_shape("gate_local", gate_local, kv_local.shape, "[num_local, width]")
         if overlap and kv_local.shape[1] % 2:
@@ -166,7 +166,7 @@ def context_parallel_compress_kv(
         facts["gradients"] = ", ".join(wanted) if torch.is_grad_enabled() else ""
     plan = _entries(layout, ratio, overlap)
     both = torch.cat((kv_local, gate_local), dim=1)
-    kv, gate = _gather(both, plan.borders, group_of(mesh)).chunk(2, dim=1)
+    kv, gate = _gather(both, plan.borders, group).chunk(2, dim=1)
     options: dict[str, Any] = {**pooling, "rotation": None}
     found = []
     for first, last in zip(plan.segments[:-1], plan.segments[1:], strict=True):
