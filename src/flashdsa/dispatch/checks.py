@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from numbers import Real
@@ -157,9 +157,13 @@ def as_float(name: str, value: object, expected: str = "a float") -> float:
     """`value`, a finite number, as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
         raise ArgumentTypeError(f"{name}: expected {expected}; got {type(value).__name__}")
-    if not -sys.float_info.max <= value <= sys.float_info.max:
+    try:
+        number = float(value)
+    except OverflowError:  # of an int that float64 does not hold
+        number = math.inf
+    if not math.isfinite(number):
         raise ArgumentValueError(f"{name}: expected a finite number; got {_number(value)}")
-    return float(value)
+    return number
 
 
 def _number(value: Any) -> str:
