@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.entries import places
 from flashdsa.dispatch.checks import (
@@ -25,6 +26,9 @@ from flashdsa.problem import INDEX_HEAD_DIM
 
 if TYPE_CHECKING:
     from flashdsa.ops.entries import CompressKvOperands
+
+
+_INDEX_KEYS = replace(CACHE, name="out", written=True)
 
 
 def require_state(state: Tensor, operands: CompressKvOperands, least: int) -> None:
@@ -49,7 +53,8 @@ def require_cache_of_entries(
     require_device("slots", slots, kv.device, "kv")
     require_tensor("out", out)
     if _has_index_keys(out):
-        replace(CACHE, name="out", written=True).check(out, kv, "kv", {})
+        if not is_dynamo_compiling():  # which cannot fill a row's cache, and reads the operation's
+            _INDEX_KEYS.check(out, kv, "kv", {})
         columns = INDEX_HEAD_DIM
     else:
         columns = require_cache("out", out, kv_format, kv, "kv")
