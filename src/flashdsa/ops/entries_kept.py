@@ -1,4 +1,4 @@
-"""What `compress_kv` writes: the state of each sequence, and a cache of entries."""
+"""Memory that `compress_kv` writes: the state of each sequence, and a cache of entries."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def _with_ids_of_rows(x: AttentionTargetOperands, block: int) -> AttentionTarget
     """The operands with ids of rows in place of those of blocks."""
     lengths = x.topk_length
     if lengths is not None:
-        lengths = lengths.long().clamp(0, x.indices.shape[1]) * block
+        lengths = lengths.long() * block  # INVARIANT: fits int64
     return x._replace(indices=expand_blocks(x.indices, block), topk_length=lengths)
 
 
