@@ -245,7 +245,7 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
             )
     if state is not None:
         require_state(state, operands, ratio * (1 + overlap))
-    if out is not None:
+    if out is not None and slots is not None:
         require_cache_of_entries(out, slots, kv_format, operands, kv.shape[1] // (1 + overlap))
     _require_values(offsets, seen, len(kv), ratio, cos)
     entries: Tensor = call(COMPRESS_KV, operands, (ratio, overlap, eps, backend), backend)

@@ -43,7 +43,7 @@ def require_state(state: Tensor, operands: CompressKvOperands, least: int) -> No
 
 
 def require_cache_of_entries(
-    out: Tensor, slots: object, kv_format: str | None, operands: CompressKvOperands, d: int
+    out: Tensor, slots: Tensor, kv_format: str | None, operands: CompressKvOperands, d: int
 ) -> None:
     """The cache takes entries of d columns; it lies in memory of its own."""
     kv = operands.kv
