@@ -389,8 +389,13 @@ def _require_tables(cos: Tensor, d: int) -> None:
 
 
 def _tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """cos and sin; None without a rotation."""
-    return (None, None) if rotation is None else _pair_of_tables(rotation, like, x)
+    """cos and sin, whose rows have no gaps; None without a rotation."""
+    if rotation is None:
+        return None, None
+    pair = _pair_of_tables(rotation, like, x)
+    for number, table in enumerate(pair):
+        require_dense_rows(f"rotation[{number}]", table)
+    return pair
 
 
 def _pair_of_tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -413,7 +418,6 @@ def _pair_of_tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor, Ten
         require_rank(name, table, (2,), "[P, n]")
         require_shape(name, table, rotation[0].shape, "[P, n]")
         require_device(name, table, x.device, like)
-        require_dense_rows(name, table)
     return rotation[0], rotation[1]
 
 

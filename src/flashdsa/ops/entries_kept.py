@@ -21,7 +21,7 @@ from flashdsa.dispatch.checks import (
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, TOKEN_BYTES, write_index_k_cache
-from flashdsa.ops.kv_cache import require_cache, write_kv_cache
+from flashdsa.ops.kv_cache import columns_of, require_cache, write_kv_cache
 from flashdsa.problem import INDEX_HEAD_DIM
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def require_cache_of_entries(
             _INDEX_KEYS.check(out, kv, "kv", {})
         columns = INDEX_HEAD_DIM
     else:
-        columns = require_cache("out", out, kv_format, kv, "kv")
+        columns = columns_of(*require_cache("out", out, kv_format, kv, "kv"))
     if columns != d:
         raise ArgumentValueError(
             f"out: expected rows of {d} columns, an entry's; got {columns} in shape "

@@ -78,10 +78,10 @@ def write_kv_cache(
         TypeError, ValueError: a wrong argument.
     """
     refuse_tangents("write_kv_cache", (kv,))
-    pages, form = _pages("cache", cache, kv_format)
+    require_tensor("kv", kv)
+    pages, form = require_cache("cache", cache, kv_format, kv, "kv")
     power_of_two = _is_power_of_two(scale, form)
-    rows = _rows(kv, _columns(pages, form))
-    require_cache("cache", cache, kv_format, kv, "kv")
+    rows = _rows(kv, columns_of(pages, form))
     _check_slots(slots, rows)
     require_apart(("cache", "kv", "slots"), (cache, kv, slots), written=[0])
     if are_values_read(slots):
@@ -116,7 +116,7 @@ def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None)
     num_slots = pages.shape[0] * pages.shape[1]
     if not num_slots:
         return torch.zeros(
-            len(slots), _columns(pages, form), dtype=torch.bfloat16, device=cache.device
+            len(slots), columns_of(pages, form), dtype=torch.bfloat16, device=cache.device
         )
     inside = (slots >= 0) & (slots < num_slots)
     rows = take(pages, form, torch.where(inside, slots, 0).long())
@@ -161,19 +161,22 @@ def _pages(name: str, cache: Tensor, kv_format: str | None) -> tuple[Tensor, Row
     return pages, form
 
 
-def _columns(pages: Tensor, form: RowFormat | None) -> int:
+def columns_of(pages: Tensor, form: RowFormat | None) -> int:
     """Columns of a cache's rows."""
     return pages.shape[2] if form is None else form.d_qk
 
 
-def require_cache(name: str, cache: Tensor, kv_format: str | None, rows: Tensor, like: str) -> int:
-    """Return the columns of a cache to which `rows`, the argument `like`, can be written."""
+def require_cache(
+    name: str, cache: Tensor, kv_format: str | None, rows: Tensor, like: str
+) -> tuple[Tensor, RowFormat | None]:
+    """Return the pages and the format of a cache to which `rows`, argument `like`, can be
+    written."""
     pages, form = _pages(name, cache, kv_format)
     require_dtype(like, rows, *_ROW_DTYPES)
     require_device(name, cache, rows.device, like)
     require_writable(name, cache)
     require_addresses_of_its_own(name, cache)
-    return _columns(pages, form)
+    return pages, form
 
 
 def _check_slots(slots: Tensor, rows: Tensor | None = None) -> None:

@@ -280,6 +280,7 @@ WRONG = [
     ({"rotation": (X[:, :4], 3)}, ArgumentTypeError, r"^rotation\[1\]: expected a torch.Tensor"),
     ({"rotation": (X.half(), X)}, ArgumentTypeError, r"^rotation\[0\]: expected dtype float32"),
     ({"rotation": (X, X[:7])}, ArgumentValueError, r"^rotation\[1\]: expected shape \[P, n\]"),
+    ({"rotation": (X, torch.zeros(16, 8).T)}, ArgumentValueError, r"^rotation\[1\]: .*last"),
     ({"rotation": (X.to("meta"), X)}, ArgumentValueError, r"^rotation\[0\]: expected device cpu"),
     *(({"eps": eps}, ArgumentValueError, "eps: expected a finite number; got")
       for eps in (math.nan, math.inf, 10**400)),
