@@ -76,6 +76,10 @@ _WRITTEN = {
     "write_kv_cache": ("cache",),
     "write_kv_cache, packed": ("cache",),
     "compress_kv, state": ("state",),
+    "compress_kv, cache": ("out",),
+    "attention_target": ("accumulate_into",),
+    "mla_bwd, added": ("dkv",),
+    "mla_bwd, two sources": ("extra_dkv",),
 }
 
 
@@ -219,7 +223,13 @@ def _two_sources(draw: _Draw, attention: Arguments) -> dict[str, Arguments]:
     return {
         "sparse_mla_fwd, two sources": arguments,
         "sparse_mla, two sources": arguments,
-        "mla_bwd, two sources": {**arguments, "dO": out.clone(), "lse": lse, "O": out},
+        "mla_bwd, two sources": {
+            **arguments,
+            "extra_dkv": draw.zeros(sizes.s_kv, 576, dtype=torch.float32),
+            "dO": out.clone(),
+            "lse": lse,
+            "O": out,
+        },
     }
 
 
@@ -249,6 +259,12 @@ def _entries(draw: _Draw) -> dict[str, Arguments]:
     return {
         "compress_kv": {**common, "cu_seqlens": offsets},
         "compress_kv, state": {**common, "cu_seqlens": offsets, **decode},
+        "compress_kv, cache": {
+            **common,
+            "cu_seqlens": offsets,
+            "out": draw.zeros(2, 64, 1, 132, dtype=torch.uint8),
+            "slots": torch.arange(tokens, device=draw.device),
+        },
     }
 
 

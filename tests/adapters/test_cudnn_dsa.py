@@ -141,6 +141,12 @@ def test_local_ids_become_global_ones() -> None:
         DSA.local_to_global_wrapper(packed, 4)
 
 
+def test_ids_that_int32_does_not_hold_name_no_key() -> None:
+    local = torch.tensor([[[3, 2**32 + 3, 2**63 - 1, -(2**32) + 3]]])
+    moved = DSA.local_to_global_wrapper(local, 10)["indices"].tolist()[0][0]
+    assert moved == [3, 2**31 - 1, 2**31 - 1, -1]
+
+
 def test_valid_ids_move_to_the_front_in_their_order() -> None:
     rows = torch.tensor([[[-1, 4, -7, 2]], [[0, -1, -1, 9]]], dtype=torch.int32)
     indices, lengths = DSA.compactify_wrapper(rows)

@@ -112,6 +112,71 @@ BACKWARD_ONLY = [
 ]
 
 
+def _sums(*shape: int, **options: Any) -> torch.Tensor:
+    return torch.zeros(shape, **options)
+
+
+ADDED = [
+    ({"dkv": [1]}, TypeError, "^dkv: expected a torch.Tensor; got list"),
+    ({"dkv": _sums(7, 12).double()}, TypeError, "^dkv: expected dtype float32; got float64"),
+    ({"dkv": _sums(7, 12).bfloat16()}, TypeError, "^dkv: expected dtype float32; got bfloat16"),
+    ({"dkv": _sums(7, 12), "dkv_dtype": torch.bfloat16}, TypeError, "^dkv: .* dtype bfloat16"),
+    ({"dkv": _sums(7, 12), "dkv_dtype": "fp32"}, TypeError, "^dkv_dtype: expected a torch.dtype"),
+    ({"dkv": _sums(7, 1, 12)}, ValueError, "^dkv: expected shape that of kv; got 3 dimensions"),
+    ({"dkv": _sums(6, 12)}, ValueError, r"^dkv: .* that of kv = \[7, 12\]; got shape \[6, 12\]"),
+    ({"dkv": _sums(7, 12, device="meta")}, ValueError, "^dkv: expected device cpu .*; got meta"),
+    ({"extra_dkv": _sums(5, 12)}, ValueError, "^extra_dkv: expected extra_kv beside it; got None"),
+]
+
+
+def test_what_gradients_are_added_to(subtests: CaseLoop) -> None:
+    """Refused before the backward runs: without an implementation, too."""
+    arguments = {**_backward_arguments(), "backend": "sm90"}
+    extra = {"extra_kv": torch.zeros(7, 12).bfloat16(), "extra_indices": _int32(3, 2)}
+    for changed, error, message in ADDED:
+        with subtests.test(message), pytest.raises(error, match=message):
+            flashdsa.mla_bwd(**{**arguments, **changed})
+        if "dkv" not in changed:
+            continue
+        second = {f"extra_{n}" if n == "dkv" else n: x for n, x in changed.items()}
+        second = {**extra, "dkv": None, **second}
+        of_second = message.replace("^dkv:", "^extra_dkv:").replace("of kv", "of extra_kv")
+        with subtests.test(of_second), pytest.raises(error, match=of_second):
+            flashdsa.mla_bwd(**{**arguments, **second})
+
+
+TARGETS = [
+    ([1], TypeError, "expected a torch.Tensor; got list"),
+    (_sums(3, 6).double(), TypeError, "expected dtype float32; got float64"),
+    (_sums(3, 5), ValueError, r"expected shape \[S, topk\] = \[3, 6\]; got shape \[3, 5\]"),
+    (_sums(3, 6, device="meta"), ValueError, "expected device cpu .*; got meta"),
+]
+
+
+@pytest.mark.parametrize("index_block", [1, 4])
+def test_what_targets_are_added_to(index_block: int, subtests: CaseLoop) -> None:
+    arguments = _backward_arguments()
+    given = {name: arguments[name] for name in ("q", "kv", "lse", "indices")}
+    for total, error, message in TARGETS:
+        with subtests.test(message), pytest.raises(error, match="^accumulate_into: " + message):
+            flashdsa.attention_target(
+                **given, index_block=index_block, accumulate_into=total, backend="sm90"
+            )
+
+
+def test_options_of_a_target_that_is_given_are_refused(subtests: CaseLoop) -> None:
+    call = public_calls("cpu")["indexer_kl_loss"]
+    names = ("q_index", "k_index", "weights", "indices")
+    given = {name: call.arguments[name] for name in names}
+    given["target"] = torch.ones(given["indices"].shape)
+    for name, value in (("sm_scale", 0.1), ("attn_sink", torch.zeros(64)), ("index_block", 4)):
+        with (
+            subtests.test(name),
+            pytest.raises(ValueError, match=f"^target: expected either it .*; got it and {name}$"),
+        ):
+            call.function(**given, **{name: value})
+
+
 RANGE = (_int32(3), torch.tensor([1, 9, 3]))
 SECOND = {"extra_kv": torch.zeros(5, 12).bfloat16(), "extra_indices": _int32(3, 2)}
 TOGETHER: list[tuple[dict[str, Any], type[Exception], str]] = [

@@ -247,3 +247,13 @@ def test_a_wrong_warm_up_is_an_error(wrong: str) -> None:
     operation, choices, error, message = WRONG_WARM_UPS[wrong]
     with pytest.raises(error, match=message):
         flashdsa.warm_up(operation, **choices)
+
+
+def test_results_of_bound_functions_have_no_gradient() -> None:
+    """Whatever the operands ask for."""
+    with torch.no_grad():
+        serve = flashdsa.bind("sparse_mla_fwd", (X.q, X.kv, X.indices), d_v=X.d_v)
+    asking = X.q.clone().requires_grad_(), X.kv.clone().requires_grad_(), X.indices
+    assert torch.is_grad_enabled()
+    assert not any(result.requires_grad for result in serve(asking))
+    assert torch.is_grad_enabled()

@@ -32,6 +32,14 @@ INPUTS = [
         ValueError,
         r"q_index_fp8: expected shape \[B, H, 128\]",
     ),
+    *(
+        ("q_index_fp8", torch.zeros(shape).to(torch.float8_e4m3fn), ValueError, message)
+        for shape, message in (
+            ((8, 128), r"q_index_fp8: expected shape \[B, H, 128\].*; got 2 dimensions"),
+            ((1, 2, 4, 128), r"q_index_fp8: expected shape \[B, H, 128\]; got 4 dimensions"),
+            ((1, 1, 2, 4, 128), r"q_index_fp8: expected shape \[B, H, 128\].*; got 5 dimensions"),
+        )
+    ),
     ("q_index_fp8", torch.zeros(2, 4, 128), TypeError, "q_index_fp8: expected dtype float8_e4m3fn"),
     (
         "q_index_fp8",

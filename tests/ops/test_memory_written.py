@@ -51,7 +51,7 @@ def windows(tensor: Tensor) -> Tensor:
 
 def bits(tensor: Tensor) -> Tensor:
     """Of each element, NaN's too."""
-    return tensor.contiguous().view(torch.uint8)
+    return tensor.contiguous().resolve_neg().view(torch.uint8)
 
 
 def refused(call: Call, match: str, **changed: Any) -> None:
@@ -102,6 +102,46 @@ def share_with_each_input(call: Call, names: tuple[str, ...], written: str, *, a
         shared.copy_(wanted)
         first = "|".join((written, other) if other in names else (written,))
         refused(call, rf"({first}): .*shares memory with", **{written: moved, other: shared})
+
+
+def test_a_tensor_that_asks_for_a_gradient_is_not_written(subtests: CaseLoop) -> None:
+    """The call that is like one before but for this, too; under no_grad it is served."""
+    for name, written in EACH:
+        call = public_calls("cpu")[name]
+        held: Tensor = call.arguments[written]
+        if not held.is_floating_point() or call.function.__name__ == "call":  # a bound one
+            continue
+        with subtests.test(f"{name}, {written}"):
+            for _ in range(2):
+                with pytest.raises(NotImplementedError, match=f"^{written}: .* has no gradient"):
+                    call.function(**{**call.arguments, written: held.clone().requires_grad_()})
+                call()
+            with torch.no_grad():
+                call.function(**{**call.arguments, written: held.clone().requires_grad_()})
+
+
+def test_a_tensor_that_is_stored_negated_is_not_written(subtests: CaseLoop) -> None:
+    for name, written in EACH:
+        call = public_calls("cpu")[name]
+        held: Tensor = call.arguments[written]
+        if held.is_floating_point():
+            with subtests.test(f"{name}, {written}"):
+                refused(call, f"^{written}: .*negates", **{written: torch._neg_view(held.clone())})
+
+
+@pytest.mark.parametrize("is_view", [False, True])
+def test_one_tensor_gets_the_sum_of_both_gradients(is_view: bool) -> None:
+    """Where both sources are one, or the second one is rows of the first."""
+    call = public_calls("cpu")["mla_bwd, two sources"]
+    rows = slice(32 if is_view else None, None)
+    kv: Tensor = call.arguments["kv"]
+    given = {**call.arguments, "extra_kv": kv[rows], "extra_dkv": None}
+    _, dkv, extra_dkv, _ = call.function(**given)
+    total = torch.zeros_like(dkv)
+    got = call.function(**{**given, "dkv": total, "extra_dkv": total[rows]})
+    expected = dkv.clone()
+    expected[rows] += extra_dkv
+    assert got[1] is total and torch.equal(total, expected)
 
 
 def test_neighbours_in_one_buffer_are_written() -> None:

@@ -186,8 +186,8 @@ MUTATIONS = {
     "the state's rows are those of the next token": (
         ENTRIES, "_gathered", "half.position %", "(half.position + 1) %", "compress_kv", CSA),
     "the state keeps older tokens": (
-        OPS_ENTRIES, "_keep_last", "ends[sequence] - 1 - row", "ends[sequence] - 2 - row",
-        "compress_kv", CSA),
+        "flashdsa.ops.entries_kept", "keep_last", "ends[sequence] - 1 - row",
+        "ends[sequence] - 2 - row", "compress_kv", CSA),
     "the norm's mean has no gradient": (
         ENTRIES, "backward", "r * (dn - e * r * r *", "r * (dn - 0 * e * r * r *",
         "compress_kv_bwd", "V4.1, ratio 2"),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.positions import ascending
+from flashdsa.dispatch.checks import as_int32
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.indexer import topk_indices
 
@@ -50,7 +51,7 @@ def best_positions(
     if tie_break not in list(TopKTieBreak):
         raise ArgumentValueError(f"tie_break: expected 0, 1 or 2; got {tie_break}")
     larger = tie_break == TopKTieBreak.LARGE
-    scores, lengths = scores.float(), lengths.to(torch.int32)
+    scores, lengths = scores.float(), as_int32(lengths, 0).to(torch.int32)
     if larger or row_starts is not None:
         columns = torch.arange(scores.shape[1], dtype=torch.int32, device=scores.device)[None]
         if larger:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashdsa.adapters.arguments import copy_into
 from flashdsa.adapters.best import best_positions
+from flashdsa.dispatch.checks import as_int32
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.attention import sparse_mla_fwd
 from flashdsa.ops.attention_backward import mla_bwd
@@ -194,7 +195,7 @@ def indexer_top_k_wrapper(
         )
     with torch.no_grad(), _on_stream(stream, input_values):
         back = torch.arange(1 - next_n, 1, dtype=torch.int32, device=seq_lens.device)
-        lengths = (seq_lens.to(torch.int32)[:, None] + back).clamp_(0).flatten()
+        lengths = (as_int32(seq_lens, 0).to(torch.int32)[:, None] + back).clamp_(0).flatten()
         indices = best_positions(input_values, lengths, top_k, tie_break)
         values = None
         if return_val:
@@ -236,8 +237,9 @@ def local_to_global_wrapper(
         else:
             batch = torch.arange(len(local_indices), device=local_indices.device)
             first = (batch * seqlen_k)[:, None, None]
-        moved = torch.where(local_indices >= 0, local_indices + first, -1)
-    return TupleDict(indices=moved.to(torch.int32))
+        local = as_int32(local_indices, -1)
+        moved = torch.where(local >= 0, local + first.long(), -1)
+    return TupleDict(indices=as_int32(moved, -1))
 
 
 def compactify_wrapper(indices: Tensor, stream: Any = None) -> TupleDict:

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from flashdsa.dispatch.autograd import refuse_tangents
-from flashdsa.dispatch.checks import require_shape, require_tensor, wants_gradient
+from flashdsa.dispatch.checks import (
+    require_device,
+    require_dtype,
+    require_shape,
+    require_tensor,
+    require_writable,
+    wants_gradient,
+)
+from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.dispatch.registration import call
 from flashdsa.dispatch.rows import Output
 from flashdsa.dispatch.spec import OpSpec
@@ -34,6 +43,40 @@ class _Place(NamedTuple):
     def shape(self, operands: Sequence[Any], values: Sequence[Any]) -> list[int]:
         """The result's shape in a call."""
         return [values[n] if axis is None else operands[n].shape[axis] for n, axis in self.sizes]
+
+
+class Total(NamedTuple):
+    """A tensor of the caller's that a result is added to: its name, the result's shape, and that
+    as messages write it."""
+
+    name: str
+    tensor: Tensor
+    shape: Sequence[int]
+    layout: str
+
+
+def require_totals(
+    totals: Sequence[Total], dtype: torch.dtype, spec: OpSpec, operands: Sequence[Any]
+) -> None:
+    """Results can be added to these: each is like its result, in memory that no operand shares.
+    Totals may share theirs, as one is added to after the other.
+
+    Args:
+        operands: of the operation, which are tensors.
+
+    Raises:
+        ArgumentTypeError, ArgumentValueError: one is of another kind.
+        UnsupportedError: a gradient of one is asked for.
+    """
+    names, first = [operand.name for operand in spec.operands], operands[0]
+    for name, tensor, shape, layout in totals:
+        require_tensor(name, tensor)
+        require_dtype(name, tensor, dtype)
+        require_shape(name, tensor, shape, layout)
+        require_device(name, tensor, first.device, names[0])
+        require_writable(name, tensor)
+        require_addresses_of_its_own(name, tensor)
+        require_apart((name, *names), (tensor, *operands), written=[0])
 
 
 class IntoBuffers:
@@ -90,7 +133,7 @@ class IntoBuffers:
         spec = self._spec
         operands = spec.normalised(spec.kind(*operands))
         for number, parameter in self._numbers:
-            parameter.accept(values[number])
+            parameter.check(parameter.accept(values[number]), operands)
         results = []
         for place in self._places:
             output, when, _, is_told, layout = place

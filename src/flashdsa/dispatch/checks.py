@@ -14,7 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.packed_rows import is_packed
-from flashdsa.errors import ArgumentTypeError, ArgumentValueError
+from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.problem import PAGE_SIZE
 from flashdsa.row_formats import V32, RowFormat, find_row_format
 from flashdsa.settings import BACKENDS
@@ -66,6 +66,20 @@ def require_tensor(name: str, value: object) -> None:
         nested = " of a nested tensor" if value.is_nested else ""
         raise ArgumentTypeError(
             f"{name}: expected a dense tensor (layout torch.strided); got {value.layout}{nested}"
+        )
+
+
+def require_writable(name: str, tensor: Tensor) -> None:
+    """The memory of `tensor` holds its numbers, and no gradient of it is asked for."""
+    if not is_dynamo_compiling() and tensor.is_neg():
+        raise ArgumentValueError(
+            f"{name}: expected a tensor whose numbers are stored as they are; got a view that "
+            "negates them, as that of a conjugate's imaginary part"
+        )
+    if wants_gradient((tensor,)):
+        raise UnsupportedError(
+            f"{name}: what is written to the caller's tensor has no gradient; give one that asks "
+            "for none, or call under torch.no_grad()"
         )
 
 
@@ -129,12 +143,33 @@ def require_dense_rows(name: str, tensor: Tensor) -> None:
         )
 
 
-def require_positive(name: str, value: object) -> None:
-    """`value` is an integer of at least 1."""
+def require_positive(name: str, value: object, most: int = INT32_MAX) -> None:
+    """`value` is an integer of 1 to `most`: products with an int32 fit int64."""
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
         raise ArgumentTypeError(f"{name}: expected an integer; got {type(value).__name__}")
     if value < 1:
-        raise ArgumentValueError(f"{name}: expected at least 1; got {value}")
+        raise ArgumentValueError(f"{name}: expected at least 1; got {_number(value)}")
+    if value > most:
+        raise ArgumentValueError(f"{name}: expected at most {most}; got {_number(value)}")
+
+
+def as_float(name: str, value: object, expected: str = "a float") -> float:
+    """`value`, a finite number, as a float."""
+    if isinstance(value, bool) or not isinstance(value, int | float | Real):
+        raise ArgumentTypeError(f"{name}: expected {expected}; got {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:  # of an int that float64 does not hold
+        number = math.inf
+    if not is_dynamo_compiling() and not math.isfinite(number):
+        raise ArgumentValueError(f"{name}: expected a finite number; got {_number(value)}")
+    return number
+
+
+def _number(value: Any) -> str:
+    """A number as messages write it; Python does not write an int of any size."""
+    is_long = isinstance(value, int) and value.bit_length() > 64
+    return f"an integer of {value.bit_length()} bits" if is_long else str(value)
 
 
 def require_bool(name: str, value: object) -> None:
@@ -160,13 +195,7 @@ def scale_or_default(sm_scale: float | None, q: Tensor) -> float:
         if not q.dim() or not q.shape[-1]:
             raise ArgumentValueError(f"q: expected shape [S, H, d_qk]; got {_shape(q)}")
         return float(q.shape[-1] ** -0.5)
-    if isinstance(sm_scale, bool) or not isinstance(sm_scale, int | float | Real):
-        raise ArgumentTypeError(
-            f"sm_scale: expected a float or None; got {type(sm_scale).__name__}"
-        )
-    if not math.isfinite(sm_scale):
-        raise ArgumentValueError(f"sm_scale: expected a finite number; got {sm_scale}")
-    return float(sm_scale)
+    return as_float("sm_scale", sm_scale, "a float or None")
 
 
 def drop_kv_head(name: str, tensor: Tensor, layout: str) -> Tensor:

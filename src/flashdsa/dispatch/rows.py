@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashdsa.backends.features import ANY, IntSet, OneOf
 from flashdsa.dispatch.checks import (
+    as_float,
     require_backend,
     require_bool,
     require_dense_rows,
@@ -156,9 +157,14 @@ def _row_format(_: str, value: object) -> None:
         row_format(value)
 
 
+def _float(name: str, value: object) -> None:
+    if not isinstance(value, torch.SymFloat):
+        as_float(name, value)
+
+
 _REQUIRE: Mapping[str, Callable[[str, Any], None]] = {
     "int": require_positive,
-    "float": lambda name, value: None,
+    "float": _float,
     "bool": require_bool,
     "ScalarType?": require_dtype_or_none,
     "str": require_backend,

@@ -11,7 +11,7 @@ from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.features import FLAGS, SIZES, Features, OneOf
 from flashdsa.dispatch.call_cache import CallCache
-from flashdsa.dispatch.checks import capability, dtype_name, require_tensor
+from flashdsa.dispatch.checks import capability, dtype_name, require_tensor, require_writable
 from flashdsa.dispatch.overlap import require_apart
 from flashdsa.dispatch.rows import (
     Gradient,
@@ -174,6 +174,8 @@ class OpSpec:
         given = [(row, x) for row, x in rows if x is not None or not row.optional]
         for operand, value in given:
             require_tensor(operand.name, value)
+            if operand.written:
+                require_writable(operand.name, value)
         for operand, value in given:
             if operand.batched:
                 operand.require_rank(value)

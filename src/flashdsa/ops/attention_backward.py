@@ -7,13 +7,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.checks import (
-    require_device,
-    require_dtype,
-    require_shape,
-    require_tensor,
-    scale_or_default,
-)
+from flashdsa.dispatch.buffers import Total, require_totals
+from flashdsa.dispatch.checks import require_dtype_or_none, scale_or_default
 from flashdsa.dispatch.dtypes import require_sums_or_same, same_dtype, sum_dtype, sum_dtypes
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
@@ -156,7 +151,7 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
             fit 1 GiB, and of one query at least.
         dkv_dtype: dtype of dKV and dextra_kv: None or fp32, or q's; fp64 for fp64 inputs.
         dkv, extra_dkv: tensors like dKV and dextra_kv, to which these are added and which are
-            returned in their place: of rows that several layers read.
+            returned in their place: of rows that several layers read. They may be one tensor.
 
     Returns:
         dQ (S, H, d_qk) in q's dtype, dKV in kv's shape, then, if there is an extra_kv, dextra_kv in
@@ -167,28 +162,25 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
         TypeError, ValueError, NotImplementedError: as for `sparse_mla_fwd`.
     """
     lists = indices, topk_length, attn_sink, extra_kv, extra_indices, extra_topk_length
-    operands = q, kv, dO, lse, O, *lists_of(*lists)
+    operands = MlaBwdOperands(q, kv, dO, lse, O, *lists_of(*lists))
     values = scale_or_default(sm_scale, q), deterministic, dkv_dtype, index_block
     if extra_dkv is not None and extra_kv is None:
         raise ArgumentValueError("extra_dkv: expected extra_kv beside it; got None")
-    dq, of_kv, of_extra, d_sink = call(MLA_BWD, operands, values, backend)
-    gradients = {"dkv": (of_kv.view(kv.shape), dkv)}
-    if extra_kv is not None:
-        gradients["extra_dkv"] = (of_extra.view(extra_kv.shape), extra_dkv)
-    for name, (gradient, total) in gradients.items():
-        if total is not None:
-            _require_alike(name, total, gradient)
-    of_sources = (
-        gradient if total is None else total.add_(gradient.detach())
-        for gradient, total in gradients.values()
+    sources = {"dkv": (kv, dkv)} | (
+        {} if extra_kv is None else {"extra_dkv": (extra_kv, extra_dkv)}
     )
-    of_sink = () if attn_sink is None else (d_sink,)
-    return dq, *of_sources, *of_sink
-
-
-def _require_alike(name: str, total: Tensor, gradient: Tensor) -> None:
-    """A gradient can be added to `total`: it has its shape, dtype and device."""
-    require_tensor(name, total)
-    require_dtype(name, total, gradient.dtype)
-    require_shape(name, total, gradient.shape, "that of " + name.replace("dkv", "kv"))
-    require_device(name, total, gradient.device, "q")
+    if dkv is not None or extra_dkv is not None:
+        MLA_BWD.require_tensors(operands)
+        require_dtype_or_none("dkv_dtype", dkv_dtype)
+        totals = [
+            Total(name, total, of.shape, f"that of {name.replace('dkv', 'kv')}")
+            for name, (of, total) in sources.items()
+            if total is not None
+        ]
+        require_totals(totals, dkv_dtype or sum_dtype(q.dtype), MLA_BWD, operands)
+    dq, *of_sources, d_sink = call(MLA_BWD, operands, values, backend)
+    gradients = [
+        gradient.view(of.shape) if total is None else total.add_(gradient.detach().view(of.shape))
+        for gradient, (of, total) in zip(of_sources, sources.values(), strict=False)
+    ]
+    return dq, *gradients, *(() if attn_sink is None else (d_sink,))

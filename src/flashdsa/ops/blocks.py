@@ -42,14 +42,14 @@ def expand_blocks(indices: Tensor, block: int, *, positions: Tensor | None = Non
     require_rank("indices", indices, (2,), "[S, topk]")
     require_positive("block", block)
     offset = torch.arange(block, device=indices.device)
-    ids = indices.long()[..., None]
+    ids = as_int32(indices, -1).long()[..., None]  # INVARIANT: times block it fits int64
     rows = torch.where(ids >= 0, ids * block + offset, -1).flatten(1)
     if positions is not None:
         require_tensor("positions", positions)
         require_dtype("positions", positions, torch.int32, torch.int64)
         require_shape("positions", positions, indices.shape[:1], "[S]")
         require_device("positions", positions, indices.device, "indices")
-        own = positions.long()[:, None]
+        own = as_int32(positions, -1).long()[:, None]
         tail = (own + 1) // block * block + offset[:-1]
         rows = torch.cat((rows, torch.where(tail <= own, tail, -1)), dim=1)
     return as_int32(rows, -1)

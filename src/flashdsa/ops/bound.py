@@ -106,8 +106,21 @@ def bind(
         )
     spec.require_apart(given)
     serve = bind_call(spec, spec.kind(*given), _values(spec, given, parameters), backend)
-    serve = partial(without_autocast, serve)
+    serve = partial(without_autocast, partial(_without_gradients, serve))
     return serve if not missing else lambda operands: serve((*operands, *missing))
+
+
+def _without_gradients(serve: Callable[..., Any], operands: Sequence[Tensor | None]) -> Any:
+    """Results that have no gradient, whatever the operands ask for."""
+    # NOTE: torch.no_grad() takes 1.5 us, this 0.2.
+    recorded = torch.is_grad_enabled()
+    if not recorded:
+        return serve(operands)
+    torch._C._set_grad_enabled(False)
+    try:
+        return serve(operands)
+    finally:
+        torch._C._set_grad_enabled(recorded)
 
 
 def warm_up(operation: str, *, backend: str = "auto", **choices: Any) -> None:

@@ -8,13 +8,15 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flashdsa.backends.entries import places, rotated
+from flashdsa.backends.entries import rotated
 from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import (
     are_values_read,
+    as_float,
     as_int32,
     holds_values,
     require_bool,
+    require_dense_rows,
     require_device,
     require_dtype,
     require_positive,
@@ -31,13 +33,16 @@ from flashdsa.dispatch.dtypes import (
     sum_dtypes,
     sums_or_same,
 )
-from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
-from flashdsa.ops.index_k_cache import TOKEN_BYTES, write_index_k_cache
-from flashdsa.ops.kv_cache import write_kv_cache
+from flashdsa.ops.entries_kept import (
+    keep_last,
+    require_cache_of_entries,
+    require_state,
+    write_entries,
+)
 from flashdsa.ops.offsets import require_offsets
 
 __all__ = ["compress_kv", "compress_kv_bwd", "rotate_tail"]
@@ -62,9 +67,6 @@ class CompressKvOperands(NamedTuple):
     sin: Table = None
     state: Annotated[Tensor | None, Operand("B R 2 columns", same_dtype)] = None
     seen: Annotated[Tensor | None, Operand("B", INT32)] = None
-
-
-STATE = CompressKvOperands._fields.index("state")
 
 
 class CompressKvBwdOperands(NamedTuple):
@@ -116,6 +118,12 @@ def _require_ratio(name: str, value: int, operands: Any) -> None:
         raise ArgumentValueError(f"state: expected R >= {value} rows; got {state.shape[1]}")
 
 
+def _require_not_negative(name: str, value: float, _: Any) -> None:
+    """A mean of squares and it have a root."""
+    if value < 0:
+        raise ArgumentValueError(f"{name}: expected at least 0; got {value}")
+
+
 def _sizes_of_entries(known: Mapping[str, Any]) -> Mapping[str, int]:
     """Rows and columns of the entries."""
     ratio, spare = known["ratio"], (known["offsets"] - 1) * (known["ratio"] - 1)
@@ -134,7 +142,7 @@ def _arguments_of_backward(
 _PARAMETERS = (
     Parameter("ratio", "int", rule=_require_ratio),
     Parameter("overlap", "bool", rule=_require_overlap),
-    Parameter("eps", "float", default=lambda kv: 1e-6),
+    Parameter("eps", "float", default=lambda kv: 1e-6, rule=_require_not_negative),
 )
 COMPRESS_KV = register(
     OpSpec(
@@ -219,25 +227,30 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
             `state` or `out`.
     """
     offsets, seen = _offsets(kv, ratio, cu_seqlens, seen)
-    cos, sin = _tables(rotation)
-    given = (kv, gate, ape, norm_weight)
-    written = [name for name, x in (("state", state), ("out", out)) if x is not None]
-    if written and wants_gradient(given):
-        raise UnsupportedError(
-            f"compress_kv: with {' and '.join(written)} no gradient is available; call it under "
-            "torch.no_grad()"
-        )
+    cos, sin = _tables(rotation, "kv", kv)
+    require_bool("overlap", overlap)
+    eps = as_float("eps", eps)
     if (out is None) != (slots is None):
         raise ArgumentValueError("slots: expected them and out, or neither")
-    operands = kv, gate, offsets, ape, norm_weight, cos, sin, state, seen
+    operands = CompressKvOperands(kv, gate, offsets, ape, norm_weight, cos, sin, state, seen)
+    written = [name for name, x in (("state", state), ("out", out)) if x is not None]
+    if written:
+        COMPRESS_KV.require_tensors(operands)
+        if wants_gradient((kv, gate, ape, norm_weight)):
+            raise UnsupportedError(
+                f"compress_kv: with {' and '.join(written)} no gradient is available; call it "
+                "under torch.no_grad()"
+            )
     if state is not None:
-        _require_state(operands, ratio * (1 + overlap))
+        require_state(state, operands, ratio * (1 + overlap))
+    if out is not None and slots is not None:
+        require_cache_of_entries(out, slots, kv_format, operands, kv.shape[1] // (1 + overlap))
     _require_values(offsets, seen, len(kv), ratio, cos)
     entries: Tensor = call(COMPRESS_KV, operands, (ratio, overlap, eps, backend), backend)
     if out is not None and slots is not None:
-        _write(entries, offsets, seen, slots, ratio, out, kv_format, len(kv))
+        write_entries(entries, offsets, seen, slots, ratio, out, kv_format, len(kv))
     if state is not None and seen is not None and len(kv):
-        _keep_last(state, kv, gate, offsets, seen)
+        keep_last(state, kv, gate, offsets, seen)
     return entries if out is None else None
 
 
@@ -268,14 +281,14 @@ def compress_kv_bwd(  # noqa: PLR0913 - `compress_kv`'s arguments
         (d,) in norm_weight's, summed in fp32 (fp64 of fp64) and empty without these.
     """
     offsets, _ = _offsets(kv, ratio, cu_seqlens, None)
-    cos, sin = _tables(rotation)
+    cos, sin = _tables(rotation, "kv", kv)
     _require_values(offsets, None, len(kv), ratio, cos)
     require_tensor("grad_entries", grad_entries)
     rows = len(kv) // ratio, *grad_entries.shape[1:]
     require_shape("grad_entries", grad_entries, rows, "[T // ratio, d]")
     operands = kv, gate, offsets, grad_entries, ape, norm_weight, cos, sin
     gradients: tuple[Tensor, Tensor, Tensor, Tensor] = call(
-        COMPRESS_KV_BWD, operands, (ratio, overlap, eps), backend
+        COMPRESS_KV_BWD, operands, (ratio, overlap, as_float("eps", eps)), backend
     )
     return gradients
 
@@ -302,12 +315,7 @@ def rotate_tail(
     require_tensor("x", x)
     require_dtype("x", x, *ATTENTION_DTYPES)
     require_rank("x", x, (2, 3), "[S, d] or [S, H, d]")
-    cos, sin = _tables(rotation)
-    assert cos is not None and sin is not None
-    for name, table in (("cos", cos), ("sin", sin)):
-        require_dtype(name, table, sum_dtype(x.dtype))
-        require_shape(name, table, cos.shape, "[P, n]")
-        require_device(name, table, x.device, "x")
+    cos, sin = _pair_of_tables(rotation, "x", x)
     _require_tables(cos, x.shape[-1])
     require_tensor("positions", positions)
     require_dtype("positions", positions, torch.int32, torch.int64)
@@ -323,7 +331,7 @@ def rotate_tail(
             )
     refuse_tangents("rotate_tail", (x,))
     rows = positions.long().clamp(0, len(cos) - 1)
-    shape = (len(x), *[1] * (x.dim() - 2), -1)
+    shape = (len(x), *[1] * (x.dim() - 2), cos.shape[1])
     turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
         x, cos[rows].view(shape), sin[rows].view(shape), inverse
     )
@@ -378,29 +386,37 @@ def _require_tables(cos: Tensor, d: int) -> None:
         )
 
 
-def _tables(rotation: object) -> tuple[Tensor | None, Tensor | None]:
-    """cos and sin; None without a rotation."""
+def _tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """cos and sin, whose rows have no gaps; None without a rotation."""
     if rotation is None:
         return None, None
+    pair = _pair_of_tables(rotation, like, x)
+    for number, table in enumerate(pair):
+        require_dense_rows(f"rotation[{number}]", table)
+    return pair
+
+
+def _pair_of_tables(rotation: object, like: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin; both [P, n] of the dtype of `x`'s sums, on its device.
+
+    Args:
+        like: x's name.
+    """
     if not isinstance(rotation, tuple | list) or len(rotation) != 2:
-        raise ArgumentTypeError(
-            f"rotation: expected a pair (cos, sin); got {type(rotation).__name__}"
+        got = (
+            f"{len(rotation)} values"
+            if isinstance(rotation, tuple | list)
+            else type(rotation).__name__
         )
-    for name, table in zip(("cos", "sin"), rotation, strict=True):
+        raise ArgumentTypeError(f"rotation: expected a pair (cos, sin); got {got}")
+    for number, table in enumerate(rotation):
+        name = f"rotation[{number}]"
         require_tensor(name, table)
+        require_dtype(name, table, sum_dtype(x.dtype))
         require_rank(name, table, (2,), "[P, n]")
+        require_shape(name, table, rotation[0].shape, "[P, n]")
+        require_device(name, table, x.device, like)
     return rotation[0], rotation[1]
-
-
-def _require_state(operands: Sequence[Any], least: int) -> None:
-    """The state holds the tokens that an entry may want, in memory of its own."""
-    state = operands[STATE]
-    require_tensor("state", state)
-    require_rank("state", state, (4,), "[B, R, 2, width]")
-    if state.shape[1] < least:
-        raise ArgumentValueError(f"state: expected R >= {least} rows; got {state.shape[1]}")
-    require_addresses_of_its_own("state", state)
-    require_apart(CompressKvOperands._fields, operands, written=[STATE])
 
 
 def _require_values(
@@ -422,51 +438,3 @@ def _require_values(
         raise ArgumentValueError(
             f"rotation: expected tables of at least {position + 1} positions; got {len(cos)}"
         )
-
-
-def _write(
-    entries: Tensor,
-    offsets: Tensor,
-    seen: Tensor | None,
-    slots: Tensor,
-    ratio: int,
-    out: Tensor,
-    kv_format: str | None,
-    tokens: int,
-) -> None:
-    """Write each entry into the slot of the token that completes it."""
-    require_tensor("slots", slots)
-    require_tensor("out", out)
-    require_dtype("slots", slots, torch.int32, torch.int64)
-    require_shape("slots", slots, (tokens,), "[T], one a token,")
-    require_device("slots", slots, entries.device, "kv")
-    if not tokens:
-        return
-    own = places(offsets, seen, len(entries), ratio)
-    last = (own.row + ratio - 1).clamp(0, tokens - 1)
-    chosen = torch.where(own.real, slots[last], -1)
-    if out.dim() == 4 and out.shape[-1] in TOKEN_BYTES:
-        write_index_k_cache(entries, chosen, out)
-    else:
-        write_kv_cache(entries, chosen, out, kv_format=kv_format)
-
-
-def _keep_last(state: Tensor, kv: Tensor, gate: Tensor, offsets: Tensor, seen: Tensor) -> None:
-    """Put the newest token t of each sequence with ``t mod R == r`` into row r of its state: by
-    token, or by row if there are fewer rows."""
-    begins, ends = offsets[:-1].long(), offsets[1:].long()
-    before, rows = seen.long(), state.shape[1]
-    if len(kv) > len(begins) * rows:
-        newest = (before + ends - begins - 1)[:, None]
-        token = newest - (newest - torch.arange(rows, device=state.device)) % rows
-        source = (token + (begins - before)[:, None]).clamp(0, len(kv) - 1)
-        values = torch.stack((kv[source], gate[source]), dim=2)
-        state.copy_(torch.where((token >= before[:, None])[..., None, None], values, state))
-        return
-    # Rows after the last sequence's repeat its last token's write, older tokens the newest one's.
-    row = torch.arange(len(kv), device=state.device).clamp(max=(ends[-1:] - 1).clamp(min=0))
-    sequence = torch.searchsorted(ends, row, right=True).clamp(max=len(begins) - 1)
-    source = row + (ends[sequence] - 1 - row) // rows * rows
-    place = (before[sequence] + row - begins[sequence]) % rows
-    source = source.clamp(0, len(kv) - 1)
-    state[sequence, place] = torch.stack((kv[source], gate[source]), dim=1)

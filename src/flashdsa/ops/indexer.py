@@ -59,7 +59,11 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
         ArgumentTypeError, ArgumentValueError: names the argument.
     """
     queries = operands.q_index_fp8
-    if queries.dim() != 4:
+    # Nothing else has the queries of a request: the shape of q is the wrong one.
+    ranks = (3,) if operands.weights.dim() == 2 and operands.seq_lens.dim() == 1 else (3, 4)
+    layout = "[B, H, 128]" if ranks == (3,) else "[B, H, 128] or [B, next_n, H, 128]"
+    require_rank("q_index_fp8", queries, ranks, layout)
+    if queries.dim() == 3:
         _require_table_of_rows(operands)
         return operands
     requests, next_n, heads = queries.shape[:3]
@@ -94,8 +98,8 @@ def _rows_of_requests(operands: TopkIndexerOperands) -> TopkIndexerOperands:
 def _require_table_of_rows(operands: TopkIndexerOperands) -> None:
     """`block_table` has a row for each query, where queries have no dimension of their own."""
     queries, table = operands.q_index_fp8, operands.block_table
-    if not queries.dim() or table.dim() != 2:
-        return  # what the operation's table says of them
+    if table.dim() != 2:
+        return  # what the operation's table says of it
     # A trace would take the comparison for a constant.
     if not torch._C._get_tracing_state() and table.shape[0] != queries.shape[0]:
         shape = (queries.shape[0], table.shape[1])

@@ -137,9 +137,13 @@ def indexer_kl_loss(  # noqa: PLR0913 - what it composes has these arguments
         ValueError: neither or both of `target` and (q, kv, lse); else as for `indexer_scores`.
     """
     given = [name for name, value in (("q", q), ("kv", kv), ("lse", lse)) if value is not None]
-    if target is not None and given:
+    options = {"sm_scale": sm_scale, "attn_sink": attn_sink}
+    more = [name for name, value in options.items() if value is not None]
+    more += ["index_block"] if index_block != 1 else []
+    if target is not None and (given or more):
         raise ArgumentValueError(
-            f"target: expected either it or q, kv and lse; got it and {', '.join(given)}"
+            "target: expected either it or q, kv and lse with their options; got it and "
+            f"{', '.join(given + more)}"
         )
     if target is None:
         if q is None or kv is None or lse is None:

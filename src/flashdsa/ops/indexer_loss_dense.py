@@ -130,7 +130,7 @@ class _Problem:
         for name, value in vars(self).items():
             if isinstance(value, Tensor):
                 require_device(name, value, self.q_index.device, "q_index")
-        require_positive("chunk_bytes", self.chunk_bytes)
+        require_positive("chunk_bytes", self.chunk_bytes, 2**63 - 1)
         if not index_heads or not heads:
             raise ArgumentValueError("q and q_index: expected at least one head; got 0")
 

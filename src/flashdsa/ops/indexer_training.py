@@ -8,12 +8,10 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from flashdsa.dispatch.buffers import Total, require_totals
 from flashdsa.dispatch.checks import (
     int32_slots,
-    require_dtype,
     require_positive,
-    require_shape,
-    require_tensor,
     scale_or_default,
 )
 from flashdsa.dispatch.dtypes import (
@@ -198,21 +196,31 @@ def attention_target(
     """
     scale = scale_or_default(sm_scale, q)
     require_positive("index_block", index_block)
+    operands = AttentionTargetOperands(q, kv, lse, indices, topk_length, attn_sink)
+    if index_block > 1 or accumulate_into is not None:
+        operands = ATTENTION_TARGET.normalised(operands)
+    if accumulate_into is not None:
+        total = Total("accumulate_into", accumulate_into, operands.indices.shape, "[S, topk]")
+        require_totals([total], sum_dtype(q.dtype), ATTENTION_TARGET, operands)
     if index_block > 1:
-        require_tensor("indices", indices)
-        indices = expand_blocks(indices.flatten(1) if indices.dim() == 3 else indices, index_block)
-        topk_length = None if topk_length is None else topk_length.long() * index_block
-    operands = q, kv, lse, indices, topk_length, attn_sink
+        # Rows beyond those of kv are invalid slots.
+        index_block = max(1, min(index_block, operands.kv.shape[0]))
+        operands = _with_ids_of_rows(operands, index_block)
     target: Tensor = call(ATTENTION_TARGET, operands, (scale,), backend)
     if index_block > 1:
         target = target.unflatten(1, (-1, index_block)).sum(2)
     if accumulate_into is None:
         return target
-    require_tensor("accumulate_into", accumulate_into)
-    require_dtype("accumulate_into", accumulate_into, target.dtype)
-    require_shape("accumulate_into", accumulate_into, target.shape, "[S, topk]")
     with torch.no_grad():
         return accumulate_into.add_(target)
+
+
+def _with_ids_of_rows(x: AttentionTargetOperands, block: int) -> AttentionTargetOperands:
+    """The operands with ids of rows in place of those of blocks."""
+    lengths = x.topk_length
+    if lengths is not None:
+        lengths = lengths.long() * block  # INVARIANT: fits int64
+    return x._replace(indices=expand_blocks(x.indices, block), topk_length=lengths)
 
 
 def indexer_scores(

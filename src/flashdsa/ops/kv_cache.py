@@ -14,6 +14,7 @@ from flashdsa.dispatch.checks import (
     require_rank,
     require_shape,
     require_tensor,
+    require_writable,
     row_format_of,
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
@@ -23,6 +24,7 @@ from flashdsa.row_formats import RowFormat, row_format
 __all__ = ["quantize_kv", "read_kv_cache", "write_kv_cache"]
 
 _SCALES = ("ue8m0", "fp32")
+_ROW_DTYPES = (torch.bfloat16, torch.float32)
 _CACHE_DTYPES = (torch.bfloat16, torch.uint8, torch.int8)
 
 
@@ -76,12 +78,11 @@ def write_kv_cache(
         TypeError, ValueError: a wrong argument.
     """
     refuse_tangents("write_kv_cache", (kv,))
-    pages, form = _pages(cache, kv_format)
+    require_tensor("kv", kv)
+    pages, form = require_cache("cache", cache, kv_format, kv, "kv")
     power_of_two = _is_power_of_two(scale, form)
-    rows = _rows(kv, pages.shape[2] if form is None else form.d_qk)
-    require_device("cache", cache, kv.device, "kv")
+    rows = _rows(kv, columns_of(pages, form))
     _check_slots(slots, rows)
-    require_addresses_of_its_own("cache", cache)
     require_apart(("cache", "kv", "slots"), (cache, kv, slots), written=[0])
     if are_values_read(slots):
         _require_inside(slots, pages, padding=True)
@@ -107,15 +108,16 @@ def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None)
     Raises:
         TypeError, ValueError: a wrong argument.
     """
-    pages, form = _pages(cache, kv_format)
+    pages, form = _pages("cache", cache, kv_format)
     _check_slots(slots)
     require_device("slots", slots, cache.device, "cache")
     if are_values_read(slots):
         _require_inside(slots, pages, padding=False)
     num_slots = pages.shape[0] * pages.shape[1]
     if not num_slots:
-        columns = pages.shape[2] if form is None else form.d_qk
-        return torch.zeros(len(slots), columns, dtype=torch.bfloat16, device=cache.device)
+        return torch.zeros(
+            len(slots), columns_of(pages, form), dtype=torch.bfloat16, device=cache.device
+        )
     inside = (slots >= 0) & (slots < num_slots)
     rows = take(pages, form, torch.where(inside, slots, 0).long())
     rows = rows if form is None else unpack(rows, form, torch.bfloat16)
@@ -134,7 +136,7 @@ def _is_power_of_two(scale: object, form: RowFormat | None) -> bool:
 def _rows(kv: Tensor, columns: int) -> Tensor:
     """kv as (T, columns)."""
     require_tensor("kv", kv)
-    require_dtype("kv", kv, torch.bfloat16, torch.float32)
+    require_dtype("kv", kv, *_ROW_DTYPES)
     layout = f"[T, {columns}] or [T, 1, {columns}]"
     require_rank("kv", kv, (2, 3), layout)
     count = kv.shape[0]
@@ -142,20 +144,38 @@ def _rows(kv: Tensor, columns: int) -> Tensor:
     return kv.detach().reshape(count, columns)
 
 
-def _pages(cache: Tensor, kv_format: str | None) -> tuple[Tensor, RowFormat | None]:
+def _pages(name: str, cache: Tensor, kv_format: str | None) -> tuple[Tensor, RowFormat | None]:
     """A view of the cache as (num_pages, page_size, width), bytes as uint8, and their format. Rows
     without pages are pages of one row."""
-    require_tensor("cache", cache)
-    require_dtype("cache", cache, *_CACHE_DTYPES)
+    require_tensor(name, cache)
+    require_dtype(name, cache, *_CACHE_DTYPES)
     layout = "[S_kv, d], [num_pages, page_size, d] or [num_pages, page_size, 1, d]"
-    require_rank("cache", cache, (2, 3, 4), layout)
+    require_rank(name, cache, (2, 3, 4), layout)
     if cache.dim() == 4:
-        require_shape("cache", cache, [*cache.shape[:2], 1, cache.shape[3]], layout)
+        require_shape(name, cache, [*cache.shape[:2], 1, cache.shape[3]], layout)
     pages = cache.squeeze(2) if cache.dim() == 4 else cache
     pages = pages[:, None] if cache.dim() == 2 else pages
-    form = row_format_of("cache", cache, kv_format)
+    form = row_format_of(name, cache, kv_format)
     if form is not None:
         pages = pages.view(torch.uint8)
+    return pages, form
+
+
+def columns_of(pages: Tensor, form: RowFormat | None) -> int:
+    """Columns of a cache's rows."""
+    return pages.shape[2] if form is None else form.d_qk
+
+
+def require_cache(
+    name: str, cache: Tensor, kv_format: str | None, rows: Tensor, like: str
+) -> tuple[Tensor, RowFormat | None]:
+    """Return the pages and the format of a cache to which `rows`, argument `like`, can be
+    written."""
+    pages, form = _pages(name, cache, kv_format)
+    require_dtype(like, rows, *_ROW_DTYPES)
+    require_device(name, cache, rows.device, like)
+    require_writable(name, cache)
+    require_addresses_of_its_own(name, cache)
     return pages, form
 
 

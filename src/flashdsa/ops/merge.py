@@ -73,13 +73,13 @@ def merge_attention(
 
 def lse_to_base2(lse: Tensor) -> Tensor:
     """A natural-logarithm lse in base 2 (FlashInfer's and TileLang's convention)."""
-    require_tensor("lse", lse)
+    _require_lse(lse)
     return lse / math.log(2)
 
 
 def lse_from_base2(lse: Tensor) -> Tensor:
     """A base-2 lse as the natural logarithm that flashdsa takes."""
-    require_tensor("lse", lse)
+    _require_lse(lse)
     return lse * math.log(2)
 
 
@@ -88,8 +88,14 @@ def lse_for_merge(lse: Tensor) -> Tensor:
 
     Partial attentions over disjoint rows merge by ``logaddexp`` of these: a +inf would give NaN.
     """
-    require_tensor("lse", lse)
+    _require_lse(lse)
     return torch.where(torch.isposinf(lse), -math.inf, lse)
+
+
+def _require_lse(lse: Tensor) -> None:
+    """A logarithm in any dtype of attention."""
+    require_tensor("lse", lse)
+    require_dtype("lse", lse, *ATTENTION_DTYPES)
 
 
 def _refuse_gradients(parts: Sequence[Tensor]) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from flashdsa.dispatch.checks import (
     INT32_MAX,
     are_values_read,
+    as_int32,
     dtype_name,
     holds_values,
     require_device,
@@ -258,4 +259,4 @@ def causal_ranges(
     starts = (keys.cumsum(0) - keys)[sequence]
     behind = cu_seqlens_q[1:].long()[sequence] - query - 1
     ends = starts + (tokens[sequence] - behind).clamp(min=0) // ratio
-    return starts.to(torch.int32), ends.to(torch.int32)
+    return as_int32(starts, 0), as_int32(ends, 0)

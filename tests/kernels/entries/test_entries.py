@@ -1,6 +1,7 @@
 """`compress_kv` and `rotate_tail`: worked examples, every case, chunks, caches, errors."""
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -258,6 +259,9 @@ def test_the_state_holds_the_newest_tokens(tokens, padding, seed, monkeypatch):
 X = torch.zeros(8, 16)
 OUT = torch.zeros(8, 16, dtype=torch.bfloat16)
 TABLE = torch.zeros(1, 4)
+STATE = {"state": torch.zeros(1, 4, 2, 16), "seen": torch.tensor([1])}
+SLOTS = {"slots": torch.arange(8)}
+INDEX_KEYS = torch.zeros(1, 64, 1, 132, dtype=torch.uint8)
 WRONG = [
     ({"ratio": 0}, ArgumentValueError, "ratio: expected at least 1"),
     ({"gate": X[:7]}, ArgumentValueError, r"gate: expected shape \[T, columns\]"),
@@ -272,11 +276,36 @@ WRONG = [
     ({"rotation": (TABLE, TABLE)}, ArgumentValueError, "tables of at least 5 positions; got 1"),
     ({"rotation": TABLE}, ArgumentTypeError, r"rotation: expected a pair \(cos, sin\)"),
     ({"rotation": (X, X)}, ArgumentValueError, r"1 <= 2n <= 16"),
+    ({"rotation": (X, X, X)}, ArgumentTypeError, r"rotation: .*\(cos, sin\); got 3 values"),
+    ({"rotation": (X[:, :4], 3)}, ArgumentTypeError, r"^rotation\[1\]: expected a torch.Tensor"),
+    ({"rotation": (X.half(), X)}, ArgumentTypeError, r"^rotation\[0\]: expected dtype float32"),
+    ({"rotation": (X, X[:7])}, ArgumentValueError, r"^rotation\[1\]: expected shape \[P, n\]"),
+    ({"rotation": (X, torch.zeros(16, 8).T)}, ArgumentValueError, r"^rotation\[1\]: .*last"),
+    ({"rotation": (X.to("meta"), X)}, ArgumentValueError, r"^rotation\[0\]: expected device cpu"),
+    *(({"eps": eps}, ArgumentValueError, "eps: expected a finite number; got")
+      for eps in (math.nan, math.inf, 10**400)),
+    *(({"eps": eps}, ArgumentTypeError, "eps: expected a float; got")
+      for eps in (1j, True, "x", [1], None)),
+    ({"eps": -1.0}, ArgumentValueError, "eps: expected at least 0; got -1.0"),
     ({"state": torch.zeros(1, 4, 2, 16)}, ArgumentValueError, "state: expected it and seen"),
     ({"state": torch.zeros(1, 3, 2, 16), "seen": torch.tensor([1])}, ArgumentValueError, "R >= 4"),
     ({"state": torch.zeros(2, 4, 2, 16), "seen": torch.tensor([1, 1])}, ArgumentValueError, "B se"),
     ({"state": torch.zeros(1, 4, 2, 16), "seen": torch.tensor([-1])}, ArgumentValueError, "seen: "),
+    *(({**STATE, name: [1]}, ArgumentTypeError, f"^{name}: expected a torch.Tensor; got list")
+      for name in ("kv", "gate", "ape", "norm_weight", "state", "seen")),
+    ({**STATE, "state": STATE["state"].clone().requires_grad_()}, UnsupportedError, "^state: "),
     ({"out": OUT}, ArgumentValueError, "slots: expected them and out"),
+    ({"out": [1], **SLOTS}, ArgumentTypeError, "^out: expected a torch.Tensor; got list"),
+    ({"out": OUT.half(), **SLOTS}, ArgumentTypeError, "^out: expected dtype bfloat16 or uint8"),
+    ({"out": OUT[0], **SLOTS}, ArgumentValueError, r"^out: expected shape \[S_kv, d\]"),
+    ({"out": OUT[:, :9], **SLOTS}, ArgumentValueError, r"^out: expected rows of 16 .*; got 9 in"),
+    ({"out": OUT.to("meta"), **SLOTS}, ArgumentValueError, "^out: expected device cpu"),
+    ({"out": OUT[:1].expand(8, 16), **SLOTS}, ArgumentValueError, "^out: expected an address"),
+    ({"out": OUT.byte(), **SLOTS}, ArgumentValueError, "^out: expected .* 656"),
+    ({"out": INDEX_KEYS.float(), **SLOTS}, ArgumentTypeError, "^out: expected dtype uint8"),
+    ({"out": INDEX_KEYS, **SLOTS}, ArgumentValueError, "^out: expected rows of 16 .*; got 128"),
+    ({"out": OUT.clone().requires_grad_(), **SLOTS}, UnsupportedError, "^out: what is written"),
+    ({"out": OUT, "slots": SLOTS}, ArgumentTypeError, "slots: expected a torch.Tensor; got dict"),
     ({"out": OUT, "slots": torch.tensor([1])}, ArgumentValueError, "slots: expected shape"),
     ({"out": OUT, "slots": torch.arange(8) + 2}, ArgumentValueError, r"slots in \[0, 8\); got 9"),
 ]  # fmt: skip
@@ -285,10 +314,12 @@ WRONG = [
 @pytest.mark.parametrize(("wrong", "error", "message"), WRONG, ids=[w[2] for w in WRONG])
 def test_wrong_arguments_are_refused_before_anything_is_written(wrong, error, message):
     given = {"kv": X, "gate": X, "ape": None, "ratio": 4, **wrong}
-    before = {n: x.clone() for n, x in wrong.items() if n in ("state", "out")}
+    before = {
+        n: x.clone() for n, x in wrong.items() if n in ("state", "out") and type(x) is not list
+    }
     with pytest.raises(error, match=message):
         flashdsa.compress_kv(**given)
-    assert all(torch.equal(wrong[name], x) for name, x in before.items())
+    assert all(x.is_meta or torch.equal(wrong[name], x) for name, x in before.items())
 
 
 def test_no_gradient_with_a_state_or_a_cache():
@@ -313,3 +344,25 @@ def test_fewer_tokens_than_a_window_have_no_entry_and_gradients_of_zero():
 def test_rotations_outside_the_tables_are_refused():
     with pytest.raises(ArgumentValueError, match=r"positions: expected rows .* \[0, 1\); got 3"):
         flashdsa.rotate_tail(X[:2], torch.tensor([0, 3]), (TABLE, TABLE))
+
+
+ROTATIONS = [
+    (None, "rotation: expected a pair (cos, sin); got NoneType"),
+    ((TABLE, None), "rotation[1]: expected a torch.Tensor; got NoneType"),
+    ((TABLE.double(), TABLE), "rotation[0]: expected dtype float32; got float64"),
+]
+
+
+@pytest.mark.parametrize(("rotation", "message"), ROTATIONS)
+def test_rotations_that_are_no_tables_are_refused(rotation, message):
+    with pytest.raises(ArgumentTypeError, match="^" + re.escape(message)):
+        flashdsa.rotate_tail(X, torch.arange(8), rotation)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (0, 2, 8), (3, 0, 8)])
+def test_no_rows_are_rotated(shape):
+    x = torch.zeros(shape, requires_grad=True)
+    turned = flashdsa.rotate_tail(x, torch.zeros(shape[0]).int(), (X[:, :2], X[:, :2]))
+    assert turned.shape == shape
+    turned.sum().backward()
+    assert x.grad.shape == shape

@@ -13,6 +13,7 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import entries as sm90
+from flashdsa.kernels.entries.sm90.plan import CompressPlan
 from flashdsa.ops.entries import CompressKvOperands
 from flashdsa.verify.compare import failures
 from flashdsa.verify.entries_cases import EntriesCase, make_entries_inputs
@@ -62,3 +63,11 @@ def test_calls_of_the_models_sizes_take_a_kernel_and_others_torch() -> None:
         replace(CASES[4], rotated=64),
     ]
     assert [sm90._plan(operands(case), case.ratio, case.overlap) for case in others] == [None] * 6
+
+
+def test_tokens_that_were_seen_do_not_wrap_around() -> None:
+    """Two sequences of 9 tokens, of which the second one follows as many as int32 counts."""
+    x = operands(replace(CASES[0], lengths=(9, 9)))
+    seen = torch.tensor([3, 2**31 - 1], dtype=torch.int32)
+    ends = sm90._arguments(x._replace(seen=seen), CompressPlan(state=True))[3]
+    assert ends is not None and ends.tolist() == [3, 3 + 3]

@@ -148,7 +148,7 @@ def _arguments(
     ends = offsets[1:]
     seen = getattr(x, "seen", None)
     if seen is not None:
-        counts = (seen + offsets.diff()) // plan.ratio - seen // plan.ratio
+        counts = (seen % plan.ratio + offsets.diff()) // plan.ratio  # a sum that int32 holds
         ends = counts.cumsum(0, dtype=torch.int32)
     elif len(ends) > 1:
         ends = (offsets.diff() // plan.ratio).cumsum(0, dtype=torch.int32)
