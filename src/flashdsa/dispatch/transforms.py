@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import get_interpreter_stack, is_batchedtensor
 
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
@@ -76,6 +76,17 @@ def one_by_one(op: torch._ops.OpOverload, written: Mapping[int, str]) -> Callabl
         return stacked, (0,) * len(stacked)
 
     return run
+
+
+def refuse_transforms(function: str) -> None:
+    """Raise UnsupportedError where a transform of torch.func is active."""
+    active = [str(x.key()).rpartition(".")[2] for x in get_interpreter_stack() or ()]
+    for key, transform in (("Grad", "func.grad"), ("Vmap", "vmap"), ("Jvp", "func.jvp")):
+        if key in active:
+            raise UnsupportedError(
+                f"{function}: torch.{transform} is not available over several ranks; "
+                "`backward` is, where there is a gradient"
+            )
 
 
 def require_batch(function: str, name: str, written: Tensor, given: Iterable[Tensor]) -> None:

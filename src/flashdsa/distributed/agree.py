@@ -18,8 +18,11 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.transforms import refuse_transforms
 from flashdsa.distributed.channel import CPU, exchange
 from flashdsa.errors import ArgumentValueError, FlashDsaError
 
@@ -44,7 +47,10 @@ def agreement(
     description = {"operation": operation}
     error: Exception | None = None
     try:
+        if group.size() > 1:
+            refuse_transforms(operation)
         yield description
+        refuse_tangents(operation, [like])
     except FlashDsaError as found:
         name, colon, rest = str(found).partition(":")
         error = type(found)(names[name] + colon + rest) if name in names else found
@@ -78,7 +84,8 @@ def agree(
             raise error
         return
     try:
-        disagreement = _compare(group, description, error)
+        with temporarily_clear_interpreter_stack():  # no transform of an error
+            disagreement = _compare(group, description, error)
     except RuntimeError as failure:  # a rank that died, or does not come
         raise error or failure from None
     if error is not None:
