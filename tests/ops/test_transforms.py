@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 import flashdsa
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from tests.ops import inputs
+from workbench.public_calls import public_calls
 
 X = inputs.attention(torch.float64)
 NO_FORWARD_MODE = r"forward-mode AD .* is not available"
@@ -191,12 +192,23 @@ def test_vmap_of_a_kv_cache(width: int) -> None:
     assert torch.equal(caches, expected)
 
 
-def test_vmap_of_the_other_operations() -> None:
-    scores, lengths = torch.randn(3, 2, 9), torch.tensor([9, 4], dtype=torch.int32)
-    got = torch.vmap(lambda s: flashdsa.topk_indices(s, lengths, 4))(scores)
-    assert torch.equal(got, torch.stack([flashdsa.topk_indices(s, lengths, 4) for s in scores]))
-    fp8, scale = torch.vmap(flashdsa.quantize_index_k)(torch.randn(3, 2, 128))
-    assert (fp8.shape, scale.shape) == ((3, 2, 128), (3, 2))
+@pytest.mark.parametrize("name", [n for n in public_calls("cpu") if not n.startswith("bind")])
+def test_vmap_of_every_function(name: str) -> None:
+    call = public_calls("cpu")[name]
+
+    def results(given: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        found = call.function(**{**call.arguments, **given})
+        found = [given[x] for x in call.written] if found is None else found
+        return (found,) if isinstance(found, Tensor) else tuple(found)
+
+    ones: dict[str, Tensor] = {n: call.arguments[n] for n in call.tensors}
+    twos = {n: 2 * x if x.is_floating_point() and x.itemsize > 1 else x for n, x in ones.items()}
+    batch = {n: torch.stack((x, twos[n])) for n, x in ones.items()}
+    got = torch.vmap(results)(batch)
+    for number, element in enumerate((ones, twos)):
+        expected = results({n: x.clone() for n, x in element.items()})
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one[number], other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_vmap_of_an_operation_that_writes_needs_an_output_an_element() -> None:

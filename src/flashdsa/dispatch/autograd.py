@@ -27,7 +27,7 @@ from flashdsa.errors import DoubleBackwardError, UnsupportedError
 Run = Callable[[str, Sequence[Any], str], Any]
 """Calls an operation by its name with operands and parameters in a row, and a backend."""
 Kernel = Callable[..., Any]
-"""What torch's dispatcher calls for a key, with the key set and the operation's arguments."""
+"""Function that torch's dispatcher calls for a key, of the key set and an op's arguments."""
 
 
 def recorded_function(spec: OpSpec, run: Run) -> Callable[..., Any]:

@@ -34,6 +34,7 @@ from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apar
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Gradient, Operand, Output, Parameter, Parameters
 from flashdsa.dispatch.spec import OpSpec
+from flashdsa.dispatch.transforms import require_batch
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError, UnsupportedError
 from flashdsa.ops.index_k_cache import TOKEN_BYTES, write_index_k_cache
 from flashdsa.ops.kv_cache import write_kv_cache
@@ -378,6 +379,7 @@ def _require_state(operands: Sequence[Any], least: int) -> None:
     require_rank("state", state, (4,), "[B, R, 2, width]")
     if state.shape[1] < least:
         raise ArgumentValueError(f"state: expected R >= {least} rows; got {state.shape[1]}")
+    require_batch("compress_kv", "state", state, operands[:2])
     require_addresses_of_its_own("state", state)
     require_apart(CompressKvOperands._fields, operands, written=[STATE])
 

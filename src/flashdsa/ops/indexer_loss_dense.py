@@ -71,18 +71,18 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
     Raises:
         TypeError, ValueError: a wrong argument.
     """
+    scale = scale_or_default(sm_scale, q)
     problem = _Problem(
-        q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, sm_scale, chunk_bytes
+        q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, scale, chunk_bytes
     )
     problem.check()
-    problem.sm_scale = scale_or_default(sm_scale, q)
     loss: Tensor = _dense_kl(*vars(problem).values(), False)[0]
     return loss
 
 
 @dataclass
 class _Problem:
-    """The arguments of a call, as `indexer_kl_loss_dense` takes them."""
+    """The arguments of a call; `sm_scale` is a number."""
 
     q_index: Tensor
     k_index: Tensor
@@ -93,7 +93,7 @@ class _Problem:
     key_end: Tensor
     key_start: Tensor | None
     row_weight: Tensor | None
-    sm_scale: float | None
+    sm_scale: float
     chunk_bytes: int
 
     def check(self) -> None:
