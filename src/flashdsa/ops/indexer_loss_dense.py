@@ -245,15 +245,9 @@ def _backward(ctx: Any, d_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     return *apply(d_loss, *ctx.saved_tensors), *[None] * 9
 
 
-@opaque(
-    "indexer_kl_loss_dense(Tensor q_index, Tensor k_index, Tensor weights, Tensor q, Tensor k, "
-    "Tensor lse, Tensor key_end, Tensor? key_start, Tensor? row_weight, float sm_scale, "
-    "SymInt chunk_bytes, bool wants) -> (Tensor, Tensor, Tensor, Tensor)",
-    fake=_results,
-    gradient=(_keep, _backward, lambda arguments: (*arguments[:-1], True)),
-)
-def _dense_kl(*arguments: Any) -> list[Tensor]:
-    """The loss, and the gradients of the first three arguments."""
+def loss_and_gradients(*arguments: Any) -> list[Tensor]:
+    """The loss, and the gradients of the first three arguments; the arguments are those of
+    `_dense_kl`."""
     *given, wants = arguments
     problem, inputs = _Problem(*given), given[:3]
     dtype = sum_dtype(problem.q.dtype)
@@ -279,3 +273,12 @@ def _dense_kl(*arguments: Any) -> list[Tensor]:
     empty = _results(*arguments)
     gradients = [s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)] if wants else empty[1:]
     return [loss.to(dtype), *gradients]
+
+
+_dense_kl = opaque(
+    "indexer_kl_loss_dense(Tensor q_index, Tensor k_index, Tensor weights, Tensor q, Tensor k, "
+    "Tensor lse, Tensor key_end, Tensor? key_start, Tensor? row_weight, float sm_scale, "
+    "SymInt chunk_bytes, bool wants) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_results,
+    gradient=(_keep, _backward, lambda arguments: (*arguments[:-1], True)),
+)(loss_and_gradients)
