@@ -245,6 +245,12 @@ def _backward(ctx: Any, d_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
     return *apply(d_loss, *ctx.saved_tensors), *[None] * 9
 
 
+def _wanting(arguments: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a call that is recorded; outer transforms may want gradients, too."""
+    *given, wants = arguments
+    return *given, wants or any(x.requires_grad for x in given[:3])
+
+
 def loss_and_gradients(*arguments: Any) -> list[Tensor]:
     """The loss, and the gradients of the first three arguments; the arguments are those of
     `_dense_kl`."""
@@ -280,5 +286,5 @@ _dense_kl = opaque(
     "Tensor lse, Tensor key_end, Tensor? key_start, Tensor? row_weight, float sm_scale, "
     "SymInt chunk_bytes, bool wants) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_results,
-    gradient=(_keep, _backward, lambda arguments: (*arguments[:-1], True)),
+    gradient=(_keep, _backward, _wanting),
 )(loss_and_gradients)
