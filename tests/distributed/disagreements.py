@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -293,6 +294,34 @@ def check_decode_has_no_gradient() -> None:
     require_error(
         lambda: decode_sparse_mla(**x, attn_sink=sink), NotImplementedError, "attn_sink requires"
     )
+
+
+def check_transforms_of_torch_func() -> None:
+    """One on rank 1 alone is refused on every rank, by name."""
+    q, kv, slots, group, _ = attention_arguments().values()
+
+    def attend(q: Tensor) -> Tensor:
+        return context_parallel_sparse_mla(q, kv, slots, group, d_v=4)
+
+    def gather(kv: Tensor) -> Tensor:
+        return gather_latents(kv, group)
+
+    def by_duals(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            return function(forward_ad.make_dual(x, x))
+
+    transforms: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {
+        "torch.func.jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+        "torch.func.grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+        "torch.vmap": lambda f, x: torch.vmap(f)(x[None]),
+        "forward-mode AD": by_duals,
+    }
+    of = {"context_parallel_sparse_mla": (attend, q), "gather_latents": (gather, kv)}
+    for (transform, apply), (name, (f, x)) in product(transforms.items(), of.items()):
+        _require_both(
+            lambda here, apply=apply, f=f, x=x: apply(f, x) if here else f(x),  # type: ignore[misc]
+            f"{name}: {transform}",
+        )
 
 
 @contextmanager

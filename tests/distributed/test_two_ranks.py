@@ -54,6 +54,7 @@ def test_two_ranks(tmp_path: Path) -> None:
             disagreements.check_wrong_arguments_of_the_rest,
             disagreements.check_a_rank_without_tokens,
             disagreements.check_decode_has_no_gradient,
+            disagreements.check_transforms_of_torch_func,
             disagreements.check_a_channel_of_its_own,
             disagreements.check_a_restarted_peer,
             random_calls.check_random_calls,

@@ -92,3 +92,15 @@ def test_the_first_call_of_a_process_may_be_compiled(name: str, new_calls: None)
     compiled = results(torch.compile(call.function, fullgraph=True, backend="aot_eager"))
     for got, expected in zip(compiled, results(call.function), strict=True):
         torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_compiled_calls_of_a_kv_cache_check_slots() -> None:
+    kv, slots = torch.ones(3, 576), torch.tensor([0, 5, 0])
+    cache = torch.zeros(2, 64, 656, dtype=torch.uint8)
+    write = torch.compile(flashdsa.write_kv_cache, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match=r"slots: expected distinct slots; got 0 2 times"):
+        write(kv, slots, cache)
+    assert not cache.any()
+    read = torch.compile(flashdsa.read_kv_cache, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match=r"slots: expected slots in \[0, 128\); got 200"):
+        read(cache, slots + 200)

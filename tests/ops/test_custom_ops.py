@@ -218,3 +218,15 @@ def test_an_operation_that_writes_returns_nothing(
     op = torch.ops.flashdsa.dsa_topk_prefill.default
     assert op(q, k, torch.ones(2, 3), ends, ids, None, None, None, False, 1, "cpu") is None
     assert ids[0].tolist() == [0, 1, 2, -1]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_opcheck_of_what_no_trace_goes_through(grad: bool) -> None:
+    opcheck(torch.ops.flashdsa.checked_slots.default, (torch.tensor([2, -1, 0]), 3, True))
+    x, ends = inputs.attention(torch.float32), torch.tensor([4, 9, 2], dtype=torch.int32)
+    trained = (torch.randn(3, 2, 128), torch.randn(9, 128), torch.randn(3, 2))
+    given = (*(y.requires_grad_(grad) for y in trained), x.q, torch.randn(9, x.q.shape[2]))
+    opcheck(
+        torch.ops.flashdsa.indexer_kl_loss_dense.default,
+        (*given, torch.randn(3, 2) + 4, ends, None, None, 0.3, 1000, False),
+    )

@@ -18,7 +18,7 @@ from tests.support.subtests import CaseLoop
 from workbench.public_calls import public_calls
 
 F64 = torch.float64
-ROUNDING = {F64: 1e-9, torch.bfloat16: 0.04}
+ROUNDING = {F64: 1e-9, torch.float32: 0, torch.bfloat16: 0.04}
 """Of a difference of two results."""
 Function = Callable[[Tensor], Tensor]
 Derivative = Callable[[Function, Tensor, Tensor], Tensor]
@@ -72,6 +72,10 @@ def _bwd(dO: Tensor) -> Tensor:
     return flashdsa.mla_bwd(X.q, X.kv, dO, LSE, _normal(3, 2, X.d_v), X.indices)[0]
 
 
+def _rotate(x: Tensor) -> Tensor:
+    return flashdsa.rotate_tail(x, SLOTS[[0, 0, 1]], (_normal(3, 3), _normal(3, 3)))
+
+
 def _dense(k_index: Tensor) -> Tensor:
     ends = torch.full((3,), 5, dtype=torch.int32)
     return flashdsa.indexer_kl_loss_dense(Q_INDEX, k_index, WEIGHTS, X.q, X.kv[:5], LSE, ends)
@@ -102,7 +106,6 @@ REFUSED: dict[str, list[tuple[Function, Tensor]]] = {
     "quantize_index_q": [
         (lambda w: flashdsa.quantize_index_q(Q_INDEX.float(), w)[1], WEIGHTS.float())
     ],
-    "fake_quantize_index": [(flashdsa.fake_quantize_index, _normal(3, 128))],
     "write_kv_cache": [(_into_cache, _normal(2, 576).bfloat16())],
     "attention_target": [(lambda q: flashdsa.attention_target(q, X.kv, LSE, INDICES), X.q)],
     "indexer_scores": [
@@ -123,6 +126,8 @@ RIGHT: dict[str, list[tuple[Function, Tensor]]] = {
     "lse_from_base2": [(flashdsa.lse_from_base2, _normal(5))],
     "lse_for_merge": [(flashdsa.lse_for_merge, _normal(5))],
     "attention_target": [(_added, _normal(3, 3))],
+    "fake_quantize_index": [(flashdsa.fake_quantize_index, torch.zeros(3, 128))],
+    "rotate_tail": [(_rotate, _normal(3, 2, 8))],
     "read_kv_cache": [
         (lambda cache: flashdsa.read_kv_cache(cache, SLOTS), _normal(8, 576).bfloat16())
     ],

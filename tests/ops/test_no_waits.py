@@ -15,6 +15,7 @@ import torch
 
 import flashdsa
 import flashdsa.distributed
+from flashdsa.ops.indexer_loss_dense import loss_and_gradients
 from flashdsa.row_formats import ROW_FORMATS
 from tests.ops.host_reads import HostReads
 from workbench.public_calls import public_calls
@@ -34,9 +35,9 @@ def _write_kv_cache(packed: bool) -> None:
 def _dense_loss() -> None:
     q_index, k_index = torch.randn(3, 2, 128), torch.randn(5, 128)
     weights, key_end = torch.randn(3, 2), torch.tensor([1, 3, 5], dtype=torch.int32)
-    trained = [x.requires_grad_() for x in (q_index, k_index, weights)]
-    q, k, lse = torch.randn(3, 4, 16), torch.randn(5, 16), torch.randn(3, 4)
-    flashdsa.indexer_kl_loss_dense(*trained, q, k, lse, key_end).backward()
+    attention = torch.randn(3, 4, 16), torch.randn(5, 16), torch.randn(3, 4)
+    trained = q_index, k_index, weights
+    loss_and_gradients(*trained, *attention, key_end, None, None, 0.3, 2**20, True)
 
 
 def _merge_attention() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashdsa
@@ -363,6 +364,7 @@ def _under(context: object) -> Callable[[inputs.Attention], None]:
         (_vmapped, True),
         (_under(torch.autocast("cpu", torch.bfloat16)), True),
         (_under(_Watch()), True),
+        (_under(FakeTensorMode(allow_non_fake_inputs=True)), True),
         (_under(torch.profiler.profile()), True),
         (_on_meta, True),
     ],
@@ -374,6 +376,7 @@ def _under(context: object) -> Callable[[inputs.Attention], None]:
         "vmap",
         "autocast",
         "mode",
+        "fakes",
         "profiler",
         "meta",
     ],

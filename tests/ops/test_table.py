@@ -157,8 +157,8 @@ def test_the_schema_is_written_from_the_table() -> None:
     assert str(custom_op(SPARSE_MLA_FWD)._schema) == written(
         "sparse_mla_fwd(Tensor q, Tensor kv, Tensor indices, Tensor? topk_length, "
         "Tensor? attn_sink, Tensor? ends, Tensor? extra_kv, Tensor? extra_indices, "
-        "Tensor? extra_topk_length, Tensor? extra_ends, int d_v, float sm_scale, "
-        "bool deterministic, str backward_backend, bool max_logits, int index_block, "
+        "Tensor? extra_topk_length, Tensor? extra_ends, SymInt d_v, float sm_scale, "
+        "bool deterministic, str backward_backend, bool max_logits, SymInt index_block, "
         "bool batch_invariant, str? kv_format, str backend) "
         "-> (Tensor, Tensor, Tensor)"
     )
@@ -166,7 +166,7 @@ def test_the_schema_is_written_from_the_table() -> None:
         "sparse_mla_fwd_out(Tensor q, Tensor kv, Tensor indices, Tensor(d!) out, "
         "Tensor(e!) lse, Tensor(f!)? max_logits, Tensor? topk_length, Tensor? attn_sink, "
         "Tensor? ends, Tensor? extra_kv, Tensor? extra_indices, Tensor? extra_topk_length, "
-        "Tensor? extra_ends, float sm_scale, int index_block, bool batch_invariant, "
+        "Tensor? extra_ends, float sm_scale, SymInt index_block, bool batch_invariant, "
         "str? kv_format, str backend) -> ()"
     )
     for spec in OPERATIONS.values():

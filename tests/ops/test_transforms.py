@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import flashdsa
-from flashdsa.errors import UnsupportedError
+from flashdsa.errors import ArgumentValueError, UnsupportedError
 from tests.ops import inputs
+from workbench.public_calls import public_calls
 
 X = inputs.attention(torch.float64)
 NO_FORWARD_MODE = r"forward-mode AD .* is not available"
@@ -25,6 +27,36 @@ def attend(q: Tensor, kv: Tensor = X.kv, sink: Tensor | None = None) -> Tensor:
 
 def loss(q: Tensor, kv: Tensor = X.kv) -> Tensor:
     return attend(q, kv).square().sum()
+
+
+def _normal(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+INDEX, KV, KEYS = _normal(3, 2, 128), _normal(2, 576).bfloat16(), _normal(9, 128)
+WEIGHTS, ANGLES = _normal(3, 2), _normal(5, 3)
+
+
+def dense_loss(q_index: Tensor) -> Tensor:
+    ends = torch.tensor([9, 3, 5], dtype=torch.int32)
+    keys = KEYS[:, : X.q.shape[2]]
+    return flashdsa.indexer_kl_loss_dense(q_index, KEYS, WEIGHTS, X.q, keys, WEIGHTS + 4, ends)
+
+
+def rotated(x: Tensor) -> Tensor:
+    tables = ANGLES.cos(), ANGLES.sin()
+    return flashdsa.rotate_tail(x, torch.tensor([4, 0, 2]), tables).pow(3).sum()
+
+
+def rounded(scale: str) -> Callable[[Tensor], Tensor]:
+    return lambda x: (flashdsa.fake_quantize_index(x, scale=scale) * (INDEX + 1)).sum()
+
+
+def write_kv(kv: Tensor) -> Tensor:
+    cache = kv.new_zeros(3, 576)
+    flashdsa.write_kv_cache(kv, torch.tensor([2, 0]), cache)
+    return cache
 
 
 def one_dual(requires_grad: bool) -> Any:
@@ -46,11 +78,18 @@ def one_dual(requires_grad: bool) -> Any:
         lambda: torch.func.jvp(torch.func.grad(loss), (X.q,), (X.q,)),
         lambda: one_dual(False),
         lambda: one_dual(True),
+        lambda: torch.func.jvp(dense_loss, (INDEX,), (INDEX,)),
+        lambda: torch.func.hessian(dense_loss)(INDEX),
+        lambda: torch.func.jvp(torch.vmap(dense_loss), (INDEX[None],), (INDEX[None],)),
+        lambda: torch.func.jvp(torch.vmap(write_kv), (KV[None],), (KV[None],)),
         lambda: torch.func.jvp(
             lambda k: flashdsa.quantize_index_k(k)[1], (torch.ones(2, 128),), (torch.ones(2, 128),)
         ),
     ],
-    ids=["q", "kv", "sink", "jacfwd", "hessian", "of grad", "dual", "dual, recorded", "keys"],
+    ids=[
+        *("q", "kv", "sink", "jacfwd", "hessian", "of grad", "dual", "dual, recorded"),
+        *("dense", "hessian of dense", "dense, vmap", "write, vmap", "keys"),
+    ],
 )
 def test_forward_mode_is_an_error_and_never_a_number(derive: Callable[[], Any]) -> None:
     with pytest.raises(UnsupportedError, match=NO_FORWARD_MODE):
@@ -97,12 +136,79 @@ def test_gradients_of_each_element_by_vmap() -> None:
     assert torch.equal(got, torch.stack([torch.func.grad(loss)(q) for q in queries]))
 
 
-def test_vmap_of_the_other_operations() -> None:
-    scores, lengths = torch.randn(3, 2, 9), torch.tensor([9, 4], dtype=torch.int32)
-    got = torch.vmap(lambda s: flashdsa.topk_indices(s, lengths, 4))(scores)
-    assert torch.equal(got, torch.stack([flashdsa.topk_indices(s, lengths, 4) for s in scores]))
-    fp8, scale = torch.vmap(flashdsa.quantize_index_k)(torch.randn(3, 2, 128))
-    assert (fp8.shape, scale.shape) == ((3, 2, 128), (3, 2))
+@pytest.mark.parametrize(
+    "function",
+    [dense_loss, rotated, *map(rounded, ("ue8m0", "fp32", "mxfp4"))],
+    ids=["dense", "rotate", "ue8m0", "fp32", "mxfp4"],
+)
+def test_functions_that_are_no_operations(function: Callable[[Tensor], Tensor]) -> None:
+    batch = torch.stack([INDEX, 2 * INDEX])
+    batch.requires_grad_()
+    values = torch.stack([function(x) for x in batch])
+    (expected,) = torch.autograd.grad(values.sum(), batch)
+    batch = batch.detach()
+    assert expected.any() and torch.equal(torch.vmap(function)(batch), values)
+    grad = torch.func.grad(function)
+    assert torch.equal(grad(batch[0]), expected[0])
+    assert torch.equal(torch.vmap(grad)(batch), expected)
+    of_batch = torch.func.grad(lambda x: torch.vmap(function)(x).sum())
+    assert torch.equal(of_batch(batch), expected)
+    torch.compiler.reset()
+    compiled = torch.compile(grad, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(batch[0]), expected[0])
+
+
+def test_straight_through_is_the_rounding_itself() -> None:
+    x = torch.cat((_normal(4, 128), torch.zeros(1, 128), -1e-9 * _normal(1, 128).abs()))
+    x[0, 5], x[1, 7] = torch.nan, torch.inf
+    for scale in ("ue8m0", "fp32", "mxfp4"):
+        got = flashdsa.fake_quantize_index(x, scale=scale)
+        one_by_one = [flashdsa.fake_quantize_index(row, scale=scale) for row in x]
+        assert got.isnan().all(1).tolist() == [True, True, *[False] * 4]
+        assert torch.equal(got[2:], torch.stack(one_by_one)[2:])
+        assert (got[5].signbit() == x[5].signbit()).all()  # of 0, too
+
+
+@pytest.mark.parametrize("width", [576, 656])
+def test_vmap_of_a_kv_cache(width: int) -> None:
+    kv, slots = _normal(2, 3, 576).float(), torch.tensor([[1, -1, 5], [130, 3, 0]])
+    dtype = torch.bfloat16 if width == 576 else torch.uint8
+    caches = torch.zeros(2, 3, 64, width, dtype=dtype)
+    expected = caches.clone()
+    for given in zip(kv, slots, expected, strict=True):
+        flashdsa.write_kv_cache(*given)
+    write = partial(torch.vmap, flashdsa.write_kv_cache, out_dims=None)
+    write()(kv, slots, caches)
+    assert caches.any() and torch.equal(caches, expected)
+    read = torch.vmap(flashdsa.read_kv_cache)(caches, slots.clamp(0))
+    for number in range(2):
+        one = flashdsa.read_kv_cache(caches[number], slots[number].clamp(0))
+        assert torch.equal(read[number], one)
+    with pytest.raises(UnsupportedError, match=r"cache: write_kv_cache under vmap .* must have"):
+        write(in_dims=(0, 0, None))(kv, slots, caches[0])
+    for wrong in (slots + 99, slots.clamp(0) * 0):
+        with pytest.raises(ArgumentValueError, match="slots: expected"):
+            write()(kv, wrong, caches)
+    assert torch.equal(caches, expected)
+
+
+@pytest.mark.parametrize("name", [n for n in public_calls("cpu") if not n.startswith("bind")])
+def test_vmap_of_every_function(name: str) -> None:
+    call = public_calls("cpu")[name]
+
+    def results(given: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        found = call.function(**{**call.arguments, **given})
+        found = [given[x] for x in call.written] if found is None else found
+        return (found,) if isinstance(found, Tensor) else tuple(found)
+
+    ones: dict[str, Tensor] = {n: call.arguments[n] for n in call.tensors}
+    twos = {n: 2 * x if x.is_floating_point() and x.itemsize > 1 else x for n, x in ones.items()}
+    batch = {n: torch.stack((x, twos[n])) for n, x in ones.items()}
+    got = torch.vmap(results)(batch)
+    for number, element in enumerate((ones, twos)):
+        expected = results({n: x.clone() for n, x in element.items()})
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one[number], other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_vmap_of_an_operation_that_writes_needs_an_output_an_element() -> None:

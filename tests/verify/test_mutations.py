@@ -199,8 +199,8 @@ MUTATIONS = {
     "an entry is left out of ape's gradient": (
         ENTRIES, "backward", "of_gate[:, slots].sum(0)", "of_gate[1:, slots].sum(0)",
         "compress_kv_bwd", "CSA index keys"),
-    "the rotation's gradient goes forth": (
-        OPS_ENTRIES, "_turned", "inverse=inverse", "inverse=False", "rotate_tail",
+    "a turned column has no gradient": (
+        PLACES, "rotated", "+ b * cos", "+ b.detach() * cos", "rotate_tail",
         "7 rows of 3 heads, bf16"),
 }
 # fmt: on

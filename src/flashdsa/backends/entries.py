@@ -39,8 +39,8 @@ def places(cu_seqlens: Tensor, seen: Tensor | None, num_entries: int, ratio: int
     ends = counts.cumsum(0)
     entry = torch.arange(num_entries, device=cu_seqlens.device)
     sequence = torch.searchsorted(ends, entry, right=True)
-    real = sequence < len(counts)
-    sequence = sequence.clamp(max=len(counts) - 1)
+    real = sequence < counts.shape[0]
+    sequence = sequence.clamp(max=counts.shape[0] - 1)
     number = first[sequence] + entry - (ends - counts)[sequence]
     begin = begins[sequence]
     return Places(sequence, number, begin - before[sequence] + ratio * number, real, begin)
@@ -54,7 +54,7 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Te
     """
     columns = 2 * cos.shape[-1]
     tail = x[..., x.shape[-1] - columns :]
-    a, b = tail[..., ::2], tail[..., 1::2]
+    a, b = tail.unflatten(-1, (-1, 2)).unbind(-1)
     turn = -sin if inverse else sin
     pairs = torch.stack((a * cos - b * turn, a * turn + b * cos), dim=-1).flatten(-2)
     first = x.shape[-1] - columns

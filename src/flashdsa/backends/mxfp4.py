@@ -52,5 +52,5 @@ def as_e4m3(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Vectors (..., 128) rounded to MXFP4, as e4m3 and a power of two each, (...,) fp32."""
-    fp8, scale = as_e4m3(pack_keys(x.flatten(0, -2)))
+    fp8, scale = as_e4m3(pack_keys(x.reshape(-1, x.shape[-1])))
     return fp8.view(x.shape), scale.view(x.shape[:-1])

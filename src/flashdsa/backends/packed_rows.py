@@ -176,7 +176,7 @@ def put(parts: list[Tensor], slots: Tensor, rows: Tensor) -> None:
     # slot 0 gets what it holds. So nothing depends on a value on the host.
     # An index without dimensions, too, would be read by the host.
     first, some = valid.to(torch.uint8).argmax(), valid.any()
-    chosen = torch.where(valid, torch.arange(len(slots), device=slots.device), first)
+    chosen = torch.where(valid, torch.arange(slots.shape[0], device=slots.device), first)
     slot = torch.where(some, slots[chosen], 0).long()
     for part, written in zip(parts, rows.split([x.shape[2] for x in parts], 1), strict=True):
         values = torch.where(some, written[chosen], part[0, 0])

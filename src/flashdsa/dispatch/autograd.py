@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_batchedtensor
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
@@ -25,39 +26,8 @@ from flashdsa.errors import DoubleBackwardError, UnsupportedError
 
 Run = Callable[[str, Sequence[Any], str], Any]
 """Calls an operation by its name with operands and parameters in a row, and a backend."""
-
-
-def _function(spec: OpSpec, op: torch._ops.OpOverload, run: Run) -> Any:
-    """The operation with its backward, or an error in its place.
-
-    It is a function of one level of torch.func's transforms: the dispatcher has taken the outer
-    ones apart when it calls the Autograd kernel.
-    """
-
-    def forward(*arguments: Any) -> Any:
-        # Recording switches gradients off, of this level by torch.func; an outer one may want them.
-        with (
-            torch._C._AutoDispatchBelowAutograd(),
-            torch.enable_grad(),
-            forward_ad._set_fwd_grad_enabled(True),
-        ):
-            return op(*arguments)
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        if spec.gradient is not None:
-            operands, parameters, _backend = spec.unpack(inputs)
-            _save(ctx, spec, operands, parameters, output)
-
-    def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _gradients(ctx, spec, d_first, run)
-        return (*gradients, *[None for _ in (*spec.parameters, "backend")])
-
-    members = {
-        "forward": staticmethod(forward),
-        "setup_context": staticmethod(setup_context),
-        "backward": staticmethod(backward),
-    }
-    return type(f"{spec.operation}_function", (_SingleLevelFunction,), members)
+Kernel = Callable[..., Any]
+"""Function that torch's dispatcher calls for a key, of the key set and an op's arguments."""
 
 
 def recorded_function(spec: OpSpec, run: Run) -> Callable[..., Any]:
@@ -149,11 +119,11 @@ def _nothing(_: object) -> None:
 
 def has_tangent(value: object) -> bool:
     """Whether forward-mode AD wants a derivative along `value`."""
-    return (
-        isinstance(value, Tensor)
-        and forward_ad._current_level >= 0
-        and forward_ad.unpack_dual(value, level=0).tangent is not None
-    )
+    if not isinstance(value, Tensor) or forward_ad._current_level < 0:
+        return False
+    while is_batchedtensor(value):
+        value = get_unwrapped(value)
+    return forward_ad.unpack_dual(value, level=0).tangent is not None
 
 
 def refuse_tangents(name: str, values: Iterable[object]) -> None:
@@ -165,20 +135,65 @@ def refuse_tangents(name: str, values: Iterable[object]) -> None:
         )
 
 
-def autograd_kernel(
-    spec: OpSpec, op: torch._ops.OpOverload, run_backward: Run
-) -> Callable[..., Any]:
+def autograd_kernel(spec: OpSpec, op: torch._ops.OpOverload, run_backward: Run) -> Kernel:
+    """`recording` of an operation, with its backward, or an error in its place."""
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        if spec.gradient is not None:
+            operands, parameters, _backend = spec.unpack(inputs)
+            _save(ctx, spec, operands, parameters, output)
+
+    def backward(ctx: Any, d_first: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        gradients = _gradients(ctx, spec, d_first, run_backward)
+        return (*gradients, *[None for _ in (*spec.parameters, "backend")])
+
+    def prepared(arguments: Sequence[Any]) -> Sequence[Any]:
+        if spec.gradient is not None:
+            require_backward(spec, spec.gradient.by, arguments)
+        return arguments
+
+    return recording(op, setup_context, backward, prepared)
+
+
+def recording(
+    op: torch._ops.OpOverload,
+    setup_context: Callable[[Any, tuple[Any, ...], Any], None],
+    backward: Callable[..., tuple[Tensor | None, ...]],
+    prepared: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Kernel:
     """Return the function that the dispatcher calls if gradients are recorded and there are
-    outputs."""
-    function = _function(spec, op, run_backward)
+    outputs.
+
+    Its autograd.Function is one of one level of torch.func's transforms: the dispatcher has taken
+    the outer ones apart when it calls the Autograd kernel.
+
+    Args:
+        setup_context, backward: as an autograd.Function has them.
+        prepared: gives the arguments of a call that is recorded, or raises.
+    """
+    name = op._schema.name.removeprefix("flashdsa::")
+
+    def forward(*arguments: Any) -> Any:
+        # Recording switches gradients off, of this level by torch.func; an outer one may want them.
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.enable_grad(),
+            forward_ad._set_fwd_grad_enabled(True),
+        ):
+            return op(*arguments)
+
+    members = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backward),
+    }
+    function: Any = type(f"{name}_function", (_SingleLevelFunction,), members)
 
     def run(keyset: torch._C.DispatchKeySet, *arguments: Any) -> Any:
-        refuse_tangents(spec.operation, arguments)
+        refuse_tangents(name, arguments)
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
-            if spec.gradient is not None:
-                require_backward(spec, spec.gradient.by, arguments)
             with enable_single_level_autograd_function():
-                return function.apply(*arguments)
+                return function.apply(*prepared(arguments))
         with torch._C._AutoDispatchBelowAutograd():
             return op.redispatch(keyset & torch._C._after_autograd_keyset, *arguments)
 

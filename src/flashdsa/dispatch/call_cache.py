@@ -49,6 +49,7 @@ class CallCache:
         get, keyed = self._calls.get, self._keyed
         setting, (backend_name, check_name) = raw_setting, RAW_NAMES
         has_modes = torch._C._len_torch_function_stack
+        has_dispatch_modes = torch._C._len_torch_dispatch_stack
         # 1, 1.0 and True are equal keys.
         kinds = {"int": int, "bool": bool}
         typed = [
@@ -61,9 +62,13 @@ class CallCache:
             Args:
                 operands: None where an optional one is missing. values: the parameters'.
             """
-            # Guards do not see torch function modes, profilers and forward-mode AD.
+            # Guards do not see torch function modes, fake tensor modes, profilers and forward-mode
+            # AD.
             if way == OUTSIDE and (
-                has_modes() or profiler._is_profiler_enabled or forward_ad._current_level >= 0
+                has_modes()
+                or has_dispatch_modes()
+                or profiler._is_profiler_enabled
+                or forward_ad._current_level >= 0
             ):
                 return None
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,12 @@ from torch.compiler import is_dynamo_compiling
 
 from flashdsa.backends.catalog import registry
 from flashdsa.backends.registry import Implementation
-from flashdsa.dispatch.autograd import autograd_kernel, recorded_function, require_backward
+from flashdsa.dispatch.autograd import (
+    autograd_kernel,
+    recorded_function,
+    recording,
+    require_backward,
+)
 from flashdsa.dispatch.call_cache import INSIDE, Serve
 from flashdsa.dispatch.checks import require_backend, wants_gradient
 from flashdsa.dispatch.eager import is_plain_call
@@ -213,7 +219,8 @@ def register(spec: OpSpec) -> OpSpec:
     op = custom_op(spec)
     _library.impl(name, _implementation(spec), "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, _fake(spec), lib=_library)
-    torch.library.register_vmap(qualified, one_by_one(spec, op), lib=_library)
+    written = {number: spec.operands[number].name for number in spec.written}
+    torch.library.register_vmap(qualified, one_by_one(op, written), lib=_library)
     if spec.outputs:
         _library.impl(name, autograd_kernel(spec, op, _run), "Autograd", with_keyset=True)
     if spec.autocast:
@@ -224,6 +231,31 @@ def register(spec: OpSpec) -> OpSpec:
         function = f"flashdsa.backends.cpu.{spec.cpu}"
         registry.register(Implementation(name, "cpu", function, spec.features))
     return spec
+
+
+def opaque(
+    schema: str, fake: Callable[..., Any], gradient: tuple[Callable[..., Any], ...] = ()
+) -> Callable[[Callable[..., Any]], Any]:
+    """Make an op flashdsa::* of a function that no trace goes through: it reads values, or takes as
+    many steps as sizes say. It returns new tensors.
+
+    Args:
+        schema: in torch's dispatcher. fake: gives results without values.
+        gradient: as `recording` takes it.
+    """
+    name = schema.partition("(")[0]
+
+    def define(function: Callable[..., Any]) -> Any:
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        op = getattr(torch.ops.flashdsa, name).default
+        _library.impl(name, partial(without_autocast, function), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"flashdsa::{name}", fake, lib=_library)
+        torch.library.register_vmap(f"flashdsa::{name}", one_by_one(op, {}), lib=_library)
+        if gradient:
+            _library.impl(name, recording(op, *gradient), "Autograd", with_keyset=True)
+        return op
+
+    return define
 
 
 def _forget_calls() -> None:

@@ -148,7 +148,9 @@ class OpSpec:
         for number, operand in enumerate(self.operands):
             alias = f"({chr(ord('a') + number)}!)" if operand.written else ""
             arguments.append(f"Tensor{alias}{'?' * operand.optional} {operand.name}")
-        arguments += [f"{parameter.kind} {parameter.name}" for parameter in self.parameters]
+        # An int that changes would be a graph of its own each time.
+        kinds = [(x.name, "SymInt" if x.kind == "int" else x.kind) for x in self.parameters]
+        arguments += [f"{kind} {name}" for name, kind in kinds]
         outputs = ", ".join("Tensor" for _ in self.outputs)
         returned = outputs if len(self.outputs) == 1 else f"({outputs})"
         return f"{self.operation}({', '.join(arguments)}, str backend) -> {returned}"

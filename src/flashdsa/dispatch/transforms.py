@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_interpreter_stack, is_batchedtensor
 
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
@@ -45,36 +46,61 @@ def as_autocast_casts(tensor: Tensor) -> Tensor:
     return tensor.to(torch.get_autocast_dtype(device))
 
 
-def one_by_one(spec: OpSpec, op: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The operation under vmap: a call for each element of the batch, its results stacked."""
+def one_by_one(op: torch._ops.OpOverload, written: Mapping[int, str]) -> Callable[..., Any]:
+    """The operation under vmap: a call for each element of the batch, its results stacked.
+
+    Args:
+        written: names of the arguments that it writes, by their places.
+    """
+    name = op._schema.name.removeprefix("flashdsa::")
 
     def run(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        for operand, dim, value in zip(spec.operands, in_dims, arguments, strict=False):
-            if operand.written and dim is None and value is not None:
-                raise UnsupportedError(
-                    f"{operand.name}: {spec.operation} under vmap writes it once an element of the "
-                    "batch; it must have the batch's dimension"
-                )
+        for place, argument in written.items():
+            if in_dims[place] is None and arguments[place] is not None:
+                raise _one_buffer(name, argument)
 
         def element(number: int) -> list[Any]:
             chosen = list(arguments)
             for place, (value, dim) in enumerate(zip(arguments, in_dims, strict=True)):
                 if dim is not None:
                     view = value.select(dim, number)
-                    written = spec.operands[place].written
-                    chosen[place] = view if written else view.contiguous()
+                    chosen[place] = view if place in written else view.contiguous()
             return chosen
 
         results = [op(*element(number)) for number in range(info.batch_size)]
-        if not spec.outputs:
+        if results[0] is None:
             return None, None
-        if len(spec.outputs) == 1:
+        if isinstance(results[0], Tensor):
             return torch.stack(results), 0
-        return tuple(torch.stack(each) for each in zip(*results, strict=True)), (0,) * len(
-            spec.outputs
-        )
+        stacked = tuple(torch.stack(each) for each in zip(*results, strict=True))
+        return stacked, (0,) * len(stacked)
 
     return run
+
+
+def refuse_transforms(function: str) -> None:
+    """Raise UnsupportedError where a transform of torch.func is active."""
+    active = [str(x.key()).rpartition(".")[2] for x in get_interpreter_stack() or ()]
+    for key, transform in (("Grad", "func.grad"), ("Vmap", "vmap"), ("Jvp", "func.jvp")):
+        if key in active:
+            raise UnsupportedError(
+                f"{function}: torch.{transform} is not available over several ranks; "
+                "`backward` is, where there is a gradient"
+            )
+
+
+def require_batch(function: str, name: str, written: Tensor, given: Iterable[Tensor]) -> None:
+    """Raise UnsupportedError where vmap gives `function` a batch of another argument and one tensor
+    to write to."""
+    if not is_batchedtensor(written) and any(is_batchedtensor(x) for x in given):
+        raise _one_buffer(function, name)
+
+
+def _one_buffer(function: str, name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name}: {function} under vmap writes it once an element of the batch; it must have the "
+        "batch's dimension"
+    )
 
 
 def autocast(spec: OpSpec, op: torch._ops.OpOverload, device: str) -> Callable[..., Any]:

@@ -18,8 +18,11 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensor
 
+from flashdsa.dispatch.autograd import refuse_tangents
+from flashdsa.dispatch.transforms import refuse_transforms
 from flashdsa.distributed.channel import CPU, exchange, ranks_text
 from flashdsa.distributed.group import Group
 from flashdsa.errors import ArgumentValueError, FlashDsaError, RankError
@@ -42,7 +45,10 @@ def agreement(group: Group, like: object, **names: str) -> Iterator[dict[str, st
     description = {"operation": group.call}
     error: Exception | None = None
     try:
+        if group.size > 1:
+            refuse_transforms(group.call)
         yield description
+        refuse_tangents(group.call, [like])
     except FlashDsaError as found:
         name, colon, rest = str(found).partition(":")
         error = type(found)(names[name] + colon + rest) if name in names else found
@@ -76,7 +82,8 @@ def agree(
             raise error
         return
     try:
-        disagreement = _compare(group, description, error)
+        with temporarily_clear_interpreter_stack():  # no transform of an error
+            disagreement = _compare(group, description, error)
     except RankError as lost:
         raise error or lost from (None if error else lost.__cause__)
     if error is not None:

@@ -173,7 +173,8 @@ class SequenceLayout:
         shape[dim] = self.num_local
         value: float = padding
         if local.dtype != tensor.dtype:
-            value = int(torch.tensor(padding).to(tensor.dtype).view(local.dtype)) if padding else 0
+            wide = torch.tensor(padding, dtype=torch.float64)
+            value = int(wide.to(tensor.dtype).view(local.dtype)) if padding else 0
         local = local.masked_fill((positions < 0).view(shape), value)
         return of_dtype(local, tensor.dtype)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from flashdsa.backends.catalog import registry
+from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import as_int32, require_tensor, scale_or_default
 from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreement
@@ -129,6 +130,7 @@ def context_parallel_sparse_mla(
             x = _operands(q, kv, slots, layout, ids, options)
             _check(x, options, grad_wire, process_group(mesh), layout)
             _check_gathered(kv_gathered, x.kv, kv.dtype)
+            refuse_tangents("context_parallel_sparse_mla", (q_local, kv_local, options.attn_sink))
             facts |= _facts(x, options, layout, ids)
             facts |= {"grad_wire": grad_wire, "save_gathered": str(bool(save_gathered))}
             facts["kv_gathered"] = "none" if kv_gathered is None else "given"

@@ -142,7 +142,7 @@ def _require_kv_columns(name: str, kv: Tensor, sizes: Sizes) -> None:
     """Require as many columns as q has; packed rows are looked at with their format's name."""
     if kv.dtype not in PACKED:
         size = "S_kv" if name == "kv" else "S_extra"
-        shape = len(kv), sizes["d_qk"]
+        shape = kv.shape[0], sizes["d_qk"]
         require_shape(name, kv, shape, f"[{size}, d_qk] or [{size}, 1, d_qk]")
 
 

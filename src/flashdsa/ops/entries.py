@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.entries import rotated
-from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import (
     are_values_read,
     as_float,
@@ -90,7 +89,7 @@ def _require_overlap(name: str, value: bool, operands: Any) -> None:
             f"kv: expected an even width with overlap, both halves of [T, 2 d]; got {columns}"
         )
     d = columns // (1 + value)
-    if len(offsets) < 2:
+    if offsets.shape[0] < 2:
         raise ArgumentValueError("cu_seqlens: expected B + 1 offsets, B >= 1; got none")
     if (operands.cos is None) != (operands.sin is None):
         raise ArgumentValueError("rotation: expected both tables, of cosines and of sines")
@@ -100,12 +99,12 @@ def _require_overlap(name: str, value: bool, operands: Any) -> None:
         require_shape("norm_weight", operands.norm_weight, (d,), "[d]")
     gradient = getattr(operands, "grad_entries", None)
     if gradient is not None:
-        require_shape("grad_entries", gradient, (len(gradient), d), "[T // ratio, d]")
+        require_shape("grad_entries", gradient, (gradient.shape[0], d), "[T // ratio, d]")
     state = getattr(operands, "state", None)
     if (state is None) != (getattr(operands, "seen", None) is None):
         raise ArgumentValueError("state: expected it and seen, or neither")
     if state is not None:
-        shape = len(offsets) - 1, *state.shape[1:]
+        shape = offsets.shape[0] - 1, *state.shape[1:]
         require_shape("state", state, shape, "[B, R, 2, width], B sequences,")
 
 
@@ -245,11 +244,11 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
         require_state(state, operands, ratio * (1 + overlap))
     if out is not None and slots is not None:
         require_cache_of_entries(out, slots, kv_format, operands, kv.shape[1] // (1 + overlap))
-    _require_values(offsets, seen, len(kv), ratio, cos)
+    _require_values(offsets, seen, kv.shape[0], ratio, cos)
     entries: Tensor = call(COMPRESS_KV, operands, (ratio, overlap, eps, backend), backend)
     if out is not None and slots is not None:
-        write_entries(entries, offsets, seen, slots, ratio, out, kv_format, len(kv))
-    if state is not None and seen is not None and len(kv):
+        write_entries(entries, offsets, seen, slots, ratio, out, kv_format, kv.shape[0])
+    if state is not None and seen is not None and kv.shape[0]:
         keep_last(state, kv, gate, offsets, seen)
     return entries if out is None else None
 
@@ -282,9 +281,9 @@ def compress_kv_bwd(  # noqa: PLR0913 - `compress_kv`'s arguments
     """
     offsets, _ = _offsets(kv, ratio, cu_seqlens, None)
     cos, sin = _tables(rotation, "kv", kv)
-    _require_values(offsets, None, len(kv), ratio, cos)
+    _require_values(offsets, None, kv.shape[0], ratio, cos)
     require_tensor("grad_entries", grad_entries)
-    rows = len(kv) // ratio, *grad_entries.shape[1:]
+    rows = kv.shape[0] // ratio, *grad_entries.shape[1:]
     require_shape("grad_entries", grad_entries, rows, "[T // ratio, d]")
     operands = kv, gate, offsets, grad_entries, ape, norm_weight, cos, sin
     gradients: tuple[Tensor, Tensor, Tensor, Tensor] = call(
@@ -297,7 +296,8 @@ def rotate_tail(
     x: Tensor, positions: Tensor, rotation: tuple[Tensor, Tensor], *, inverse: bool = False
 ) -> Tensor:
     """`x` with the last 2n columns of its rows turned by their positions: neighbours ``(a, b)``
-    become ``(a cos - b sin, a sin + b cos)``; the rest is copied. Differentiable in `x`.
+    become ``(a cos - b sin, a sin + b cos)``; the rest is copied. Differentiable in `x` and
+    the tables, by all of torch's transforms.
 
     Args:
         x: (S, d) or (S, H, d) bf16, fp16, fp32 or fp64: keys, queries, or O with `inverse`.
@@ -319,45 +319,22 @@ def rotate_tail(
     _require_tables(cos, x.shape[-1])
     require_tensor("positions", positions)
     require_dtype("positions", positions, torch.int32, torch.int64)
-    require_shape("positions", positions, (len(x),), "[S], one a row of x,")
+    require_shape("positions", positions, (x.shape[0],), "[S], one a row of x,")
     require_device("positions", positions, x.device, "x")
     require_bool("inverse", inverse)
-    if len(x) and holds_values(positions) and are_values_read(positions):
+    if x.shape[0] and holds_values(positions) and are_values_read(positions):
         low, high = (int(y) for y in positions.aminmax())
-        if low < 0 or high >= len(cos):
+        if low < 0 or high >= cos.shape[0]:
             raise ArgumentValueError(
-                f"positions: expected rows of the rotation's tables, in [0, {len(cos)}); "
+                f"positions: expected rows of the rotation's tables, in [0, {cos.shape[0]}); "
                 f"got {low if low < 0 else high}"
             )
-    refuse_tangents("rotate_tail", (x,))
-    rows = positions.long().clamp(0, len(cos) - 1)
-    shape = (len(x), *[1] * (x.dim() - 2), cos.shape[1])
-    turned: Tensor = _Rotate.apply(  # type: ignore[no-untyped-call]
-        x, cos[rows].view(shape), sin[rows].view(shape), inverse
-    )
-    return turned
-
-
-class _Rotate(torch.autograd.Function):
-    """Turns forward; backward the gradient is turned back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        ctx.inverse = inverse
-        return _turned(x, cos, sin, inverse)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _turned(gradients[0], cos, sin, not ctx.inverse), None, None, None
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool) -> Tensor:
-    """The rotation; no more than the turned columns is widened."""
-    columns = 2 * cos.shape[-1]
+    rows = positions.long().clamp(0, cos.shape[0] - 1)
+    columns = 2 * cos.shape[1]
+    tables = (y[rows].view(x.shape[0], *[1] * (x.dim() - 2), columns // 2) for y in (cos, sin))
     fixed, tail = x.split([x.shape[-1] - columns, columns], dim=-1)
-    wide = rotated(tail.to(cos.dtype), cos, sin, inverse=inverse)
+    # No more than the turned columns is widened.
+    wide = rotated(tail.to(cos.dtype), *tables, inverse=inverse)
     return torch.cat((fixed, wide.to(x.dtype)), dim=-1)
 
 
@@ -369,7 +346,7 @@ def _offsets(
     require_rank("kv", kv, (2,), "[T, width]")
     require_positive("ratio", ratio)
     if cu_seqlens is None:
-        cu_seqlens = torch.arange(2, dtype=torch.int32, device=kv.device) * len(kv)
+        cu_seqlens = torch.arange(2, dtype=torch.int32, device=kv.device) * kv.shape[0]
     for name, value in (("cu_seqlens", cu_seqlens), ("seen", seen)):
         if value is not None:
             require_tensor(name, value)
@@ -379,7 +356,7 @@ def _offsets(
 
 def _require_tables(cos: Tensor, d: int) -> None:
     """Tables have positions, and no more columns than there are pairs."""
-    if not len(cos) or not 1 <= cos.shape[1] <= d // 2:
+    if not cos.shape[0] or not 1 <= cos.shape[1] <= d // 2:
         raise ArgumentValueError(
             f"rotation: expected [P, n] with P >= 1 and 1 <= 2n <= {d} columns; "
             f"got {list(cos.shape)}"
@@ -434,7 +411,7 @@ def _require_values(
             raise ArgumentValueError(f"seen: expected at least 0; got {int(seen.min())}")
         ends = ends + seen
     position = int(ends.max() // ratio - 1) * ratio
-    if cos is not None and position >= len(cos):
+    if cos is not None and position >= cos.shape[0]:
         raise ArgumentValueError(
-            f"rotation: expected tables of at least {position + 1} positions; got {len(cos)}"
+            f"rotation: expected tables of at least {position + 1} positions; got {cos.shape[0]}"
         )

@@ -19,6 +19,7 @@ from flashdsa.dispatch.checks import (
     require_writable,
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
+from flashdsa.dispatch.transforms import require_batch
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import CACHE, TOKEN_BYTES, write_index_k_cache
 from flashdsa.ops.kv_cache import columns_of, require_cache, write_kv_cache
@@ -36,6 +37,7 @@ def require_state(state: Tensor, operands: CompressKvOperands, least: int) -> No
     require_rank("state", state, (4,), "[B, R, 2, width]")
     if state.shape[1] < least:
         raise ArgumentValueError(f"state: expected R >= {least} rows; got {state.shape[1]}")
+    require_batch("compress_kv", "state", state, operands[:2])
     require_writable("state", state)
     require_addresses_of_its_own("state", state)
     names = operands._fields
@@ -84,7 +86,7 @@ def write_entries(
     """Write each entry into the slot of the token that completes it."""
     if not tokens:
         return
-    own = places(offsets, seen, len(entries), ratio)
+    own = places(offsets, seen, entries.shape[0], ratio)
     last = (own.row + ratio - 1).clamp(0, tokens - 1)
     chosen = torch.where(own.real, slots[last], -1)
     if _has_index_keys(out):
@@ -98,17 +100,17 @@ def keep_last(state: Tensor, kv: Tensor, gate: Tensor, offsets: Tensor, seen: Te
     token, or by row if there are fewer rows."""
     begins, ends = offsets[:-1].long(), offsets[1:].long()
     before, rows = seen.long(), state.shape[1]
-    if len(kv) > len(begins) * rows:
+    if kv.shape[0] > begins.shape[0] * rows:
         newest = (before + ends - begins - 1)[:, None]
         token = newest - (newest - torch.arange(rows, device=state.device)) % rows
-        source = (token + (begins - before)[:, None]).clamp(0, len(kv) - 1)
+        source = (token + (begins - before)[:, None]).clamp(0, kv.shape[0] - 1)
         values = torch.stack((kv[source], gate[source]), dim=2)
         state.copy_(torch.where((token >= before[:, None])[..., None, None], values, state))
         return
     # Rows after the last sequence's repeat its last token's write, older tokens the newest one's.
-    row = torch.arange(len(kv), device=state.device).clamp(max=(ends[-1:] - 1).clamp(min=0))
-    sequence = torch.searchsorted(ends, row, right=True).clamp(max=len(begins) - 1)
+    row = torch.arange(kv.shape[0], device=state.device).clamp(max=(ends[-1:] - 1).clamp(min=0))
+    sequence = torch.searchsorted(ends, row, right=True).clamp(max=begins.shape[0] - 1)
     source = row + (ends[sequence] - 1 - row) // rows * rows
     place = (before[sequence] + row - begins[sequence]) % rows
-    source = source.clamp(0, len(kv) - 1)
+    source = source.clamp(0, kv.shape[0] - 1)
     state[sequence, place] = torch.stack((kv[source], gate[source]), dim=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from flashdsa.backends.e4m3_scales import scale_of
 from flashdsa.backends.mxfp4 import quantize as quantize_mxfp4
 from flashdsa.backends.packed_rows import next_power_of_two
-from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import require_dtype, require_tensor
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
 from flashdsa.dispatch.registration import call, register
@@ -201,28 +200,16 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     if scale not in ("ue8m0", "fp32", "mxfp4"):
         error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
         raise error(f'scale: expected "ue8m0", "fp32" or "mxfp4"; got {scale!r}')
-    refuse_tangents("fake_quantize_index", (x,))
-    rounded: Tensor = _FakeQuantize.apply(x, scale)  # type: ignore[no-untyped-call]
-    return rounded
-
-
-class _FakeQuantize(torch.autograd.Function):
-    """Rounds forward; backward the gradient as it comes."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: str) -> Tensor:
-        wide = x.float()
-        if scale == "mxfp4":
-            fp8, factor = quantize_mxfp4(wide)
-            return (fp8.float() * factor[..., None]).to(x.dtype)
+    wide = x.detach().float()
+    if scale == "mxfp4":
+        fp8, factor = quantize_mxfp4(wide)
+        rounded = fp8.float() * factor[..., None]
+    else:
         factor = scale_of(wide)[..., None]
-        if scale == "ue8m0":
-            factor = next_power_of_two(factor)
-        return ((wide / factor).to(torch.float8_e4m3fn).float() * factor).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
-        return gradients[0], None
+        factor = next_power_of_two(factor) if scale == "ue8m0" else factor
+        rounded = (wide / factor).to(torch.float8_e4m3fn).float() * factor
+    # Less 0, with x's gradient; NaN only where the rounded vector is NaN throughout.
+    return rounded.to(x.dtype) - (x.detach() - x)
 
 
 def write_index_k_cache(k: Tensor, slots: Tensor, cache: Tensor, *, backend: str = "auto") -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flashdsa.dispatch.autograd import refuse_tangents
 from flashdsa.dispatch.checks import (
     require_device,
     require_dtype,
@@ -21,6 +20,7 @@ from flashdsa.dispatch.checks import (
     scale_or_default,
 )
 from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, INT32, sum_dtype, sums_or_same
+from flashdsa.dispatch.registration import opaque
 from flashdsa.errors import ArgumentValueError, DoubleBackwardError
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -71,20 +71,18 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
     Raises:
         TypeError, ValueError: a wrong argument.
     """
+    scale = scale_or_default(sm_scale, q)
     problem = _Problem(
-        q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, sm_scale, chunk_bytes
+        q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, scale, chunk_bytes
     )
     problem.check()
-    refuse_tangents("indexer_kl_loss_dense", vars(problem).values())
-    apply: Any = _DenseKl.apply
-    with torch.autocast(q_index.device.type, enabled=False):
-        loss: Tensor = apply(problem, q_index, k_index, weights)
+    loss: Tensor = _dense_kl(*vars(problem).values(), False)[0]
     return loss
 
 
 @dataclass
 class _Problem:
-    """The arguments of a call, as `indexer_kl_loss_dense` takes them."""
+    """The arguments of a call; `sm_scale` is a number."""
 
     q_index: Tensor
     k_index: Tensor
@@ -95,7 +93,7 @@ class _Problem:
     key_end: Tensor
     key_start: Tensor | None
     row_weight: Tensor | None
-    sm_scale: float | None
+    sm_scale: float
     chunk_bytes: int
 
     def check(self) -> None:
@@ -157,13 +155,12 @@ class _Problem:
     def target(self, rows: slice, visible: Tensor) -> Tensor:
         """P (queries, S_kv): the heads' attention added up, 0 where a key is not visible."""
         dtype, wide = sum_dtype(self.q.dtype), self.logits_dtype
-        scale = scale_or_default(self.sm_scale, self.q)
         total = torch.zeros(visible.shape, dtype=dtype, device=self.q.device)
         shared = self.k.to(wide) if self.k.dim() == 2 else None
         for head in range(self.q.shape[1]):
             keys = self.k[:, head].to(wide) if shared is None else shared
             s = self.q[rows, head].to(wide) @ keys.T
-            p = s.mul_(scale).sub_(self.lse[rows, head, None]).exp_()
+            p = s.mul_(self.sm_scale).sub_(self.lse[rows, head, None]).exp_()
             total += p.masked_fill_(~visible | (self.lse[rows, head, None] == math.inf), 0)
         return total
 
@@ -208,50 +205,26 @@ def _finite(tensor: Tensor) -> Tensor:
     return tensor.nan_to_num(0.0, 0.0, 0.0)
 
 
-class _DenseKl(torch.autograd.Function):
-    """The loss; its forward leaves the gradients behind."""
-
-    @staticmethod
-    def forward(ctx: Any, problem: _Problem, *inputs: Tensor) -> Tensor:
-        dtype = sum_dtype(problem.q.dtype)
-        wants = any(tensor.requires_grad for tensor in inputs)
-        sums = [torch.zeros(tensor.shape, dtype=dtype, device=tensor.device) for tensor in inputs]
-        loss = torch.zeros((), dtype=torch.float64, device=problem.q.device)
-        for rows in problem.chunks():
-            visible = problem.visible(rows)
-            p, scores = problem.target(rows, visible), problem.scores(rows, visible)
-            total = p.sum(1, dtype=torch.float64)
-            counts = (total != 0) & visible.any(1)
-            weight = torch.full_like(total, 1 / len(problem.q))
-            if problem.row_weight is not None:
-                weight = problem.row_weight[rows].double()
-            weight = weight.masked_fill(~counts, 0)
-            hidden = ~visible | (weight == 0)[:, None]
-            p /= total[:, None].masked_fill(~counts[:, None], 1).to(dtype)
-            log_prediction = scores.log_softmax(1).masked_fill_(~visible, 0)
-            terms = torch.special.xlogy(p, p).sub_(p * log_prediction).masked_fill_(hidden, 0)
-            loss += (terms.sum(1, dtype=torch.float64) * weight).sum()
-            if wants:
-                g = log_prediction.exp_().sub_(p).mul_(weight[:, None].to(dtype))
-                _gradients(problem, rows, g.masked_fill_(hidden, 0), hidden, sums)
-        if wants:
-            gradients = (s.to(x.dtype) for s, x in zip(sums, inputs, strict=True))
-            ctx.save_for_backward(*inputs, *gradients)
-        return loss.to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
-        apply: Any = _Gradients.apply
-        return (None, *apply(d_loss, *ctx.saved_tensors))
+def _results(q_index: Tensor, k_index: Tensor, weights: Tensor, *others: Any) -> list[Tensor]:
+    """The loss and the gradients, without values; the latter are empty if none is wanted."""
+    inputs = q_index, k_index, weights
+    gradients = [x.new_empty(x.shape if others[-1] else 0) for x in inputs]
+    return [q_index.new_empty((), dtype=sum_dtype(q_index.dtype)), *gradients]
 
 
 class _Gradients(torch.autograd.Function):
     """The gradients that the forward left behind, as functions of the inputs without a gradient."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(_: Any, d_loss: Tensor, *inputs_and_gradients: Tensor) -> tuple[Tensor, ...]:
+    def forward(d_loss: Tensor, *inputs_and_gradients: Tensor) -> tuple[Tensor, ...]:
         gradients = inputs_and_gradients[len(inputs_and_gradients) // 2 :]
         return tuple(d_loss.to(one.dtype) * one for one in gradients)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
 
     @staticmethod
     def backward(_: Any, *__: Tensor) -> Any:
@@ -259,3 +232,59 @@ class _Gradients(torch.autograd.Function):
             "indexer_kl_loss_dense: no gradient of a gradient is available; its backward cannot "
             "be differentiated (create_graph=True)"
         )
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, d_loss: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    apply: Any = _Gradients.apply
+    return *apply(d_loss, *ctx.saved_tensors), *[None] * 9
+
+
+def _wanting(arguments: Sequence[Any]) -> Sequence[Any]:
+    """The arguments of a call that is recorded; outer transforms may want gradients, too."""
+    *given, wants = arguments
+    return *given, wants or any(x.requires_grad for x in given[:3])
+
+
+def loss_and_gradients(*arguments: Any) -> list[Tensor]:
+    """The loss, and the gradients of the first three arguments; the arguments are those of
+    `_dense_kl`."""
+    *given, wants = arguments
+    problem, inputs = _Problem(*given), given[:3]
+    dtype = sum_dtype(problem.q.dtype)
+    sums = [torch.zeros_like(x, dtype=dtype) for x in inputs] if wants else []
+    loss = torch.zeros((), dtype=torch.float64, device=problem.q.device)
+    for rows in problem.chunks():
+        visible = problem.visible(rows)
+        p, scores = problem.target(rows, visible), problem.scores(rows, visible)
+        total = p.sum(1, dtype=torch.float64)
+        counts = (total != 0) & visible.any(1)
+        weight = torch.full_like(total, 1 / len(problem.q))
+        if problem.row_weight is not None:
+            weight = problem.row_weight[rows].double()
+        weight = weight.masked_fill(~counts, 0)
+        hidden = ~visible | (weight == 0)[:, None]
+        p /= total[:, None].masked_fill(~counts[:, None], 1).to(dtype)
+        log_prediction = scores.log_softmax(1).masked_fill_(~visible, 0)
+        terms = torch.special.xlogy(p, p).sub_(p * log_prediction).masked_fill_(hidden, 0)
+        loss += (terms.sum(1, dtype=torch.float64) * weight).sum()
+        if wants:
+            g = log_prediction.exp_().sub_(p).mul_(weight[:, None].to(dtype))
+            _gradients(problem, rows, g.masked_fill_(hidden, 0), hidden, sums)
+    empty = _results(*arguments)
+    gradients = [s.to(x.dtype) for s, x in zip(sums, inputs, strict=True)] if wants else empty[1:]
+    return [loss.to(dtype), *gradients]
+
+
+_dense_kl = opaque(
+    "indexer_kl_loss_dense(Tensor q_index, Tensor k_index, Tensor weights, Tensor q, Tensor k, "
+    "Tensor lse, Tensor key_end, Tensor? key_start, Tensor? row_weight, float sm_scale, "
+    "SymInt chunk_bytes, bool wants) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_results,
+    gradient=(_keep, _backward, _wanting),
+)(loss_and_gradients)

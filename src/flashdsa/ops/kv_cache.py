@@ -18,6 +18,8 @@ from flashdsa.dispatch.checks import (
     row_format_of,
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
+from flashdsa.dispatch.registration import opaque
+from flashdsa.dispatch.transforms import require_batch
 from flashdsa.errors import ArgumentValueError
 from flashdsa.row_formats import RowFormat, row_format
 
@@ -84,10 +86,11 @@ def write_kv_cache(
     rows = _rows(kv, columns_of(pages, form))
     _check_slots(slots, rows)
     require_apart(("cache", "kv", "slots"), (cache, kv, slots), written=[0])
-    if are_values_read(slots):
-        _require_inside(slots, pages, padding=True)
+    require_batch("write_kv_cache", "cache", cache, (kv, slots))
     num_slots = pages.shape[0] * pages.shape[1]
-    if not len(slots) or not num_slots:
+    if are_values_read(slots):
+        slots = _checked_slots(slots, num_slots, True)
+    if not slots.shape[0] or not num_slots:
         return
     rows = rows.to(cache.dtype) if form is None else pack(rows, form, power_of_two=power_of_two)
     put(parts_of(pages, form), slots, rows)
@@ -111,12 +114,12 @@ def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None)
     pages, form = _pages("cache", cache, kv_format)
     _check_slots(slots)
     require_device("slots", slots, cache.device, "cache")
-    if are_values_read(slots):
-        _require_inside(slots, pages, padding=False)
     num_slots = pages.shape[0] * pages.shape[1]
+    if are_values_read(slots):
+        slots = _checked_slots(slots, num_slots, False)
     if not num_slots:
         return torch.zeros(
-            len(slots), columns_of(pages, form), dtype=torch.bfloat16, device=cache.device
+            slots.shape[0], columns_of(pages, form), dtype=torch.bfloat16, device=cache.device
         )
     inside = (slots >= 0) & (slots < num_slots)
     rows = take(pages, form, torch.where(inside, slots, 0).long())
@@ -185,14 +188,17 @@ def _check_slots(slots: Tensor, rows: Tensor | None = None) -> None:
     require_dtype("slots", slots, torch.int32, torch.int64)
     require_rank("slots", slots, (1,), "[T]")
     if rows is not None:
-        require_shape("slots", slots, (len(rows),), "[T], one a row of kv,")
+        require_shape("slots", slots, (rows.shape[0],), "[T], one a row of kv,")
         require_device("slots", slots, rows.device, "kv")
 
 
-def _require_inside(slots: Tensor, pages: Tensor, *, padding: bool) -> None:
-    """Raise ArgumentValueError for a slot outside the pages; with `padding` -1 may come, and none
+@opaque(
+    "checked_slots(Tensor slots, SymInt num_slots, bool padding) -> Tensor",
+    fake=lambda slots, *_: torch.empty_like(slots),
+)
+def _checked_slots(slots: Tensor, num_slots: int, padding: bool) -> Tensor:
+    """The slots; ArgumentValueError for one outside the pages. With `padding` -1 may come, and none
     may come twice."""
-    num_slots = pages.shape[0] * pages.shape[1]
     used = slots[slots != -1] if padding else slots
     outside = (used < 0) | (used >= num_slots)
     if outside.any():
@@ -206,3 +212,4 @@ def _require_inside(slots: Tensor, pages: Tensor, *, padding: bool) -> None:
                 f"slots: expected distinct slots; got {int(values[counts > 1][0])} "
                 f"{int(counts.max())} times"
             )
+    return slots.clone()

@@ -139,7 +139,9 @@ def make_tensor_maps(cache: cute.Tensor, queries: cute.Tensor, plan: Any) -> tup
     """(cache as pages of rows of 128 bytes, box of a page's `page_box_rows`, or as rows that are
     gathered; queries as such rows, box of a row)."""
     pages, apart = cache.shape[0], cache.stride[0]
-    shape, stride, box = (plan.page_rows,), (CACHE_ROW_BYTES,), (plan.page_box_rows,)
+    shape: tuple[Any, ...] = (plan.page_rows,)
+    stride: tuple[Any, ...] = (CACHE_ROW_BYTES,)
+    box: tuple[Any, ...] = (plan.page_box_rows,)
     if plan.gathers:  # a gather has no third dimension
         shape = ((pages - 1) * (apart // CACHE_ROW_BYTES) + plan.page_rows,)
     else:
