@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.dispatch.overlap import overlaps_itself, share_memory
+from flashdsa.errors import UnsupportedError
 from flashdsa.ops import OPERATIONS
 from tests.support.subtests import CaseLoop
 from workbench.public_calls import Call, public_calls
@@ -142,6 +144,31 @@ def test_one_tensor_gets_the_sum_of_both_gradients(is_view: bool) -> None:
     expected = dkv.clone()
     expected[rows] += extra_dkv
     assert got[1] is total and torch.equal(total, expected)
+
+
+def test_vmap_writes_to_no_tensor_without_its_dimension(subtests: CaseLoop) -> None:
+    """Nor to one of an outer vmap's batch alone."""
+    for name, written in EACH:
+        if name.startswith("bind"):
+            continue
+        call = public_calls("cpu")[name]
+        other = next(n for n in call.tensors if call.arguments[n].is_floating_point())
+        value: Tensor = torch.stack([call.arguments[other]] * 2)
+        target: Tensor = torch.stack([call.arguments[written]] * 2)
+        before, names = bits(target).clone(), "|".join(WRITTEN[name])
+        inner = torch.vmap(partial(_result, call, other, written), (0, None))
+        wrong = {"alone": inner, "nested": torch.vmap(inner, (None, 0))}
+        for kind, function in wrong.items():
+            with subtests.test(f"{name}, {written}, {kind}"):
+                with pytest.raises(UnsupportedError, match=f"^({names}): .* under vmap"):
+                    function(value, target if kind == "nested" else target[0])
+                assert torch.equal(bits(target), before)
+
+
+def _result(call: Call, other: str, written: str, value: Tensor, target: Tensor) -> Tensor:
+    """What a call writes to."""
+    call.function(**{**call.arguments, other: value, written: target})
+    return target
 
 
 def test_neighbours_in_one_buffer_are_written() -> None:

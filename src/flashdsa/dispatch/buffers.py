@@ -21,6 +21,7 @@ from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apar
 from flashdsa.dispatch.registration import call
 from flashdsa.dispatch.rows import Output
 from flashdsa.dispatch.spec import OpSpec
+from flashdsa.dispatch.transforms import require_batch
 from flashdsa.errors import UnsupportedError
 
 
@@ -66,7 +67,7 @@ def require_totals(
 
     Raises:
         ArgumentTypeError, ArgumentValueError: one is of another kind.
-        UnsupportedError: a gradient of one is asked for.
+        UnsupportedError: a gradient of one is asked for, or one has no dimension of vmap's.
     """
     names, first = [operand.name for operand in spec.operands], operands[0]
     for name, tensor, shape, layout in totals:
@@ -77,6 +78,7 @@ def require_totals(
         require_writable(name, tensor)
         require_addresses_of_its_own(name, tensor)
         require_apart((name, *names), (tensor, *operands), written=[0])
+        require_batch(spec.operation, name, tensor, operands)
 
 
 class IntoBuffers:

@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import get_interpreter_stack, is_batchedtensor
+from torch._C._functorch import (
+    get_interpreter_stack,
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    maybe_get_level,
+)
+from torch.compiler import is_dynamo_compiling
 
 from flashdsa.dispatch.spec import OpSpec
 from flashdsa.errors import UnsupportedError
@@ -89,11 +96,20 @@ def refuse_transforms(function: str) -> None:
             )
 
 
-def require_batch(function: str, name: str, written: Tensor, given: Iterable[Tensor]) -> None:
-    """Raise UnsupportedError where vmap gives `function` a batch of another argument and one tensor
-    to write to."""
-    if not is_batchedtensor(written) and any(is_batchedtensor(x) for x in given):
+def require_batch(function: str, name: str, written: Tensor, given: Iterable[Any]) -> None:
+    """Raise UnsupportedError where a vmap gives `function` a batch of another argument and one
+    tensor to write to. What is no tensor of `given` has no batch."""
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    if any(_batches(x) - _batches(written) for x in tensors):
         raise _one_buffer(function, name)
+
+
+def _batches(tensor: Tensor) -> set[int]:
+    """Levels of the vmaps whose batch a tensor has a dimension of."""
+    if is_dynamo_compiling() or not is_functorch_wrapped_tensor(tensor):
+        return set()
+    own = {maybe_get_level(tensor)} if is_batchedtensor(tensor) else set()
+    return own | _batches(get_unwrapped(tensor))
 
 
 def _one_buffer(function: str, name: str) -> UnsupportedError:

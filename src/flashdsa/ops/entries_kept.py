@@ -42,6 +42,7 @@ def require_state(state: Tensor, operands: CompressKvOperands, least: int) -> No
     require_addresses_of_its_own("state", state)
     names = operands._fields
     require_apart(names, operands, written=[names.index("state")])
+    require_batch("compress_kv", "state", state, operands)
 
 
 def require_cache_of_entries(
@@ -66,6 +67,7 @@ def require_cache_of_entries(
             f"{list(out.shape)}"
         )
     require_apart(("out", "slots", *operands._fields), (out, slots, *operands), written=[0])
+    require_batch("compress_kv", "out", out, (slots, *operands))
 
 
 def _has_index_keys(out: Tensor) -> bool:
