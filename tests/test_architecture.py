@@ -247,3 +247,25 @@ def test_no_two_test_modules_have_the_same_name() -> None:
     """pytest imports them by it: a second one is not run."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+def _lengths_of_tensors(tree: ast.Module) -> Iterator[int]:
+    """Lines with `len` of a parameter that is a tensor."""
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            arguments = [*function.args.args, *function.args.kwonlyargs]
+            kinds = {x.arg: ast.unparse(x.annotation) for x in arguments if x.annotation}
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call) and ast.unparse(node.func) == "len":
+                    kind = kinds.get(ast.unparse(node.args[0]))
+                    if kind in ("Tensor", "Tensor | None"):
+                        yield node.lineno
+
+
+def test_the_operations_take_no_length_of_a_tensor() -> None:
+    """A trace takes it for a constant, `x.shape[0]` for a symbol."""
+    assert list(_lengths_of_tensors(ast.parse("def f(x: Tensor): return len(x)"))) == [1]
+    traced = [path for path in SOURCES if _folder_of_library(path) in ("ops", "dispatch")]
+    traced += [ROOT / f"src/flashdsa/backends/{name}.py" for name in ("entries", "packed_rows")]
+    lines = [(path, line) for path in traced for line in _lengths_of_tensors(_tree(path))]
+    assert [f"{_name(path)}:{line}" for path, line in lines] == []

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-import flashdsa
 from flashdsa.ops import OPERATIONS
 from workbench.public_calls import Call, Sizes, public_calls
 
@@ -40,6 +39,13 @@ ALIKE = ("rows", "16 heads", "decode", "int64", "deterministic", "sorted", "entr
 GRADIENTS = (
     *("compress_kv", "fake_quantize_index", "indexer_kl_loss", "indexer_kl_loss_dense"),
     *("rotate_tail", "sparse_mla", "sparse_mla, two sources"),
+)
+
+
+EXPORTED = (
+    *("sparse_mla", "sparse_mla, two sources", "mla_bwd", "indexer_kl_loss_dense"),
+    *("dsa_topk_prefill", "dsa_topk_indexer", "compress_kv", "compress_kv, state"),
+    *("write_kv_cache, packed", "read_kv_cache"),
 )
 
 
@@ -118,24 +124,25 @@ def test_the_second_graph_serves_all_sizes(name: str) -> None:
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
-def test_an_exported_program_takes_other_sizes() -> None:
-    class Attend(torch.nn.Module):
-        """Attention with gradients."""
+@pytest.mark.parametrize("name", EXPORTED)
+def test_an_exported_program_takes_other_sizes(name: str) -> None:
+    """With every size that may change at once."""
+    call, shapes = _calls()[name], shapes_of(name)
 
-        def forward(self, q: Tensor, kv: Tensor, indices: Tensor) -> Tensor:
-            return flashdsa.sparse_mla(q, kv, indices)
+    class Module(torch.nn.Module):
+        """The call."""
 
-    call = _calls()["sparse_mla"]
-    names = ("q", "kv", "indices")
+        def forward(self, tensors: dict[str, Tensor]) -> Any:
+            results = call.function(**{**call.arguments, **tensors})
+            return tuple(tensors[n] for n in call.written) if results is None else results
 
-    def given(steps: int) -> tuple[Tensor, ...]:
-        return tuple(larger("sparse_mla", call, steps)[name] for name in names)
+    def given(steps: int) -> dict[str, Tensor]:
+        return {n: x for n, x in larger(name, call, steps).items() if isinstance(x, Tensor)}
 
-    queries = Dim("queries")
     dims = {
-        "q": {0: queries, 1: Dim("heads")},
-        "kv": {0: Dim("rows")},
-        "indices": {0: queries, 1: Dim("topk")},
+        n: {a: Dim.DYNAMIC for a, dim in enumerate(shapes[n].split()) if dim in CHANGE}
+        for n in given(0)
     }
-    exported = torch.export.export(Attend(), given(0), dynamic_shapes=dims).module()
-    assert torch.equal(exported(*given(5)), Attend()(*given(5)))
+    exported = torch.export.export(Module(), (given(0),), dynamic_shapes=(dims,)).module()
+    got, expected = exported(given(5)), Module()(given(5))
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)

@@ -231,6 +231,8 @@ def compress_kv(  # noqa: PLR0913 - pooling, norm, rotation, state and cache of 
     eps = as_float("eps", eps)
     if (out is None) != (slots is None):
         raise ArgumentValueError("slots: expected them and out, or neither")
+    if out is None and kv_format is not None:
+        raise ArgumentValueError(f"kv_format: expected None without out; got {kv_format!r}")
     operands = CompressKvOperands(kv, gate, offsets, ape, norm_weight, cos, sin, state, seen)
     written = [name for name, x in (("state", state), ("out", out)) if x is not None]
     if written:

@@ -59,6 +59,10 @@ def require_cache_of_entries(
         if not is_dynamo_compiling():  # which cannot fill a row's cache, and reads the operation's
             _INDEX_KEYS.check(out, kv, "kv", {})
         columns = INDEX_HEAD_DIM
+        if kv_format is not None:
+            raise ArgumentValueError(
+                f"kv_format: expected None, as out has keys of the indexer; got {kv_format!r}"
+            )
     else:
         columns = columns_of(*require_cache("out", out, kv_format, kv, "kv"))
     if columns != d:

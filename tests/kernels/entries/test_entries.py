@@ -295,6 +295,8 @@ WRONG = [
       for name in ("kv", "gate", "ape", "norm_weight", "state", "seen")),
     ({**STATE, "state": STATE["state"].clone().requires_grad_()}, UnsupportedError, "^state: "),
     ({"out": OUT}, ArgumentValueError, "slots: expected them and out"),
+    ({"kv_format": "v4"}, ArgumentValueError, "^kv_format: expected None without out; got 'v4'"),
+    ({"out": INDEX_KEYS, **SLOTS, "kv_format": "v4"}, ArgumentValueError, "^kv_format: .* index"),
     ({"out": [1], **SLOTS}, ArgumentTypeError, "^out: expected a torch.Tensor; got list"),
     ({"out": OUT.half(), **SLOTS}, ArgumentTypeError, "^out: expected dtype bfloat16 or uint8"),
     ({"out": OUT[0], **SLOTS}, ArgumentValueError, r"^out: expected shape \[S_kv, d\]"),
