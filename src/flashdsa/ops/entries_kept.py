@@ -37,12 +37,11 @@ def require_state(state: Tensor, operands: CompressKvOperands, least: int) -> No
     require_rank("state", state, (4,), "[B, R, 2, width]")
     if state.shape[1] < least:
         raise ArgumentValueError(f"state: expected R >= {least} rows; got {state.shape[1]}")
-    require_batch("compress_kv", "state", state, operands[:2])
+    require_batch("compress_kv", "state", state, operands)
     require_writable("state", state)
     require_addresses_of_its_own("state", state)
     names = operands._fields
     require_apart(names, operands, written=[names.index("state")])
-    require_batch("compress_kv", "state", state, operands)
 
 
 def require_cache_of_entries(
