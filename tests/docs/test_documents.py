@@ -111,7 +111,6 @@ def test_python_runs(subtests: CaseLoop) -> None:
 
 
 NOT_RUN = {
-    "git clone": "the address is yours",
     "pip install": "installs; tests/wheel does",
     "make": "installs, or takes minutes",
     "flashdsa demo": "minutes; tests/demo runs a smaller one",
