@@ -74,3 +74,4 @@ decoded = decode_sparse_mla(q_local, kv_cache, slots, mesh)
 
 print(f"rank {layout.rank}: O {list(out.shape)}, {list(both.shape)}, decoded {list(decoded.shape)}")
 dist.destroy_process_group()
+del mesh, layout  # which hold the group: it ends before the interpreter does

@@ -118,7 +118,7 @@ def run_serve(model: ByteModel, text: Text, recipe: Recipe, folder: Path) -> dic
 
 
 def summary(found: dict[str, dict[str, Any]], folder: Path) -> str:
-    """The line that says what the parts of a run made."""
+    """One line about what the parts of a run made."""
     said = []
     if "train" in found:
         said.append("checkpoints " + ", ".join(f"{stage}.safetensors" for stage in STAGES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,12 +109,14 @@ def test_trying_leaves_everything_as_it_was(tmp_path: Path) -> None:
 
 @contextmanager
 def full_disk() -> Iterator[None]:
-    """Files of this process end at 100 bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Files of this process end at 100 bytes; it keeps no bytecode, which would end, too."""
+    limits, kept = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
         yield
     finally:
+        sys.dont_write_bytecode = kept
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 

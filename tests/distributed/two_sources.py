@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -165,6 +166,9 @@ def check_borders_move_no_more_than_they_need() -> None:
     assert int((ends - starts).max()) == WINDOW
     first = int(layout.positions[0]) - (WINDOW - 1) * (rank > 0)
     assert torch.equal(rows, layout.unshard(kv)[first : first + len(rows)])
+    held = weakref.ref(layout)
+    del layout
+    assert held() is None  # nor is its group
 
 
 def check_ranks_that_differ_in_two_sources() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -142,22 +143,23 @@ def runnable() -> list[Any]:
     return [pytest.param(one, marks=[pytest.mark.slow] * one.startswith(SLOW)) for one in run]
 
 
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, which commands may write to."""
+    copy = tmp_path_factory.mktemp("clone")
+    for name in ("docs", "examples", "ptxemu", "src", "workbench"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
 @pytest.mark.parametrize("command", runnable())
-def test_commands_run(command: str, tmp_path: Path) -> None:
-    """From a folder that looks like the clone's root; what they write stays there."""
-    for entry in ROOT.iterdir():
-        if entry.name != "out":
-            (tmp_path / entry.name).symlink_to(entry)
-    folder = Path(sys.executable).parent
-    found = ["src", "ptxemu/src", *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {
-        "PATH": os.pathsep.join([str(folder), os.environ["PATH"]]),
-        "PYTHONPATH": os.pathsep.join(str(ROOT / one) for one in found),
-    }
+def test_commands_run(command: str, clone: Path) -> None:
+    sources = os.pathsep.join(str(clone / folder) for folder in ("src", "ptxemu/src"))
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-ec", command],
-        cwd=tmp_path,
-        env=environment,
+        cwd=clone,
+        env=os.environ | {"PATH": path, "PYTHONPATH": sources},
         capture_output=True,
         text=True,
         check=False,

@@ -74,7 +74,8 @@ def shapes_of(name: str) -> Mapping[str, str]:
     spec = OPERATIONS[public + "_out" * ("buffers" in name)]
     rows = {x.name: x.shape for x in spec.operands}
     rows |= {"kv": "num_pages page_size 1 width"} if "pages" in name else {}
-    return rows | {"dkv": "S_kv d_qk", "accumulate_into": "S topk"}
+    rows |= {"dkv": "S_kv d_qk", "extra_dkv": "S_extra d_qk", "accumulate_into": "S topk"}
+    return rows if "slots" in rows or "cache" not in name else rows | {"slots": "T"}
 
 
 def larger(name: str, call: Call, steps: int) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def larger(name: str, call: Call, steps: int) -> dict[str, Any]:
             more = value.narrow(axis, 0, 1)
             if dim == "offsets":
                 more = value[-1:]
-            elif argument == "slots" and "write" in name:
+            elif argument == "slots" and "read" not in name:
                 more = torch.full_like(value[:1], -1)
             more = more.repeat_interleave(steps * (ratio if dim == "T" else 1), axis)
             value = torch.cat((value, more), axis)

@@ -89,7 +89,8 @@ GAPS_IN_A_BUFFER = "expected a contiguous tensor to write to"
 def refusal(name: str, argument: str, kind: str) -> str:
     """What docs/concepts/dsa.md says is refused of a call: the beginning of the message's reason;
     "" if nothing is."""
-    if argument == "k_index_cache_fp8" or (argument == "cache" and "index_k_cache" in name):
+    caches = ("k_index_cache_fp8", "cache" * ("index_k_cache" in name), "out" * ("kv" in name))
+    if argument in caches:
         return GAPS_IN_A_PAGE * (kind == "rows apart")
     if argument in ("out", "lse") and "fwd" in name:
         return GAPS_IN_A_BUFFER

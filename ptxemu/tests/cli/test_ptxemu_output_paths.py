@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,9 @@ def test_a_path_that_cannot_be_written(
 
 
 def test_a_full_disk_names_the_file_and_leaves_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # compiled modules would end there, too
     kernel, out = tmp_path / "nothing.ptx", tmp_path / "out"
     kernel.write_text(
         ".version 8.0\n.target sm_90a\n.address_size 64\n.visible .entry nothing() { ret; }\n"

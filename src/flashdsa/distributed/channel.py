@@ -19,7 +19,7 @@ from flashdsa.errors import RankError, UnsupportedError
 
 CPU = torch.device("cpu")
 TAG = 0x0D5A
-"""Tag of these messages: a program's own have others."""
+"""Tag of these messages; a program's own have others."""
 _own: WeakKeyDictionary[dist.ProcessGroup, Any] = WeakKeyDictionary()
 """Connections made here, of groups that have none for the CPU (NCCL alone).
 

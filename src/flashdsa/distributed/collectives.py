@@ -24,7 +24,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def of_dtype(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values that `as_bytes` was given. Only those of one byte lose their gradient."""
+    """Undo `as_bytes`. A view of another dtype has no gradient: only where it is one."""
     return values if values.dtype == dtype else values.view(dtype)
 
 

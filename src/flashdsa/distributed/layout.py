@@ -173,8 +173,8 @@ class SequenceLayout:
         shape[dim] = self.num_local
         value: float = padding
         if local.dtype != tensor.dtype:
-            wide = torch.tensor(padding, dtype=torch.float64)
-            value = int(wide.to(tensor.dtype).view(local.dtype)) if padding else 0
+            filler = torch.tensor(padding, dtype=tensor.dtype) if padding else None
+            value = 0 if filler is None else int(filler.view(local.dtype))
         local = local.masked_fill((positions < 0).view(shape), value)
         return of_dtype(local, tensor.dtype)
 

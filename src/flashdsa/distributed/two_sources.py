@@ -6,9 +6,10 @@ tokens complete. Both reach back to tokens of other ranks, which send copies of 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from flashdsa.distributed.group import Group, group_of, require_device_of_group
 from flashdsa.distributed.layout import PADDING, SequenceLayout, require_layout
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.ops.entries import compress_kv
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Borders(NamedTuple):
@@ -261,7 +265,23 @@ def _beginnings(layout: SequenceLayout) -> Tensor:
     return bounds[:-1].repeat_interleave(bounds.diff())
 
 
-@lru_cache(maxsize=16)
+def _while_the_layout_lives(
+    make: Callable[Concatenate[SequenceLayout, P], T],
+) -> Callable[Concatenate[SequenceLayout, P], T]:
+    """Remembers results of `make` by layout, and does not keep the layout: it holds its group,
+    which must end before the interpreter does."""
+    known: WeakKeyDictionary[SequenceLayout, dict[object, T]] = WeakKeyDictionary()
+
+    def remembered(layout: SequenceLayout, /, *options: P.args, **none: P.kwargs) -> T:
+        of_layout = known.setdefault(layout, {})
+        if options not in of_layout:
+            of_layout[options] = make(layout, *options, **none)
+        return of_layout[options]
+
+    return remembered
+
+
+@_while_the_layout_lives
 def _windows(layout: SequenceLayout, window: int) -> _Windows:
     """The windows of the layout's queries."""
     first = torch.maximum(torch.arange(layout.seq_len) + 1 - window, _beginnings(layout))
@@ -279,7 +299,7 @@ def _windows(layout: SequenceLayout, window: int) -> _Windows:
     return _Windows(_borders(layout, needed), starts, ends)
 
 
-@lru_cache(maxsize=16)
+@_while_the_layout_lives
 def _entries(layout: SequenceLayout, ratio: int, overlap: bool) -> _Entries:
     """The windows of `ratio` tokens that the layout's entries pool."""
     entries, begins = layout.entries(ratio), _beginnings(layout)
