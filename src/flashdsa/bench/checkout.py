@@ -41,7 +41,7 @@ def find_checkout() -> Checkout | None:
 
 def _git(root: Path, *arguments: str) -> str | None:
     """Output of a git command; None where it fails."""
-    command = ["git", "-C", str(root), *arguments]
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -104,6 +104,18 @@ def require_batch(function: str, name: str, written: Tensor, given: Iterable[Any
         raise _one_buffer(function, name)
 
 
+VIEWS_BYTES = torch._C._dispatch_has_kernel_for_dispatch_key("aten::view.dtype", "FuncTorchBatched")
+"""Whether torch views a batch's bytes as another dtype under vmap; 2.11 does not."""
+
+
+def require_byte_views(function: str, *tensors: Tensor) -> None:
+    """Raise UnsupportedError under a vmap where this torch has no views of a batch's bytes."""
+    if not VIEWS_BYTES and any(map(_batches, tensors)):
+        raise UnsupportedError(
+            f"{function}: torch.vmap over packed bytes needs a newer torch than {torch.__version__}"
+        )
+
+
 def _batches(tensor: Tensor) -> set[int]:
     """Levels of the vmaps whose batch a tensor has a dimension of."""
     if is_dynamo_compiling() or not is_functorch_wrapped_tensor(tensor):

@@ -16,6 +16,7 @@ from flashdsa.dispatch.dtypes import ATTENTION_DTYPES, E4M3, FP32
 from flashdsa.dispatch.registration import call, register
 from flashdsa.dispatch.rows import Operand, Output, Parameter, Sizes
 from flashdsa.dispatch.spec import OpSpec
+from flashdsa.dispatch.transforms import require_byte_views
 from flashdsa.errors import ArgumentTypeError, ArgumentValueError
 from flashdsa.problem import (
     INDEX_HEAD_DIM,
@@ -200,6 +201,8 @@ def fake_quantize_index(x: Tensor, *, scale: str = "ue8m0") -> Tensor:
     if scale not in ("ue8m0", "fp32", "mxfp4"):
         error = ArgumentValueError if isinstance(scale, str) else ArgumentTypeError
         raise error(f'scale: expected "ue8m0", "fp32" or "mxfp4"; got {scale!r}')
+    if scale != "fp32":
+        require_byte_views("fake_quantize_index", x)
     wide = x.detach().float()
     if scale == "mxfp4":
         fp8, factor = quantize_mxfp4(wide)

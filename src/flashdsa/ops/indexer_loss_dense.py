@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -76,12 +75,11 @@ def indexer_kl_loss_dense(  # noqa: PLR0913 - two sets of operands and a range o
         q_index, k_index, weights, q, k, lse, key_end, key_start, row_weight, scale, chunk_bytes
     )
     problem.check()
-    loss: Tensor = _dense_kl(*vars(problem).values(), False)[0]
+    loss: Tensor = _dense_kl(*problem, False)[0]
     return loss
 
 
-@dataclass
-class _Problem:
+class _Problem(NamedTuple):
     """The arguments of a call; `sm_scale` is a number."""
 
     q_index: Tensor
@@ -125,7 +123,7 @@ class _Problem:
                 require_tensor(name, value)
                 require_dtype(name, value, *((sum_dtype(dtype),) if "row" in name else INT32))
                 require_shape(name, value, (rows,), "[S]")
-        for name, value in vars(self).items():
+        for name, value in zip(self._fields, self, strict=True):
             if isinstance(value, Tensor):
                 require_device(name, value, self.q_index.device, "q_index")
         require_positive("chunk_bytes", self.chunk_bytes, 2**63 - 1)

@@ -19,7 +19,7 @@ from flashdsa.dispatch.checks import (
 )
 from flashdsa.dispatch.overlap import require_addresses_of_its_own, require_apart
 from flashdsa.dispatch.registration import opaque
-from flashdsa.dispatch.transforms import require_batch
+from flashdsa.dispatch.transforms import require_batch, require_byte_views
 from flashdsa.errors import ArgumentValueError
 from flashdsa.row_formats import RowFormat, row_format
 
@@ -49,6 +49,7 @@ def quantize_kv(kv: Tensor, *, scale: str = "ue8m0", kv_format: str = "v32") -> 
     """
     form = row_format(kv_format)
     power_of_two = _is_power_of_two(scale, form)
+    require_byte_views("quantize_kv", kv)
     return pack(_rows(kv, form.d_qk), form, power_of_two=power_of_two)
 
 
@@ -87,6 +88,8 @@ def write_kv_cache(
     _check_slots(slots, rows)
     require_apart(("cache", "kv", "slots"), (cache, kv, slots), written=[0])
     require_batch("write_kv_cache", "cache", cache, (kv, slots))
+    if form is not None:
+        require_byte_views("write_kv_cache", kv, cache)
     num_slots = pages.shape[0] * pages.shape[1]
     if are_values_read(slots):
         slots = _checked_slots(slots, num_slots, True)
@@ -114,6 +117,8 @@ def read_kv_cache(cache: Tensor, slots: Tensor, *, kv_format: str | None = None)
     pages, form = _pages("cache", cache, kv_format)
     _check_slots(slots)
     require_device("slots", slots, cache.device, "cache")
+    if form is not None:
+        require_byte_views("read_kv_cache", cache, slots)
     num_slots = pages.shape[0] * pages.shape[1]
     if are_values_read(slots):
         slots = _checked_slots(slots, num_slots, False)
@@ -159,7 +164,7 @@ def _pages(name: str, cache: Tensor, kv_format: str | None) -> tuple[Tensor, Row
     pages = cache.squeeze(2) if cache.dim() == 4 else cache
     pages = pages[:, None] if cache.dim() == 2 else pages
     form = row_format_of(name, cache, kv_format)
-    if form is not None:
+    if form is not None and pages.dtype is not torch.uint8:
         pages = pages.view(torch.uint8)
     return pages, form
 
