@@ -31,13 +31,12 @@ def lie_densely(operands: Iterable[Tensor | None]) -> bool:
     return all(x is None or x.is_contiguous() for x in operands)
 
 
-def written_apart(
-    serve: Callable[..., object], operands: Sequence[Any], number: int
-) -> Callable[..., object]:
-    """`serve`, which writes the operand `number` without gaps, for operands like these: if that one
-    has gaps, a copy without them is written, then the operand."""
-    if operands[number].is_contiguous():
+def written_apart(serve: Callable[..., object], operands: Any, name: str) -> Callable[..., object]:
+    """`serve`, which writes the operand `name` without gaps, for operands like these, a NamedTuple:
+    if that one has gaps, a copy without them is written, then the operand."""
+    if getattr(operands, name).is_contiguous():
         return serve
+    number = operands._fields.index(name)
 
     def run(given: Sequence[Any]) -> None:
         out = given[number]

@@ -46,8 +46,6 @@ UNEVEN_OF_FEW, UNEVEN_OF_MANY = 72, 352
 """The same of larger clusters, a CTA, and of clusters of two, of which each has several rows."""
 REFUSALS = (TypeError, ValueError, BufferError)
 """Errors of a compiled function before it launches, for tensors that it was not compiled for."""
-WRITTEN = 5
-"""Number of the operand that is written."""
 LEAST_SHARING = 3
 """CTAs of a cluster from which clusters share long rows, where lengths decide. Smaller ones can
 merge too little: there the CTAs of a long row select alone."""
@@ -127,7 +125,7 @@ def bind(
         except REFUSALS:  # nothing was launched
             launch(*read(*tensors))
 
-    run = written_apart(serve, operands, WRITTEN)
+    run = written_apart(serve, operands, "topk_indices")
     if not check or not Settings.from_environment().check:
         return runner.on_device(run)
 

@@ -24,9 +24,6 @@ from flashdsa.settings import Settings
 if TYPE_CHECKING:
     from flashdsa.ops.prefill import PrefillOperands, TopkPrefillOperands
 
-WRITTEN = 4
-"""Number of the operand that is written."""
-
 
 def bind(
     runner: Runner, operands: TopkPrefillOperands, *, sorted: bool
@@ -41,7 +38,7 @@ def bind(
     if operands.topk_indices.shape[0] and operands.k_index.shape[0]:
         plan = plan_of(operands.inputs, with_scores=sorted)
         serve = runner.on_device(
-            written_apart(bind_best(runner, plan, operands), operands, WRITTEN)
+            written_apart(bind_best(runner, plan, operands), operands, "topk_indices")
         )
     else:
         serve = bind_none(operands)

@@ -10,13 +10,12 @@ from flashdsa.backends.packed_rows import is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sm90.sparse_mla_decode import (
-    INT32_MAX,
     Turns,
     choose_for_turns,
     lists_vary,
     tiles_of,
 )
-from flashdsa.backends.sm90.used_slots import lack_lengths, with_used_slots
+from flashdsa.backends.sm90.used_slots import INT32_MAX, lack_lengths, with_used_slots
 from flashdsa.backends.sparse_mla_launches import (
     Form,
     Launches,
@@ -82,13 +81,15 @@ def choose(
     """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
     if batch_invariant:
         return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
-    by_lists = choose_joined if is_joined(operands, index_block) else choose_single
     finds = finds_ends(operands, index_block, runner.num_sms)
     if finds and operands.ends is None:
         # The kernels get lengths, so they are chosen for lists that have some.
         operands = operands._replace(topk_length=operands.indices[:, 0])
-    call = operands, sm_scale, max_logits, index_block, kv_format
-    write = by_lists(runner, *call, finds=finds)
+    if is_joined(operands, index_block):
+        call = operands, sm_scale, max_logits, index_block, kv_format
+        write = choose_joined(runner, *call, finds=finds)
+    else:
+        write = choose_single(runner, operands, sm_scale, max_logits, kv_format, finds=finds)
     return with_used_slots(runner, write, operands, index_block) if finds else write
 
 
@@ -106,7 +107,6 @@ def choose_single(
     operands: SparseMlaOperands,
     sm_scale: float,
     max_logits: bool,
-    index_block: int,
     kv_format: str | None,
     *,
     finds: bool,

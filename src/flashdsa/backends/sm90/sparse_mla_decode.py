@@ -15,7 +15,7 @@ from flashdsa.backends.cluster_limit import allowed_clusters
 from flashdsa.backends.packed_rows import form_of, is_packed
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90.decode_cuts import Times, time_of_dealt, time_of_waves
-from flashdsa.backends.sm90.used_slots import with_used_slots
+from flashdsa.backends.sm90.used_slots import INT32_MAX, with_used_slots
 from flashdsa.backends.sparse_mla_launches import Inputs, Write, is_joined, slots_of
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
@@ -56,7 +56,6 @@ _SPECS: Mapping[type[Plan], KernelSpec] = {
     ManyHeadsPlan: SPARSE_MLA_DECODE_MANY_HEADS,
     DealtManyHeadsPlan: SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
 }
-INT32_MAX = (1 << 31) - 1
 MOST_WAVES, MOST_WAVES_OF_FEW = 32, 20
 """Waves of items, a CTA each, beyond which dealing saves little; of 16 heads it then costs 1.2."""
 MOST_OF_WAVES, MOST_OF_VARIED = 0.97, 1.05

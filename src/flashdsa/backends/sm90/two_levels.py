@@ -20,7 +20,6 @@ from flashdsa.backends.cpu.indexer import check_values
 from flashdsa.backends.cpu.tiling import spans
 from flashdsa.backends.indexer.logits import plan_of
 from flashdsa.backends.indexer.tensors import as_read, values_are_checked
-from flashdsa.backends.indexer.topk_indexer import WRITTEN
 from flashdsa.backends.memory import written_apart
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import prefill
@@ -89,7 +88,7 @@ def bind(
                   runner.num_sms)  # fmt: skip
             rank(scores, lengths, from_0, table[own], num_pages, own, x)
 
-    return runner.on_device(written_apart(serve, operands, WRITTEN))
+    return runner.on_device(written_apart(serve, operands, "topk_indices"))
 
 
 def bind_prefill(
@@ -110,7 +109,7 @@ def bind_prefill(
         serve = prefill.bind_best(runner, plan, operands)
     else:
         serve = bind_blocks(runner, operands, block, sorted=sorted)
-    serve = runner.on_device(written_apart(serve, operands, prefill.WRITTEN))
+    serve = runner.on_device(written_apart(serve, operands, "topk_indices"))
     return prefill.with_ranges_checked(serve, lambda given: kind(*given).inputs)
 
 
