@@ -25,17 +25,17 @@ HEADS, TOPK, PAGE = 16, 512, 64
 
 def indexer_batch(lengths: list[int], device: str, seed: int) -> dict[str, Tensor]:
     """Rows of random keys, whose scores are not exact in every order of additions."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator(device).manual_seed(seed)
     pages = [-(-length // PAGE) for length in lengths]
-    k = torch.randn(sum(pages) * PAGE, 128, generator=g).to(device)
+    k = torch.randn(sum(pages) * PAGE, 128, generator=g, device=device)
     cache = torch.zeros(sum(pages), PAGE, 1, 132, dtype=torch.uint8, device=device)
     slots = torch.arange(len(k), dtype=torch.int32, device=device)
     flashdsa.write_index_k_cache(k=k, slots=slots, cache=cache)
-    q = torch.randn(len(lengths), HEADS, 128, generator=g).to(device)
-    weights = torch.randn(len(lengths), HEADS, generator=g).to(device)
+    q = torch.randn(len(lengths), HEADS, 128, generator=g, device=device)
+    weights = torch.randn(len(lengths), HEADS, generator=g, device=device)
     q_fp8, weights = flashdsa.quantize_index_q(q, weights)
     table = torch.full((len(lengths), max(pages)), -1, dtype=torch.int32, device=device)
-    order, first = torch.randperm(sum(pages), generator=g).int().to(device), 0
+    order, first = torch.randperm(sum(pages), generator=g, device=device).int(), 0
     for row, count in enumerate(pages):
         table[row, :count] = order[first : first + count]
         first += count

@@ -52,10 +52,10 @@ def attention_target(
         total = f64(lse[s])
         if attn_sink is not None:
             total = torch.logaddexp(total, f64(attn_sink))
-        for head in range(q.shape[1]):
-            if total[head] != torch.inf:
-                p = (logits[head] - total[head]).exp()
-                target[s, slots] += p * logits[head].abs() if slope else p
+        heads = total != torch.inf
+        logits = logits[heads]
+        p = (logits - total[heads, None]).exp()
+        target[s, slots] = (p * logits.abs() if slope else p).sum(0)
     return target
 
 
