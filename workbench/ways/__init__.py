@@ -1,0 +1,1 @@
+"""What each way of an operation earns: all are timed, the choice is replayed without each."""
