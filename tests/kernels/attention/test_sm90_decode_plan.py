@@ -26,7 +26,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFew
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.plan import BudgetError
@@ -131,7 +130,7 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
         (133, 16, DealtFewHeadsPlan),
         (200, 8, DealtFewHeadsPlan),
         (32, 32, FewHeadsPlan),
-        (133, 32, DealtManyHeadsPlan),
+        (133, 32, DealtPlan),
         (2, 64, FewHeadsPlan),
         (4, 64, DecodePlan),
     ],

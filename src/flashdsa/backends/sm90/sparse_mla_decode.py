@@ -22,8 +22,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFew
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     CTA_SLOTS,
@@ -34,9 +32,7 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE,
     SPARSE_MLA_DECODE_DEALT,
     SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
-    SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
     SPARSE_MLA_DECODE_FEW_HEADS,
-    SPARSE_MLA_DECODE_MANY_HEADS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.row_formats import V32, RowFormat
@@ -45,25 +41,22 @@ if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
 
-Plan = DecodePlan | FewHeadsPlan | ManyHeadsPlan
+Plan = DecodePlan | FewHeadsPlan
 """Plans of dealt tiles are among them."""
-Dealt = DealtPlan | DealtFewHeadsPlan | DealtManyHeadsPlan
+Dealt = DealtPlan | DealtFewHeadsPlan
 _SPECS: Mapping[type[Plan], KernelSpec] = {
     DecodePlan: SPARSE_MLA_DECODE,
     DealtPlan: SPARSE_MLA_DECODE_DEALT,
     FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
     DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
-    ManyHeadsPlan: SPARSE_MLA_DECODE_MANY_HEADS,
-    DealtManyHeadsPlan: SPARSE_MLA_DECODE_DEALT_MANY_HEADS,
 }
 MOST_WAVES, MOST_WAVES_OF_FEW = 32, 20
 """Waves of items, a CTA each, beyond which dealing saves little; of 16 heads it then costs 1.2."""
 MOST_OF_WAVES, MOST_OF_VARIED = 0.97, 1.05
-"""Dealt tiles of packed rows take less than this of the time of whole items, or these are taken, as
-they have less code; likewise where lists may be shorter than they seem, as only dealing heeds."""
+"""Packed rows: tiles are dealt if that takes less than this of the time of whole items, which need
+less code. 1.05 if lists have lengths: only dealt kernels share out the tiles that there are."""
 LEAST_VARIED_TILES, LONG_TILES = 5, 10
-"""Tiles of lists that may be shorter from which dealing pays, and from which it may seem to take so
-much longer."""
+"""If lists have lengths, tiles are dealt from 5 tiles on, and MOST_OF_VARIED holds from 10 on."""
 INVARIANT_CTAS = 4
 """CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
 have them."""
@@ -78,25 +71,20 @@ run together and find them in the second-level cache."""
 MOST_ALONE_TURNS = 1.25
 """Such items of lists with lengths, as a multiple of the SMs, which CTAs alone end sooner than the
 forward's, which are drawn."""
-PACKED, BF16, SIXTEEN, MANY, MANY_NO_ROPE = range(5)
-"""Items of 64 heads of packed and of bf16 rows, and of 16 heads; of 64 with keys as rows."""
+PACKED, BF16, SIXTEEN = range(3)
+"""Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
 WAVE_TIMES = {
     PACKED: Times(9.4, 2.53, item=9.4),
     BF16: Times(9.4, 1.9, item=9.4),
     SIXTEEN: Times(6.4, 1.41, item=5.5),
-    MANY: Times(9.9, 2.19, item=9.7),
-    MANY_NO_ROPE: Times(10.0, 2.02, item=9.7),
 }
-"""Times by clusters; those of 16 heads are within 10 % of 134 calls of 32, 64 and 128. With keys as
-rows, by CTAs alone: within 3 % in the mean of 307 calls."""
+"""Times by clusters; those of 16 heads are within 10 % of 134 calls of 32, 64 and 128."""
 ALONE_US = 1.9
 """Time by which a CTA of 64 heads that has an item alone ends it earlier."""
 DEALT_TIMES = {
     PACKED: Times(9.3, 2.55, item=4.5, merge=3.4, part=2.9),
     BF16: Times(7.6, 1.67, item=3.0, merge=4.4, part=0.7),
     SIXTEEN: Times(6.0, 1.43, item=3.8, merge=4.4, part=1.3),
-    MANY: Times(9.9, 2.17, item=7.3, merge=10.9, part=0.4),
-    MANY_NO_ROPE: Times(9.8, 2.02, item=6.6, merge=10.9, part=1.3),
 }
 """Times of dealt tiles, of packed rows as the choice needs them: it takes 1.006 of the fastest
 kernel's time in the mean of 350 calls, hot and cold. Of bf16 rows within 10 % of 90 calls."""
@@ -265,55 +253,36 @@ def choose_packed(
     Args:
         plan: that expands tiles. tiles: of a query, at most. varied: result of `lists_vary`.
     """
-    chosen: Plan
     chosen, size = choose_clusters(runner, plan, queries, num_heads, tiles)
-    waves = waves_of(runner, chosen, size, queries * chosen.items(num_heads))
-    time = time_of_clusters(chosen, size, tiles, waves)
-    if with_key_rows(plan, num_heads):
-        many = ManyHeadsPlan(plan.form, plan.joined)
-        waves = waves_of(runner, many, 1, queries * many.items(num_heads))
-        by_many = time_of_clusters(many, 1, tiles, waves)
-        if by_many < time:
-            chosen, size, time = many, 1, by_many
-    if varied and tiles < LEAST_VARIED_TILES:
+    dealt = dealt_plan(plan, num_heads)
+    if dealt is None or (varied and tiles < LEAST_VARIED_TILES):
         return chosen, size
-    time = time * (MOST_OF_VARIED if varied and tiles >= LONG_TILES else MOST_OF_WAVES)
-    for dealt in dealt_plans(plan, num_heads):
-        items = dealt.items(num_heads)
-        by_dealing = time_of_dealing(kind_of(dealt), runner.num_sms, queries, items, tiles)
-        if by_dealing < time:
-            chosen, size, time = dealt, 1, by_dealing
+    waves = waves_of(runner, chosen, size, queries * chosen.items(num_heads))
+    most = MOST_OF_VARIED if varied and tiles >= LONG_TILES else MOST_OF_WAVES
+    items = dealt.items(num_heads)
+    by_dealing = time_of_dealing(kind_of(dealt), runner.num_sms, queries, items, tiles)
+    if by_dealing < most * time_of_clusters(chosen, size, tiles, waves):
+        return dealt, 1
     return chosen, size
 
 
-def with_key_rows(plan: DecodePlan, num_heads: int) -> bool:
-    """Whether keys may be rows, of items of 64 heads."""
-    one_format = plan.packed and not plan.mixed
-    return one_format and num_heads > HEADS and ManyHeadsPlan.takes(plan.form, plan.joined)
-
-
-def dealt_plans(plan: DecodePlan, num_heads: int) -> list[Dealt]:
-    """The kernels of dealt tiles for packed rows.
+def dealt_plan(plan: DecodePlan, num_heads: int) -> Dealt | None:
+    """The kernel of dealt tiles for packed rows; None: there is none.
 
     Args:
         plan: that expands tiles.
     """
     if not plan.packed or plan.mixed or (plan.joined and plan.tile.has_rope):
-        return []
+        return None
     if num_heads <= HEADS and FewHeadsPlan.takes(plan.form, plan.joined):
-        return [DealtFewHeadsPlan(plan.form, plan.joined)]
-    dealt = DealtPlan(packed=True, joined=plan.joined, form=plan.form, tile=plan.tile)
-    if with_key_rows(plan, num_heads):
-        return [dealt, DealtManyHeadsPlan(plan.form, plan.joined)]
-    return [dealt]
+        return DealtFewHeadsPlan(plan.form, plan.joined)
+    return DealtPlan(packed=True, joined=plan.joined, form=plan.form, tile=plan.tile)
 
 
 def kind_of(plan: Plan) -> int:
     """The kind of a plan's items."""
     if isinstance(plan, FewHeadsPlan):
         return SIXTEEN
-    if isinstance(plan, ManyHeadsPlan):
-        return MANY if plan.form.rope else MANY_NO_ROPE
     return PACKED if plan.packed else BF16
 
 
