@@ -46,7 +46,7 @@ def test_text_and_markdown_show_all_tables_in_100_columns(run: Run, option: tupl
 
 
 def test_brackets_are_text(run: Run) -> None:
-    assert "Q of the item, 9 x [heads, 64] SW128" in run("plan", "mla_decode_heads64").output
+    assert "Q of the item, 9 x [heads, 64] SW128" in run("plan", "mla_decode_heads").output
 
 
 @pytest.mark.parametrize(

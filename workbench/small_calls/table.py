@@ -24,12 +24,10 @@ from workbench.small_calls import two_levels
 from workbench.small_calls.attention import (
     DEALT_FEW_HEADS,
     DEALT_FEW_HEADS_OF_512,
-    DEALT_MANY_HEADS,
     ENTRIES,
     FEW_HEADS,
     FEW_HEADS_OF_512,
     KEYS,
-    MANY_HEADS,
     attention,
     decode,
     growing,
@@ -301,9 +299,6 @@ TABLE: dict[str, Row] = {
     "mla-decode-dealt-heads-formats-sm_90a": Row(
         "mla_decode_dealt_heads", DEALT_FEW_HEADS_OF_512, mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),
-    "mla-decode-heads64-sm_90a": Row("mla_decode_heads64", MANY_HEADS, mutated=1),
-    "mla-decode-dealt-heads64-sm_90a": Row(
-        "mla_decode_dealt_heads64", DEALT_MANY_HEADS, mutated=1),
     "mla-decode-heads16-v4-sm_90a": Row("mla_decode_heads", FEW_HEADS_OF_512, mutated=3),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),

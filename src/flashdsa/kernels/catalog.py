@@ -19,8 +19,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFew
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
@@ -399,22 +397,6 @@ SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     build="flashdsa.kernels.attention.sm90.decode.few_heads.kernel:compile_few_heads",
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
-)
-SPARSE_MLA_DECODE_MANY_HEADS = _hopper(
-    name="mla_decode_heads64",
-    operations=("sparse_mla_fwd",),
-    plans=ManyHeadsPlan.every(),
-    build="flashdsa.kernels.attention.sm90.decode.many_heads.kernel:compile_many_heads",
-    entry="many_heads_kernel",
-    roles={"gather": ("gather_steps",), "math": ("consume", "end_item")},
-)
-SPARSE_MLA_DECODE_DEALT_MANY_HEADS = _hopper(
-    name="mla_decode_dealt_heads64",
-    operations=("sparse_mla_fwd",),
-    plans=DealtManyHeadsPlan.every(),
-    build="flashdsa.kernels.attention.sm90.decode.many_heads.dealt.kernel:compile_dealt",
-    entry="dealt_many_heads_kernel",
-    roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
 )
 SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     name="mla_decode_dealt_heads",

@@ -138,19 +138,6 @@ FORWARD = [
     SparseMlaCase("v4 beside v4, 16 heads, 80 queries of 2048 slots", 80, 192, 16, 1900, d_qk=512,
                   packed="ue8m0", kv_format="v4", extra_format="v4", page_size=64, extra_keys=90,
                   extra_topk=148, invalid=True, topk_length=True),
-    # 64 heads with keys as rows: whole waves, and others.
-    SparseMlaCase("packed rows, 132 queries of 2048 slots", 132, 100, 64, 2048, packed="ue8m0",
-                  invalid=True, poison=True, attn_sink="finite"),
-    SparseMlaCase("packed rows, 150 queries of 2048 slots", 150, 100, 64, 2048, packed="ue8m0",
-                  invalid=True, topk_length=True, poison=True, attn_sink="finite"),
-    SparseMlaCase("v32_no_rope, 132 queries of 2048 slots", 132, 100, 64, 2048, d_qk=512,
-                  packed="fp32", kv_format="v32_no_rope", invalid=True, poison=True),
-    SparseMlaCase("v32_no_rope beside v32_no_rope, 132 queries of 2048 slots", 132, 64, 64, 1900,
-                  d_qk=512, packed="ue8m0", kv_format="v32_no_rope", extra_format="v32_no_rope",
-                  page_size=64, extra_keys=60, extra_topk=148, invalid=True),
-    SparseMlaCase("v32_no_rope beside v32_no_rope, 150 queries of 2048 slots", 150, 64, 64, 1900,
-                  d_qk=512, packed="ue8m0", kv_format="v32_no_rope", extra_format="v32_no_rope",
-                  page_size=64, extra_keys=60, extra_topk=148, invalid=True, topk_length=True),
 ]
 INTO_BUFFERS = [
     SparseMlaCase("buffers of the caller", 4, 200, 16, 64, invalid=True, topk_length=True),

@@ -30,6 +30,7 @@ from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.tolerances import BIAS_TOLERANCE, F16_ROUNDING
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
@@ -50,7 +51,7 @@ def run(
     """O and lse by clusters of that size; they are judged, and nothing may be found.
 
     Args:
-        plan: of the kernel; None: that of many heads.
+        plan: of the kernel; None: that of 64 heads.
     """
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     rows = inputs.kv.flatten(0, -2)
@@ -253,6 +254,20 @@ def test_the_public_operation_takes_every_feature() -> None:
 def test_packed_rows_have_every_feature() -> None:
     """The public operation gives so few queries of packed rows to the kernel of few heads."""
     run(replace(ALL_AT_ONCE, packed="ue8m0"), 2)
+
+
+def test_rows_of_any_size_are_as_right_as_f16_has_them() -> None:
+    """A large key's logit feels that f16 holds it; 1 % too much of a row is seen all the same."""
+    case = SparseMlaCase("sizes", 1, 192, 64, 192, packed="fp32", row_sizes=2.0)
+    out, lse = run(case, 1)
+    inputs = make_sparse_mla_inputs(case, 0)
+    without = failures(judge_forward(inputs, out, lse))
+    assert any(message.startswith("O: row") for message in without)
+    spread, _ = reference.sparse_mla_spread(inputs.q, inputs.kv, inputs.indices)
+    felt = F16_ROUNDING * spread / out.double().norm(dim=-1)
+    assert int((felt < BIAS_TOLERANCE / 2).sum()) > 20
+    out[0, felt[0].argmin()] *= 1.01
+    assert "too long" in str(failures(judge_forward(inputs, out, lse, backend="emulate-sm90")))
 
 
 def test_scales_that_f16_has_no_room_for_are_right() -> None:

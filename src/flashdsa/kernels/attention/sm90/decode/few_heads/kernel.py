@@ -26,9 +26,8 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     ask_first,
     gather_pieces,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.math import consume, stage_share
+from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
 from flashdsa.kernels.attention.sm90.decode.shared.build import (
     compile_cluster_launch,
     launch_clusters,

@@ -20,13 +20,20 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     state_of_piece,
     tiles_of_consumer,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
+from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
+    first_head,
+    head_of,
+    offset_of_head,
+    reduce_keys,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
     is_rope,
     multiply_tile,
     multiply_values,
 )
+from flashdsa.kernels.attention.sm90.decode.few_heads.query import load_query
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     Heads,
     exponentiate,
@@ -37,17 +44,9 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     new_heads,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
-from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-    reduce_keys,
-)
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS
-from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
+    Output,
     meet_consumers,
     takes_part,
     wait_for_extent,
@@ -66,6 +65,15 @@ FIRST_MEETING = 1
 """Named barrier of the first consumer; the second one's follows."""
 WORDS = 4
 """fp32 that a thread stores at once."""
+
+
+class Math(NamedTuple):
+    """Reads q, k and masks. Writes its p, and results."""
+
+    ctx: Context
+    output: Output
+    q: Any  # (S, H, d_qk) bf16
+    consumer: Int32  # 0 or 1
 
 
 class Registers(NamedTuple):

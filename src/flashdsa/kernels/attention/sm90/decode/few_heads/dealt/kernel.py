@@ -21,12 +21,11 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import take_stretches
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.gather import gather_stretches
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import Dealt, take_stretches
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import (
     DealtFewHeadsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_tiles
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
 from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch, launch_ctas
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
@@ -61,7 +60,7 @@ def dealt_few_heads_kernel(
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         batch = batch_of(memory, x, sources)
-        gather_stretches(memory, batch, x.kv, x.indices, gather_tiles)
+        gather_stretches(memory, batch, x.kv, x.indices)
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(x.sm_scale * LOG2_E)

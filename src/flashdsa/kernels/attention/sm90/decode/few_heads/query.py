@@ -1,7 +1,7 @@
 """Q in shared memory: chunks of 64 columns with the 128-byte swizzle, a row for each head.
 
 Its latent columns are f16, times a power of two for each head, and those of 16 bytes of a key lie
-in the order in which the products take these bytes (`operands.py`). The RoPE columns stay bf16.
+in the order in which the products take these bytes (`products.py`). The RoPE columns stay bf16.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.gather import load_or
 from flashdsa.kernels.attention.sm90.decode.shared.words import (
@@ -41,9 +41,8 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     """
     tile = ctx.plan.tile
     form = ctx.plan.form
-    heads = ctx.plan.group_heads
     rope_units = form.rope // UNIT
-    threads = CONSUMERS * WARPGROUP_SIZE // heads
+    threads = CONSUMERS * WARPGROUP_SIZE // HEADS
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, number = thread // threads, thread % threads
     # A head past the last is read like a row of kv that is not valid.
@@ -60,19 +59,16 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
         if cutlass.const_expr((i + 1) * threads > all_pairs):
             exists = present if number + i * threads < all_pairs else Int32(-1)
         words += load_or(of_pair, exists, 0, 4) + load_or(of_pair, exists, UNIT * BF16, 4)
-    # Pieces of the RoPE columns of a thread, if there are more of them than threads of a row.
-    rope_pieces = -(-rope_units // threads)
     rope: list[Any] = []
-    for i in cutlass.range_constexpr(rope_pieces):
-        at = form.columns + (number + i * threads) % rope_units * UNIT
-        rope += load_or(source + at, present, 0, 4)
+    if cutlass.const_expr(rope_units > 0):
+        rope += load_or(source + (form.columns + number % rope_units * UNIT), present, 0, 4)
     power = power_of_row(words, threads)
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
     words = [to_f16(scaled(word, factor)) for word in words]
     rope = [scaled(word, factor) for word in rope]
     if number == 0:
-        ctx.memory.row_unit.array(Float32, heads)[row] = power_of_two(-power)
+        ctx.memory.row_unit.array(Float32, HEADS)[row] = power_of_two(-power)
     base = ctx.memory.q.address()
     for i in cutlass.range_constexpr(pairs):
         pair = number + i * threads
@@ -90,9 +86,7 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
     if cutlass.const_expr(rope_units > 0):
         if number < rope_units:
             chunk = base + form.columns // CHUNK * ctx.plan.operand_bytes
-            for i in cutlass.range_constexpr(rope_pieces):
-                to = chunk + swizzled_128(row, number + i * threads)
-                store_words(to, rope[4 * i : 4 * i + 4])
+            store_words(chunk + swizzled_128(row, number), rope)
     cute.arch.fence_proxy("async.shared", space="cta")
     # q_full: all of Q is written.
     ctx.memory.q_full.arrive()
