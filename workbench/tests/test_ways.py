@@ -1,4 +1,4 @@
-"""The judge of ways: its figures by hand, and that a call is served by the way that is asked for."""
+"""The judge of ways: figures by hand; a call is served by the way that is asked for."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from workbench.ways.measure import CHOICES, SCHEMA, by_way, ways_of
 DRAWS = [
     {"a": ("clusters", 9.0, 10.0, 20.0), "b": ("dealt", 11.0, 12.0, 20.0)},
     {"a": ("clusters", 9.0, 10.0, 20.0), "b": ("dealt", 11.0, 8.0, 10.0)},
-    {"b": ("dealt", 5.0, 10.0, 10.0), "c": ("dealt", 6.0, 1.0, 1.0), "a": ("clusters", None, 20.0, 10.0)},
+    {"b": ("dealt", 5.0, 10.0, 10.0), "c": ("dealt", 6.0, 1.0, 1.0),
+     "a": ("clusters", None, 20.0, 10.0)},
     {"f": ("forward", 1.0, 5.0, 5.0)},
 ]  # fmt: skip
 
 
 def rows() -> list[dict[str, Any]]:
     fields = ("kind", "estimate", "hot", "cold")
-    return [
-        {"line": "", "wrong": [], "ways": {name: dict(zip(fields, way, strict=True)) for name, way in ways.items()}}
-        for ways in DRAWS
-    ]  # fmt: skip
+    tables = [
+        {name: dict(zip(fields, way, strict=True)) for name, way in ways.items()} for ways in DRAWS
+    ]
+    return [{"line": "", "wrong": [], "ways": table} for table in tables]
 
 
 def test_the_choice_is_replayed_without_each_kind() -> None:

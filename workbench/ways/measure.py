@@ -121,7 +121,8 @@ def measure_draw(draw: Draw, backend: str = "sm90") -> Document:
     task = make_task(draw, "", "cuda" if backend == "sm90" else "cpu", backend)
     choice = CHOICES[draw.operation]
     found = ways_of(choice, task)
-    calls, row = {}, {"line": draw.line, "ways": {}, "wrong": []}
+    calls: dict[str, Call] = {}
+    row: Document = {"line": draw.line, "ways": {}, "wrong": []}
     for way, estimate in found.items():
         call, name = by_way(choice, task, way), str(way)
         row["wrong"] += [f"{name}: {fault}" for fault in task.judge(call()).findings]

@@ -16,7 +16,8 @@ from flashdsa import reference
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.decode_cuts import deal
-from flashdsa.backends.sm90.sparse_mla_decode import Dealt, bind_plan, spec_of
+from flashdsa.backends.sm90.sparse_mla import DECODES, bind_decode
+from flashdsa.backends.sm90.sparse_mla_ways import Dealt
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
@@ -70,7 +71,7 @@ class Launcher:
         out = emulator.empty(*q.shape[:2], 512, dtype=torch.bfloat16)
         lse = emulator.empty(*q.shape[:2], dtype=torch.float32)
         with emulator.launching():
-            write = bind_plan(emulator, self.plan, 1, operands, scale)
+            write = bind_decode(emulator, self.plan, 1, operands, scale)
             write(operands.into(*operands[:3], out, lse, None, *operands[3:]))
         assert [str(finding) for finding in emulator.findings] == []
         (counters, _) = emulator.workspaces[-self.plan.slot_words]
@@ -193,5 +194,5 @@ def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
     ids=lambda plan: plan.name,
 )
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: Dealt) -> None:
-    text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
+    text = str(compiled(DECODES[type(plan)], plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(text, tmp_path)

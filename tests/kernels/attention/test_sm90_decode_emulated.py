@@ -19,7 +19,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.packed_rows import parts_of
-from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
+from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
@@ -79,7 +79,7 @@ def launched(
     lse = emulator.empty(*rows, dtype=torch.float32)
     q, kv, indices, *others = operands
     with emulator.launching():
-        write = bind_plan(emulator, plan, size, operands, scale)
+        write = bind_decode(emulator, plan, size, operands, scale)
         write(SparseMlaOutOperands(q, kv, indices, out, lse, None, *others))
     assert [str(finding) for finding in emulator.findings] == []
     return out, lse

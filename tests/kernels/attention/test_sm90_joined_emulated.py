@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import compiled, emulation
-from flashdsa.backends.sm90 import sparse_mla_decode
+from flashdsa.backends.sm90 import sparse_mla_ways
 from flashdsa.backends.sm90.decode_cuts import cut_line
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
@@ -170,7 +170,7 @@ def test_tiles_of_both_sources_are_dealt(
 ) -> None:
     """On three SMs; items of unlike lengths are cut inside of either source."""
     assert cut_line([7, 4, 9, 4, 9, 5, 9], 3) == [(0, 0), (2, 3), (4, 6), (7, 0)]
-    monkeypatch.setattr(sparse_mla_decode, "time_of_dealing", lambda *_: 0.0)
+    monkeypatch.setattr(sparse_mla_ways, "time_of_dealing", lambda *_: 0.0)
     (setup,) = run(replace(case, num_queries=7), Device(3, {1: 3}), when)
     assert "dealt" in setup.kernel and setup.grid[0] == 3
 

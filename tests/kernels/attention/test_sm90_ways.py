@@ -1,4 +1,4 @@
-"""Which kernel serves a forward or decode on Hopper: the choice as a table, and what it promises."""
+"""Which kernel serves a forward or decode on Hopper: the choice as a table, and its promises."""
 
 from __future__ import annotations
 
@@ -153,7 +153,8 @@ def test_clusters_run_at_once_with_the_fewest_tiles(monkeypatch: pytest.MonkeyPa
 
 def test_bits_that_do_not_depend_on_others_have_one_way_a_number_of_heads() -> None:
     for heads, form, name in [
-        (64, "", "mla_fwd"), (16, "", "mla_fwd"), (64, "v32", "mla_used_slots, mla_decode_packed x 4"),
+        (64, "", "mla_fwd"), (16, "", "mla_fwd"),
+        (64, "v32", "mla_used_slots, mla_decode_packed x 4"),
         (16, "v32", "mla_used_slots, mla_decode_heads16 x 4"),
     ]:  # fmt: skip
         for queries, topk in product((1, 67, 1000), (64, 2048)):

@@ -141,8 +141,11 @@ def call_of(
     if x.extra_kv is not None:
         of_second = form_of(x.extra_kv, kv_format)
         extra = of_second.name if of_second and of_second != form else ""
+    queries, heads, d_qk = x.q.shape
     return Call(
-        *x.q.shape,
+        queries,
+        heads,
+        d_qk,
         slots=likely_slots(x, index_block),
         most_slots=slots_of(x, index_block),
         keys=num_rows(x.kv, x.extra_kv),
