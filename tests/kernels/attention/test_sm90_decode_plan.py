@@ -14,10 +14,10 @@ from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90.sparse_mla import time_of_items
 from flashdsa.backends.sm90.sparse_mla_decode import (
     Dealt,
-    Turns,
+    ManyItems,
     choose,
-    choose_for_turns,
     cluster_size_for,
+    dealing_pays,
     serves,
     time_of_dealing,
 )
@@ -163,70 +163,63 @@ def test_few_heads_have_few_scales_a_row(name: str) -> None:
     assert isinstance(plan, DealtFewHeadsPlan) == (form.num_scales < 8)
 
 
-ALONE = DecodePlan(tile=Tile(512))
-JOINED = DecodePlan(joined=True, tile=Tile(512))
+OF_ONE_SOURCE = DealtPlan(tile=Tile(512))
+JOINED = DealtPlan(joined=True, tile=Tile(512))
 
 
 @pytest.mark.parametrize(
-    ("items", "tiles", "full", "varied"),
+    ("items", "tiles", "dealt"),
     [
-        (133, 2, "forward", "alone"),
-        (140, 32, "dealt", "alone"),
-        (164, 16, "dealt", "alone"),
-        (166, 16, "dealt", "forward"),
-        (200, 32, "dealt", "forward"),
-        (240, 32, "forward", "forward"),
-        (264, 6, "forward", "forward"),
-        (397, 16, "dealt", "forward"),
-        (660, 32, "forward", "forward"),
-        (812, 32, "dealt", "forward"),
-        (925, 32, "forward", "forward"),
+        (133, 2, False),
+        (140, 32, True),
+        (200, 32, True),
+        (240, 32, False),
+        (264, 6, False),
+        (397, 16, True),
+        (660, 32, False),
+        (812, 32, True),
+        (925, 32, False),
     ],
 )
-def test_which_kernel_takes_bf16_rows_of_more_items_than_sms(
-    items: int, tiles: int, full: str, varied: str
+def test_which_bf16_rows_of_more_items_than_sms_are_dealt(
+    items: int, tiles: int, dealt: bool
 ) -> None:
-    """By whether lists have lengths."""
-    names = {type(None): "forward", DecodePlan: "alone", DealtPlan: "dealt"}
     by_forward = time_of_items(items, 64, tiles * 64, 132)
-    calls = (Turns(items, 64, 8192, tiles, tiles, varies, by_forward) for varies in (False, True))
-    chosen = [choose_for_turns(Emulator(), ALONE, call) for call in calls]
-    assert [names[type(plan)] for plan in chosen] == [full, varied]
-    assert all(plan is None or plan.tile == ALONE.tile for plan in chosen)
+    call = ManyItems(items, 64, 8192, tiles, tiles, by_forward)
+    assert dealing_pays(132, OF_ONE_SOURCE, call) == dealt
 
 
 @pytest.mark.parametrize(("queries", "topk"), [(857, 128), (660, 2048)])
 def test_what_the_forward_overlaps_is_not_dealt(queries: int, topk: int) -> None:
-    call = Turns(queries, 64, 8192, topk // 64, topk // 64, False, math.inf)
-    assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
+    call = ManyItems(queries, 64, 8192, topk // 64, topk // 64, math.inf)
+    assert dealing_pays(132, OF_ONE_SOURCE, call)
     by_forward = time_of_items(queries, 64, topk, 132)
-    assert choose_for_turns(Emulator(), ALONE, call._replace(by_forward=by_forward)) is None
-    assert choose_for_turns(Emulator(), ALONE, call._replace(num_queries=859)) is None
+    assert not dealing_pays(132, OF_ONE_SOURCE, call._replace(by_forward=by_forward))
+    assert not dealing_pays(132, OF_ONE_SOURCE, call._replace(num_queries=859))
 
 
 def test_far_rows_are_dealt_where_that_saves_much_or_queries_share_few() -> None:
     """The forward's neighbours find shared rows in the second-level cache."""
-    call = Turns(812, 64, 65_536, 32, 32, False, time_of_items(812, 64, 2048, 132))
-    assert type(choose_for_turns(Emulator(), ALONE, call)) is DealtPlan
-    assert choose_for_turns(Emulator(), ALONE, call._replace(num_keys=65_537)) is None
-    own = call._replace(num_keys=812 * 2048)
-    assert type(choose_for_turns(Emulator(), ALONE, own)) is DealtPlan
+    call = ManyItems(812, 64, 65_536, 32, 32, time_of_items(812, 64, 2048, 132))
+    assert dealing_pays(132, OF_ONE_SOURCE, call)
+    assert not dealing_pays(132, OF_ONE_SOURCE, call._replace(num_keys=65_537))
+    assert dealing_pays(132, OF_ONE_SOURCE, call._replace(num_keys=812 * 2048))
     much = call._replace(num_keys=65_537, by_forward=1.2 * call.by_forward)
-    assert type(choose_for_turns(Emulator(), ALONE, much)) is DealtPlan
+    assert dealing_pays(132, OF_ONE_SOURCE, much)
 
 
 def test_what_may_not_be_dealt() -> None:
     """Two sources of rows with RoPE; so many slots, at most, that the kernel cannot count shares of
     them; more turns than dealing gains from; a query of more items than SMs."""
     assert time_of_dealing(0, 132, 5, 133, 32) == math.inf
-    call = Turns(70, 128, 8192, 32, 32, False, time_of_items(70, 128, 2048, 132))
-    assert type(choose_for_turns(Emulator(), JOINED, call)) is DealtPlan
+    call = ManyItems(70, 128, 8192, 32, 32, time_of_items(70, 128, 2048, 132))
+    assert dealing_pays(132, JOINED, call)
     for plan, other in (
         (replace(JOINED, tile=Tile()), call),
         (JOINED, call._replace(most_tiles=1 << 20)),
         (JOINED, call._replace(num_queries=430)),
     ):
-        assert choose_for_turns(Emulator(), plan, other) is None
+        assert not dealing_pays(132, plan, other)
 
 
 def test_lists_that_may_be_shorter_are_dealt_if_they_are_long() -> None:

@@ -10,8 +10,8 @@ from flashdsa.backends.packed_rows import is_packed, num_rows
 from flashdsa.backends.runner import Runner
 from flashdsa.backends.sm90 import sparse_mla_decode
 from flashdsa.backends.sm90.sparse_mla_decode import (
-    Turns,
-    choose_for_turns,
+    ManyItems,
+    dealing_pays,
     lists_vary,
     tiles_of,
 )
@@ -26,7 +26,7 @@ from flashdsa.backends.sparse_mla_launches import (
     slots_of,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
-from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import (
     GROUPS,
     ITEM_US,
@@ -128,14 +128,12 @@ def choose_single(
     plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
     if len(groups) > 1:
         return bind_either(runner, plan, operands, sm_scale)
-    if group == 1 and not max_logits:
-        tiles = tiles_of(topk)
+    if group == 1 and not max_logits and (finds or not varied):
+        tiles, dealt = tiles_of(topk), DealtPlan(tile=tile)
         by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
-        varied = varied and not finds
-        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied, by_forward)
-        by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
-        if by_decode is not None:
-            return sparse_mla_decode.bind_plan(runner, by_decode, 1, operands, sm_scale)
+        call = ManyItems(num_queries, num_heads, num_keys, tiles, tiles, by_forward)
+        if dealing_pays(num_sms, dealt, call):
+            return sparse_mla_decode.bind_plan(runner, dealt, 1, operands, sm_scale)
     return bind_plan(runner, plan, operands, sm_scale)
 
 
@@ -163,17 +161,13 @@ def choose_joined(
     groups = groups_for(*sizes, varied=varied)
     if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
         groups = (1,)
-    if groups == (1,) and not max_logits:
+    if groups == (1,) and not max_logits and (finds or not varied):
         tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
         by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms)
-        varied = varied and not finds
-        turns = Turns(num_queries, num_heads, num_keys, tiles, most_tiles, varied, by_forward)
-        plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
-        by_decode = choose_for_turns(runner, plan, turns)
-        if by_decode is not None:
-            return sparse_mla_decode.bind_plan(
-                runner, by_decode, 1, operands, sm_scale, index_block
-            )
+        of = ManyItems(num_queries, num_heads, num_keys, tiles, most_tiles, by_forward)
+        dealt = DealtPlan(joined=True, tile=Tile(operands.q.shape[2]))
+        if dealing_pays(num_sms, dealt, of):
+            return sparse_mla_decode.bind_plan(runner, dealt, 1, operands, sm_scale, index_block)
     return bind_joined(runner, operands, sm_scale, index_block, groups)
 
 

@@ -68,9 +68,6 @@ MOST_NEAR_ROWS, MOST_DEALT_TURNS = 65_536, 6.5
 """Most rows of kv that count as near, some 75 MB, and most such items whose tiles are dealt, as a
 multiple of the SMs. Dealt neighbours, which may share rows, run at different times; the forward's
 run together and find them in the second-level cache."""
-MOST_ALONE_TURNS = 1.25
-"""Such items of lists with lengths, as a multiple of the SMs, which CTAs alone end sooner than the
-forward's, which are drawn."""
 PACKED, BF16, SIXTEEN = range(3)
 """Items of 64 heads of packed and of bf16 rows, and of 16 heads."""
 WAVE_TIMES = {
@@ -354,13 +351,12 @@ def joined_tiles(slots: tuple[int, int]) -> int:
     return sum(map(tiles_of, slots))
 
 
-class Turns(NamedTuple):
-    """bf16 rows of more items than SMs.
+class ManyItems(NamedTuple):
+    """bf16 rows of more items than SMs; lists have no lengths, or fill them.
 
     Attributes:
         tiles: of a query's lists. most_tiles: if all ranges are as long as their sources.
-        varied: lists have lengths.
-        by_forward: microseconds that the forward takes where they have none.
+        by_forward: microseconds that the forward takes.
     """
 
     num_queries: int
@@ -368,13 +364,7 @@ class Turns(NamedTuple):
     num_keys: int
     tiles: int
     most_tiles: int
-    varied: bool
     by_forward: float
-
-    @property
-    def items(self) -> int:
-        """Their number."""
-        return items_of(self.num_queries, self.num_heads)
 
     @property
     def shares_far_rows(self) -> bool:
@@ -382,25 +372,17 @@ class Turns(NamedTuple):
         return MOST_NEAR_ROWS < self.num_keys < self.num_queries * self.tiles * Tile().keys
 
 
-def choose_for_turns(runner: Runner, plan: DecodePlan, of: Turns) -> DecodePlan | None:
-    """The kernel that takes less time than the forward; None: the forward.
-
-    Args:
-        plan: of CTAs alone.
-    """
-    num_sms = runner.num_sms
-    if of.varied:
-        few = of.items <= MOST_ALONE_TURNS * num_sms
-        return plan if few and not plan.joined else None
-    few = of.items <= MOST_DEALT_TURNS * num_sms
-    can = few and can_deal(num_sms, of.num_queries, of.most_tiles)
-    if can and not (plan.joined and plan.tile.has_rope):
-        blocks = plan.items(of.num_heads)
-        dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, of.tiles)
-        most = MOST_OF_FORWARD_FAR if of.shares_far_rows else MOST_OF_FORWARD
-        if dealt + DEALT_CODE_US < most * of.by_forward:
-            return DealtPlan(joined=plan.joined, tile=plan.tile)
-    return None
+def dealing_pays(num_sms: int, plan: DealtPlan, of: ManyItems) -> bool:
+    """Whether dealt tiles take less time than the forward."""
+    few = items_of(of.num_queries, of.num_heads) <= MOST_DEALT_TURNS * num_sms
+    if plan.joined and plan.tile.has_rope:
+        return False  # There is no such kernel.
+    if not few or not can_deal(num_sms, of.num_queries, of.most_tiles):
+        return False
+    blocks = plan.items(of.num_heads)
+    dealt = time_of_dealing(BF16, num_sms, of.num_queries, blocks, of.tiles)
+    most = MOST_OF_FORWARD_FAR if of.shares_far_rows else MOST_OF_FORWARD
+    return dealt + DEALT_CODE_US < most * of.by_forward
 
 
 def _capacity(runner: Runner, plan: Plan) -> Mapping[int, int]:
