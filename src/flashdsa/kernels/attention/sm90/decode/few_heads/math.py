@@ -172,18 +172,25 @@ def consume(role: Math) -> Registers:
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
     num_tiles = wait_for_extent(ctx)
-    ring = RingConsumer(ctx.memory.full, ctx.memory.free)
-    for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
-        for state in states_of_tile(role, step):
+    take_tiles(role, r, Int32(0), tiles_of_consumer(num_tiles, role.consumer))
+    return r
+
+
+@cute.jit
+def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
+    """Take the consumer's tiles from number `first`, before which O is 0, to `end`."""
+    memory = role.ctx.memory
+    ring = RingConsumer(memory.full, memory.free)
+    for tile in cutlass.range(first, end, unroll=1):
+        for state in states_of_tile(role, tile):
             ring.wait(state)
-        take_tile(role, r, step, Boolean(step == 0))
+        take_tile(role, r, tile, Boolean(tile == first))
         # Bulk copies overwrite memory that threads have read.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        if ctx.thread % WARP_SIZE == 0:
-            for state in states_of_tile(role, step):
+        if role.ctx.thread % WARP_SIZE == 0:
+            for state in states_of_tile(role, tile):
                 ring.release(state.stage)
-    return r
 
 
 @cute.jit

@@ -8,7 +8,6 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 from flashdsa.dsl.fragments import pack
 from flashdsa.dsl.gmem import store1
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.pipeline import RingConsumer
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import Scale
@@ -33,8 +32,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
     find_factors,
     merge_sums,
     publish_sums,
-    states_of_tile,
-    take_tile,
+    take_tiles,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
     CONSUMERS,
@@ -122,23 +120,6 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
         take_tiles(math, r, tiles, end)
         end_stretch(role, r, number, consumer)
         number, tiles = number + 1, end
-
-
-@cute.jit
-def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
-    """Take the consumer's tiles of a stretch, from number `first` of its tiles on."""
-    memory = role.ctx.memory
-    ring = RingConsumer(memory.full, memory.free)
-    for tile in cutlass.range(first, end, unroll=1):
-        for state in states_of_tile(role, tile):
-            ring.wait(state)
-        take_tile(role, r, tile, Boolean(tile == first))
-        # Bulk copies overwrite memory that threads have read.
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        if role.ctx.thread % WARP_SIZE == 0:
-            for state in states_of_tile(role, tile):
-                ring.release(state.stage)
 
 
 @cute.jit
