@@ -4,18 +4,16 @@ packed rows Hopper takes.
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, those of `<!-- seeds -->` the same by seeds, those of `<!-- heads -->`
-their means by heads, and those of `<!-- means -->` their means in words; those of `<!-- run -->`
-are the tables of the newest folder of `workbench/results/dense_to_sparse`, those of
-`<!-- formats -->` what the implementations declare. With --check nothing is written; exit code 1 if
-a table is old.
+`workbench/results/draws`, those of `<!-- heads -->` their means by heads, and those of
+`<!-- means -->` their means in words; those of `<!-- run -->` are the tables of the newest folder
+of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
+declare. With --check nothing is written; exit code 1 if a table is old.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -139,20 +137,6 @@ def formats_table() -> str:
     return "\n".join([*lines, ""])
 
 
-def seeds_table() -> str:
-    """Figures of each operation's seeds in Markdown, hot / cold."""
-    from workbench.draws.report import markdown, reports
-
-    found = [
-        replace(report, operation=f"{report.operation}, {seed}")
-        for path, rows in read_all_draws().items()
-        for seed in re.findall(r"seed-(\d+)", path.name)
-        for report in reports(rows)
-    ]
-    table = markdown(sorted(found, key=lambda report: report.operation))
-    return f"{table.replace('operation', 'operation, seed', 1)}\n"
-
-
 def means() -> str:
     """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
     spans, reports = [], report_all(read_all_draws())
@@ -172,7 +156,6 @@ def run_tables() -> str:
 
 TABLES = {
     "draws": draws_table,
-    "seeds": seeds_table,
     "heads": heads_table,
     "means": means,
     "run": run_tables,

@@ -120,7 +120,6 @@ NOT_RUN = {
     "python -m examples.dense_to_sparse --out out/large": "a Hopper GPU",
     "torchrun --nproc-per-node 2 -m examples.dense_to_sparse": "two Hopper GPUs",
     "python -m workbench lab majorness --arch sm_90a --on gpu": "a Hopper GPU",
-    "ptxemu": "backward.py is the reader's",
 }
 """Beginnings of commands that no test runs as they stand, and why."""
 SLOW = (
