@@ -131,7 +131,8 @@ def test_groups_of_few_heads_have_the_union_over_both_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """O of the query that does not name the NaN row is mended; largest logits go nowhere."""
-    monkeypatch.setattr("flashdsa.backends.sm90.sparse_mla.LISTS_US", 0.0)  # beside so few queries
+    quick = replace(sparse_mla_ways.SPARSE_MLA, group_lists=0.0)  # beside so few queries
+    monkeypatch.setattr(sparse_mla_ways, "SPARSE_MLA", quick)
     setups = run(IN_GROUPS, Device(1, {1: 1}))
     assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
 
