@@ -15,15 +15,13 @@ import pytest
 from flashdsa.jit import loader
 from flashdsa.jit.loader import installed_hash, load
 from flashdsa.jit.shared_object import is_from
-from flashdsa.kernels.catalog import MLA_BWD, MLA_BWD_HEADS
+from flashdsa.kernels.catalog import MLA_BWD
 from tools import build_kernels
 
 ROOT = Path(__file__).parents[2]
 MAX_BYTES = 250_000
 """Of an object for each of its functions, of three small kernels at most."""
-PARAMETERS = {
-    "mla_bwd": 12, "mla_bwd_deterministic": 15, "mla_bwd_from_registers": 12, "mla_bwd_heads": 12,
-}  # fmt: skip
+PARAMETERS = {"mla_bwd": 12, "mla_bwd_deterministic": 15, "mla_bwd_from_registers": 12}
 """Of functions, by name; those of groups have 17."""
 
 
@@ -43,8 +41,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     target = tmp_path_factory.mktemp("kernels") / "sm100.so"
-    every = *MLA_BWD.plans, *MLA_BWD_HEADS.plans
-    plans = tuple(plan for plan in every if request.param in plan.name)
+    plans = tuple(plan for plan in MLA_BWD.plans if request.param in plan.name)
     assert f"{len(plans)}/{len(plans)} " in _build(target, "--only", request.param)
     return Built(target, plans)
 
@@ -77,9 +74,9 @@ def test_its_functions_load_without_a_compiler_and_know_their_arguments(built: B
         "import sys, pathlib\n"
         "sys.modules['cutlass'] = None\n"
         "from flashdsa.jit import loader\n"
-        "from flashdsa.kernels.catalog import MLA_BWD, MLA_BWD_HEADS\n"
+        "from flashdsa.kernels.catalog import MLA_BWD\n"
         f"loader.INSTALLED = pathlib.Path({str(built.path)!r}).parent\n"
-        "for spec, plan in (*MLA_BWD.variants, *MLA_BWD_HEADS.variants):\n"
+        "for spec, plan in MLA_BWD.variants:\n"
         f"    if plan.name not in {[plan.name for plan in built.plans]}:\n"
         "        continue\n"
         "    try:\n"

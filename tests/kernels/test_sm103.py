@@ -15,10 +15,9 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import compiled, emulation
-from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.hw import SM100
-from flashdsa.kernels.catalog import KERNELS, MLA_BWD_HEADS
+from flashdsa.kernels.catalog import KERNELS
 from flashdsa.plan.kernel_spec import KernelSpec
 from flashdsa.toolchain.ptxas import Assembler
 from flashdsa.verify.compare import Comparison, failures
@@ -26,12 +25,7 @@ from flashdsa.verify.judge_sparse_mla import check_backward, check_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
 from tests.kernels.indexer.exact_inputs import Inputs, make_inputs
 
-SPECS = [
-    pytest.param(spec, id=spec.name, marks=pytest.mark.slow if spec is MLA_BWD_HEADS else ())
-    for spec in KERNELS
-    if spec.arch == SM100.name
-]
-"""No call takes the backward with split heads."""
+SPECS = [pytest.param(spec, id=spec.name) for spec in KERNELS if spec.arch == SM100.name]
 GPUS = ("sm_100a", "sm_103a")
 ONE_PAIR = Device(2, MappingProxyType({1: 2, 2: 1}))
 LENGTHS = [130, 1, 0]
@@ -95,14 +89,6 @@ def backward() -> list[Comparison]:
     return check_backward(make_sparse_mla_inputs(ONE_BLOCK, 0, "cpu"), "emulate-sm100")
 
 
-def backward_with_split_heads() -> list[Comparison]:
-    """The kernel stands in the place of the one that calls take."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sm100_bwd, "MLA_BWD", MLA_BWD_HEADS)
-        patch.setattr(sm100_bwd, "PLANS", {(128, False): MLA_BWD_HEADS.plans[0]})
-        return backward()
-
-
 def as_the_cpu(call: Callable[[Inputs, str], torch.Tensor]) -> Callable[[], list[Any]]:
     """Return a judge of scores that are exact in any order of additions."""
 
@@ -127,7 +113,6 @@ def scores(inputs: Inputs, backend: str) -> torch.Tensor:
 CALLS = {
     "mla_fwd": forward,
     "mla_bwd": backward,
-    "mla_bwd_heads": backward_with_split_heads,
     "indexer": as_the_cpu(selected),
     "indexer_logits": as_the_cpu(scores),
 }

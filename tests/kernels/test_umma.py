@@ -22,27 +22,23 @@ from flashdsa.dsl.umma import (
 )
 from flashdsa.hw import TMEM_LANES
 from flashdsa.kernels.attention.sm100.bwd import products as bwd
-from flashdsa.kernels.attention.sm100.bwd.heads import products as heads
 from flashdsa.kernels.attention.sm100.fwd import products as fwd
-from flashdsa.kernels.catalog import (
-    INDEXER_SM100,
-    MLA_BWD,
-    MLA_BWD_HEADS,
-    SPARSE_MLA_FWD_SM100,
-)
+from flashdsa.kernels.catalog import INDEXER_SM100, MLA_BWD, SPARSE_MLA_FWD_SM100
 from ptxemu.descriptors import Tcgen05Descriptor, operand_addresses
 from ptxemu.engines.mma_plan import MmaForm, mma_plan
+from workbench.lab.kernels.split_heads import products as split_heads
+from workbench.lab.kernels.split_heads.plan import SPLIT_HEADS
 
 
 def products() -> Iterator[tuple[str, UmmaProduct]]:
-    """Every product of the kernels that ship."""
+    """Every product of the kernels that ship, and of the laboratory's backward."""
     for plan in MLA_BWD.plans:
         of = bwd.products_of(plan)
         scores = (of.p, of.p_rope, of.dp, of.dq, of.dq_rope)
         for product in (*scores, *(one for part in of.dkv for one in part)):
             yield plan.name, product
-    for plan in MLA_BWD_HEADS.plans:
-        split = heads.products_of(plan)
+    for plan in SPLIT_HEADS.plans:
+        split = split_heads.products_of(plan)
         for product in (split.p, split.dp, *split.dq, *(one for part in split.dkv for one in part)):
             yield plan.name, product
     for plan in SPARSE_MLA_FWD_SM100.plans:

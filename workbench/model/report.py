@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flashdsa.cli.plan_tables import PlanTable, Rows
-from workbench.model import backward_sm100, forward_sm100, heads_backward_sm100
+from workbench.model import backward_sm100, forward_sm100
 from workbench.model.indexer_sm100 import predict_all
 from workbench.model.machine import B200, H200
 from workbench.model.roofline import QUERIES, S_KV, TOPK, Prediction, predict
@@ -47,7 +47,7 @@ def attention(ranges: Ranges) -> list[PlanTable]:
     clocks.append(
         ("between two queries", *(f"{one.ends:,.0f}" if one.ends else "" for one in found))
     )
-    names = ("best", "middle", "worst", "forward", "backward", "split heads")
+    names = ("best", "middle", "worst", "forward", "backward")
     numbers = [(name, "right") for name in names]
     kernels, constant = ("kernel", "left"), [("constant", "wrap"), ("range", "wrap")]
     of_worth = [*constant, kernels, ("TFLOPS", "left"), ("in the first hour", "wrap")]
@@ -55,15 +55,14 @@ def attention(ranges: Ranges) -> list[PlanTable]:
     of_clocks = [("resource", "left"), *numbers[3:]]
     return [
         PlanTable("On B200, TFLOPS", of_times, times),
-        PlanTable("Clocks: forward 64 keys and CTA, backwards 32", of_clocks, clocks),
+        PlanTable("Clocks: forward 64 keys and CTA, backward 32", of_clocks, clocks),
         PlanTable("Constants that nobody here has measured, others in the middle", of_worth, worth),
     ]
 
 
 def bounds() -> list[Prediction]:
-    """Predict the forward and both backwards from one value of each constant."""
-    kernels = forward_sm100, backward_sm100, heads_backward_sm100
-    works = (kernel.work(B200, QUERIES, TOPK, S_KV) for kernel in kernels)
+    """Predict the forward and the backward from one value of each constant."""
+    works = (kernel.work(B200, QUERIES, TOPK, S_KV) for kernel in (forward_sm100, backward_sm100))
     return [predict(work, B200) for work in works]
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.core.tile import CLUSTER
 from flashdsa.kernels.attention.sm100.fwd.plan import FwdPlan
-from workbench.model import backward_sm100, forward_sm100, heads_backward_sm100
+from workbench.model import backward_sm100, forward_sm100
 from workbench.model.machine import B200, GpuModel
 from workbench.model.roofline import Work, predict
 from workbench.model.timeline import ends
@@ -127,11 +127,6 @@ KERNELS = (
         "backward", BwdPlan().tile.keys, backward_sm100.work,
         "ends of a launch, backward", ("add P", "add dP"),
         ADDS, "FlashAttention-4 820 and cuDNN 642 to 684, both with 512 dims",
-    ),
-    Attention(
-        "backward, split heads", heads_backward_sm100.PLAN.tile.keys, heads_backward_sm100.work,
-        "ends of a launch, backward", ("peer told", "part 0 read", "part 1 read", "part 2 read"),
-        ADDS, "as the backward",
     ),
 )  # fmt: skip
 

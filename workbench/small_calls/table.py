@@ -14,7 +14,6 @@ from typing import Any
 from flashdsa.backends.sm100 import mla_bwd as sm100_bwd
 from flashdsa.errors import ArgumentValueError
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
-from flashdsa.kernels.catalog import MLA_BWD_HEADS
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS
 from flashdsa.verify import check_cases
@@ -148,14 +147,6 @@ TABLE: dict[str, Row] = {
                  backend=BLACKWELL, settings={"flashdsa.backends.sm100.mla_bwd:PLANS": {
                      **sm100_bwd.PLANS, (128, False): BwdPlan(index_stages=4)}})
         for S, topk in ((2, 64), (3, 96))
-    )),
-    # The form of the reference design, which no call takes.
-    "mla-bwd-heads-sm_100a": Row("mla_bwd_heads", (
-        backward("two queries of three blocks", 128, 2, 96, sms=2, keys=KEYS, duplicates=True,
-                 backend=BLACKWELL, settings={
-                     "flashdsa.backends.sm100.mla_bwd:MLA_BWD": MLA_BWD_HEADS,
-                     "flashdsa.backends.sm100.mla_bwd:PLANS": {
-                         (128, False): MLA_BWD_HEADS.plans[0]}}),
     )),
     "mla-bwd-groups-sm_100a": Row("mla_bwd", tuple(
         backward(f"{S} queries of {topk}", 64, S, topk, sms=4, keys=KEYS, duplicates=True,

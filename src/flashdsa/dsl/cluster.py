@@ -46,19 +46,6 @@ def store_async(address: Any, words: Sequence[Any], barrier: Any) -> None:
     )
 
 
-def load_words_at_peer(address: Any, dtype: Any) -> Any:
-    """Load 16 bytes of another CTA's shared memory as four words; `dtype`: Int32 or Float32.
-
-    Args:
-        address: shared::cluster, a multiple of 16; see `peer_address`.
-    """
-    return cute.arch.inline_ptx(
-        "ld.shared::cluster.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
-        write_only_types=[dtype] * 4,
-        read_only_args=[address],
-    )
-
-
 def copy_to_peer(address: Any, source: Any, count: Any, barrier: Any) -> None:
     """One thread: copy neighbouring bytes of this CTA's shared memory to another CTA's, whose
     barrier counts them. The source may change, and this CTA may end, only after that barrier's

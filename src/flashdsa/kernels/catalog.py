@@ -25,7 +25,6 @@ from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
 from flashdsa.kernels.attention.sm90.sink.plan import SinkPlan
 from flashdsa.kernels.attention.sm90.used_slots.plan import UsedSlotsPlan
 from flashdsa.kernels.attention.sm100.bwd import plan as sm100_bwd
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import HeadsPlan
 from flashdsa.kernels.attention.sm100.core.tile import GROUPS as SM100_GROUPS
 from flashdsa.kernels.attention.sm100.fwd import plan as sm100_fwd
 from flashdsa.kernels.entries.sm90 import plan as entries
@@ -225,16 +224,6 @@ MLA_BWD = _blackwell(
     },
     timeline="flashdsa.kernels.attention.sm100.bwd.plan:TIMELINE",
 )
-MLA_BWD_HEADS = _blackwell(
-    name="mla_bwd_heads",
-    operations=("mla_bwd",),
-    plans=(HeadsPlan(),),
-    build="flashdsa.kernels.attention.sm100.bwd.heads.kernel:compile_heads",
-    entry="heads_kernel",
-    roles={"softmax": ("softmax_all", "send_dq"), "load": ("load_all",), "reduce": ("merge_all",),
-           "mma": ("issue_all",)},
-    timeline="flashdsa.kernels.attention.sm100.bwd.heads.plan:TIMELINE",
-)  # fmt: skip
 _CONSUMERS = {"consumer0": ("consume0",), "consumer1": ("consume1",)}
 SPARSE_MLA_FWD = _hopper(
     name="mla_fwd",

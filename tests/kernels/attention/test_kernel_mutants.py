@@ -29,7 +29,6 @@ AT_ONCE = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
 LAUNCHES: dict[str, SmallCall] = {
     "mla-bwd-sm_100a": TABLE["mla-bwd-sm_100a"].calls[0],
-    "mla-bwd-heads-sm_100a": TABLE["mla-bwd-heads-sm_100a"].calls[0],
     "mla-fwd-sm_100a": growing(128, 192, backend="sm100", sms=2),
     # Two work items of one step, by one CTA.
     "mla-fwd-sm_90a": replace(
@@ -40,13 +39,8 @@ LAUNCHES: dict[str, SmallCall] = {
 }
 CATEGORIES = 13
 """Of synchronisation that a kernel may have."""
-NEVER_LAUNCHED = {"mla-bwd-heads-sm_100a"}
-"""By a backend: its mutants are tried later."""
-SCHEDULES = {
-    "mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0]),
-    "mla-bwd-heads-sm_100a": POLICIES[:1],
-}
-"""At random, too, or only."""
+SCHEDULES = {"mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0])}
+"""At random, too."""
 DRAWN = {
     # One of each category, then any: later.
     "mla-bwd-sm_100a": (
@@ -57,12 +51,6 @@ DRAWN = {
         "tcgen05-wait#13 removed", "group-wait#9 one group more", "commit#17 removed",
         "mbarrier-wait#27 true at once", "mbarrier-wait#8 true at once", "tcgen05-fence#9 removed",
         "tcgen05-fence#29 removed",
-    ),
-    # The gather after the peer has read, the refill, the merge's messages, the order of parts.
-    "mla-bwd-heads-sm_100a": (
-        "proxy-fence#2 removed", "order#2 relaxed", "proxy-fence#3 removed",
-        "memory-fence#1 removed", "mbarrier-wait#19 true at once", "group-wait#2 removed",
-        "mbarrier-wait#27 true at once",
     ),
     "mla-fwd-sm_100a": ("proxy-fence#3 removed", "arrive#8 removed", "tcgen05-wait#3 removed"),
     "mla-fwd-sm_90a": (
@@ -110,7 +98,7 @@ def counts(kernel: str) -> dict[str, Any]:
     [
         pytest.param(kernel, name, marks=[] if number < CATEGORIES else pytest.mark.slow)
         for kernel, names in DRAWN.items()
-        for number, name in enumerate(names, CATEGORIES if kernel in NEVER_LAUNCHED else 0)
+        for number, name in enumerate(names)
     ],
 )
 def test_a_mutant_is_noticed(kernel: str, name: str) -> None:
@@ -119,10 +107,7 @@ def test_a_mutant_is_noticed(kernel: str, name: str) -> None:
     assert (result.verdict, result.message != "") == (CAUGHT, True)
 
 
-@pytest.mark.parametrize(
-    "kernel",
-    [pytest.param(k, marks=pytest.mark.slow if k in NEVER_LAUNCHED else ()) for k in DRAWN],
-)
+@pytest.mark.parametrize("kernel", DRAWN)
 def test_the_counts_and_the_arguments_are_of_this_kernel(kernel: str) -> None:
     """If not: `python -m workbench mutate`, and argue again what survives."""
     mutants, counted = mutants_of(kernel), counts(kernel)

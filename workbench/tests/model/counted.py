@@ -13,17 +13,6 @@ BACKWARD_MOVED = {
     "shared st": 53_376,
 }
 """Bytes of a block and CTA: a run of 128 keys less one of 64, by two blocks."""
-HEADS_BACKWARD_MOVED = {
-    "MMA shared read": 385_024,
-    "DSMEM ld": 55_296,
-    "global -> shared (TMA load)": 18_432,
-    "tmem ld": 90_112,
-    "tmem st": 40_960,
-    "shared -> global (bulk reduce)": 36_864,
-    "shared ld": 41_664,
-    "shared st": 104_576,
-}
-"""The same of the backward with split heads."""
 FORWARD_MOVED = {
     "MMA shared read": 86_016,
     "global -> shared (TMA load)": 36_864,

@@ -16,7 +16,7 @@ from flashdsa.backends.indexer.clusters import choose_clusters
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from flashdsa.problem import PAGE_BYTES
 from workbench.__main__ import cli
-from workbench.model import backward_sm100, forward_sm100, heads_backward_sm100
+from workbench.model import backward_sm100, forward_sm100
 from workbench.model.indexer_sm100 import SHAPES, predict_all, product_clocks
 from workbench.model.machine import B200, H200, GpuModel
 from workbench.model.roofline import (
@@ -24,13 +24,12 @@ from workbench.model.roofline import (
     Footprint,
     Matmul,
     Prediction,
-    Traffic,
     chip_seconds,
     predict,
 )
 from workbench.model.timeline import Part, Step, ends, period, transfer
 from workbench.model.unknowns import KERNELS, UNKNOWNS, attention_ranges, estimate
-from workbench.tests.model.counted import BACKWARD_MOVED, FORWARD_MOVED, HEADS_BACKWARD_MOVED
+from workbench.tests.model.counted import BACKWARD_MOVED, FORWARD_MOVED
 
 ROOT = Path(__file__).parents[3]
 SHAPE = {"queries": 4096, "topk": 2048, "s_kv": 8192}
@@ -85,18 +84,15 @@ def test_the_kernels_count_the_numbers_of_their_designs() -> None:
 
 
 def test_plan_and_emulated_run_agree() -> None:
-    for kernel, counted, path in (
-        (backward_sm100, BACKWARD_MOVED, "shared -> DSMEM (remote store)"),
-        (heads_backward_sm100, HEADS_BACKWARD_MOVED, "DSMEM ld"),
-    ):
-        planned: Traffic = kernel.traffic()
-        gathered, dsmem = counted["global -> shared (TMA load)"], counted[path]
-        shared = gathered + dsmem + counted["shared ld"] + counted["shared st"]
-        assert shared == pytest.approx(planned.shared_bytes, rel=0.01)
-        assert counted["MMA shared read"] == sum(one.operand_bytes for one in planned.matmuls)
-        assert counted["tmem ld"] + counted["tmem st"] == planned.tmem_bytes
-        assert (gathered, dsmem) == (planned.read_bytes, planned.dsmem_bytes)
-        assert counted["shared -> global (bulk reduce)"] == planned.reduce_bytes
+    back, counted = backward_sm100.traffic(), BACKWARD_MOVED
+    gathered = counted["global -> shared (TMA load)"]
+    dsmem = counted["shared -> DSMEM (remote store)"]
+    shared = gathered + dsmem + counted["shared ld"] + counted["shared st"]
+    assert shared == pytest.approx(back.shared_bytes, rel=0.01)
+    assert counted["MMA shared read"] == sum(one.operand_bytes for one in back.matmuls)
+    assert counted["tmem ld"] + counted["tmem st"] == back.tmem_bytes
+    assert (gathered, dsmem) == (back.read_bytes, back.dsmem_bytes)
+    assert counted["shared -> global (bulk reduce)"] == back.reduce_bytes
     planned, counted = forward_sm100.traffic(), FORWARD_MOVED
     assert counted["MMA shared read"] == sum(one.operand_bytes for one in planned.matmuls)
     assert counted["global -> shared (TMA load)"] == planned.read_bytes
@@ -179,17 +175,6 @@ def test_the_backward_is_bound_by_shared_memory_or_by_adds_that_miss() -> None:
     assert forward.bound == "shared memory port" and 1280 <= forward.cycles < 1350
 
 
-def test_split_heads_wait_for_parts_to_land_and_are_slower() -> None:
-    """As much useful work, half of the tensor core idle in P and dP, more bytes, one stage."""
-    split, dims = heads_backward_sm100.traffic(), backward_sm100.traffic()
-    assert split.useful_flop == dims.useful_flop
-    assert sum(one.tensor_cycles(B200) for one in split.matmuls) == 1920
-    assert sum(one.operand_bytes for one in split.matmuls) == 385_024
-    found = predicted(heads_backward_sm100)
-    assert found.bound == "shared memory port, waiting between roles"
-    assert 200 < found.tflops < 0.6 * predicted(backward_sm100).tflops
-
-
 def test_more_work_takes_longer_and_no_faster_machine_does() -> None:
     seconds = [predicted(backward_sm100, topk=topk).seconds for topk in (32, 512, 2048)]
     assert 3.7 < seconds[2] / seconds[1] < 3.9  # four times the blocks, the same ends
@@ -241,23 +226,13 @@ def test_the_pages_table_is_the_commands() -> None:
     assert page.partition(BEGIN)[2].partition(END)[0].strip() == shown.output.strip()
 
 
-def test_the_page_of_split_heads_has_the_models_numbers() -> None:
-    page = (ROOT / "docs/kernels/mla-bwd-sm100-heads.md").read_text()
-    ships, split = (predicted(kernel) for kernel in (backward_sm100, heads_backward_sm100))
-    rows = [(split.demands[x], ships.demands[x]) for x in ("tensor core", "shared memory port")]
-    rows += [(split.demands["DSMEM"], ships.demands["DSMEM"]), (split.cycles, ships.cycles)]
-    assert all(f"| {one:,.0f} | {other:,.0f} |" in page for one, other in rows)
-    for one in attention_ranges(**SHAPE)[1:]:
-        assert f"{one.worst.tflops:.0f} to {one.best.tflops:.0f}" in page
-
-
 def test_json_has_everything_and_subjects_print_tables() -> None:
     run = CliRunner().invoke(cli, ["model", "--json", "--topk", "64"])
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)
     assert document["attention"][0]["topk"] == 64
     assert document["attention"][0]["middle"]["tflops"] > 0 and len(document["indexer"]) == 9
-    assert set(document["machines"]) == {"H200", "B200"} and len(document["bounds"]) == 3
+    assert set(document["machines"]) == {"H200", "B200"} and len(document["bounds"]) == 2
     for what in ("summary", "attention", "machines"):
         run = CliRunner().invoke(cli, ["model", what, "--markdown"])
         assert run.exit_code == 0 and run.stdout.count("|") > 40

@@ -12,39 +12,28 @@ from flashdsa import reference
 from flashdsa.backends.emulated.runner import compiled
 from flashdsa.backends.sm100.mla_bwd import run
 from flashdsa.kernels.attention.sm100.core.tile import PAIR_ROWS
-from flashdsa.kernels.catalog import MLA_BWD, MLA_BWD_HEADS
+from flashdsa.kernels.catalog import MLA_BWD
 from flashdsa.ops.attention_backward import MlaBwdOperands
-from flashdsa.plan.kernel_spec import KernelSpec
 from ptxemu.cutedsl import emulate
 from ptxemu.trace.counters import Counters
-from workbench.model import backward_sm100, heads_backward_sm100
-from workbench.tests.model.counted import BACKWARD_MOVED, HEADS_BACKWARD_MOVED
+from workbench.model import backward_sm100
+from workbench.tests.model.counted import BACKWARD_MOVED
 
 for package in ("cutlass", "llvmlite", "tvm_ffi"):
     pytest.importorskip(package)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kernel", "instructions", "wanted"),
-    [
-        (MLA_BWD, backward_sm100.INSTRUCTIONS, BACKWARD_MOVED),
-        (MLA_BWD_HEADS, heads_backward_sm100.INSTRUCTIONS, HEADS_BACKWARD_MOVED),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_backward_counts(
-    kernel: KernelSpec, instructions: dict[str, int], wanted: dict[str, int]
-) -> None:
+def test_backward_counts() -> None:
     """Two blocks more."""
-    (less, few), (more, many) = (_counted(kernel, topk) for topk in (64, 128))
-    moved = {name: (more[name] - less[name]) / 4 for name in wanted}
-    assert moved == pytest.approx(wanted, rel=0.01)
-    for role, count in instructions.items():
+    (less, few), (more, many) = (_counted(topk) for topk in (64, 128))
+    moved = {name: (more[name] - less[name]) / 4 for name in BACKWARD_MOVED}
+    assert moved == pytest.approx(BACKWARD_MOVED, rel=0.01)
+    for role, count in backward_sm100.INSTRUCTIONS.items():
         assert (many[role] - few[role]) / 4 == pytest.approx(count, rel=0.05), role
 
 
-def _counted(kernel: KernelSpec, topk: int) -> tuple[Counter[str], Counter[str]]:
+def _counted(topk: int) -> tuple[Counter[str], Counter[str]]:
     """Count bytes by path and instructions by role of one query: two CTAs."""
     generator = torch.Generator().manual_seed(0)
 
@@ -60,7 +49,7 @@ def _counted(kernel: KernelSpec, topk: int) -> tuple[Counter[str], Counter[str]]
         heard.append(Counters())
         return heard[-1]
 
-    function = compiled(kernel, kernel.plans[0])
+    function = compiled(MLA_BWD, MLA_BWD.plans[0])
     with emulate(arch="sm_100a", on_launch=listen, check=False):
         run(
             function,
@@ -70,7 +59,7 @@ def _counted(kernel: KernelSpec, topk: int) -> tuple[Counter[str], Counter[str]]
             dkv_dtype=torch.float32,
             pairs=1,
         )
-    roles = [role.name for role in kernel.plans[0].roles]
+    roles = [role.name for role in MLA_BWD.plans[0].roles]
     moved: Counter[str] = Counter()
     instructions: Counter[str] = Counter()
     for warp in heard[-1].by_role({}):

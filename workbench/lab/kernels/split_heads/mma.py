@@ -15,10 +15,10 @@ from flashdsa.dsl.pipeline import Barriers
 from flashdsa.dsl.tma import load_box
 from flashdsa.dsl.tmem import wait_then_tcgen05
 from flashdsa.dsl.umma_issue import commit
-from flashdsa.kernels.attention.sm100.bwd.heads.load import HeadsContext
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import HEADS, PARTS
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader, issue_product
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, PAIR_ROWS
+from workbench.lab.kernels.split_heads.load import HeadsContext
+from workbench.lab.kernels.split_heads.plan import HEADS, PARTS
 
 
 @cute.jit

@@ -1,5 +1,5 @@
 """The backward of sparse MLA with its heads split over a pair of CTAs: a cluster a query, four
-warpgroups a CTA. `plan.TIMELINE` has what they do."""
+warpgroups a CTA."""
 
 from typing import Any
 
@@ -13,18 +13,18 @@ from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.static import Static
 from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
-from flashdsa.kernels.attention.sm100.bwd.heads.load import HeadsContext, HeadsMemory, load_all
-from flashdsa.kernels.attention.sm100.bwd.heads.mma import issue_all, load_heads
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import HEADS, HeadsPlan
-from flashdsa.kernels.attention.sm100.bwd.heads.products import products_of
-from flashdsa.kernels.attention.sm100.bwd.heads.reduce_dkv import merge_all
-from flashdsa.kernels.attention.sm100.bwd.heads.softmax import head_of, send_dq, softmax_all
 from flashdsa.kernels.attention.sm100.bwd.load import Loader, first_turn, locate
 from flashdsa.kernels.attention.sm100.bwd.mma import Issuer, QueryLoader
 from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer
 from flashdsa.kernels.attention.sm100.bwd.softmax import Softmax
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
+from workbench.lab.kernels.split_heads.load import HeadsContext, HeadsMemory, load_all
+from workbench.lab.kernels.split_heads.mma import issue_all, load_heads
+from workbench.lab.kernels.split_heads.plan import HEADS, HeadsPlan
+from workbench.lab.kernels.split_heads.products import products_of
+from workbench.lab.kernels.split_heads.reduce_dkv import merge_all
+from workbench.lab.kernels.split_heads.softmax import head_of, send_dq, softmax_all
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""

@@ -16,8 +16,6 @@ from flashdsa.dsl.smem import VECTOR, load_words, store_float, store_words
 from flashdsa.dsl.swizzle import swizzled_64, swizzled_128
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.heads.load import UNITS, HeadsContext, lane_of
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import HEADS
 from flashdsa.kernels.attention.sm100.bwd.load import load_lane, store_lane
 from flashdsa.kernels.attention.sm100.bwd.softmax import (
     COLUMNS,
@@ -28,6 +26,8 @@ from flashdsa.kernels.attention.sm100.bwd.softmax import (
     zero_unless,
 )
 from flashdsa.kernels.attention.sm100.core.tile import BF16, PAIR_ROWS
+from workbench.lab.kernels.split_heads.load import UNITS, HeadsContext, lane_of
+from workbench.lab.kernels.split_heads.plan import HEADS
 
 NAMED_BARRIER = 1
 OWN = 16

@@ -13,16 +13,16 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 
 from flashdsa.dsl import tmem
-from flashdsa.dsl.cluster import load_words_at_peer, peer_address
+from flashdsa.dsl.cluster import peer_address
 from flashdsa.dsl.smem import VECTOR, store_words
 from flashdsa.dsl.tmem import arrive_after_tcgen05, wait_then_tcgen05
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm100.bwd.heads.load import lane_of, peer_of
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import PARTS
 from flashdsa.kernels.attention.sm100.bwd.load import load_lane
 from flashdsa.kernels.attention.sm100.bwd.mma import owned_before, owns_rope
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import NAMED_BARRIER, WARPS, Reducer
 from flashdsa.kernels.attention.sm100.core.tile import FP32
+from workbench.lab.kernels.split_heads.load import lane_of, load_words_at_peer, peer_of
+from workbench.lab.kernels.split_heads.plan import PARTS
 
 COLUMNS = 32
 """Columns that are read at once, at most."""

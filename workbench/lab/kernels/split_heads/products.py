@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flashdsa.dsl.umma import SharedOperand, SharedTile, TilePart, TmemOperand, UmmaProduct
-from flashdsa.kernels.attention.sm100.bwd.heads.plan import HEADS, HeadsPlan
+from workbench.lab.kernels.split_heads.plan import HEADS, HeadsPlan
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import cutlass
 from cutlass import Int32, cute
 
-from flashdsa.dsl.cluster import load_words_at_peer, peer_address
+from flashdsa.dsl.cluster import peer_address
 from flashdsa.dsl.gather4 import gather4
 from flashdsa.dsl.memory import Region
 from flashdsa.dsl.pipeline import Barriers
@@ -55,6 +55,19 @@ def lane_of(ctx: Any) -> Any:
 def peer_of(ctx: Any) -> Any:
     """The rank of the other CTA."""
     return ctx.cta_rank ^ 1
+
+
+def load_words_at_peer(address: Any, dtype: Any) -> Any:
+    """Load 16 bytes of another CTA's shared memory as four words; `dtype`: Int32 or Float32.
+
+    Args:
+        address: shared::cluster, a multiple of 16; see `peer_address`.
+    """
+    return cute.arch.inline_ptx(
+        "ld.shared::cluster.v4.b32 {{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+        write_only_types=[dtype] * 4,
+        read_only_args=[address],
+    )
 
 
 @cute.jit

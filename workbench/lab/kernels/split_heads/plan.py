@@ -12,7 +12,7 @@ from enum import IntEnum
 from functools import cache
 from typing import ClassVar
 
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm100.bwd.plan import TimelineRow
 from flashdsa.kernels.attention.sm100.core.tile import (
     BF16,
@@ -23,6 +23,7 @@ from flashdsa.kernels.attention.sm100.core.tile import (
     PairTile,
 )
 from flashdsa.plan import Arrives, Barrier, LiveRange, Role, Sm100Plan, SmemRegion, TmemRegion
+from flashdsa.plan.kernel_spec import KernelSpec
 
 HEADS = PAIR_ROWS // CLUSTER
 """Heads of a CTA."""
@@ -210,3 +211,13 @@ TIMELINE = (
     TimelineRow(Step.DKV2, "part 2", "peer's K(b+1)", "part 2 = dS^T Q", "", "part 2 likewise"),
     TimelineRow(Step.EPILOGUE, "end", "", "", "dQ -> shared memory -> global", ""),
 )
+SPLIT_HEADS = KernelSpec(
+    name="mla_bwd_heads",
+    arch=SM100.name,
+    operations=("mla_bwd",),
+    plans=(HeadsPlan(),),
+    build="workbench.lab.kernels.split_heads.kernel:compile_heads",
+    entry="heads_kernel",
+    timeline="workbench.lab.kernels.split_heads.plan:TIMELINE",
+)
+"""The kernel's row, which is not in the library's catalog."""
