@@ -423,7 +423,7 @@ SPARSE_MLA_USED_SLOTS = _hopper(
     build="flashdsa.kernels.attention.sm90.used_slots.kernel:compile_used_slots",
     entry="used_slots_kernel",
 )
-_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
+_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd.kernel"
 
 INDEXER_BWD = _hopper(
     name="indexer_bwd",
@@ -435,7 +435,7 @@ INDEXER_BWD = _hopper(
             for ordered, num_heads in product((False, True), index_bwd.NUM_HEADS)
         ),
     ),
-    build=f"{_INDEXER_BWD}.build:compile_backward",
+    build=f"{_INDEXER_BWD}:compile_backward",
     entry="indexer_bwd_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
@@ -443,7 +443,7 @@ INDEXER_BWD_SUM = _hopper(
     name="indexer_bwd_sum",
     operations=("indexer_bwd",),
     plans=(index_bwd.SumPlan(),),
-    build=f"{_INDEXER_BWD}.build:compile_sum",
+    build=f"{_INDEXER_BWD}:compile_sum",
     entry="ordered_sum_kernel",
 )
 
