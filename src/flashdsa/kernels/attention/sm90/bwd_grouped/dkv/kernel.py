@@ -23,7 +23,6 @@ from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
-    Context,
     DkvMemory,
     Matrices,
     Rows,
@@ -32,7 +31,7 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.multiply import Multiply, multiply_all
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import ROW_WARPS, DkvPlan
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, locate
 
 
 @cute.kernel
@@ -69,14 +68,6 @@ def dkv_kernel(
         cute.arch.setmaxregister_increase(plan.multiply.registers)
         ctx = locate(memory, ids, counts, groups)
         multiply_all(Multiply(ctx, dkv, group - 1))
-
-
-@cute.jit
-def locate(memory: DkvMemory, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
-    """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, memory.plan)
-    return Context(memory, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):

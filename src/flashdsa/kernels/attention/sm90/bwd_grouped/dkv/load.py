@@ -1,10 +1,10 @@
-"""Context of all roles, and what comes to shared memory: matrices from the workspace, Q and dO.
+"""Loads to shared memory: matrices from the workspace, Q and dO.
 
 Role matrices brings P and dS of every tile. Role rows brings the item's dims of Q and dO of the
 group's rows, each warp 64 of them.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -17,9 +17,8 @@ from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
     PARTS,
-    DkvPlan,
 )
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item, Lists, Work, item_at, matrix_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Context, Item, matrix_at
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
     MATRICES,
@@ -40,24 +39,6 @@ class DkvMemory(Memory):
     matrix_free: Barriers
     rows_full: Barriers
     rows_free: Barriers
-
-
-class Context(NamedTuple):
-    """One CTA's position in the launch."""
-
-    memory: DkvMemory
-    work: Work
-    lists: Lists
-    thread: Int32  # in its warpgroup
-
-    @property
-    def plan(self) -> DkvPlan:
-        """The compile-time plan."""
-        return self.memory.plan
-
-    def item(self, number: Any) -> Item:
-        """Work item `number`."""
-        return item_at(self.work, self.lists, number, self.plan)
 
 
 @cute.jit

@@ -15,9 +15,9 @@ from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import Context, first_tile, tile_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import first_tile, tile_at
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import PARTS, WARPGROUPS
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Context, Item
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, four_dims, multiply
 from flashdsa.kernels.attention.sm90.core.tile import BF16
