@@ -29,7 +29,6 @@ NO_CASE_YET = {
     ("sm90", "indexer", "by_lengths"): {True},
     ("sm100", "indexer", "by_lengths"): {True},
     ("sm90", "indexer_bwd", "blocks"): {4},
-    ("sm90", "mla_bwd_dkv", "ordered"): {True},
     ("sm90", "mla_bwd_fused", "given"): {True},
 }
 """Values that operations take and no case reaches: tests of their kernels do. A case takes one off

@@ -34,7 +34,7 @@ from workbench.small_calls.attention import (
 )
 from workbench.small_calls.call import BLACKWELL, HOPPER, Row, SmallCall
 from workbench.small_calls.direct import Apart, Order, Ranked
-from workbench.small_calls.plants import alike, gap, plant_all, repeated, shorter
+from workbench.small_calls.plants import alike, plant_all, shorter
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 
@@ -91,15 +91,8 @@ _SIZES = (
 )  # fmt: skip
 _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
 _TICKETS = tuple(backward(x, H, S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
-_PACED = {"flashdsa.backends.sm90.mla_bwd_per_item:PACED_ROWS": {64: 0}}
+_PACED = {"flashdsa.backends.sm90.mla_bwd_choice:PACED_ROWS": {64: 0}}
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
-_ROUNDS = {"flashdsa.backends.sm90.mla_bwd_grouped:ORDERED_ROUNDS": 1}
-_CHAIN = _ROUNDS | {
-    "flashdsa.backends.sm90.mla_bwd_grouped:buffers_for": lambda *sizes: 1,
-    # Else lists with rows out of order are not taken, unless there are hundreds.
-    "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
-}  # groups in order are one chain
-_chain = partial(backward, ordered=True, settings=_CHAIN)
 _ORDERED_SLOTS = "flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots"
 _rows = partial(_slots, settings={f"{_ORDERED_SLOTS}.offsets:MOST_OF_WARP": 8})
 
@@ -186,17 +179,6 @@ TABLE: dict[str, Row] = {
     "mla-bwd-scores-sm_90a": Row("mla_bwd_scores", _LARGE),
     "mla-bwd-dq-sm_90a": Row("mla_bwd_dq", _LARGE),
     "mla-bwd-dkv-sm_90a": Row("mla_bwd_dkv", _LARGE),
-    # Additions come in one order; a bound that is read may be old, as it only rises.
-    "mla-bwd-dkv-ordered-sm_90a": Row("mla_bwd_dkv", (
-        _chain("two CTAs", 128, 4, 130, alike, shorter(70), sms=2),
-        _chain("repeated keys", 128, 4, 110, alike, repeated, sms=3),
-        _chain("a warpgroup has no tile", 128, 4, 60, alike),
-        _chain("all items at a time", 128, 4, 130, alike, sms=6),
-        _chain("out of order only", 128, 4, 50, alike, repeated, sms=3),
-        # The third of three groups adds to keys that the second passes over.
-        _chain("a gap", 128, 6, 200, alike, gap, sms=6),
-        _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2, settings=_ROUNDS),
-    ), mutated=6, ignored=("stale-read",)),
     "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _TURNS, mutated=2),
     "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", (
         *_TICKETS, backward("in step", 64, 7, 400, sms=3, settings=_PACED),
@@ -218,7 +200,6 @@ TABLE: dict[str, Row] = {
         backward("drawn", 64, 5, 170, sms=2, d_qk=512, topk_length=True),
         _slots("slots", 16, 41, 20, sms=2, d_qk=512),
         backward("groups", 128, 4, 130, alike, shorter(70), d_qk=512),
-        _chain("a chain", 128, 4, 110, alike, repeated, sms=3, d_qk=512),
     ), mutated=0),
     "mla-bwd-join-sm_90a": Row("mla_bwd_join", (
         backward("a window and ids", 16, 5, 70, keys=90, sms=2, d_qk=512, extra_keys=300,

@@ -264,8 +264,8 @@ _GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
 MLA_BWD_SCORES = _hopper(
     name="mla_bwd_scores",
     operations=("mla_bwd",),
-    plans=tuple(ScoresPlan(n, optional=True, tile=tile) for tile, n in product(_TILES, (2, 4))),
-    build=f"{_GROUPED_BWD}.scores.build:compile_scores",
+    plans=tuple(ScoresPlan(n, tile) for tile, n in product(_TILES, (2, 4))),
+    build=f"{_GROUPED_BWD}.scores.kernel:compile_scores",
     entry="scores_kernel",
     roles={"gather": ("gather_all",), "score": ("score_all",)},
 )
@@ -280,13 +280,12 @@ MLA_BWD_DQ = _hopper(
 MLA_BWD_DKV = _hopper(
     name="mla_bwd_dkv",
     operations=("mla_bwd",),
-    plans=tuple(DkvPlan(tile, ordered=ordered) for tile, ordered in product(_TILES, (False, True))),
+    plans=tuple(map(DkvPlan, _TILES)),
     build=f"{_GROUPED_BWD}.dkv.kernel:compile_dkv",
     entry="dkv_kernel",
     roles={
         "matrices": ("load_matrices",),
         "rows": ("copy_all",),
-        "publish": ("publish_all",),
         "multiply": ("multiply_all",),
     },
 )
@@ -316,21 +315,14 @@ MLA_BWD_FUSED = _hopper(
     operations=("mla_bwd",),
     plans=(
         *(
-            per_item.PerItemPlan(queries, more, slots, tickets)
-            for slots, tickets in ((False, False), (True, False), (False, True))
+            per_item.PerItemPlan(queries, more, tickets=tickets, tile=tile)
+            for tile, tickets in product(_TILES, (False, True))
+            if tickets or tile.has_rope
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
         ),
         *(
-            per_item.PerItemPlan(queries, slots=True, given=True, tile=tile)
-            for queries in per_item.QUERIES
-            for tile in (Tile(), WITHOUT_ROPE)
-        ),
-        *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
-        *(per_item.PerItemPlan(more=more, tickets=True, short=True) for more in (2, 4)),
-        *(
-            per_item.PerItemPlan(queries, more, slots, not slots, tile=WITHOUT_ROPE)
-            for slots in (False, True)
-            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+            per_item.PerItemPlan(queries, slots=True, given=given, tile=tile)
+            for tile, given, queries in product(_TILES, (False, True), per_item.QUERIES)
         ),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.kernel:compile_per_item",
@@ -402,7 +394,7 @@ SPARSE_MLA_USED_SLOTS = _hopper(
     build="flashdsa.kernels.attention.sm90.used_slots.kernel:compile_used_slots",
     entry="used_slots_kernel",
 )
-_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
+_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd.kernel"
 
 INDEXER_BWD = _hopper(
     name="indexer_bwd",
@@ -414,7 +406,7 @@ INDEXER_BWD = _hopper(
             for ordered, num_heads in product((False, True), index_bwd.NUM_HEADS)
         ),
     ),
-    build=f"{_INDEXER_BWD}.build:compile_backward",
+    build=f"{_INDEXER_BWD}:compile_backward",
     entry="indexer_bwd_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
@@ -422,7 +414,7 @@ INDEXER_BWD_SUM = _hopper(
     name="indexer_bwd_sum",
     operations=("indexer_bwd",),
     plans=(index_bwd.SumPlan(),),
-    build=f"{_INDEXER_BWD}.build:compile_sum",
+    build=f"{_INDEXER_BWD}:compile_sum",
     entry="ordered_sum_kernel",
 )
 
