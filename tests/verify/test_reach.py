@@ -26,8 +26,6 @@ NEVER_CHOSEN = {
 """Values of a plan's choice that no operation takes: compiled to be compared on a device, or for
 the exported solutions."""
 NO_CASE_YET = {
-    ("sm90", "indexer", "by_lengths"): {True},
-    ("sm100", "indexer", "by_lengths"): {True},
     ("sm90", "indexer_bwd", "blocks"): {4},
     ("sm90", "mla_bwd_fused", "given"): {True},
 }

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.two_launches import bind_apart
+from flashdsa.backends.indexer.choice import clusters_for, gpu_of
+from flashdsa.backends.indexer.two_launches import bind_two_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
@@ -142,7 +143,9 @@ class Apart(Ranked):
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         """Write the ids."""
         plan, rows = self.kernel_plan, len(self.lengths)
-        serve = bind_apart(runner, plan.num_heads, plan.topk, plan.positions, rows)
+        clusters = clusters_for(gpu_of(runner, INDEXER.plans[0]), rows)
+        how = plan.num_heads, plan.topk, plan.positions, rows, clusters
+        serve = bind_two_launches(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():
             serve(q, cache.view(torch.uint8), *others)

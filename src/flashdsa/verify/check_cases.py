@@ -220,8 +220,8 @@ INDEXER = [
     IndexerCase("2 queries of each of 64 requests", (*range(64, 190), 2100, 2101), 2048,
                 next_n=2),
     *(
-        IndexerCase(f"4 queries of each of 4 requests, {topk} of 18,000 tokens",
-                    (*range(700, 712), *range(17_997, 18_001)), topk, next_n=4, **kind)
+        IndexerCase(f"4 queries of each of 8 requests, {topk} of 16,000 tokens",
+                    (*range(700, 728), *range(15_997, 16_001)), topk, next_n=4, **kind)
         for topk, kind in ((512, {"num_heads": 16}), (1024, {"num_heads": 32}),
                            (2048, {"positions": True}))
     ),

@@ -16,7 +16,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.indexer.clusters import SIZES, clusters_for
+from flashdsa.backends.indexer.choice import SIZES, clusters_for, gpu_of
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
@@ -240,7 +240,7 @@ def test_the_driver_says_how_many_clusters_run(caplog: pytest.LogCaptureFixture)
     assert capacity[1] == sms
     assert all(size * count <= sms for size, count in capacity.items())
     assert capacity[8] > 1
-    assert clusters_for(gpu, plan, 1).size > 8, "clusters of more than 8 CTAs are refused"
+    assert clusters_for(gpu_of(gpu, plan), 1)[1] > 8, "clusters of more than 8 CTAs are refused"
 
 
 def test_normal_data_selects_by_scores_within_the_tolerance() -> None:

@@ -42,8 +42,6 @@ class By(StrEnum):
 
 FUSED_KINDS: tuple[dict[str, Any], ...] = (
     {},
-    {"rows": By.CTAS},
-    {"rows": By.CLUSTERS},
     {"rows": By.CLUSTERS, "by_lengths": True},
     {"sorted": True},
 )
