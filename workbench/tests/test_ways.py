@@ -84,3 +84,19 @@ def test_a_call_is_served_by_the_way_that_is_asked_for(operation: str) -> None:
                 decodes = set(gpu.launches) & names
                 assert bool(decodes) == way.kind.startswith("decode")
                 assert ("mla_used_slots" in gpu.launches) == way.finds_ends
+
+
+def test_an_indexers_call_is_served_by_the_way_that_is_asked_for() -> None:
+    with pretended_gpu() as gpu:
+        gpu.counts = True
+        small = draw("indexer", 3, 6).small()
+        small.values["topk"] = 512
+        task: Task = make_task(small, "", "cpu", "sm90")
+        kernels = {}
+        for way in ways_of(CHOICES["indexer"], task):
+            gpu.launches.clear()
+            by_way(CHOICES["indexer"], task, way)()
+            kernels[str(way.kind)] = set(gpu.launches)
+    assert kernels["unscored"] == {"indexer_unscored"}
+    assert kernels["two launches"] == {"indexer_logits", "indexer_ranking"}
+    assert kernels["shared"] == kernels["row"] == kernels["pairs"] == {"indexer"}

@@ -70,7 +70,8 @@ class Choice:
 
 _SPARSE_MLA = Choice("flashdsa.backends.sm90.sparse_mla_ways", "flashdsa.backends.sm90.sparse_mla")
 CHOICES: Mapping[str, Choice] = {
-    name: _SPARSE_MLA for name in ("forward", "decode", "forward-512", "decode-512")
+    **dict.fromkeys(("forward", "decode", "forward-512", "decode-512"), _SPARSE_MLA),
+    "indexer": Choice("flashdsa.backends.indexer.choice", "flashdsa.backends.indexer.launch"),
 }
 """By the operation of a draw."""
 
@@ -128,7 +129,7 @@ def measure_draw(draw: Draw, backend: str = "sm90") -> Document:
         row["wrong"] += [f"{name}: {fault}" for fault in task.judge(call()).findings]
         calls[name] = call
         estimated = round(estimate, 1) if isfinite(estimate) else None
-        row["ways"][name] = {"kind": way.kind, "estimate": estimated}
+        row["ways"][name] = {"kind": str(way.kind), "estimate": estimated}
     names = list(calls)
     timed = {OURS if name == names[0] else name: calls[name] for name in names}
     timer = WaysTimer(SHORT, draw.values["tensors"], rests=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from math import inf
 from typing import NamedTuple
 
 from flashdsa.backends.cluster_limit import allowed_clusters
@@ -60,6 +61,10 @@ class Way(NamedTuple):
     clusters: int  # of the launch that selects
     size: int  # CTAs of each
 
+    def __str__(self) -> str:
+        """The kind and its clusters."""
+        return f"{self.kind}, {self.clusters} clusters of {self.size}"
+
 
 class Call(NamedTuple):
     """Sizes of a call; the width of its table comes later."""
@@ -102,6 +107,21 @@ def choose(call: Call, pages: int, gpu: Gpu) -> Way:
             ranking = (number, size) if size >= RANKING else clusters_up_to(gpu, RANKING)
             return Way(Kind.TWO_LAUNCHES, *ranking)
     return Way(Kind.SHARED, *clusters_up_to(gpu, SHARING_FEW if rows < many else SHARING_MANY))
+
+
+def ways(call: Call, pages: int, gpu: Gpu) -> dict[Way, float]:
+    """Every way that serves a call: 0 of the one that is taken, infinite of the others, in the
+    order in which they would replace it. The judge of ways times them."""
+    found = [choose(call, pages, gpu)]
+    if not call.sorted:
+        few = call.rows < MANY_ROWS * gpu.num_sms
+        sizes = (SHARING_FEW, SHARING_MANY) if few else (SHARING_MANY, SHARING_FEW)
+        found += [Way(Kind.SHARED, *clusters_up_to(gpu, size)) for size in sizes]
+        found.append(Way(Kind.ROW, *clusters_for(gpu, call.rows)))
+        if call.pairs and call.rows in (2 * call.requests, 4 * call.requests):
+            found.append(Way(Kind.PAIRS, *clusters_up_to(gpu, 2)))
+            found.append(Way(Kind.TWO_LAUNCHES, *clusters_up_to(gpu, RANKING)))
+    return dict.fromkeys(found, inf) | {found[0]: 0.0}
 
 
 def clusters_for(gpu: Gpu, rows: int) -> tuple[int, int]:
