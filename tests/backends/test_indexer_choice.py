@@ -73,7 +73,7 @@ def test_the_table_of_ways() -> None:
 def test_a_way_prints() -> None:
     way = choose(Call(1, 1), 900, gpu_of(Emulator(), IndexerPlan()))
     assert way == Way(Kind.SHARED, 15, 8)
-    assert str(way) == "Way(kind=<Kind.SHARED: 'shared'>, clusters=15, size=8)"
+    assert str(way) == "shared, 15 clusters of 8"
 
 
 @pytest.mark.parametrize("pages", [1, 100, 5000])

@@ -1,1 +1,1 @@
-"""What each way of an operation earns: all are timed, the choice is replayed without each."""
+"""The judge of ways: all of a call are timed, and the choice is replayed without each kind."""

@@ -26,7 +26,7 @@ FOLDERS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a kind of way earns.
+    """The earnings of a kind of way.
 
     Attributes:
         taken: share of the draws that it serves, %.

@@ -43,7 +43,7 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """Where an operation's kernels are chosen.
+    """The place where an operation's kernels are chosen.
 
     Attributes:
         module: it has `ways`, of the arguments of `choose`, to their estimated times.

@@ -1,4 +1,4 @@
-"""What the choice of a forward or decode of sparse MLA knows of a GPU."""
+"""Facts of a GPU that the choice of a forward or decode of sparse MLA needs."""
 
 from __future__ import annotations
 

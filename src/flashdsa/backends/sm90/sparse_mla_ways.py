@@ -50,7 +50,7 @@ DecodeKernel = Whole | Dealt
 
 
 class Call(NamedTuple):
-    """What the host knows of a call.
+    """A call, as far as the host knows it.
 
     Attributes:
         slots: of a query's list of each source, a range's as long as a window; most_slots: at most.
@@ -77,7 +77,7 @@ class Call(NamedTuple):
 
     @property
     def tile(self) -> Tile:
-        """Of keys."""
+        """The tile of keys."""
         return Tile(self.d_qk)
 
     @property
@@ -97,7 +97,7 @@ class Call(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How a call is served.
+    """Kernels that serve a call.
 
     Attributes:
         plan: the kernel. cluster_size: CTAs of a decode's item.
