@@ -15,10 +15,12 @@ from flashdsa.backends.sm90.sparse_mla import time_of_items
 from flashdsa.backends.sm90.sparse_mla_decode import (
     Dealt,
     ManyItems,
+    Plan,
     choose,
     cluster_size_for,
     dealing_pays,
     serves,
+    tiles_of,
     time_of_dealing,
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
@@ -29,7 +31,7 @@ from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.shared.plan import CLUSTER_SIZES
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.plan import BudgetError
-from flashdsa.row_formats import ROW_FORMATS
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 from tests.support.subtests import CaseLoop
 
 CLUSTERS = [
@@ -51,6 +53,20 @@ CLUSTERS = [
 ]
 
 
+def chosen(
+    packed: bool,
+    queries: int,
+    heads: int,
+    topk: int,
+    tile: Tile = Tile(),
+    form: RowFormat = V32,
+    varied: bool = False,
+) -> tuple[Plan, int]:
+    """The kernel and CTAs of an item on an H200."""
+    plan = DecodePlan(packed=packed, form=form, tile=tile)
+    return choose(Emulator(), plan, queries, heads, tiles_of(topk), varied=varied)
+
+
 def test_all_clusters_run_at_once_with_the_fewest_tiles(subtests: CaseLoop) -> None:
     for items, topk, size in CLUSTERS:
         with subtests.test(f"{items=}, {topk=}"):
@@ -70,7 +86,7 @@ def test_clusters_are_as_large_as_the_environment_allows(
     if most is not None:
         monkeypatch.setenv("FLASHDSA_MAX_CLUSTER", str(most))
     for packed in (True, False):
-        assert choose(Emulator(), packed, 1, heads, 2048)[1] == size
+        assert chosen(packed, 1, heads, 2048)[1] == size
 
 
 def test_few_queries_and_packed_rows_are_its_own(subtests: CaseLoop) -> None:
@@ -116,7 +132,7 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
         (133, 64, 512, True, True),
     ]:
         with subtests.test(f"{queries} x {heads}, {topk=}, {packed=}"):
-            plan, size = choose(Emulator(), packed, queries, heads, topk)
+            plan, size = chosen(packed, queries, heads, topk)
             assert isinstance(plan, Dealt) == dealt
             assert plan.packed == packed
             assert size == 1 or not dealt
@@ -137,17 +153,17 @@ def test_tiles_are_dealt_where_that_takes_less_time(subtests: CaseLoop) -> None:
 )
 def test_who_takes_few_heads_of_long_lists(queries: int, heads: int, plan: type) -> None:
     """Items of 16 heads as long as their CTAs run at once; then those of 64."""
-    assert type(choose(Emulator(), True, queries, heads, 2048)[0]) is plan
+    assert type(chosen(True, queries, heads, 2048)[0]) is plan
 
 
 @pytest.mark.parametrize("heads", [64, 128])
 def test_short_lists_of_few_queries_are_taken_by_16_heads(heads: int) -> None:
     """They take 7 us in place of 10."""
     for queries in (1, 4, 8):
-        plan, size = choose(Emulator(), True, queries, heads, 128)
+        plan, size = chosen(True, queries, heads, 128)
         assert type(plan) is FewHeadsPlan
         assert size == 2
-    assert type(choose(Emulator(), True, 48, heads, 128)[0]) is DecodePlan
+    assert type(chosen(True, 48, heads, 128)[0]) is DecodePlan
 
 
 @pytest.mark.parametrize("name", ["v32_no_rope", "v4", "v41", "v41_fp4"])
@@ -156,10 +172,10 @@ def test_few_heads_have_few_scales_a_row(name: str) -> None:
     64 heads."""
     form, tile = ROW_FORMATS[name], Tile(512)
     for queries, heads in ((8, 16), (32, 32)):
-        plan = choose(Emulator(), True, queries, heads, 2048, tile, form)[0]
+        plan = chosen(True, queries, heads, 2048, tile, form)[0]
         assert plan.form == form and plan.tile == tile
         assert isinstance(plan, FewHeadsPlan) == (form.num_scales < 8)
-    plan = choose(Emulator(), True, 133, 16, 2048, tile, form)[0]
+    plan = chosen(True, 133, 16, 2048, tile, form)[0]
     assert isinstance(plan, DealtFewHeadsPlan) == (form.num_scales < 8)
 
 
@@ -230,7 +246,7 @@ def test_lists_that_may_be_shorter_are_dealt_if_they_are_long() -> None:
         (400, 256, True, False),
     ):
         for varies, dealt in ((False, full), (True, varied)):
-            plan, _ = choose(Emulator(), True, queries, 64, topk, varied=varies)
+            plan, _ = chosen(True, queries, 64, topk, varied=varies)
             assert isinstance(plan, Dealt) == dealt
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import flashdsa
 from flashdsa.backends.sm90 import sparse_mla
-from flashdsa.backends.sm90.sparse_mla import bind_plan, groups_for, plan_for
+from flashdsa.backends.sm90.sparse_mla import bind_plans, groups_for, plan_for
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS
 from flashdsa.ops.attention import SparseMlaOutOperands
 from flashdsa.verify import calls
@@ -183,7 +183,7 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
     group = groups_for(queries, heads, case.topk, case.num_keys, runner.num_sms)[0]
     plan = plan_for(group, queries, heads, runner.num_sms, True, varied=lengths is not None)
     with runner.launching():
-        bind_plan(runner, plan, operands.inputs, case.d_qk**-0.5)(operands)
+        bind_plans(runner, (plan,), operands.inputs, case.d_qk**-0.5)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
     assert runner.touched() == []
 

@@ -13,7 +13,7 @@ from flashdsa.backends.sm90.sparse_mla_decode import (
     ManyItems,
     dealing_pays,
     lists_vary,
-    tiles_of,
+    tiles_of_lists,
 )
 from flashdsa.backends.sm90.used_slots import INT32_MAX, lack_lengths, with_used_slots
 from flashdsa.backends.sparse_mla_launches import (
@@ -85,11 +85,10 @@ def choose(
     if finds and operands.ends is None:
         # The kernels get lengths, so they are chosen for lists that have some.
         operands = operands._replace(topk_length=operands.indices[:, 0])
-    if is_joined(operands, index_block):
-        call = operands, sm_scale, max_logits, index_block, kv_format
-        write = choose_joined(runner, *call, finds=finds)
+    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
+        write = sparse_mla_decode.bind(runner, operands, sm_scale, index_block, kv_format)
     else:
-        write = choose_single(runner, operands, sm_scale, max_logits, kv_format, finds=finds)
+        write = choose_forward(runner, operands, sm_scale, max_logits, index_block, finds=finds)
     return with_used_slots(runner, write, operands, index_block) if finds else write
 
 
@@ -102,89 +101,53 @@ def finds_ends(operands: SparseMlaOperands, index_block: int, num_sms: int) -> b
     return time_of_items(operands.q.shape[0], heads, slots, num_sms) >= LEAST_FOUND_US
 
 
-def choose_single(
+def choose_forward(
     runner: Runner,
     operands: SparseMlaOperands,
     sm_scale: float,
     max_logits: bool,
-    kv_format: str | None,
+    index_block: int,
     *,
     finds: bool,
 ) -> Write:
-    """The kernel for lists of ids of one source.
+    """The forward, or dealt tiles of bf16 rows if they take less time.
+
+    Groups of queries over two sources, ranges or blocks need lists with room for all slots, which
+    ranges of long sources have not.
 
     Args:
         finds: result of `finds_ends`: most lists are full.
     """
-    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
     num_queries, num_heads, d_qk = operands.q.shape
-    tile = Tile(d_qk)
-    varied, topk = operands.topk_length is not None, operands.indices.shape[1]
-    num_keys, num_sms = operands.kv.shape[0], runner.num_sms
-    sizes = num_queries, num_heads, topk, num_keys, num_sms
-    groups = groups_for(*sizes, varied=varied)
-    group = groups[0]
-    plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
-    if len(groups) > 1:
-        return bind_either(runner, plan, operands, sm_scale)
-    if group == 1 and not max_logits and (finds or not varied):
-        tiles, dealt = tiles_of(topk), DealtPlan(tile=tile)
-        by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
-        call = ManyItems(num_queries, num_heads, num_keys, tiles, tiles, by_forward)
-        if dealing_pays(num_sms, dealt, call):
-            return sparse_mla_decode.bind_plan(runner, dealt, 1, operands, sm_scale)
-    return bind_plan(runner, plan, operands, sm_scale)
-
-
-def choose_joined(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    max_logits: bool,
-    index_block: int,
-    kv_format: str | None,
-    *,
-    finds: bool,
-) -> Write:
-    """Likewise of two sources, ranges and blocks.
-
-    Groups of queries need lists with room for all slots, which ranges of long sources have not.
-    """
-    num_queries, num_heads, _ = operands.q.shape
-    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
+    tile, joined, num_sms = Tile(d_qk), is_joined(operands, index_block), runner.num_sms
     most, likely = slots_of(operands, index_block), likely_slots(operands, index_block)
-    num_keys, num_sms = num_rows(operands.kv, operands.extra_kv), runner.num_sms
+    num_keys, topk = num_rows(operands.kv, operands.extra_kv), sum(likely)
     varied = operands.topk_length is not None or operands.extra_topk_length is not None
-    sizes = num_queries, num_heads, sum(likely), num_keys, num_sms
-    groups = groups_for(*sizes, varied=varied)
-    if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
+    groups = groups_for(num_queries, num_heads, topk, num_keys, num_sms, varied=varied)
+    if joined and (num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX):
         groups = (1,)
     if groups == (1,) and not max_logits and (finds or not varied):
-        tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
-        by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms)
+        tiles, most_tiles = map(tiles_of_lists, (likely, most))
+        by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
         of = ManyItems(num_queries, num_heads, num_keys, tiles, most_tiles, by_forward)
-        dealt = DealtPlan(joined=True, tile=Tile(operands.q.shape[2]))
+        dealt = DealtPlan(joined=joined, tile=tile)
         if dealing_pays(num_sms, dealt, of):
             return sparse_mla_decode.bind_plan(runner, dealt, 1, operands, sm_scale, index_block)
-    return bind_joined(runner, operands, sm_scale, index_block, groups)
+    if joined:
+        plans = joined_plans(operands, groups)
+    else:
+        sizes = num_queries, num_heads, num_sms
+        plans = (plan_for(groups[0], *sizes, max_logits, tile, varied=varied),)
+        if len(groups) > 1:
+            plans = either(plans[0])
+    return bind_plans(runner, plans, operands, sm_scale, index_block)
 
 
-def bind_joined(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    index_block: int,
-    groups: tuple[int, ...] = (1,),
-) -> Write:
-    """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
-    numbers a sample chooses."""
-    tile = Tile(operands.q.shape[2])
-    drawn = groups != (1,) or lists_vary(operands)
-    plans = (FwdPlan(group, True, drawn, joined=True, tile=tile) for group in groups)
-    forms = (form_of(runner, plan, operands) for plan in plans)
-    return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
+def joined_plans(operands: SparseMlaOperands, groups: tuple[int, ...]) -> tuple[FwdPlan, ...]:
+    """Plans over two sources, ranges and blocks, of groups of so many queries; of two numbers a
+    sample chooses."""
+    drawn, tile = groups != (1,) or lists_vary(operands), Tile(operands.q.shape[2])
+    return tuple(FwdPlan(group, True, drawn, joined=True, tile=tile) for group in groups)
 
 
 def choose_invariant(
@@ -198,14 +161,15 @@ def choose_invariant(
     """Likewise where a query's bits must not depend on the others: bf16 rows take the forward,
     whose CTAs go over a query's list from its first slot on, and packed rows a decode by clusters
     of one size."""
-    tile = Tile(operands.q.shape[2])
     if is_packed(operands.kv):
         return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, index_block, kv_format)
     if is_joined(operands, index_block):
-        write = bind_joined(runner, operands, sm_scale, index_block)
+        plans = joined_plans(operands, (1,))
+        write = bind_plans(runner, plans, operands, sm_scale, index_block)
         # The second list begins at a whole tile after the first one.
         return with_used_slots(runner, write, operands, index_block)
-    return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
+    plan = _plan(1, max_logits, False, Tile(operands.q.shape[2]))
+    return bind_plans(runner, (plan,), operands, sm_scale)
 
 
 bind = partial(sparse_mla_launches.bind, choose)
@@ -305,18 +269,22 @@ def time_of_draws(items: int, slots: int, num_sms: int) -> float:
     return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, USED_SLOTS * each)
 
 
-def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
-    """Bind the launches of a plan's kernel."""
-    return Launches(runner, operands, sm_scale, form_of(runner, plan, operands))
+def either(plan: FwdPlan) -> tuple[FwdPlan, FwdPlan]:
+    """Plans of groups and of queries one by one, of which a sample chooses."""
+    of_groups = _plan(plan.group, plan.max_logits, True, plan.tile)
+    return of_groups, _plan(1, plan.max_logits, True, plan.tile)
 
 
-def bind_either(
-    runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
+def bind_plans(
+    runner: Runner,
+    plans: tuple[FwdPlan, ...],
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    index_block: int = 1,
 ) -> Write:
-    """Bind the launches of groups and of queries one by one, of which a sample chooses."""
-    plans = (_plan(group, plan.max_logits, True, plan.tile) for group in (plan.group, 1))
+    """Bind the launches of a plan's kernel, or of two, of which a sample chooses."""
     forms = (form_of(runner, plan, operands) for plan in plans)
-    return Launches(runner, operands, sm_scale, *forms)
+    return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
 
 
 def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:

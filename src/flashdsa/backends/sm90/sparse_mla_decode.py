@@ -35,7 +35,7 @@ from flashdsa.kernels.catalog import (
     SPARSE_MLA_DECODE_FEW_HEADS,
 )
 from flashdsa.plan.kernel_spec import KernelSpec
-from flashdsa.row_formats import V32, RowFormat
+from flashdsa.row_formats import V32
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
@@ -113,46 +113,30 @@ def cluster_size_for(
     return min(fitting, key=lambda size: (-(-tiles // size), size))
 
 
-def choose_kernel(
-    runner: Runner, operands: SparseMlaOperands, sm_scale: float, kv_format: str | None
-) -> Write:
-    """Bind the kernel that serves a query and a kv row at least, without max_logits."""
-    queries, num_heads = operands.q.shape[:2]
-    packed, topk = is_packed(operands.kv), operands.indices.shape[1]
-    tile, form = Tile(operands.q.shape[2]), form_of(operands.kv, kv_format) or V32
-    varied = lists_vary(operands)
-    plan, cluster_size = choose(runner, packed, queries, num_heads, topk, tile, form, varied)
-    return bind_plan(runner, plan, cluster_size, operands, sm_scale)
-
-
-def bind_joined(
+def bind(
     runner: Runner,
     operands: SparseMlaOperands,
     sm_scale: float,
     index_block: int,
     kv_format: str | None,
 ) -> Write:
-    """Bind the kernel for rows of two sources, ranges and blocks of rows; both sources are bf16, or
-    packed."""
-    plan = joined_plan(operands, kv_format)
+    """Bind the kernel that serves a query and a kv row at least, without max_logits; two sources
+    are both bf16, or packed."""
+    plan = plan_of(operands, index_block, kv_format)
     queries, num_heads = operands.q.shape[:2]
-    tiles = joined_tiles(slots_of(operands, index_block))
-    chosen, size = choose_packed(
-        runner, plan, queries, num_heads, tiles, varied=lists_vary(operands)
-    )
+    tiles = tiles_of_lists(slots_of(operands, index_block))
+    chosen, size = choose(runner, plan, queries, num_heads, tiles, varied=lists_vary(operands))
     return bind_plan(runner, chosen, size, operands, sm_scale, index_block)
 
 
-def joined_plan(operands: SparseMlaOperands, kv_format: str | None) -> DecodePlan:
-    """The kernel of whole items for rows of two sources, ranges and blocks of rows."""
+def plan_of(operands: SparseMlaOperands, index_block: int, kv_format: str | None) -> DecodePlan:
+    """The kernel of whole items of 64 heads."""
     form, extra = form_of(operands.kv, kv_format), ""
     if operands.extra_kv is not None:
         of_extra = form_of(operands.extra_kv, kv_format)
         extra = of_extra.name if of_extra and of_extra != form else ""
-    tile = Tile(operands.q.shape[2])
-    return DecodePlan(
-        packed=form is not None, joined=True, form=form or V32, extra=extra, tile=tile
-    )
+    joined, tile = is_joined(operands, index_block), Tile(operands.q.shape[2])
+    return DecodePlan(form is not None, joined, form or V32, extra, tile=tile)
 
 
 def bind_invariant(
@@ -165,13 +149,10 @@ def bind_invariant(
     """Bind the kernel for packed rows by which a query's bits do not depend on the others: one
     kernel for each number of heads, clusters of one size, and shares of the slots up to the last
     that names a row."""
-    num_heads = operands.q.shape[1]
-    form, tile = form_of(operands.kv, kv_format) or V32, Tile(operands.q.shape[2])
-    plan: DecodePlan | FewHeadsPlan = DecodePlan(packed=True, form=form, tile=tile)
-    if is_joined(operands, index_block):
-        plan = joined_plan(operands, kv_format)
-    elif num_heads <= HEADS and FewHeadsPlan.takes(form, joined=False):
-        plan = FewHeadsPlan(form)
+    plan: Plan = plan_of(operands, index_block, kv_format)
+    few = operands.q.shape[1] <= HEADS and not plan.joined
+    if few and FewHeadsPlan.takes(plan.form, joined=False):
+        plan = FewHeadsPlan(plan.form)
     size = max(size for size in _capacity(runner, plan) if size <= INVARIANT_CTAS)
     write = bind_plan(runner, plan, size, operands, sm_scale, index_block)
     return with_used_slots(runner, write, operands, index_block)
@@ -218,37 +199,20 @@ def _bind_dealt(
     return lambda operands: function(*inputs(operands), *workspace(), num_sms)
 
 
-def choose(
-    runner: Runner,
-    packed: bool,
-    queries: int,
-    num_heads: int,
-    topk: int,
-    tile: Tile = Tile(),
-    form: RowFormat = V32,
-    varied: bool = False,
-) -> tuple[Plan, int]:
-    """The kernel, and CTAs of an item; bf16 rows have no more items than SMs here."""
-    plan = DecodePlan(packed=packed, form=form, tile=tile)
-    tiles = tiles_of(topk)
-    if not packed:
-        return choose_clusters(runner, plan, queries, num_heads, tiles)
-    return choose_packed(runner, plan, queries, num_heads, tiles, varied=varied)
-
-
 def lists_vary(operands: SparseMlaOperands) -> bool:
     """Whether lists may differ in length."""
     lengths = operands.topk_length, operands.ends, operands.extra_topk_length, operands.extra_ends
     return any(one is not None for one in lengths)
 
 
-def choose_packed(
+def choose(
     runner: Runner, plan: DecodePlan, queries: int, num_heads: int, tiles: int, *, varied: bool
 ) -> tuple[Plan, int]:
     """The kernel that takes the least time, and CTAs of an item, one where tiles are dealt.
 
     Args:
-        plan: that expands tiles. tiles: of a query, at most. varied: result of `lists_vary`.
+        plan: of whole items of 64 heads; bf16 rows have no more items than SMs.
+        tiles: of a query, at most. varied: result of `lists_vary`.
     """
     chosen, size = choose_clusters(runner, plan, queries, num_heads, tiles)
     dealt = dealt_plan(plan, num_heads)
@@ -267,7 +231,7 @@ def dealt_plan(plan: DecodePlan, num_heads: int) -> Dealt | None:
     """The kernel of dealt tiles for packed rows; None: there is none.
 
     Args:
-        plan: that expands tiles.
+        plan: of whole items of 64 heads.
     """
     if not plan.packed or plan.mixed or (plan.joined and plan.tile.has_rope):
         return None
@@ -346,8 +310,8 @@ def tiles_of(topk: int) -> int:
     return -(-topk // Tile().keys)
 
 
-def joined_tiles(slots: tuple[int, int]) -> int:
-    """Tiles of a query's lists over both sources, of `slots_of` or `likely_slots`."""
+def tiles_of_lists(slots: tuple[int, int]) -> int:
+    """Tiles of a query's lists, of `slots_of` or `likely_slots`."""
     return sum(map(tiles_of, slots))
 
 
