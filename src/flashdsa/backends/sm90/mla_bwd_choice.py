@@ -33,6 +33,11 @@ LEAST_SPREAD = 256
 copies back, take some 10 us, as much as three tiles of keys."""
 PACED_ROWS = {8: 57_344, 16: 57_344, 32: 28_672, 64: 28_672, 128: 28_672}
 """Rows of dKV above which CTAs keep pace, by heads."""
+SPREAD = 5
+"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
+rows."""
+NEAR_ROWS = 12_288
+"""Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
 LEAST_SAVED_US = 100.0
 """Time that slots may save, from which on the device chooses: its choice and launches without work
 take 20 to 50 us."""
@@ -179,6 +184,11 @@ class Part(NamedTuple):
     def is_far(self) -> bool:
         """Whether dKV has many more rows than the second-level cache."""
         return self.call.num_keys > PACED_ROWS[self.kernel_heads]
+
+    @property
+    def spread(self) -> int:
+        """Tiles from the first tile of a CTA to the next CTA's."""
+        return SPREAD if self.call.num_keys <= NEAR_ROWS else 0
 
     @property
     def plans(self) -> tuple[PerItemPlan, ...]:

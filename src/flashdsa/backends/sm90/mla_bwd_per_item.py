@@ -15,12 +15,6 @@ from flashdsa.backends.sm90.mla_bwd_slots import slots_allocator
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import SLOTS_MAY_PAY, WAY, num_tickets
 from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
-SPREAD = 5
-"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
-rows."""
-NEAR_ROWS = 12_288
-"""Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
-
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q (S, H, d_qk), rows of keys, dO (S, H, d_v), lse (S, H) with the sinks, O, indices (S, topk) and
 topk_length, (0,): every slot counts; without gaps."""
@@ -41,27 +35,20 @@ class LaunchPerItem(Protocol):
 
 def bind_per_item(runner: Runner, part: Part, sm_scale: float) -> LaunchPerItem:
     """Bind the launches of a part, but for its large groups."""
-    function, *behind = (runner.function(MLA_BWD_FUSED, plan) for plan in part.plans)
-    first_arguments, more_arguments = bind_arguments(runner, part, sm_scale), by_turns(part)
+    function, *after = (runner.function(MLA_BWD_FUSED, plan) for plan in part.plans)
+    first_arguments = bind_arguments(runner, part, sm_scale)
     allocate_tickets = tickets_allocator(runner, part)
-    if part.dkv is not Dkv.ADDED:
-        allocate_slots = slots_allocator(runner, part)
-    if part.dkv is Dkv.SLOTS:
-        more_arguments = allocate_slots
+    allocate_slots = tuple if part.dkv is Dkv.ADDED else slots_allocator(runner, part)
+    by_slots, by_additions = part.dkv is Dkv.SLOTS, (part.spread, part.num_ctas)
 
     def launch(inputs: Inputs, outputs: Outputs, large: tuple[Any, ...] = ()) -> None:
         first, tickets = first_arguments(inputs, outputs), allocate_tickets()
-        function(*first, *more_arguments(), *large, *tickets)
-        for slots_given in behind:
-            slots_given(*first, *allocate_slots(), tickets[0][WAY : WAY + 1])
+        how = allocate_slots() if by_slots else by_additions
+        function(*first, *how, *large, *tickets)
+        for given_slots in after:
+            given_slots(*first, *allocate_slots(), tickets[0][WAY : WAY + 1])
 
     return launch
-
-
-def by_turns(part: Part) -> Callable[[], tuple[int, int]]:
-    """A function that gives spread and num_ctas, see `launch_backward`."""
-    arguments = SPREAD if part.call.num_keys <= NEAR_ROWS else 0, part.num_ctas
-    return lambda: arguments
 
 
 def tickets_allocator(runner: Runner, part: Part) -> Callable[[], tuple[Any, ...]]:

@@ -454,9 +454,9 @@ class Operands(NamedTuple):
 def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch on `stream`; arguments: those of `Operands`."""
     first = Operands._fields.index("lists")
-    behind = first + len(Lists._fields)
-    lists = Lists(*arguments[first:behind])
-    fields: tuple[Any, ...] = (*arguments[:first], lists, *arguments[behind:])
+    end = first + len(Lists._fields)
+    lists = Lists(*arguments[first:end])
+    fields: tuple[Any, ...] = (*arguments[:first], lists, *arguments[end:])
     x, d_v = Operands(*fields), plan.tile.d_v
     # Kernels see the heads' rows one after another.
     q, do = flat(x.q, plan.tile.d_qk), flat(x.do, d_v)
