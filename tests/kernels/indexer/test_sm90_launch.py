@@ -63,7 +63,7 @@ class Gpu:
         return [
             (torch.from_dlpack(a[6]).data_ptr(), torch.from_dlpack(a[7]).data_ptr())
             for a in self.launches
-            if len(a) == 11
+            if len(a) == 10
         ]
 
 
@@ -156,7 +156,7 @@ def test_split_rows_share_a_workspace_a_stream(splitting: Gpu) -> None:
     for stream in (7, 7, 8, 7):
         splitting.stream = stream
         launch(rows(1, WIDE))
-    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2, 0)}
+    assert {arguments[8:] for arguments in splitting.launches} == {(2, 2)}
     first, again, other, last = splitting.addresses()
     assert first == again == last
     assert not set(first) & set(other)

@@ -21,7 +21,7 @@ from flashdsa.backends.indexer.choice import Kind, Way
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.plan import Sharing
-from flashdsa.kernels.indexer.select.by_ctas import most_chunks
+from flashdsa.kernels.indexer.select.shared_pairs import most_chunks
 from flashdsa.kernels.indexer.sizes import ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import PAIR_LISTS, IndexerPlan, pairs_plan
 from flashdsa.ops.indexer import DSA_TOPK_INDEXER
@@ -135,6 +135,25 @@ def test_many_ctas_publish_scores_of_one_bin(values: str) -> None:
         chunks = (published + WARP_SIZE - 1) // WARP_SIZE
         assert chunks.sum(1).min() > most_chunks(PLAN)
         assert published.sum(1).min() > PLAN.lists.capacity
+
+
+@pytest.mark.parametrize(
+    ("values", "first_pages"),
+    [("crowded", 1000), ("part crowded", 1000), pytest.param("random", 1, marks=LATER)],
+)
+def test_ctas_that_wait_for_all_counts_publish_little_more_than_wins(
+    values: str, first_pages: int
+) -> None:
+    """Many entries lie in the group of the last winner, or in its bin: steps are counted, too."""
+    patience = {"settling_ctas": 2, "settling_pages": first_pages, "crowded_pages": 1}
+    sharing = replace(PLAN.sharing, **patience, count_polls=1_000_000)
+    inputs = make_requests([6000, 5990, 513, 512], values=values)
+    patient = replace(PLAN, sharing=sharing)
+    launch = assert_as_the_cpu(patient, inputs, 4, 1, seed=2, warnings=BEHIND_THE_LIST)
+    published = published_counts(launch)
+    published = published[published != UNTOUCHED]
+    most = 620 if values != "part crowded" else 1300
+    assert len(published) >= 6 and 2 * PLAN.topk <= int(published.sum()) <= 2 * most
 
 
 @pytest.mark.parametrize(("values", "second"), [("random", 8999), ("equal", 5)])

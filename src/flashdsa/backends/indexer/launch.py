@@ -141,7 +141,7 @@ def _launch_sharing(
     function: Launch, workspace: Callable[[], tuple[Any, ...]], way: Way, *tensors: Tensor
 ) -> None:
     """Launch a kernel whose CTAs exchange their best entries in a workspace."""
-    function(*tensors, *workspace(), way.clusters, way.size, 0)
+    function(*tensors, *workspace(), way.clusters, way.size)
 
 
 def _launch_cut(

@@ -1,5 +1,5 @@
-"""Rows of a request, two at a time: each half of the consumers, a *team*, selects in one of them as
-by_ctas.py does.
+"""Rows of a request, two at a time: each half of the consumers, a *team*, selects in one of them.
+CTAs that share a pair meet as shared_pairs.py says.
 
 All consumers score pages, and put each score into the list of its row (score_together.py). A team
 is alone with its row between two batches of pages: its list, histogram and candidates, and a named
@@ -38,7 +38,6 @@ from flashdsa.kernels.indexer.score_together import (
     score_together,
     select_buffers_of,
 )
-from flashdsa.kernels.indexer.select.by_ctas import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.keys import Part, accepts, bin_of
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
@@ -55,6 +54,7 @@ from flashdsa.kernels.indexer.select.published import (
     waits_for_counts,
     write_sharers,
 )
+from flashdsa.kernels.indexer.select.shared_pairs import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
     is_full,
@@ -82,8 +82,8 @@ READ_TOGETHER = 4
 def select_by_team(
     s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
 ) -> PackedPhases:
-    """Select in the team's row of a tile as `select_by_ctas` does. Both teams compact their lists
-    after the same pages."""
+    """Select in the team's row of a tile; the last CTA of a row that is shared also among all that
+    they published. See tiles.py. Both teams compact their lists after the same pages."""
     row, sharers = 2 * tile.row + s.team, sharers_in(tile.num_splits)
     length = row_length(s.output.rows, row)
     tile = tile._replace(row=row, length=length, num_splits=sharers.count)

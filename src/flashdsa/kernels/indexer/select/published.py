@@ -1,7 +1,7 @@
 """Device memory in which the CTAs of split rows meet: slots with entries, counters, and the floor
 that follows from the counts.
 
-See by_clusters.py and by_ctas.py. Counters are 0 between launches.
+See by_clusters.py and shared_pairs.py. Counters are 0 between launches.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,6 @@ from flashdsa.dsl.smem import VECTOR, load4
 from flashdsa.dsl.warp import alloc_slots, first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync
-from flashdsa.kernels.indexer.schedule.coord import Coord
 from flashdsa.kernels.indexer.schedule.work_tile import Sharers, WorkTile
 from flashdsa.kernels.indexer.select.exchange import sum_groups
 from flashdsa.kernels.indexer.select.keys import (
@@ -53,7 +52,6 @@ from flashdsa.kernels.indexer.sizes import (
     STEPS,
 )
 from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COORD,
     SCRATCH_COUNT,
     SCRATCH_CROWDED,
     SCRATCH_FLOOR,
@@ -145,17 +143,16 @@ def load_header(s: Selecting, number: Int32) -> Header:
 
 
 @cute.jit
-def slot_number(cta: Int32, index: Int32, plan: cutlass.Constexpr) -> Int32:
-    """The slot in which a CTA publishes as the sharer `index` of a row.
+def slot_number(cta: Int32, index: Int32) -> Int32:
+    """The slot in which a CTA publishes as the sharer `index` of a pair's row.
 
-    A CTA with a span may be the first sharer of one row and a later one of another, before either
-    is merged: a first sharer has its slot behind those of all CTAs.
+    A CTA has two slots: with a span it may be the first sharer of one row and a later one of
+    another, before either is merged. Those of first sharers come after the others.
     """
     number = cta
-    if const_expr(plan.cuts_spans):
-        num_ctas, _, _ = cute.arch.grid_dim()
-        if index == 0:
-            number = cta + num_ctas
+    num_ctas, _, _ = cute.arch.grid_dim()
+    if index == 0:
+        number = cta + num_ctas
     return number
 
 
@@ -230,23 +227,14 @@ def sharers_of(s: Selecting) -> Sharers:
     """The CTAs of the calling CTA's row: not kept in registers, as they are asked for once a
     row."""
     scratch = s.select.scratch
-    if s.plan.cuts_spans:
-        return Sharers(*(scratch[SCRATCH_SHARERS + i] for i in range(len(Sharers._fields))))
-    cta, _, _ = cute.arch.block_idx()
-    own = scratch[SCRATCH_COORD + Coord._fields.index("group")]
-    count = scratch[SCRATCH_COORD + Coord._fields.index("num_splits")]
-    return Sharers(cta - own, count, own)
+    return Sharers(*(scratch[SCRATCH_SHARERS + i] for i in range(len(Sharers._fields))))
 
 
 @cute.jit
 def own_slot(s: Selecting) -> Int32:
     """The slot in which the caller publishes its part of the row."""
-    cta, _, _ = cute.arch.block_idx()
-    index = Int32(0)
-    if const_expr(s.plan.cuts_spans):
-        first, _, index = sharers_of(s)
-        cta = first + index
-    return slot_number(cta, index, s.plan)
+    first, _, index = sharers_of(s)
+    return slot_number(first + index, index)
 
 
 def counters_of(s: Selecting) -> Any:

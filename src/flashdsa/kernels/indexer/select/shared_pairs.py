@@ -1,4 +1,4 @@
-"""Long rows among others are split: several CTAs share a row, and each selects alone.
+"""A pair's row that several CTAs share: each selects alone in its part, and the last one merges.
 
 The CTAs count the entries of their parts in device memory, by groups of bins, whenever a list is
 full and at the end. These counts say which entries cannot win: those below `topk` better ones. A
@@ -16,17 +16,9 @@ import cutlass
 from cutlass import Int32, Uint32, const_expr, cute
 
 from flashdsa.dsl.gmem import load_relaxed
-from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
-from flashdsa.kernels.indexer.emit.by_position import (
-    WarpSpan,
-    emit_by_position,
-    emit_in_order,
-    own_span,
-)
-from flashdsa.kernels.indexer.schedule.work_tile import WorkTile
 from flashdsa.kernels.indexer.select.exchange import find_kth
 from flashdsa.kernels.indexer.select.keys import (
     BIN_BITS,
@@ -42,7 +34,6 @@ from flashdsa.kernels.indexer.select.lists import (
     Listed,
     append_all,
     clear_histogram,
-    compact,
     count_at,
     reset,
 )
@@ -51,27 +42,16 @@ from flashdsa.kernels.indexer.select.published import (
     CHUNKS_TOGETHER,
     bins_of,
     chunks_of,
-    contribute,
     counters_of,
     floor_group,
-    keep_contributed,
     load_entry,
     load_header,
     own_slot,
     publish,
     sharers_of,
     slot_number,
-    waits_for_counts,
 )
-from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
-from flashdsa.kernels.indexer.select.tiles import (
-    is_full,
-    next_floor,
-    nothing_listed,
-    part_of,
-    release_tile,
-    tile_stage,
-)
+from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
     BIN_GROUP,
     BIN_GROUPS,
@@ -101,62 +81,6 @@ NOT_COUNTED = WARP_SIZE
 """Word of `own_coarse`, behind a group's bins: slots of the row whose entries are in no bin."""
 SLOT_BITS = LISTED_SLOTS.bit_length()
 SLOT_MASK = (1 << SLOT_BITS) - 1
-
-
-@cute.jit
-def select_by_ctas(
-    s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
-) -> PackedPhases:
-    """Select in a tile; the last CTA of a split row also among all that they published. See
-    tiles.py."""
-    listed, selected = nothing_listed(), cutlass.Boolean(False)
-    merges = cutlass.Boolean(False)  # the list is filled with published entries
-    while not selected:
-        part, last = Part(Int32(0), Int32(0), Int32(0)), tile.num_pages
-        if not merges:
-            listed = fill(s, source, tile, tile_stage(s, phases), listed)
-            part = part_of(tile, listed.entries)
-        else:
-            listed = list_slots(s, listed)
-            part = Part(Int32(0), tile.length, listed.entries)
-            last = tile.num_splits
-        scored = listed.pages == last
-        if scored and not merges:
-            release_tile(s, phases)
-        in_order = listed.floor == 0  # a compaction ends that
-        if scored or merges or in_order or is_full(s, listed.entries):
-            here = unpacked(s)
-            counts = tile.num_splits > 1 and not merges
-            waits = waits_for_counts(s, tile, scored)
-            in_order = scored and in_order and tile.num_splits == 1
-            span = WarpSpan(Int32(0), Int32(0), Int32(0))
-            if in_order:
-                span = own_span(s, tile.row, part)
-            if counts:
-                contribute(s, listed.floor, part, waits)
-            # A list that is compacted keeps at least topk entries; those of the last bin, too.
-            threshold, phases = find_threshold(
-                here, scored and here.coord.num_parts > 1, counts or not scored, part, phases
-            )
-            floor = cutlass.max(next_floor(tile, listed, threshold, s.plan), listed.floor)
-            if counts:
-                threshold, floor = raise_threshold(s, threshold, floor)
-            if not scored:
-                entries = compact(s, listed.entries, threshold.key, threshold.position)
-                listed = Listed(entries, listed.pages, floor)
-                if counts:
-                    keep_contributed(s)
-            elif counts:
-                merges = publish_alone(s, part, threshold)
-                listed = nothing_listed()
-                selected = not merges
-            else:
-                if in_order:
-                    emit_in_order(here, tile.row, part, span, threshold)
-                else:
-                    emit_by_position(here, tile.row, part, threshold)
-                selected = cutlass.Boolean(True)
-    return phases
 
 
 @cute.jit
@@ -274,7 +198,7 @@ def list_next_slots(s: Selecting, listed: Listed, fits: cutlass.Boolean) -> List
                 offset = select.candidates[CHUNK_OFFSETS + chunk]
                 slot, at = offset & SLOT_MASK, (offset >> SLOT_BITS) * WARP_SIZE + lane
                 if at < select.candidates[slot]:
-                    number = slot_number(first_cta + slot, listed.pages + slot, plan)
+                    number = slot_number(first_cta + slot, listed.pages + slot)
                     keys[i], positions[i] = load_entry(s, number, at)
         wanted = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
         for i in cutlass.range_constexpr(CHUNKS_TOGETHER):
@@ -296,8 +220,8 @@ def find_floor(s: Selecting) -> None:
     The floor is that of a group of bins, or, where that leaves more entries than the list holds,
     that of a bin: the slots have counts of the group's bins, which are complete above a CTA's own
     floor. A slot without counts makes the floor lower, never wrong, but the number of entries that
-    reach it is not known then. Where that leaves too many in a pair's row, what was published is
-    counted by finer steps. CTAs that waited for each other know a better floor.
+    reach it is not known then. Where that leaves too many, what was published is counted by finer
+    steps. CTAs that waited for each other know a better floor.
     """
     select, cluster, thread, plan = s.select, s.cluster, s.thread, s.plan
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
@@ -318,7 +242,7 @@ def find_floor(s: Selecting) -> None:
         first, count, _ = sharers_of(s)
         entries = Int32(0)
         for index in cutlass.range(warp, count, plan.consumer_warps, unroll=4):
-            number = slot_number(first + index, index, plan)
+            number = slot_number(first + index, index)
             _, _, _, first_group = load_header(s, number)
             bin_ = group % PUBLISHED_GROUPS * BIN_GROUP + lane
             own = load_relaxed(bins_of(s, number) + bin_)
@@ -339,11 +263,10 @@ def find_floor(s: Selecting) -> None:
                 select.scratch[SCRATCH_FLOOR] = Int32(lowest_key(group * BIN_GROUP + bin_))
                 if cluster.own_coarse[NOT_COUNTED] == 0:
                     select.scratch[SCRATCH_FOUND] = reached
-        if const_expr(plan.cuts_spans):  # rows on their own gain nothing
-            # All consumers: the floor is written, and nobody reads what a group's was.
-            consumer_sync(plan)
-            if select.scratch[SCRATCH_FOUND] > plan.lists.capacity:
-                count_published(s)
+        # All consumers: the floor is written, and nobody reads what a group's was.
+        consumer_sync(plan)
+        if select.scratch[SCRATCH_FOUND] > plan.lists.capacity:
+            count_published(s)
     # All consumers: the floor and what reaches it are written.
     consumer_sync(plan)
 
@@ -360,7 +283,7 @@ def count_published(s: Selecting) -> None:
     first, count, _ = sharers_of(s)
     low, high = signed(Uint32(select.scratch[SCRATCH_FLOOR])), Int32(SIGN)
     for index in cutlass.range(lane, count, WARP_SIZE, unroll=1):
-        _, top, own, _ = load_header(s, slot_number(first + index, index, plan))
+        _, top, own, _ = load_header(s, slot_number(first + index, index))
         low, high = cutlass.max(low, own), cutlass.max(high, top)
     low = cute.arch.warp_redux_sync(low, "max")
     high = cute.arch.warp_redux_sync(high, "max")
@@ -368,7 +291,7 @@ def count_published(s: Selecting) -> None:
         floor = unsigned(low)
         shift = step_bits(unsigned(high) - floor, BIN_BITS)
         for index in cutlass.range(warp, count, plan.consumer_warps, unroll=1):
-            number = slot_number(first + index, index, plan)
+            number = slot_number(first + index, index)
             entries, _, _, _ = load_header(s, number)
             for begin in cutlass.range(lane, entries, CHUNKS_TOGETHER * WARP_SIZE, unroll=1):
                 keys = cute.make_rmem_tensor(CHUNKS_TOGETHER, Int32)
@@ -409,7 +332,7 @@ def read_headers(s: Selecting, listed: Listed, fits: cutlass.Boolean, lane: Int3
         counts[i], tops[i] = Int32(0), Int32(SIGN)
         if SLOTS_A_LANE * lane + i < num_slots:
             cta, index = (start + SLOTS_A_LANE * lane + i for start in (first_cta, done))
-            counts[i], tops[i], own, _ = load_header(s, slot_number(cta, index, plan))
+            counts[i], tops[i], own, _ = load_header(s, slot_number(cta, index))
             floor = cutlass.max(floor, own)
     most_entries = Int32(plan.lists.capacity)
     if fits:
