@@ -5,12 +5,15 @@ BIN := $(VENV)/bin
 # Whole files are dealt out in the order of collection, kernels' first.
 PYTEST := $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
+# Of ptxemu's tests: programs with known hazards, copies and barriers, tensor cores. Seconds.
+SMOKE := $(addprefix ptxemu/tests/,check/test_hazard_programs.py check/test_litmus.py engines \
+	tensor_cores/test_wgmma.py tensor_cores/test_tcgen05_mma.py)
 
 # Or every process of the tests would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-peers test-integrations test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
+.PHONY: help setup demo kernels wheel test-wheel test test-gpu test-ptxemu test-peers test-integrations test-newest test-slow fingerprints lint resolve fmt bench mutate docs docs-version constraints clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 20
@@ -24,8 +27,11 @@ setup: $(READY)  ## Make .venv with everything that the other targets need
 demo: $(READY)  ## A DSA layer learns real text on this machine (two minutes); writes out/demo.png
 	$(BIN)/flashdsa demo
 
-test: $(READY)  ## The tests that need no GPU and are not marked slow
-	$(PYTEST)
+test: $(READY)  ## flashdsa's and the workbench's tests that need no GPU, none marked slow; few of ptxemu's
+	$(PYTEST) tests workbench/tests $(SMOKE)
+
+test-ptxemu: $(READY)  ## ptxemu's own tests, none marked slow; records that they passed
+	$(BIN)/python tools/ptxemu_suite.py
 
 test-peers: $(READY)  ## Kernels of other packages, run and checked by ptxemu (installs them)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable './ptxemu[peers]'

@@ -1,4 +1,4 @@
-"""cvt between every pair of types, and its packed forms."""
+"""cvt: what no recording of an H200 in `tests.silicon` has, and forms that are not there."""
 
 import math
 from fractions import Fraction
@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.isa.pure_run import apply, decode, run
 from tests.isa.test_half_ops import halves, value
-from tests.isa.test_integer_ops import dtype, integers, limits, wrap
 from tests.numerics import exact_reference as reference
 from tests.numerics.exact_reference import f32_lanes, f64_lanes, same
 
@@ -28,6 +27,22 @@ GRIDS = {
     "f64": reference.F64,
 }
 ROUNDINGS = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}
+
+
+def limits(type_):
+    bits = int(type_[1:])
+    return (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if type_[0] == "s" else (0, (1 << bits) - 1)
+
+
+def dtype(type_):
+    return np.dtype(f"{'i' if type_[0] == 's' else 'u'}{int(type_[1:]) // 8}")
+
+
+def integers(type_):
+    low, high = limits(type_)
+    special = [low, low + 1, high, high - 1, 0, 1, high // 2, high // 2 + 1, 3]
+    special += [-1, -2, -3] if low else []
+    return st.one_of(st.sampled_from(special), st.integers(low, high))
 
 
 def register(type_):
@@ -54,29 +69,6 @@ def numbers(type_, lanes):
 
 def float_dtype(type_):
     return {"f32": np.float32, "f64": np.float64}.get(type_, np.uint16)
-
-
-@pytest.mark.parametrize("source", INTEGERS)
-@given(data=st.data())
-@few
-def test_integers_are_extended_truncated_or_clamped(source, data):
-    a = data.draw(integer_lanes(source))
-    for result in INTEGERS:
-        found = apply(f"cvt.{result}.{source}", register(result), a).tolist()
-        assert found == [wrap(x, result) for x in a.tolist()], result
-        low, high = limits(result)
-        if low > limits(source)[0] or high < limits(source)[1]:
-            found = apply(f"cvt.sat.{result}.{source}", register(result), a).tolist()
-            assert found == [min(max(x, low), high) for x in a.tolist()], result
-
-
-def test_narrow_integers_are_cut_out_of_wide_registers_and_extended_into_them():
-    a = np.array([0x1234_5681, 0xFFFF_FF7F] * 16, np.uint32)
-    assert apply("cvt.s32.s8", np.int32, a).tolist()[:2] == [-127, 127]
-    assert apply("cvt.u32.u8", np.uint32, a).tolist()[:2] == [0x81, 0x7F]
-    assert apply("cvt.s8.s32", np.int32, a).tolist()[:2] == [-127, 127]
-    assert apply("cvt.u8.u32", np.uint32, a).tolist()[:2] == [0x81, 0x7F]
-    assert apply("cvt.s16.s8", np.int64, a).tolist()[:2] == [-127, 127]
 
 
 def to_integer(x, rounding, result, source):
@@ -140,33 +132,6 @@ def test_floats_are_rounded_once_to_smaller_ones(source, mode, data):
         assert same(found, np.array(expected, np.float64)).all(), result
 
 
-@given(data=st.data())
-@few
-def test_widening_is_exact(data):
-    for source, results in {"f16": ["f32", "f64"], "bf16": ["f32", "f64"], "f32": ["f64"]}.items():
-        a = data.draw(float_lanes(source))
-        for result in results:
-            found = apply(f"cvt.{result}.{source}", float_dtype(result), a).astype(np.float64)
-            assert same(found, np.array(numbers(source, a), np.float64)).all()
-
-
-@pytest.mark.parametrize("type_", FLOATS)
-@pytest.mark.parametrize("rounding", ROUNDINGS)
-def test_rounding_to_an_integral_float_keeps_the_type_and_the_sign(type_, rounding):
-    wide = np.array([0.5, -0.5, 1.5, -2.5, 1e30, -0.0, 7.0, -np.inf] * 4)
-    with np.errstate(over="ignore"):
-        lanes = {
-            "f64": wide,
-            "f32": wide.astype(np.float32),
-            "f16": wide.astype(np.float16).view(np.uint16),
-            "bf16": bf16.narrow(wide.astype(np.float32)),
-        }[type_]
-    found = numbers(type_, apply(f"cvt.{rounding}.{type_}.{type_}", float_dtype(type_), lanes))
-    for x, y in zip(numbers(type_, lanes), found, strict=True):
-        expected = x if math.isinf(x) else math.copysign(ROUNDINGS[rounding](x), x)
-        assert (y, math.copysign(1, y)) == (expected, math.copysign(1, x))
-
-
 def test_between_the_16_bit_types_the_rounding_mode_may_be_missing():
     for source, result in (("f16", "bf16"), ("bf16", "f16")):
         lanes = np.arange(0x3C00, 0x4400, 64, dtype=np.uint16)
@@ -178,15 +143,6 @@ def test_between_the_16_bit_types_the_rounding_mode_may_be_missing():
         apply("cvt.bf16.f32", float_dtype("bf16"), np.zeros(32, np.float32))
 
 
-def test_ftz_flushes_the_f32_side():
-    tiny = np.array([1e-40, -1e-40] * 16, np.float32)
-    assert apply("cvt.rpi.s32.f32", np.int32, tiny).tolist()[:2] == [1, 0]
-    assert apply("cvt.rpi.ftz.s32.f32", np.int32, tiny).tolist()[:2] == [0, 0]
-    assert not apply("cvt.ftz.f64.f32", np.float64, tiny).any()
-    assert not apply("cvt.rn.ftz.f32.f64", np.float32, tiny.astype(np.float64)).any()
-    assert apply("cvt.rn.f32.f64", np.float32, tiny.astype(np.float64)).all()
-
-
 def test_sat_clamps_floats_to_the_unit_interval():
     a = np.array([-1.0, 0.5, 2.0, np.nan] * 8, np.float32)
     assert apply("cvt.sat.f32.f32", np.float32, a).tolist()[:4] == [0.0, 0.5, 1.0, 0.0]
@@ -194,26 +150,6 @@ def test_sat_clamps_floats_to_the_unit_interval():
     assert found.tolist()[:4] == [0.0, 0.5, 1.0, 0.0]
     ints = np.array([-5, 0, 1, 9] * 8, np.int32)
     assert apply("cvt.rn.sat.f32.s32", np.float32, ints).tolist()[:4] == [0.0, 0.0, 1.0, 1.0]
-
-
-def test_f16_results_are_zero_extended_into_wide_registers():
-    a = np.full(32, -1.0, np.float32)
-    assert set(apply("cvt.rn.f16.f32", np.uint32, a).tolist()) == {0xBC00}
-    assert set(apply("cvt.f32.f16", np.float32, np.full(32, 0x7777BC00, np.uint32)).tolist()) == {
-        -1.0
-    }
-
-
-@pytest.mark.parametrize("type_", ["f16", "bf16"])
-@pytest.mark.parametrize("mode", ["rn", "rz"])
-@given(data=st.data())
-@few
-def test_two_f32_are_packed_the_first_above(type_, mode, data):
-    a, b = data.draw(f32_lanes()), data.draw(f32_lanes())
-    found = apply(f"cvt.{mode}.{type_}x2.f32", np.uint32, a, b)
-    high = apply(f"cvt.{mode}.{type_}.f32", np.uint16, a)
-    low = apply(f"cvt.{mode}.{type_}.f32", np.uint16, b)
-    assert (found == (high.astype(np.uint32) << 16 | low)).all()
 
 
 @pytest.mark.parametrize("type_", ["f16", "bf16"])
@@ -228,13 +164,6 @@ def test_relu_and_satfinite_of_halves(type_):
     assert finite[3] == 0x7FFF
     both = apply(f"cvt.rz.relu.satfinite.{type_}x2.f32", np.uint32, a, a).view(np.uint16)
     assert numbers(type_, both)[:5] == [0.0, 0.0, largest, largest, 0.0]
-
-
-def test_nan_becomes_the_canonical_nan_of_halves():
-    a = np.array([0xFFC00001, 0x7F800001] * 16, np.uint32).view(np.float32)
-    assert set(apply("cvt.rn.bf16.f32", np.uint16, a).tolist()) == {0x7FFF}
-    assert set(apply("cvt.rn.f16.f32", np.uint16, a).tolist()) == {0x7FFF}
-    assert set(apply("cvt.rn.bf16x2.f32", np.uint32, a, a).tolist()) == {0x7FFF7FFF}
 
 
 TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -322,49 +251,6 @@ def test_scale_factors_of_powers_of_two():
     codes = np.array([130 << 8 | 126] * 32, np.uint16)
     found = apply("cvt.rn.bf16x2.ue8m0x2", np.uint32, codes).view(np.uint16)
     assert bf16.widen(found)[:2].tolist() == [0.5, 8.0]
-
-
-def test_tf32_results_keep_ten_bits():
-    a = np.array([1 + 2.0**-11, 1 + 2.0**-12, -3.0, np.inf] * 8, np.float32)
-    assert apply("cvt.rna.tf32.f32", np.float32, a)[:3].tolist() == [1 + 2.0**-10, 1.0, -3.0]
-    assert apply("cvt.rn.tf32.f32", np.float32, a)[:3].tolist() == [1.0, 1.0, -3.0]
-    assert apply("cvt.rz.relu.tf32.f32", np.float32, a)[:3].tolist() == [1.0, 1.0, 0.0]
-    assert apply("cvt.rna.satfinite.tf32.f32", np.float32, a)[3] == float(reference.TF32.largest)
-
-
-def test_conversions_from_f64_and_bf16_keep_the_upper_bits_of_a_payload():
-    nans = np.array([0x7FF0000000000123, 0xFFF8123400000000] * 16, np.uint64).view(np.float64)
-    assert apply("cvt.rn.f32.f64", np.uint32, nans)[:2].tolist() == [0x7FC00000, 0xFFC091A0]
-    assert apply("cvt.rz.f16.f64", np.uint16, nans)[:2].tolist() == [0x7E00, 0xFE04]
-    assert apply("cvt.rn.bf16.f64", np.uint16, nans)[:2].tolist() == [0x7FC0, 0xFFC0]
-    raw = np.array([0x7F81, 0xFFC1] * 16, np.uint16)
-    assert apply("cvt.f32.bf16", np.uint32, raw)[:2].tolist() == [0x7F810000, 0xFFC10000]
-    halves = np.array([0x7C01, 0xFD42] * 16, np.uint16)
-    wide = apply("cvt.f64.f16", np.uint64, halves)[:2].tolist()
-    assert wide == [0x7FF8040000000000, 0xFFFD080000000000]
-    assert set(apply("cvt.f32.f16", np.uint32, halves).tolist()) == {0x7FFFFFFF}
-
-
-@pytest.mark.parametrize(
-    ("type_", "bits"), [("u8", 8), ("s8", 8), ("u4", 4), ("s4", 4), ("u2", 2), ("s2", 2)]
-)
-def test_cvt_pack_clamps_and_shifts_in(type_, bits):
-    rng = np.random.default_rng(9)
-    a, b = (rng.integers(-300, 300, 32, dtype=np.int32) for _ in range(2))
-    c = rng.integers(0, 2**32, 32, dtype=np.uint32)
-    low, high = limits(f"{type_[0]}{bits}")
-    clamp = lambda x: min(max(x, low), high) & ((1 << bits) - 1)
-    found = apply(f"cvt.pack.sat.{type_}.s32.b32", np.uint32, a, b, c).tolist()
-    assert found == [
-        (z << (2 * bits) | clamp(x) << bits | clamp(y)) & 0xFFFFFFFF
-        for x, y, z in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)
-    ]
-
-
-def test_cvt_pack_of_half_words():
-    a, b = np.array([70000, -70000] * 16, np.int32), np.array([-5, 5] * 16, np.int32)
-    assert apply("cvt.pack.sat.u16.s32", np.uint32, a, b)[:2].tolist() == [0xFFFF0000, 5]
-    assert apply("cvt.pack.sat.s16.s32", np.uint32, a, b)[:2].tolist() == [0x7FFFFFFB, 0x80000005]
 
 
 @pytest.mark.parametrize(

@@ -11,47 +11,6 @@ from ptxemu.events import AccessKind, Space
 THREAD = np.arange(32, dtype=np.uint32)
 
 
-@pytest.mark.parametrize(
-    ("type_", "register", "dtype"),
-    [
-        ("u8", "%h1", np.uint8),
-        ("b16", "%h1", np.uint16),
-        ("u32", "%r1", np.uint32),
-        ("f32", "%f1", np.float32),
-        ("b64", "%rd1", np.uint64),
-        ("f64", "%fd1", np.float64),
-    ],
-)
-def test_a_scalar_is_copied_through_global_memory(type_, register, dtype):
-    x = np.arange(32).astype(dtype) * 7 % 251
-    size = np.dtype(dtype).itemsize
-    ran = run(
-        TID
-        + load(register, "x", type_=type_, size=size)
-        + store("y", register, "%r0", type_, size),
-        x=x,
-        y=np.zeros_like(x),
-    )
-    np.testing.assert_array_equal(ran.y, x)
-
-
-@pytest.mark.parametrize(
-    ("type_", "dtype", "expected"),
-    [
-        ("s8", np.int8, -3),
-        ("u8", np.uint8, 253),
-        ("s16", np.int16, -3),
-        ("u16", np.uint16, 65533),
-    ],
-)
-def test_a_load_extends_into_a_wider_register(type_, dtype, expected):
-    x = np.full(32, -3).astype(dtype)
-    size = np.dtype(dtype).itemsize
-    body = TID + load("%r1", "x", type_=type_, size=size) + store("y", "%r1", type_="s32")
-    ran = run(body, x=x, y=np.zeros(32, np.int32))
-    assert (ran.y == expected).all()
-
-
 def test_a_signed_word_is_sign_extended_into_64_bits():
     body = TID + load("%rd1", "x", type_="s32") + store("y", "%rd1", "%r0", "u64", 8)
     ran = run(body, x=-np.arange(32, dtype=np.int32), y=np.zeros(32, np.int64))

@@ -134,14 +134,6 @@ def test_stmatrix_of_16x8_bytes_stores_the_transpose(count):
     np.testing.assert_array_equal(ran.y, expected)
 
 
-def test_movmatrix_transposes():
-    x = RNG.integers(0, 2**16, (8, 8), dtype=np.uint16)
-    body = f"""{TID} mul.wide.u32 %rd1, %r0, 4; add.s64 %rd2, %rd_x, %rd1;
-add.s64 %rd3, %rd_y, %rd1; ld.global.u32 %r1, [%rd2];
-movmatrix.sync.aligned.m8n8.trans.b16 %r2, %r1; st.global.u32 [%rd3], %r2;"""
-    np.testing.assert_array_equal(run(body, x=x, y=np.zeros_like(x)).y, x.T)
-
-
 def test_rows_are_reported_as_16_byte_accesses():
     body = fill_shared() + f"ldmatrix.sync.aligned.m8n8.x2.shared.b16 {registers(2)}, [%r3];"
     access = run(body, shared=512, x=np.zeros(128, np.uint32)).seen.accesses[-1]

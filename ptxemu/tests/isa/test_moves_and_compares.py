@@ -4,16 +4,11 @@ import operator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.isa.pure_run import apply, decode, run
-from tests.numerics.exact_reference import f32_lanes, f64_lanes
 
 from ptxemu.api import load
 from ptxemu.errors import UnsupportedInstructionError
-from ptxemu.numerics import bf16
 
-few = settings(max_examples=10, deadline=None)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 LANES = np.arange(32, dtype=np.uint32)
 ORDERED = {
@@ -24,42 +19,6 @@ ORDERED = {
     "ge": operator.ge,
 }
 UNSIGNED = {"lo": operator.lt, "ls": operator.le, "hi": operator.gt, "hs": operator.ge}
-
-
-def float_comparison(op, a, b):
-    """CmpOp on Python floats, from the manual's words."""
-    unordered = a != a or b != b
-    if op in ("num", "nan"):
-        return unordered == (op == "nan")
-    if op.endswith("u") and op != "u":
-        return unordered or float_comparison(op[:-1], a, b)
-    if op == "ne":
-        return not unordered and a != b
-    return ORDERED[op](a, b)
-
-
-FLOAT_OPS = [*ORDERED, "ne", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan"]
-
-
-@pytest.mark.parametrize("op", FLOAT_OPS)
-@given(data=st.data())
-@few
-def test_float_comparisons_know_nan(op, data):
-    a, b = data.draw(f32_lanes()), data.draw(f32_lanes())
-    b = np.where(LANES % 4 == 0, a, b)
-    expected = [float_comparison(op, x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    assert apply(f"setp.{op}.f32", np.bool_, a, b).tolist() == expected
-    wide_a, wide_b = data.draw(f64_lanes()), data.draw(f64_lanes())
-    rows = zip(wide_a.tolist(), wide_b.tolist(), strict=True)
-    found = apply(f"setp.{op}.f64", np.bool_, wide_a, wide_b).tolist()
-    assert found == [float_comparison(op, *row) for row in rows]
-    half_a, half_b = a.view(np.uint32).astype(np.uint16), b.view(np.uint32).astype(np.uint16)
-    rows = zip(half_a.view(np.float16).tolist(), half_b.view(np.float16).tolist(), strict=True)
-    found = apply(f"setp.{op}.f16", np.bool_, half_a, half_b).tolist()
-    assert found == [float_comparison(op, *row) for row in rows]
-    rows = zip(bf16.widen(half_a).tolist(), bf16.widen(half_b).tolist(), strict=True)
-    found = apply(f"setp.{op}.bf16", np.bool_, half_a, half_b).tolist()
-    assert found == [float_comparison(op, *row) for row in rows]
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])
@@ -75,41 +34,6 @@ def test_integer_comparisons_are_signed_or_not_as_the_type_says(bits):
     for op, reference in UNSIGNED.items():
         assert (apply(f"setp.{op}.u{bits}", np.bool_, a, b) == reference(a, b)).all()
     assert (apply(f"setp.eq.b{bits}", np.bool_, a, b) == (a == b)).all()
-
-
-def test_setp_combines_with_a_predicate_and_gives_the_complement():
-    c = LANES % 3 == 0
-    less = LANES < 16
-    both = {"p": np.bool_, "q": np.bool_}
-    for name, combine in (
-        ("and", np.logical_and),
-        ("or", np.logical_or),
-        ("xor", np.logical_xor),
-    ):
-        p, q = run(f"setp.lt.{name}.u32 %p|%q, %a, 16, %c;", both, a=LANES, c=c)
-        assert (p == combine(less, c)).all()
-        assert (q == combine(~less, c)).all()
-        p = run(f"setp.lt.{name}.u32 %p, %a, 16, !%c;", {"p": np.bool_}, a=LANES, c=c)
-        assert (p == combine(less, ~c)).all()
-    p, q = run("setp.lt.u32 %p|%q, %a, 16;", both, a=LANES)
-    assert (p == less).all()
-    assert (q == ~less).all()
-    assert (run("setp.lt.u32 _|%q, %a, 16;", {"q": np.bool_}, a=LANES) == ~less).all()
-
-
-def test_setp_of_packed_halves_has_a_predicate_for_each():
-    a = np.array([1, 5], np.float16).view(np.uint32).repeat(32)
-    b = np.array([2, 4], np.float16).view(np.uint32).repeat(32)
-    p, q = run("setp.lt.f16x2 %p|%q, %a, %b;", {"p": np.bool_, "q": np.bool_}, a=a, b=b)
-    assert p.all()
-    assert not q.any()
-
-
-def test_ftz_makes_subnormals_equal_to_zero():
-    tiny = np.full(32, 1e-40, np.float32)
-    zero = np.zeros(32, np.float32)
-    assert apply("setp.eq.ftz.f32", np.bool_, tiny, zero).all()
-    assert not apply("setp.eq.f32", np.bool_, tiny, zero).any()
 
 
 def test_set_writes_all_ones_or_one():
@@ -144,28 +68,6 @@ def test_slct_picks_by_sign():
     assert (found == np.where([True, False, False, True] * 8, a, b)).all()
     found = apply("slct.ftz.b32.f32", np.uint32, a, b, floats)
     assert (found == np.where([True, False, True, True] * 8, a, b)).all()
-
-
-def test_vectors_are_packed_and_taken_apart_from_the_lowest():
-    a, b = LANES, LANES * 7 + 1
-    packed = run("mov.b64 %d, {%a, %b};", {"d": np.uint64}, a=a, b=b)
-    assert packed.tolist() == [y << 32 | x for x, y in zip(a.tolist(), b.tolist(), strict=True)]
-    low, high = run("mov.b64 {%x, %y}, %d;", {"x": np.uint32, "y": np.uint32}, d=packed)
-    assert (low == a).all()
-    assert (high == b).all()
-    assert (run("mov.b64 {_, %y}, %d;", {"y": np.uint32}, d=packed) == b).all()
-    quarters = {name: np.uint16 for name in "wxyz"}
-    parts = run("mov.b64 {%w, %x, %y, %z}, %d;", quarters, d=packed)
-    whole = run(
-        "mov.b64 %d, {%w, %x, %y, %z};", {"d": np.uint64}, **dict(zip("wxyz", parts, strict=True))
-    )
-    assert (whole == packed).all()
-    halves = run(
-        "mov.b32 {%x, %y}, %a;", {"x": np.uint16, "y": np.uint16}, a=packed.astype(np.uint32)
-    )
-    assert (halves[0] == a).all()
-    whole = run("mov.b32 %d, {%x, 3};", {"d": np.uint32}, x=halves[0])
-    assert (whole == (a & 0xFFFF) + 0x30000).all()
 
 
 def test_128_bits_go_through_a_register_and_back():

@@ -11,81 +11,6 @@ from ptxemu.sched.policy import Policy
 LANE = np.arange(32)
 
 
-def shuffle_reference(mode, b, c):
-    """PTX ISA's own pseudo code, lane by lane: (source lane, predicate)."""
-    sources, held = [], []
-    for lane in range(32):
-        bval, cval, segmask = b & 31, c & 31, (c >> 8) & 31
-        max_lane = (lane & segmask) | (cval & ~segmask & 31)
-        min_lane = lane & segmask
-        if mode == "up":
-            j = lane - bval
-            pval = j >= max_lane
-        elif mode == "down":
-            j = lane + bval
-            pval = j <= max_lane
-        elif mode == "bfly":
-            j = lane ^ bval
-            pval = j <= max_lane
-        else:
-            j = min_lane | (bval & ~segmask & 31)
-            pval = j <= max_lane
-        sources.append(j if pval else lane)
-        held.append(pval)
-    return np.array(sources), np.array(held)
-
-
-@pytest.mark.parametrize("in_register", [False, True])
-@pytest.mark.parametrize(
-    ("mode", "b", "c"),
-    [
-        ("idx", 5, 31),
-        ("idx", 37, 31),
-        ("idx", 9, 0x181F),
-        ("idx", 9, 0x1803),
-        ("bfly", 16, 31),
-        ("bfly", 1, 0x1F | 0x1E00),
-        ("bfly", 8, 0x7),
-        ("up", 1, 0),
-        ("up", 3, 0x1800),
-        ("down", 1, 31),
-        ("down", 3, 0x181F),
-    ],
-)
-def test_shuffle_follows_the_manuals_pseudo_code(mode, b, c, in_register):
-    bc = "%r8, %r9" if in_register else f"{b}, {c}"
-    body = f"""{TID} add.u32 %r1, %r0, 100; mov.b32 %r8, {b}; mov.b32 %r9, {c};
-shfl.sync.{mode}.b32 %r2|%p1, %r1, {bc}, -1;
-selp.u32 %r3, 1, 0, %p1; {store("y", "%r2")}{store("z", "%r3")}"""
-    ran = run(body, y=32, z=32)
-    source, held = shuffle_reference(mode, b, c)
-    np.testing.assert_array_equal(ran.y, 100 + source)
-    np.testing.assert_array_equal(ran.z, held)
-
-
-def test_each_lane_may_name_its_own_source():
-    body = f"{TID} sub.u32 %r1, 31, %r0; shfl.sync.idx.b32 %r2, %r0, %r1, 31, -1; " + store(
-        "y", "%r2"
-    )
-    np.testing.assert_array_equal(run(body, y=32).y, 31 - LANE)
-
-
-def test_votes():
-    body = f"""{TID} setp.lt.u32 %p1, %r0, 3; setp.lt.u32 %p2, %r0, 99;
-vote.sync.ballot.b32 %r1, %p1, -1; vote.sync.ballot.b32 %r2, !%p1, -1;
-vote.sync.all.pred %p3, %p1, -1; vote.sync.any.pred %p4, %p1, -1;
-vote.sync.all.pred %p5, %p2, -1; vote.sync.uni.pred %p6, %p1, -1;
-vote.sync.uni.pred %p7, !%p2, -1;
-selp.u32 %r3, 1, 0, %p3; selp.u32 %r4, 2, 0, %p4; selp.u32 %r5, 4, 0, %p5;
-selp.u32 %r6, 8, 0, %p6; selp.u32 %r7, 16, 0, %p7;
-or.b32 %r3, %r3, %r4; or.b32 %r3, %r3, %r5; or.b32 %r3, %r3, %r6; or.b32 %r3, %r3, %r7;
-{store("y", "%r1")}{store("z", "%r2")}{store("w", "%r3")}"""
-    ran = run(body, y=32, z=32, w=32)
-    assert set(ran.y.tolist()) == {7}
-    assert set(ran.z.tolist()) == {0xFFFFFFF8}
-    assert set(ran.w.tolist()) == {2 + 4 + 16}
-
-
 def test_a_vote_counts_only_the_executing_members():
     body = f"""{TID} setp.ge.u32 %p1, %r0, 8; @%p1 bra out; setp.lt.u32 %p2, %r0, 99;
 vote.sync.ballot.b32 %r1, %p2, 0xff; vote.sync.all.pred %p3, %p2, 0xff; selp.u32 %r2, 1, 0, %p3;
@@ -93,39 +18,6 @@ vote.sync.ballot.b32 %r1, %p2, 0xff; vote.sync.all.pred %p3, %p2, 0xff; selp.u32
     ran = run(body, y=32, z=32)
     assert ran.y.tolist() == [0xFF] * 8 + [0] * 24
     assert ran.z.tolist() == [1] * 8 + [0] * 24
-
-
-def test_match_any_gives_the_lanes_of_equal_value():
-    body = f"{TID} and.b32 %r1, %r0, 3; match.any.sync.b32 %r2, %r1, -1;" + store("y", "%r2")
-    np.testing.assert_array_equal(run(body, y=32).y, 0x11111111 << (LANE % 4))
-
-
-@pytest.mark.parametrize(("shift", "mask", "held"), [(5, 0xFFFFFFFF, 1), (2, 0, 0)])
-def test_match_all(shift, mask, held):
-    body = f"""{TID} cvt.u64.u32 %rd1, %r0; shr.u64 %rd1, %rd1, {shift};
-match.all.sync.b64 %r2|%p1, %rd1, -1; selp.u32 %r3, 1, 0, %p1;
-{store("y", "%r2")}{store("z", "%r3")}"""
-    ran = run(body, y=32, z=32)
-    assert set(ran.y.tolist()) == {mask}
-    assert set(ran.z.tolist()) == {held}
-
-
-@pytest.mark.parametrize(
-    ("operation", "expected"),
-    [
-        ("add.u32", lambda v: v.sum(dtype=np.uint32)),
-        ("min.s32", lambda v: v.view(np.int32).min().view(np.uint32)),
-        ("max.u32", np.max),
-        ("max.s32", lambda v: v.view(np.int32).max().view(np.uint32)),
-        ("and.b32", np.bitwise_and.reduce),
-        ("or.b32", np.bitwise_or.reduce),
-        ("xor.b32", np.bitwise_xor.reduce),
-    ],
-)
-def test_integer_reductions(operation, expected):
-    x = np.random.default_rng(1).integers(0, 2**32, 32, dtype=np.uint32)
-    body = TID + load("%r1", "x") + f"redux.sync.{operation} %r2, %r1, -1;" + store("y", "%r2")
-    assert set(run(body, x=x, y=32).y.tolist()) == {int(expected(x))}
 
 
 @pytest.mark.parametrize(
