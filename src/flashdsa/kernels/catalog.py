@@ -425,7 +425,7 @@ ATTENTION_TARGET = _hopper(
         head_sums.target_plan(heads, width)
         for width, heads in product(head_sums.TARGET_WIDTHS, reversed(head_sums.TARGET_HEADS))
     ),
-    build="flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums",
+    build="flashdsa.kernels.indexer_training.sm90.head_sums.kernel:compile_head_sums",
     entry="head_sums_kernel",
     roles={"gather": ("gather_all",), "add": ("add_all",)},
 )
@@ -433,14 +433,14 @@ INDEXER_SCORES = _hopper(
     name="indexer_scores",
     operations=("indexer_scores",),
     plans=tuple(scores.ScoresPlan(heads) for heads in reversed(scores.NUM_HEADS)),
-    build="flashdsa.kernels.indexer_training.sm90.scores.build:compile_scores",
+    build="flashdsa.kernels.indexer_training.sm90.scores.kernel:compile_scores",
     entry="scores_kernel",
 )
 INDEXER_KL = _hopper(
     name="indexer_kl",
     operations=("indexer_kl", "indexer_kl_bwd"),
     plans=(KlPlan(), KlPlan(gradient=True)),
-    build="flashdsa.kernels.indexer_training.sm90.kl.build:compile_kl",
+    build="flashdsa.kernels.indexer_training.sm90.kl.kernel:compile_kl",
     entry="kl_kernel",
 )
 COMPRESS_KV = _hopper(
