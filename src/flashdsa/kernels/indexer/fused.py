@@ -22,7 +22,6 @@ from flashdsa.kernels.indexer.schedule.work_tile import Rows, pairs_of, rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
 from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
 from flashdsa.kernels.indexer.select.by_clusters import select_by_clusters
-from flashdsa.kernels.indexer.select.by_pairs import select_in_teams
 from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.smem_views import (
@@ -33,6 +32,7 @@ from flashdsa.kernels.indexer.smem_views import (
     input_buffers_in,
     select_buffers_in,
 )
+from flashdsa.kernels.indexer.teams import select_in_teams
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""

@@ -19,6 +19,15 @@ from flashdsa.dsl.gmem import load_relaxed
 from flashdsa.dsl.warp import first_lane_where, prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
+from flashdsa.kernels.indexer.select.counts import (
+    FLAG,
+    bins_of,
+    counters_of,
+    floor_group,
+    own_slot,
+    sharers_of,
+    slot_number,
+)
 from flashdsa.kernels.indexer.select.exchange import find_kth
 from flashdsa.kernels.indexer.select.keys import (
     BIN_BITS,
@@ -38,18 +47,11 @@ from flashdsa.kernels.indexer.select.lists import (
     reset,
 )
 from flashdsa.kernels.indexer.select.published import (
-    APART,
     CHUNKS_TOGETHER,
-    bins_of,
     chunks_of,
-    counters_of,
-    floor_group,
     load_entry,
     load_header,
-    own_slot,
     publish,
-    sharers_of,
-    slot_number,
 )
 from flashdsa.kernels.indexer.select.threshold import Threshold
 from flashdsa.kernels.indexer.sizes import (
@@ -122,14 +124,14 @@ def publish_alone(s: Selecting, part: Part, threshold: Threshold) -> cutlass.Boo
     if thread == 0:
         arrival = Int32(1)
         if select.scratch[SCRATCH_SETTLED] == 0:
-            arrival += APART
+            arrival += FLAG
         # A release of what all consumers wrote, by the sync before, and an acquire of what the CTAs
         # with smaller tickets wrote: the consumers may read all of it after the next sync.
         select.scratch[SCRATCH_TICKET] = cute.arch.atomic_add(
             counters_of(s), arrival, sem="acq_rel", scope="gpu"
         )
     consumer_sync(plan)
-    is_last = select.scratch[SCRATCH_TICKET] % APART == sharers_of(s).count - 1
+    is_last = select.scratch[SCRATCH_TICKET] % FLAG == sharers_of(s).count - 1
     if is_last:
         reset(s)
     return is_last
