@@ -56,7 +56,7 @@ def report_all(documents: dict[Path, list[Row]]) -> list[Report]:
 
 
 def sources(documents: dict[Path, list[Row]], folder: str) -> list[str]:
-    """Where and when the documents of `folder`, as the page links it, were drawn."""
+    """Places and dates of the documents of `folder`, as the page links it."""
     from workbench.draws.run import machine_of, read_document
 
     runs: dict[str, list[tuple[str, str]]] = {}
