@@ -27,13 +27,7 @@ from flashdsa.backends.sparse_mla_launches import (
 )
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.fwd.plan import (
-    GROUPS,
-    ITEM_US,
-    STEP_US,
-    UNION_BIT_US,
-    FwdPlan,
-)
+from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
 
 if TYPE_CHECKING:
