@@ -4,18 +4,16 @@ packed rows Hopper takes.
     python tools/result_tables.py [--check]
 
 The lines between `<!-- draws -->` and `<!-- /draws -->` are the figures of the draws in
-`workbench/results/draws`, those of `<!-- seeds -->` the same by seeds, those of `<!-- heads -->`
-their means by heads, and those of `<!-- means -->` their means in words; those of `<!-- run -->`
-are the tables of the newest folder of `workbench/results/dense_to_sparse`, those of
-`<!-- formats -->` what the implementations declare. With --check nothing is written; exit code 1 if
-a table is old.
+`workbench/results/draws`, those of `<!-- first -->` means and lowest of four operations, those of
+`<!-- heads -->` their means by heads; those of `<!-- run -->` are the tables of the newest folder
+of `workbench/results/dense_to_sparse`, those of `<!-- formats -->` what the implementations
+declare. With --check nothing is written; exit code 1 if a table is old.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +26,7 @@ sys.path.insert(0, str(ROOT))  # the workbench is beside this folder
 RESULTS = Path("workbench/results")
 PAGES = (
     ROOT / "README.md",
+    ROOT / "workbench" / "README.md",
     ROOT / "docs" / "guides" / "dense-to-sparse.md",
     ROOT / "docs" / "guides" / "hopper.md",
     ROOT / RESULTS / "draws" / "NOTES.md",
@@ -35,6 +34,8 @@ PAGES = (
 HEADS = (128, 64, 32, 16, 8)
 ATTENTION = ("backward", "decode", "forward")
 """Beginnings of the names of operations whose means by heads are told."""
+FIRST = ("forward", "backward", "decode packed", "indexer")
+"""Operations of the first page."""
 MARKED = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- /\2 -->)", re.DOTALL)
 
 
@@ -54,16 +55,11 @@ def report_all(documents: dict[Path, list[Row]]) -> list[Report]:
     return sorted(found, key=lambda report: report.operation)
 
 
-def draws_table() -> str:
-    """Figures of the draws in Markdown, hot / cold, and where they were drawn; "" without any."""
-    documents = read_all_draws()
-    if not documents:
-        return ""
-    from workbench.draws.report import markdown
+def sources(documents: dict[Path, list[Row]], folder: str) -> list[str]:
+    """Places and dates of the documents of `folder`, as the page links it."""
     from workbench.draws.run import machine_of, read_document
 
     runs: dict[str, list[tuple[str, str]]] = {}
-    folder = (RESULTS / "draws").as_posix()
     for path in documents:
         document = read_document(path)
         commit = (document["git"] or {}).get("commit") or "unrecorded"
@@ -72,14 +68,39 @@ def draws_table() -> str:
     for machine, found in runs.items():
         dates, at = (", ".join(sorted(set(names))) for names in zip(*found, strict=True))
         lines.append(f"One {machine}, {dates}, commit {at}: [{len(found)} documents]({folder}).")
+    return lines
+
+
+def first_table() -> str:
+    """Means and lowest of four operations, hot, in Markdown; "" without any."""
+    documents = read_all_draws()
+    if not documents:
+        return ""
+    found = {one.operation: one.figures["hot"] for one in report_all(documents)}
+    rows = [
+        f"| {name} | {of.count} | {of.geometric_mean:.2f} | {of.lowest:.2f} |"
+        for name, of in ((name, found[name]) for name in FIRST)
+    ]
+    lines = ["| operation | shapes | mean | lowest |", "| --- | --: | --: | --: |", *rows, ""]
+    return "\n".join([*lines, *sources(documents, (RESULTS / "draws").as_posix()), ""])
+
+
+def draws_table() -> str:
+    """Figures of the draws in Markdown, hot / cold, and where they were drawn; "" without any."""
+    documents = read_all_draws()
+    if not documents:
+        return ""
+    from workbench.draws.report import markdown
+
+    folder = "results/draws"  # from the workbench's page
+    lines = sources(documents, folder)
     means, some = means_by_heads(documents), []
     for name in ("forward", "backward", "decode packed"):
         of_heads = [means[name, heads][0] for heads in (128, 64, 8) if (name, heads) in means]
         some += [f"{name} {', '.join(of_heads)}"] if len(of_heads) == 3 else []
     if some:
-        notes = f"[all]({folder}/NOTES.md)"
         some[0] = f"Geometric means with 128, 64 and 8 heads, hot: {some[0]}"
-        lines.append(f"{'; '.join(some)} ({notes}).")
+        lines.append(f"{'; '.join(some)} ([all]({folder}/NOTES.md)).")
     return "\n".join([markdown(report_all(documents)), "", *lines, ""])
 
 
@@ -139,28 +160,6 @@ def formats_table() -> str:
     return "\n".join([*lines, ""])
 
 
-def seeds_table() -> str:
-    """Figures of each operation's seeds in Markdown, hot / cold."""
-    from workbench.draws.report import markdown, reports
-
-    found = [
-        replace(report, operation=f"{report.operation}, {seed}")
-        for path, rows in read_all_draws().items()
-        for seed in re.findall(r"seed-(\d+)", path.name)
-        for report in reports(rows)
-    ]
-    table = markdown(sorted(found, key=lambda report: report.operation))
-    return f"{table.replace('operation', 'operation, seed', 1)}\n"
-
-
-def means() -> str:
-    """Lowest and highest geometric mean of their operations, hot; those of 512 columns apart."""
-    spans, reports = [], report_all(read_all_draws())
-    for wide in (False, True):
-        some = [one for one in reports if ("-512" in one.operation) == wide]
-        figures = [one.figures["hot"].geometric_mean for one in some if "hot" in one.figures]
-        spans.append(f"{min(figures):.2f} to {max(figures):.2f}" if figures else "-")
-    return f"  {spans[0]} times as fast in the mean of drawn shapes, {spans[1]} with 512 columns"
 
 
 def run_tables() -> str:
@@ -172,9 +171,8 @@ def run_tables() -> str:
 
 TABLES = {
     "draws": draws_table,
-    "seeds": seeds_table,
     "heads": heads_table,
-    "means": means,
+    "first": first_table,
     "run": run_tables,
     "formats": formats_table,
 }

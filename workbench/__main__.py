@@ -19,6 +19,7 @@ from workbench.cli.ranking import ranking
 from workbench.cli.reference import reference
 from workbench.cli.sanitize import sanitize
 from workbench.cli.v4_layer import v4_layer
+from workbench.cli.ways import ways
 
 
 @click.group(
@@ -31,6 +32,7 @@ def cli() -> None:
     \b
       bench     an operation beside other libraries
       draws     the same of shapes drawn from a written distribution
+      ways      what each way of an operation earns, by drawn shapes
       lab       tensor-core instructions laid open, and their hazards
       model     predicted times on a GPU that is not here
       overlap   what neighbouring queries of your indices share
@@ -50,7 +52,7 @@ def cli() -> None:
 
 for command in (
     bench, draws, lab, launch, sanitize, mutate, model, overlap, reference, ranking, export,
-    v4_layer,
+    v4_layer, ways,
 ):  # fmt: skip
     cli.add_command(command)
 

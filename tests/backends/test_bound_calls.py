@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.runner import Allocate
-from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla
+from flashdsa.backends.sm90 import indexer, indexer_bwd, prefill, sparse_mla, sparse_mla_ways
 from flashdsa.backends.sm100 import indexer as blackwell
 from flashdsa.errors import ArgumentValueError, UnsupportedError
+from flashdsa.heuristics.sparse_mla import Grouping
 from flashdsa.kernels.attention.operands import Operands
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
@@ -213,7 +215,8 @@ OPTIONS: dict[str, Any] = {"d_v": 512, "sm_scale": 0.5, "max_logits": False}
 @pytest.fixture
 def groups_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of few queries are grouped as those of many."""
-    monkeypatch.setattr(sparse_mla, "LISTS_US", 0.0)
+    quick = replace(sparse_mla_ways.SPARSE_MLA, group_lists=0.0)
+    monkeypatch.setattr(sparse_mla_ways, "SPARSE_MLA", quick)
 
 
 @pytest.mark.usefixtures("groups_cost_nothing")
@@ -279,7 +282,8 @@ def test_long_calls_launch_groups_and_single_queries_of_which_one_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Both are told of the same choice, in each part another one."""
-    monkeypatch.setitem(sparse_mla.GROUPINGS, 4, sparse_mla.Grouping(0, math.inf, 0))
+    sampled = replace(sparse_mla_ways.SPARSE_MLA, groupings={4: Grouping(0, math.inf, 0)})
+    monkeypatch.setattr(sparse_mla_ways, "SPARSE_MLA", sampled)
     monkeypatch.setattr("flashdsa.backends.sparse_mla_launches.MOST_UNION_BYTES", 8 * 70 * 5)
     runner, x = Pretended(), attention(18, 16)
     sparse_mla.bind(runner, x, **OPTIONS)(x)

@@ -17,7 +17,7 @@ from flashdsa.backends.emulated.devices import H200
 from flashdsa.backends.gpu import occupancy, runner
 from flashdsa.backends.gpu.empty_kernel import cubin
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.indexer.clusters import SIZES, clusters_for
+from flashdsa.backends.indexer.choice import SIZES, clusters_for, gpu_of
 from flashdsa.kernels.catalog import INDEXER
 
 PLAN = INDEXER.plans[0]
@@ -31,9 +31,10 @@ def test_the_driver_is_asked_once_a_device(monkeypatch: pytest.MonkeyPatch) -> N
         return {1: 4, 2: 2, 3: 1, 4: 1} if device else H200.clusters
 
     monkeypatch.setattr(runner, "clusters_at_once", pretended)
+    monkeypatch.setattr(Gpu, "num_sms", H200.num_sms)
     first, second = Gpu(0), Gpu(1)
-    assert [clusters_for(first, PLAN, rows).size for rows in (1, 1, 2, 10)] == [13, 13, 13, 8]
-    assert [clusters_for(second, PLAN, rows).size for rows in (1, 1, 2, 10)] == [4, 4, 4, 2]
+    for gpu, sizes in ((first, [13, 13, 8]), (second, [4, 4, 2])):
+        assert [clusters_for(gpu_of(gpu, PLAN), rows)[1] for rows in (1, 2, 10)] == sizes
     assert asked == [0, 1]
 
 

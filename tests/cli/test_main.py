@@ -24,6 +24,7 @@ COMMANDS = (
     "info",
     "check",
     "bench",
+    "choose sparse_mla",
     *(f"plan {spec.name}" for spec in KERNELS if spec.plans[0].roles),
     "inspect",
 )

@@ -120,7 +120,6 @@ NOT_RUN = {
     "python -m examples.dense_to_sparse --out out/large": "a Hopper GPU",
     "torchrun --nproc-per-node 2 -m examples.dense_to_sparse": "two Hopper GPUs",
     "python -m workbench lab majorness --arch sm_90a --on gpu": "a Hopper GPU",
-    "ptxemu": "backward.py is the reader's",
 }
 """Beginnings of commands that no test runs as they stand, and why."""
 SLOW = (
@@ -210,7 +209,7 @@ def test_every_decision_is_listed() -> None:
 
 
 def test_documents_stay_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
     assert len((ROOT / "AGENTS.md").read_text().splitlines()) <= 60
 
 

@@ -26,10 +26,7 @@ NEVER_CHOSEN = {
 """Values of a plan's choice that no operation takes: compiled to be compared on a device, or for
 the exported solutions."""
 NO_CASE_YET = {
-    ("sm90", "indexer", "by_lengths"): {True},
-    ("sm100", "indexer", "by_lengths"): {True},
     ("sm90", "indexer_bwd", "blocks"): {4},
-    ("sm90", "mla_bwd_dkv", "ordered"): {True},
     ("sm90", "mla_bwd_fused", "given"): {True},
 }
 """Values that operations take and no case reaches: tests of their kernels do. A case takes one off

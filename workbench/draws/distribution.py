@@ -345,11 +345,18 @@ def _lengths(values: dict[str, Any], r: Random) -> tuple[int, ...]:
 
 
 def describe() -> str:
-    """The distribution in words, an operation a block."""
-    return "\n\n".join(
-        "\n".join([f"{operation}:", *(f"  {name:<11} {term}" for name, term in fields.items())])
-        for operation, fields in FIELDS.items()
-    )
+    """The distribution in words, an operation a block; a long term again names the first one."""
+    first: dict[tuple[str, str], str] = {}
+    blocks = []
+    for operation, fields in FIELDS.items():
+        lines = [f"{operation}:"]
+        for name, term in fields.items():
+            text = str(term)
+            there = first.setdefault((name, text), operation)
+            again = there != operation and len(text) > 30
+            lines.append(f"  {name:<11} {f'as {there}' if again else text}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
 
 
 PAGE = Path(__file__).parents[1] / "DRAWS.md"

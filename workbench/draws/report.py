@@ -191,7 +191,7 @@ HEAD = (
 
 
 def markdown(found: Iterable[Report]) -> str:
-    """README's table, hot / cold."""
+    """The workbench page's table, hot / cold."""
     lines = [HEAD]
     for report in found:
         of = [report.figures[condition] for condition in CONDITIONS if condition in report.figures]

@@ -56,7 +56,7 @@ K = 1024
 SHAPES = (
     Shape("1/8K", 1, 8 * K, 13, 1, 7_824),
     Shape("1/32K", 1, 32 * K, 13, 1, 8_891),
-    Shape("1/128K", 1, 128 * K, 104, 8, 18_607),
+    Shape("1/128K", 1, 128 * K, 128, 16, 18_607),
     Shape("8/16K", 8, 16 * K, 13, 1, 6_895),
     Shape("32/4K", 32, 4 * K, 4, 1, 6_513),
     Shape("32/16K", 32, 16 * K, 4, 1, 7_972),
@@ -64,9 +64,10 @@ SHAPES = (
     Shape("128/16K", 128, 16 * K, 1, 1, 8_466),
     Shape("128/64K", 128, 64 * K, 1, 1, 8_020),
 )
-"""CTAs of a row and clusters that they form, as backends/indexer/clusters.py chooses for the
-emulator's B200; clocks of the slowest warp after its last scores: its instructions, loads, shuffles
-and barriers, counted in emulated runs of the Hopper kernel, at the H200's latencies."""
+"""CTAs of a row and clusters that they form, as backends/indexer/choice.py and the kernel's
+schedule choose for the emulator's B200; clocks of the slowest warp after its last scores: its
+instructions, loads, shuffles and barriers, counted in emulated runs of the Hopper kernel, at the
+H200's latencies."""
 
 
 def product_clocks(machine: GpuModel, plan: IndexerPlan = PLAN) -> float:

@@ -41,7 +41,7 @@ from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
 from workbench.mutation.peers import PEERS, Peer
 from workbench.mutation.table import RESULTS, counts_of, read_rows
-from workbench.small_calls.call import Row
+from workbench.small_calls.call import IGNORED, Row
 from workbench.small_calls.record import path_of_launch, record
 from workbench.small_calls.table import rows_of
 
@@ -105,7 +105,7 @@ class Campaign:
         self.name, self.rows = name, rows / f"{name}.jsonl"
         self._calls = calls_of(row)
         paths = [path_of_launch(launches, name, number) for number in range(len(self._calls))]
-        replays = [Replay(load_launch(path), row.scratch, row.ignored) for path in paths]
+        replays = [Replay(load_launch(path), row.scratch, IGNORED) for path in paths]
         self._first, *self._others = replays
         function = self._first.module.syntax.functions[self._first.kernel]
         self._lanes_apart = row.lanes_apart

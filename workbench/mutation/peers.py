@@ -34,7 +34,6 @@ class Peer:
     calls: tuple[str, ...]
     sms: int = 2
     scratch: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ("unordered-float-additions",)
     lanes_apart: bool = False
 
     def record(self, number: int, path: Path) -> None:

@@ -44,15 +44,16 @@ def write_row(row: Mapping[str, Any], folder: Path | None = None) -> None:
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table, and kernels not in it. Share = caught / (reached - redundant - equivalent)."""
-    lines = [f"| kernel | mutants | {' | '.join(VERDICTS)} | nothing argued | share |"]
-    lines.append("| --- " + "| --: " * (len(VERDICTS) + 3) + "|")
+    """The sums, the kernels with survivors, and kernels not counted. Share = caught / (reached -
+    redundant - equivalent)."""
+    sums = ", ".join(f"{sum(row[verdict] for row in rows)} {verdict}" for verdict in VERDICTS)
+    lines = [f"{len(rows)} kernels, {sum(row['mutants'] for row in rows)} mutants: {sums}.", ""]
+    lines += ["| kernel | mutants | survived | share |", "| --- | --: | --: | --: |"]
     for row in rows:
         caught, missed = row[CAUGHT], row[SURVIVED]
-        shares = (caught / (caught + missed + row[EQUIVALENT]), caught / (caught + missed))
-        cells = (row["mutants"], *(row[verdict] for verdict in VERDICTS))
-        texts = (f"`{row['name']}`", *map(str, cells), *(f"{share:.0%}" for share in shares))
-        lines.append(f"| {' | '.join(texts)} |")
+        if missed:
+            share = f"{caught / (caught + missed):.0%}"
+            lines.append(f"| `{row['name']}` | {row['mutants']} | {missed} | {share} |")
     counted = {row["name"] for row in rows}
     missing = [f"`{name}`" for name, row in TABLE.items() if row.repeated and name not in counted]
     if missing:

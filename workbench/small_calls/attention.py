@@ -44,24 +44,6 @@ FEW_HEADS = (
 """Decodes: rings that go round, clusters, scales that are no powers of two."""
 
 
-MANY_HEADS = (
-    without_rope("an odd number of tiles", 1, heads=40, topk=570),
-    without_rope("two sources", 1, heads=20, topk=470, extra_keys=90, extra_topk=70,
-                 extra_format="v32_no_rope"),
-    growing(40, 900, "ue8m0"),
-)  # fmt: skip
-"""Decodes of 64 heads by CTAs alone: lists that are long enough for keys as rows."""
-
-
-DEALT_MANY_HEADS = (
-    without_rope("three CTAs", 4, heads=40, topk=900, sms=3),
-    decode("two CTAs, lengths", 5, heads=40, topk=900, packed="ue8m0", topk_length=True, sms=2),
-    without_rope("two sources", 4, heads=20, topk=830, sms=3, topk_length=True, extra_keys=90,
-                 extra_topk=70, extra_format="v32_no_rope"),
-)  # fmt: skip
-"""Decodes of 64 heads whose tiles are dealt out: cut items, odd tiles before the next stretch."""
-
-
 _of_v4 = partial(without_rope, kv_format="v4", extra_format="v4", extra_keys=90, extra_topk=70)
 FEW_HEADS_OF_512 = (
     _of_v4("a CTA", 1, heads=16, topk=330),

@@ -227,6 +227,10 @@ def replace_function(
         yield
 
 
+IGNORED = ("unordered-float-additions",)
+"""Codes of findings that come and go with the schedule in the original, too."""
+
+
 @dataclass(frozen=True)
 class Row:
     """A kernel, or a form of it that has instructions of its own, and its small calls.
@@ -238,7 +242,6 @@ class Row:
             synchronisation, or another row is of the same instructions.
         scratch: arrays in which the kernel leaves what depends on the schedule, as ptxemu names
             them.
-        ignored: codes of findings that come and go with the schedule in the original, too.
         lanes_apart: a warp's lanes go apart, and bar.warp.sync is broken, too.
     """
 
@@ -247,7 +250,6 @@ class Row:
     helper: str = ""
     mutated: int | None = None
     scratch: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ("unordered-float-additions",)
     lanes_apart: bool = False
 
     @property

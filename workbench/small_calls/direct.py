@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashdsa.backends.indexer.two_launches import bind_apart
+from flashdsa.backends.indexer.choice import clusters_for, gpu_of
+from flashdsa.backends.indexer.two_launches import bind_two_launches
 from flashdsa.backends.runner import Runner
 from flashdsa.dispatch.registration import custom_op
 from flashdsa.kernels.catalog import INDEXER, INDEXER_SM100, PREFILL_ORDER
@@ -31,25 +32,22 @@ INVALID, NAN = 0x7FFFFFFE, 0x7FFFFFFF
 
 
 def launch_indexer(
-    runner: Runner, plan: SelectPlan, operands: TopkIndexerOperands, clusters: tuple[int, int, int]
+    runner: Runner, plan: SelectPlan, operands: TopkIndexerOperands, clusters: tuple[int, int]
 ) -> tuple[Tensor, ...]:
     """Launch any plan's fused indexer once; the counters and slots of rows that are split, if any.
 
     Args:
-        clusters: how many, CTAs of each, clusters of each row of `split_pages` or more.
+        clusters: how many, and CTAs of each.
     """
-    number, size, splits = clusters
-    how: tuple[Any, ...] = number, size
     workspace: tuple[Tensor, ...] = ()
     if plan.splits:
-        sizes = plan.split_workspace(number * size)
+        sizes = plan.split_workspace(clusters[0] * clusters[1])
         counters = torch.zeros(sizes.counters, dtype=torch.int32, device=operands.seq_lens.device)
         workspace = counters, runner.empty(*sizes.slots, dtype=torch.int32)
-        how = (*workspace, number, size, splits if plan.dealt else 0)
     q, cache, *others = operands[:6]
     function = runner.function(INDEXERS[plan.arch.name], plan)
     with runner.launching():
-        function(q, cache.view(torch.uint8), *others, *how)
+        function(q, cache.view(torch.uint8), *others, *workspace, *clusters)
     return workspace
 
 
@@ -59,7 +57,7 @@ class Ranked:
 
     Attributes:
         name: as the others'. lengths: tokens of each row.
-        clusters: their number, CTAs of each, clusters of a long row.
+        clusters: their number, and CTAs of each.
         plan: choices of its plan; more than a catalog's plan has: emulated only.
         values: as `make_inputs` of tests/kernels/indexer/exact_inputs.py has them.
         bad_pages: every third page id is outside the cache. next_n: neighbouring rows that share a
@@ -68,7 +66,7 @@ class Ranked:
 
     name: str
     lengths: tuple[int, ...]
-    clusters: tuple[int, int, int]
+    clusters: tuple[int, int]
     plan: Mapping[str, Any] = field(default_factory=dict)
     values: str = "random"
     bad_pages: bool = False
@@ -134,7 +132,7 @@ class Apart(Ranked):
         clusters: as the runner's device allows.
     """
 
-    clusters: tuple[int, int, int] = (0, 0, 0)
+    clusters: tuple[int, int] = (0, 0)
     next_n: int = 2
     pairs: bool = True
     sms: int = 2
@@ -142,7 +140,9 @@ class Apart(Ranked):
     def launch_on(self, runner: Runner, operands: TopkIndexerOperands) -> None:
         """Write the ids."""
         plan, rows = self.kernel_plan, len(self.lengths)
-        serve = bind_apart(runner, plan.num_heads, plan.topk, plan.positions, rows)
+        clusters = clusters_for(gpu_of(runner, INDEXER.plans[0]), rows)
+        how = plan.num_heads, plan.topk, plan.positions, rows, clusters
+        serve = bind_two_launches(runner, *how)
         q, cache, *others = operands[:6]
         with runner.launching():
             serve(q, cache.view(torch.uint8), *others)

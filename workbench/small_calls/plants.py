@@ -28,17 +28,6 @@ def shorter(slots: int) -> Callable[[Any], None]:
     return plant
 
 
-def repeated(x: Any) -> None:
-    """Four slots of each query name its first key again."""
-    x.indices[:, 1:5] = x.indices[:, :1].clone()
-
-
-def gap(x: Any) -> None:
-    """The second two queries, a group, name the first and the last 64 keys only."""
-    keys = x.indices[2][x.indices[2] >= 0].unique()
-    x.indices[2:4].masked_fill_(torch.isin(x.indices[2:4], keys[64:-64]), -1)
-
-
 def let_logits_grow(x: Any) -> None:
     """Slots name the keys in their order; each 64 keys are twice as large as those before."""
     sizes = 2.0 ** (torch.arange(x.case.num_keys)[:, None] // 64)

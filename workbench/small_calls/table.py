@@ -23,12 +23,10 @@ from workbench.small_calls import two_levels
 from workbench.small_calls.attention import (
     DEALT_FEW_HEADS,
     DEALT_FEW_HEADS_OF_512,
-    DEALT_MANY_HEADS,
     ENTRIES,
     FEW_HEADS,
     FEW_HEADS_OF_512,
     KEYS,
-    MANY_HEADS,
     attention,
     decode,
     growing,
@@ -36,7 +34,7 @@ from workbench.small_calls.attention import (
 )
 from workbench.small_calls.call import BLACKWELL, HOPPER, Row, SmallCall
 from workbench.small_calls.direct import Apart, Order, Ranked
-from workbench.small_calls.plants import alike, gap, plant_all, repeated, shorter
+from workbench.small_calls.plants import alike, plant_all, shorter
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 
@@ -93,15 +91,8 @@ _SIZES = (
 )  # fmt: skip
 _TURNS = tuple(backward(x, H, S, k, sms=sms, empty_rows=True) for x, H, S, k, sms in _SIZES)
 _TICKETS = tuple(backward(x, H, S + 2, k, sms=sms, topk_length=True) for x, H, S, k, sms in _SIZES)
-_PACED = {"flashdsa.backends.sm90.mla_bwd_per_item:PACED_ROWS": {64: 0}}
+_PACED = {"flashdsa.backends.sm90.mla_bwd_choice:PACED_ROWS": {64: 0}}
 _slots = partial(backward, ordered=True, topk_length=True, duplicates=True)
-_ROUNDS = {"flashdsa.backends.sm90.mla_bwd_grouped:ORDERED_ROUNDS": 1}
-_CHAIN = _ROUNDS | {
-    "flashdsa.backends.sm90.mla_bwd_grouped:buffers_for": lambda *sizes: 1,
-    # Else lists with rows out of order are not taken, unless there are hundreds.
-    "flashdsa.kernels.attention.choice:UNORDERED_GROUPS": 0,
-}  # groups in order are one chain
-_chain = partial(backward, ordered=True, settings=_CHAIN)
 _ORDERED_SLOTS = "flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots"
 _rows = partial(_slots, settings={f"{_ORDERED_SLOTS}.offsets:MOST_OF_WARP": 8})
 
@@ -113,15 +104,18 @@ _TIGHT = {
 _SMALL_LISTS = {"capacity": 2048, "first_fill_pages": 10, "fill_step_pages": 2}
 """Lists so small that short rows compact them; selecting counts for so little that rows of this
 length are split."""
-_tight = partial(Ranked, plan={**_TIGHT, "rows": By.CTAS, "lists": Lists(**_SMALL_LISTS)})
+_tight = partial(
+    Ranked,
+    plan={**_TIGHT, "rows": By.CLUSTERS, "lists": Lists(**{**_SMALL_LISTS, "capacity": 3072})},
+)
 _pairs = partial(
     Ranked, plan={**_TIGHT, "lists": replace(PAIR_LISTS, **_SMALL_LISTS)}, next_n=2, pairs=True
 )
 _blackwell = partial(
     Ranked,
     plan={
-        "num_heads": 16, "topk": 512, "rows": By.CTAS, "stages": 8, "pages_per_stage": 2,
-        "lists": Lists(capacity=2048, first_fill_pages=8, fill_step_pages=1),
+        "num_heads": 16, "topk": 512, "rows": By.CLUSTERS, "stages": 8, "pages_per_stage": 2,
+        "lists": Lists(capacity=3072, first_fill_pages=8, fill_step_pages=1),
     },
     backend=BLACKWELL,
 )  # fmt: skip
@@ -139,7 +133,7 @@ _APART = (
     Apart("lists are cut", (43_999, 44_000), plan=_OF_16),
 )
 _SHORT_ROWS = 600, 70, 560, 513, 10, 520, 640
-_ragged, _shared = {"rows": By.CTAS}, {"rows": By.CLUSTERS, "by_lengths": True}
+_shared = {"rows": By.CLUSTERS}
 
 # fmt: off
 TABLE: dict[str, Row] = {
@@ -188,17 +182,6 @@ TABLE: dict[str, Row] = {
     "mla-bwd-scores-sm_90a": Row("mla_bwd_scores", _LARGE),
     "mla-bwd-dq-sm_90a": Row("mla_bwd_dq", _LARGE),
     "mla-bwd-dkv-sm_90a": Row("mla_bwd_dkv", _LARGE),
-    # Additions come in one order; a bound that is read may be old, as it only rises.
-    "mla-bwd-dkv-ordered-sm_90a": Row("mla_bwd_dkv", (
-        _chain("two CTAs", 128, 4, 130, alike, shorter(70), sms=2),
-        _chain("repeated keys", 128, 4, 110, alike, repeated, sms=3),
-        _chain("a warpgroup has no tile", 128, 4, 60, alike),
-        _chain("all items at a time", 128, 4, 130, alike, sms=6),
-        _chain("out of order only", 128, 4, 50, alike, repeated, sms=3),
-        # The third of three groups adds to keys that the second passes over.
-        _chain("a gap", 128, 6, 200, alike, gap, sms=6),
-        _slots("groups of 2, as users have them", 128, 11, 40, alike, sms=2, settings=_ROUNDS),
-    ), mutated=6, ignored=("stale-read",)),
     "mla-bwd-fused-sm_90a": Row("mla_bwd_fused", _TURNS, mutated=2),
     "mla-bwd-tickets-sm_90a": Row("mla_bwd_fused", (
         *_TICKETS, backward("in step", 64, 7, 400, sms=3, settings=_PACED),
@@ -220,7 +203,6 @@ TABLE: dict[str, Row] = {
         backward("drawn", 64, 5, 170, sms=2, d_qk=512, topk_length=True),
         _slots("slots", 16, 41, 20, sms=2, d_qk=512),
         backward("groups", 128, 4, 130, alike, shorter(70), d_qk=512),
-        _chain("a chain", 128, 4, 110, alike, repeated, sms=3, d_qk=512),
     ), mutated=0),
     "mla-bwd-join-sm_90a": Row("mla_bwd_join", (
         backward("a window and ids", 16, 5, 70, keys=90, sms=2, d_qk=512, extra_keys=300,
@@ -292,9 +274,6 @@ TABLE: dict[str, Row] = {
     "mla-decode-dealt-heads-formats-sm_90a": Row(
         "mla_decode_dealt_heads", DEALT_FEW_HEADS_OF_512, mutated=0),
     "mla-decode-heads16-sm_90a": Row("mla_decode_heads", FEW_HEADS),
-    "mla-decode-heads64-sm_90a": Row("mla_decode_heads64", MANY_HEADS, mutated=1),
-    "mla-decode-dealt-heads64-sm_90a": Row(
-        "mla_decode_dealt_heads64", DEALT_MANY_HEADS, mutated=1),
     "mla-decode-heads16-v4-sm_90a": Row("mla_decode_heads", FEW_HEADS_OF_512, mutated=3),
     "prefill-sm_90a": Row("prefill", prefill_of_64("float8_e4m3fn"), mutated=7),
     "prefill-bf16-sm_90a": Row("prefill", prefill_of_64("bfloat16"), mutated=7),
@@ -368,71 +347,68 @@ TABLE: dict[str, Row] = {
         _index_backward("in order", 5, 100, index_heads=64, ordered=True),
     ), mutated=0),
     "indexer-sm_90a": Row("indexer", (
-        _tight("two rows", (1300, 900), (1, 1, 1)), _tight("two CTAs of a row", (1500,), (1, 2, 1)),
-        _tight("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
-        _tight("compacts its list", (2700, 600), (1, 1, 1)),
-        *(_tight(f"{x} keys", (1500,), (1, 2, 1), values=x) for x in ("two", "equal")),
-        _tight("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
-        _tight("bad pages", (900,), (1, 1, 1), bad_pages=True),
-        _tight("rows that are split", (2500, 513, 2600), (5, 1, 1)),
-        _tight("CTAs that wait for counts", (6000, 513), (4, 1, 1)),
-        _tight("a crowd", (6000, 513), (4, 1, 1), values="crowded"),
-        _tight("a crowd in some parts", (3200, 513), (4, 1, 1), values="part crowded"),
-        _tight("each compacts its part", (9000, 513), (3, 1, 1)),
-        _tight("one key, split", (3200, 513), (4, 1, 1), values="equal"),
-        _tight("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
-        _tight("put in order by several warps", (2500, 513, *(1,) * 62), (3, 1, 1)),
-        _tight("a floor by bins", (6400, 513), (10, 1, 1), values="ascending"),
-        _tight("candidates of one key", (900,), (1, 1, 1), values="two"),
-        _tight("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
-        Ranked("compaction", (9000,), (1, 1, 1)), Ranked("clusters of 16", (9000,), (1, 16, 1)),
-        Ranked("clusters of 2", (2100, 9000, 3000), (2, 2, 1), _ragged),
-        Ranked("clusters of 1", (2100, 4000), (2, 1, 1)),
-        Ranked("halved clusters", (1300,) * 5, (1, 4, 1), {**_OF_16, **_ragged}),
-        Ranked("row splits", (66_000,), (2, 16, 2), {"rows": By.CLUSTERS}),
-        Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2, 1), _ragged),
-        Ranked("requests", (2100, 2101, 9000, 9001), (2, 2, 1), _ragged, next_n=2),
-        Ranked("sorted", (3000, 100), (1, 2, 1), {"sorted": True}),
-        Ranked("16 heads", (1400, 600), (1, 2, 1), {**_OF_16, **_ragged}),
-        Ranked("plateau", (2500,), (1, 3, 1), values="two"),
-        Ranked("pages outside", (4000, 300), (1, 2, 1), _ragged, bad_pages=True),
-        Ranked("shared row", (700,), (1, 2, 1), _OF_16),
-        Ranked("compacted, 16 heads", (8300,), (1, 1, 1), _OF_16),
-        Ranked("by lengths", (530, 6000, 513, 600), (3, 2, 1), {**_TIGHT, **_shared}),
+        _tight("two rows", (1300, 900), (1, 1)), _tight("two CTAs of a row", (1500,), (1, 2)),
+        _tight("CTAs with several tiles", _SHORT_ROWS, (2, 1)),
+        _tight("compacts its list", (3700, 600), (1, 1)),
+        *(_tight(f"{x} keys", (1500,), (1, 2), values=x) for x in ("two", "equal")),
+        _tight("nothing passes the floor", (3300,), (1, 1), values="equal"),
+        _tight("bad pages", (900,), (1, 1), bad_pages=True),
+        _tight("rows that are split", (2500, 513, 2600), (5, 1)),
+        _tight("clusters of two share a row", (530, 6000, 513, 600), (3, 2)),
+        _tight("each compacts its part", (9000, 513), (3, 1)),
+        _tight("one key, split", (3200, 513), (4, 1), values="equal"),
+        _tight("too many to be put in order", (560, 530, *(1,) * 511), (1, 1)),
+        _tight("put in order by several warps", (2500, 513, *(1,) * 62), (3, 1)),
+        _tight("growing, split", (6400, 513), (5, 2), values="ascending"),
+        _tight("candidates of one key", (900,), (1, 1), values="two"),
+        _tight("two windows of the bitmap", (131400,), (1, 1), values="two"),
+        Ranked("compaction", (9000,), (1, 1)), Ranked("clusters of 16", (9000,), (1, 16)),
+        Ranked("clusters of 2", (2100, 9000, 3000), (2, 2), _shared),
+        Ranked("clusters of 1", (2100, 4000), (2, 1)),
+        Ranked("halved clusters", (1300,) * 5, (1, 4), {**_OF_16, **_shared}),
+        Ranked("row splits", (66_000,), (7, 16), _shared),
+        Ranked("ragged", (66_000, 2049, 2100, 3000, 2600), (4, 2), _shared),
+        Ranked("requests", (2100, 2101, 9000, 9001), (2, 2), _shared, next_n=2),
+        Ranked("sorted", (3000, 100), (1, 2), {"sorted": True}),
+        Ranked("16 heads", (1400, 600), (1, 2), {**_OF_16, **_shared}),
+        Ranked("plateau", (2500,), (1, 3), values="two"),
+        Ranked("pages outside", (4000, 300), (1, 2), _shared, bad_pages=True),
+        Ranked("shared row", (700,), (1, 2), _OF_16),
+        Ranked("compacted, 16 heads", (8300,), (1, 1), _OF_16),
         *checked("dsa_topk_indexer", "page edges", "3 queries a request, sorted"),
     ), mutated=17, scratch=("argument 7",)),
     "two-levels-sm_90a": Row("two_levels", two_levels.TOKENS),
     "two-levels-blocks-sm_90a": Row("two_levels", two_levels.BLOCKS),
     "indexer-pairs-sm_90a": Row("indexer", (
-        _pairs("a pair", (1300, 1301), (1, 1, 1)),
-        _pairs("two keys", (1500, 1400), (1, 2, 1), values="two"),
-        _pairs("six pairs", (0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1, 1)),
-        _pairs("compacts its lists, another tile comes", (2240, 2230, 600, 601), (1, 1, 1)),
-        _pairs("one key", (1300, 5), (1, 2, 1), values="equal"),
-        _pairs("bad pages", (700, 690), (1, 1, 1), bad_pages=True),
-        _pairs("a pair that is split", (530, 529, 6000, 5999), (4, 1, 1)),
-        _pairs("a row that needs no scores", (3200, 5, 513, 514), (3, 2, 1), values="equal"),
-        _pairs("candidates of two CTAs", (1500, 1499), (1, 2, 1)),
-        _pairs("candidates of one key", (513, 514), (1, 1, 1), values="two"),
-        _pairs("compacts, waits for counts", (9000, 8999, 513, 512), (3, 1, 1), values="two"),
-        _pairs("a crowd", (6000, 5999, 513, 512), (4, 1, 1), values="crowded"),
-        _pairs("what others published is cut", (4400, 4399), (6, 1, 1), values="equal"),
-        _pairs("what others published is counted", (2300, 2290), (4, 1, 1), values="crowded"),
-        _pairs("the same pages", (9000, 9001), (1, 1, 1), values="pages"),
-        _pairs("two streams", (3000, 3001, 3002, 3003) * 3, (5, 1, 1), next_n=4),
-        _pairs("two windows of the bitmap", (33000, 5), (1, 1, 1), values="two"),
-        Ranked("long", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2, 1), next_n=2, pairs=True),
+        _pairs("a pair", (1300, 1301), (1, 1)),
+        _pairs("two keys", (1500, 1400), (1, 2), values="two"),
+        _pairs("six pairs", (0, 0, 5, 513, 600, 512, 900, 3, 700, 650, 0, 530), (2, 1)),
+        _pairs("compacts its lists, another tile comes", (2240, 2230, 600, 601), (1, 1)),
+        _pairs("one key", (1300, 5), (1, 2), values="equal"),
+        _pairs("bad pages", (700, 690), (1, 1), bad_pages=True),
+        _pairs("a pair that is split", (530, 529, 6000, 5999), (4, 1)),
+        _pairs("a row that needs no scores", (3200, 5, 513, 514), (3, 2), values="equal"),
+        _pairs("candidates of two CTAs", (1500, 1499), (1, 2)),
+        _pairs("candidates of one key", (513, 514), (1, 1), values="two"),
+        _pairs("compacts, waits for counts", (9000, 8999, 513, 512), (3, 1), values="two"),
+        _pairs("a crowd", (6000, 5999, 513, 512), (4, 1), values="crowded"),
+        _pairs("what others published is cut", (4400, 4399), (6, 1), values="equal"),
+        _pairs("what others published is counted", (2300, 2290), (4, 1), values="crowded"),
+        _pairs("the same pages", (9000, 9001), (1, 1), values="pages"),
+        _pairs("two streams", (3000, 3001, 3002, 3003) * 3, (5, 1), next_n=4),
+        _pairs("two windows of the bitmap", (33000, 5), (1, 1), values="two"),
+        Ranked("long", (2100, 2101, 66_000, 66_001, 2500, 9000), (4, 2), next_n=2, pairs=True),
     ), mutated=17, scratch=("argument 7",)),
     "indexer-sm_100a": Row("indexer", (
-        _blackwell("two rows", (1300, 900), (1, 1, 1)),
-        _blackwell("two CTAs of a row", (1500,), (1, 2, 1)),
-        _blackwell("CTAs with several tiles", _SHORT_ROWS, (2, 1, 1)),
-        _blackwell("compacts its list", (2700, 600), (1, 1, 1)),
-        *(_blackwell(f"{x} keys", (1500,), (1, 2, 1), values=x) for x in ("two", "equal")),
-        _blackwell("nothing passes the floor", (2200,), (1, 1, 1), values="equal"),
-        _blackwell("too many to be put in order", (560, 530, *(1,) * 511), (1, 1, 1)),
-        _blackwell("fills the list again", (4000,), (1, 1, 1)),
-        _blackwell("two windows of the bitmap", (131400,), (1, 1, 1), values="two"),
+        _blackwell("two rows", (1300, 900), (1, 1)),
+        _blackwell("two CTAs of a row", (1500,), (1, 2)),
+        _blackwell("CTAs with several tiles", _SHORT_ROWS, (2, 1)),
+        _blackwell("compacts its list", (3700, 600), (1, 1)),
+        *(_blackwell(f"{x} keys", (1500,), (1, 2), values=x) for x in ("two", "equal")),
+        _blackwell("nothing passes the floor", (3300,), (1, 1), values="equal"),
+        _blackwell("too many to be put in order", (560, 530, *(1,) * 511), (1, 1)),
+        _blackwell("fills the list again", (6000,), (1, 1)),
+        _blackwell("two windows of the bitmap", (131400,), (1, 1), values="two"),
     )),
     "indexer-unscored-sm_90a": Row("indexer_unscored", checked(
         "dsa_topk_indexer", "all of at most 450 tokens"), mutated=0),

@@ -12,6 +12,7 @@ import click
 
 from flashdsa.cli.bench import bench
 from flashdsa.cli.check import check
+from flashdsa.cli.choose import choose
 from flashdsa.cli.demo import demo
 from flashdsa.cli.info import info
 from flashdsa.cli.inspect import inspect
@@ -79,6 +80,7 @@ def cli(verbose: bool) -> None:
       flashdsa info      what this machine can run, and why not the rest
       flashdsa check     errors of every operation against float64
       flashdsa bench     speed and memory, as JSON and a chart
+      flashdsa choose    which kernels serve a call, and why
       flashdsa plan      what a kernel takes: shared memory, barriers, registers
       flashdsa inspect   what the compiler made of it: registers, spills
 
@@ -92,7 +94,7 @@ def cli(verbose: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (demo, info, check, bench, plan, inspect):
+for command in (demo, info, check, bench, choose, plan, inspect):
     cli.add_command(command)
 
 

@@ -137,14 +137,6 @@ def load_acquire(pointer: Any) -> Int32:
 
 
 @cute.jit
-def store_release(pointer: Any, value: Int32) -> None:
-    """Store for `load_acquire` on other SMs: a release of what the caller did or has seen."""
-    cute.arch.inline_ptx(
-        "st.release.gpu.global.b32 [{$r0}], {$r1};", read_only_args=[pointer, value]
-    )
-
-
-@cute.jit
 def add_float(pointer: Any, value: Float32) -> None:
     """Add to fp32 that other SMs add to; orders nothing else."""
     cute.arch.inline_ptx(

@@ -19,8 +19,6 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFew
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full import plan as decode
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.plan import ManyHeadsPlan
 from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS, FwdPlan
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.attention.sm90.padded_heads.plan import PaddedHeadsPlan
@@ -266,8 +264,8 @@ _GROUPED_BWD = "flashdsa.kernels.attention.sm90.bwd_grouped"
 MLA_BWD_SCORES = _hopper(
     name="mla_bwd_scores",
     operations=("mla_bwd",),
-    plans=tuple(ScoresPlan(n, optional=True, tile=tile) for tile, n in product(_TILES, (2, 4))),
-    build=f"{_GROUPED_BWD}.scores.build:compile_scores",
+    plans=tuple(ScoresPlan(n, tile) for tile, n in product(_TILES, (2, 4))),
+    build=f"{_GROUPED_BWD}.scores.kernel:compile_scores",
     entry="scores_kernel",
     roles={"gather": ("gather_all",), "score": ("score_all",)},
 )
@@ -282,13 +280,12 @@ MLA_BWD_DQ = _hopper(
 MLA_BWD_DKV = _hopper(
     name="mla_bwd_dkv",
     operations=("mla_bwd",),
-    plans=tuple(DkvPlan(tile, ordered=ordered) for tile, ordered in product(_TILES, (False, True))),
+    plans=tuple(map(DkvPlan, _TILES)),
     build=f"{_GROUPED_BWD}.dkv.kernel:compile_dkv",
     entry="dkv_kernel",
     roles={
         "matrices": ("load_matrices",),
         "rows": ("copy_all",),
-        "publish": ("publish_all",),
         "multiply": ("multiply_all",),
     },
 )
@@ -318,21 +315,14 @@ MLA_BWD_FUSED = _hopper(
     operations=("mla_bwd",),
     plans=(
         *(
-            per_item.PerItemPlan(queries, more, slots, tickets)
-            for slots, tickets in ((False, False), (True, False), (False, True))
+            per_item.PerItemPlan(queries, more, tickets=tickets, tile=tile)
+            for tile, tickets in product(_TILES, (False, True))
+            if tickets or tile.has_rope
             for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
         ),
         *(
-            per_item.PerItemPlan(queries, slots=True, given=True, tile=tile)
-            for queries in per_item.QUERIES
-            for tile in (Tile(), WITHOUT_ROPE)
-        ),
-        *(per_item.PerItemPlan(more=more, short=True) for more in (2, 4)),
-        *(per_item.PerItemPlan(more=more, tickets=True, short=True) for more in (2, 4)),
-        *(
-            per_item.PerItemPlan(queries, more, slots, not slots, tile=WITHOUT_ROPE)
-            for slots in (False, True)
-            for queries, more in (*((queries, 0) for queries in per_item.QUERIES), (1, 2), (1, 4))
+            per_item.PerItemPlan(queries, slots=True, given=given, tile=tile)
+            for tile, given, queries in product(_TILES, (False, True), per_item.QUERIES)
         ),
     ),
     build="flashdsa.kernels.attention.sm90.bwd_per_item.kernel:compile_per_item",
@@ -389,22 +379,6 @@ SPARSE_MLA_DECODE_FEW_HEADS = _hopper(
     entry="few_heads_kernel",
     roles={"gather": ("gather_pieces",), "math": ("consume", "stage_share")},
 )
-SPARSE_MLA_DECODE_MANY_HEADS = _hopper(
-    name="mla_decode_heads64",
-    operations=("sparse_mla_fwd",),
-    plans=ManyHeadsPlan.every(),
-    build="flashdsa.kernels.attention.sm90.decode.many_heads.kernel:compile_many_heads",
-    entry="many_heads_kernel",
-    roles={"gather": ("gather_steps",), "math": ("consume", "end_item")},
-)
-SPARSE_MLA_DECODE_DEALT_MANY_HEADS = _hopper(
-    name="mla_decode_dealt_heads64",
-    operations=("sparse_mla_fwd",),
-    plans=DealtManyHeadsPlan.every(),
-    build="flashdsa.kernels.attention.sm90.decode.many_heads.dealt.kernel:compile_dealt",
-    entry="dealt_many_heads_kernel",
-    roles={"gather": ("gather_stretches",), "math": ("take_stretches",)},
-)
 SPARSE_MLA_DECODE_DEALT_FEW_HEADS = _hopper(
     name="mla_decode_dealt_heads",
     operations=("sparse_mla_fwd",),
@@ -420,7 +394,7 @@ SPARSE_MLA_USED_SLOTS = _hopper(
     build="flashdsa.kernels.attention.sm90.used_slots.kernel:compile_used_slots",
     entry="used_slots_kernel",
 )
-_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd"
+_INDEXER_BWD = "flashdsa.kernels.indexer_training.sm90.bwd.kernel"
 
 INDEXER_BWD = _hopper(
     name="indexer_bwd",
@@ -432,7 +406,7 @@ INDEXER_BWD = _hopper(
             for ordered, num_heads in product((False, True), index_bwd.NUM_HEADS)
         ),
     ),
-    build=f"{_INDEXER_BWD}.build:compile_backward",
+    build=f"{_INDEXER_BWD}:compile_backward",
     entry="indexer_bwd_kernel",
     roles={"load": ("load_all",), "multiply": ("multiply_all",)},
 )
@@ -440,7 +414,7 @@ INDEXER_BWD_SUM = _hopper(
     name="indexer_bwd_sum",
     operations=("indexer_bwd",),
     plans=(index_bwd.SumPlan(),),
-    build=f"{_INDEXER_BWD}.build:compile_sum",
+    build=f"{_INDEXER_BWD}:compile_sum",
     entry="ordered_sum_kernel",
 )
 
@@ -451,7 +425,7 @@ ATTENTION_TARGET = _hopper(
         head_sums.target_plan(heads, width)
         for width, heads in product(head_sums.TARGET_WIDTHS, reversed(head_sums.TARGET_HEADS))
     ),
-    build="flashdsa.kernels.indexer_training.sm90.head_sums.build:compile_head_sums",
+    build="flashdsa.kernels.indexer_training.sm90.head_sums.kernel:compile_head_sums",
     entry="head_sums_kernel",
     roles={"gather": ("gather_all",), "add": ("add_all",)},
 )
@@ -459,14 +433,14 @@ INDEXER_SCORES = _hopper(
     name="indexer_scores",
     operations=("indexer_scores",),
     plans=tuple(scores.ScoresPlan(heads) for heads in reversed(scores.NUM_HEADS)),
-    build="flashdsa.kernels.indexer_training.sm90.scores.build:compile_scores",
+    build="flashdsa.kernels.indexer_training.sm90.scores.kernel:compile_scores",
     entry="scores_kernel",
 )
 INDEXER_KL = _hopper(
     name="indexer_kl",
     operations=("indexer_kl", "indexer_kl_bwd"),
     plans=(KlPlan(), KlPlan(gradient=True)),
-    build="flashdsa.kernels.indexer_training.sm90.kl.build:compile_kl",
+    build="flashdsa.kernels.indexer_training.sm90.kl.kernel:compile_kl",
     entry="kl_kernel",
 )
 COMPRESS_KV = _hopper(

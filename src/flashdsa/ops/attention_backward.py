@@ -143,12 +143,11 @@ def mla_bwd(  # noqa: PLR0913 - the contract fixes these arguments
         dO: (S, H, d_v) in q's dtype, the gradient of O.
         lse: (S, H) fp32 (fp64 for fp64 inputs), as the forward returned it (natural logarithm).
         O: (S, H, d_v) in q's dtype, as the forward returned it (scaled by the sink, if any).
-        deterministic: dKV is bit-identical from run to run. On Hopper it costs 28 % more time in
-            the mean of 200 drawn calls, up to 62 % in 95 of 100, and 2.3 times the time where short
-            lists name few of many rows; 2 GiB of workspace at most in place of 1, and up to 16 fp32
-            dKVs in place of one, of 1 GiB together. On Blackwell it takes 128 heads only and costs
-            some 40 % (predicted) and a workspace: 2304 bytes for each slot of as many queries as
-            fit 1 GiB, and of one query at least.
+        deterministic: dKV is bit-identical from run to run. On Hopper it costs some 30 % more time
+            in the mean of drawn calls, up to 62 % in 95 of 100, and 2.3 times the time where short
+            lists name few of many rows; 2 GiB of workspace at most in place of 1. On Blackwell it
+            takes 128 heads only and costs some 40 % (predicted) and a workspace: 2304 bytes for
+            each slot of as many queries as fit 1 GiB, and of one query at least.
         dkv_dtype: dtype of dKV and dextra_kv: None or fp32, or q's; fp64 for fp64 inputs.
         dkv, extra_dkv: tensors like dKV and dextra_kv, to which these are added and which are
             returned in their place: of rows that several layers read. They may be one tensor.

@@ -21,7 +21,7 @@ from ptxemu.mutate.runner import CAUGHT, POLICIES
 from ptxemu.saved_launch import load_launch
 from workbench.mutation.campaign import argued
 from workbench.mutation.table import read_rows
-from workbench.small_calls.call import SmallCall
+from workbench.small_calls.call import IGNORED, SmallCall
 from workbench.small_calls.record import record
 from workbench.small_calls.table import TABLE
 
@@ -62,7 +62,7 @@ def mutants_of(kernel: str) -> Mutants:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "first.launch"
         record(LAUNCHES[kernel], TABLE[kernel].entry, path)
-        launch = Replay(load_launch(path), ignored=TABLE[kernel].ignored)
+        launch = Replay(load_launch(path), ignored=IGNORED)
     function = launch.module.syntax.functions[launch.kernel]
     found = list(mutations_of(function))
     policies = SCHEDULES.get(kernel, AT_ONCE)

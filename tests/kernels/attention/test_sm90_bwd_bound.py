@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice
 from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
@@ -66,13 +66,13 @@ def noted_calls(heads: int, queries: int, deterministic: bool) -> tuple[Noted, l
     return runner, results
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("heads", "kernels"), [(16, 1), (64, 4)])
+@pytest.mark.parametrize(
+    ("heads", "deterministic", "kernels"), [(16, False, 1), (64, False, 4), (64, True, 1)]
+)
 def test_each_call_has_its_own_operands_and_memory(
-    heads: int, kernels: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    heads: int, deterministic: bool, kernels: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
-    monkeypatch.setattr(mla_bwd_grouped, "ORDERED_ROUNDS", 1)
+    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
     runner, results = noted_calls(heads, 8, deterministic)
     assert len(runner.launched) == 2 * kernels
     calls = [runner.launched[:kernels], runner.launched[kernels:]]
@@ -97,8 +97,8 @@ def test_queries_that_have_no_room_for_lists_are_bound_in_parts(
 ) -> None:
     """Of 19 queries 8, 8 and 3: their rows of Q, and groups of 4 with room for lists."""
     capacity = capacity_of(4, TOPK)
-    monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
-    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(mla_bwd_choice, "MOST_LIST_BYTES", 2 * 2 * 5 * capacity)
+    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
     runner, _ = noted_calls(64, 19, False)
     fused = [arguments for name, arguments in runner.launched if name == "mla_bwd_fused"]
     assert [x[0].shape[0] for x in fused] == [8, 8, 3] * 2
@@ -110,7 +110,7 @@ def test_two_sources_are_one_whose_lists_are_joined_in_parts(
 ) -> None:
     """Of 9 queries 7 and 2: their rows of Q and their lists; all rows, once, and all gradients."""
     most_slots = TOPK * 2 + 20
-    monkeypatch.setattr(mla_bwd_joined, "MOST_BYTES", 7 * 13 * most_slots)
+    monkeypatch.setattr(mla_bwd_choice, "MOST_JOINT_BYTES", 7 * 13 * most_slots)
     given = operands_of(16, 9, 1.0)
     extra_kv = torch.full((20, 576), 2.0, dtype=torch.bfloat16)
     starts, ends = torch.arange(9, dtype=torch.int32)[:, None], torch.full((9,), 20).int()

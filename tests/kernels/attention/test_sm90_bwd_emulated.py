@@ -12,9 +12,9 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled, emulation
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_grouped, mla_bwd_joined, mla_bwd_per_item
-from flashdsa.backends.sm90.mla_bwd_per_item import Call, LaunchSmall
-from flashdsa.backends.sm90.mla_bwd_slots import bind_either_way
+from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice, mla_bwd_grouped
+from flashdsa.backends.sm90.mla_bwd_choice import large_plans, per_item_plan
+from flashdsa.backends.sm90.mla_bwd_per_item import LaunchPerItem, bind_per_item
 from flashdsa.errors import UnsupportedError
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
@@ -53,8 +53,8 @@ def test_bf16_gradients_of_keys_and_nothing_to_do() -> None:
 @pytest.mark.slow
 def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mla_bwd_grouped, "MOST_WORKSPACE_BYTES", 1)
-    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
-    monkeypatch.setattr(mla_bwd_per_item, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
+    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(mla_bwd_choice, "MOST_LIST_BYTES", 2 * 2 * 5 * 192)
     case = SparseMlaCase("parts", 9, 60, 64, 40, invalid=True, attn_sink="finite", poison=True)
     setups = check(case).setups
     # Two parts, of two groups and of one. Of each the lists of single queries or their delta, the
@@ -74,17 +74,18 @@ def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     """With one other row in a whole tile, two queries have two tiles."""
     seen = []
 
-    def spied(call: Call) -> LaunchSmall:
-        launch = bind_either_way(call)
+    def spied(*given: Any) -> LaunchPerItem:
+        launch = bind_per_item(*given)
 
-        def launch_and_keep(*args: Any) -> None:
-            seen.append((args[-1].choice, args[-1].sampled[:1]))
-            launch(*args)
+        def launch_and_keep(inputs: Any, outputs: Any, large: tuple[Any, ...] = ()) -> None:
+            *_, choice, _, _, of_sample, _ = large
+            seen.append((choice, of_sample[:1]))
+            launch(inputs, outputs, large)
 
         return launch_and_keep
 
-    monkeypatch.setattr(mla_bwd, "bind_either_way", spied)
-    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(mla_bwd, "bind_per_item", spied)
+    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
     invalid = named == "others"
     topk = 40 if invalid else 64
     case = SparseMlaCase(named, 4, 79, 128, topk, invalid=invalid, poison=True, empty_rows=invalid)
@@ -114,16 +115,6 @@ def test_any_number_of_heads(heads: int) -> None:
     check(SparseMlaCase("padded", 2, 60, heads, 40, **features))
 
 
-def test_padded_heads_are_the_next_that_kernels_take() -> None:
-    assert mla_bwd.head_parts(24) == [(slice(0, 24), 32)]
-    spread = [mla_bwd.head_parts(8, queries)[0][1] for queries in (529, 528, 265, 264, 132, 2, 1)]
-    assert spread == [8, 16, 16, 32, 64, 64, 8]
-    assert mla_bwd.head_parts(128) == [(slice(0, 128), 128)]
-    assert mla_bwd.head_parts(300) == [
-        (slice(0, 128), 128), (slice(128, 256), 128), (slice(256, 300), 64),
-    ]  # fmt: skip
-
-
 ALIKE = {"d_qk": 512, "attn_sink": "finite", **EVERY_FEATURE}
 """Rows that are K and V alike."""
 
@@ -136,15 +127,14 @@ def test_rows_of_512_columns(heads: int, in_order: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("in_order", [False, True])
-def test_groups_of_256_rows_of_512_columns(in_order: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_of_256_rows_of_512_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two queries of 128 heads name the same two tiles."""
-    monkeypatch.setattr(mla_bwd_grouped, "LEAST_ROUNDS", 1)
+    monkeypatch.setattr(mla_bwd_choice, "LEAST_ROUNDS", 1)
     inputs = make_sparse_mla_inputs(SparseMlaCase("alike", 4, 150, 128, 70, d_qk=512), 0, "cpu")
     inputs.indices.copy_(inputs.indices[:1].expand_as(inputs.indices).clone())
     with emulation(SMALL) as emulator:
-        assert failures(check_backward(inputs, "emulate-sm90", deterministic=in_order)) == []
-    taken = mla_bwd_grouped.plans_of(2, in_order, WITHOUT_ROPE)
+        assert failures(check_backward(inputs, "emulate-sm90")) == []
+    taken = large_plans(2, WITHOUT_ROPE)
     assert {plan.smem_bytes for plan in taken} <= {setup.smem for setup in emulator.setups}
 
 
@@ -218,7 +208,7 @@ def test_gradients_of_two_sources(name: str, in_order: bool) -> None:
 def test_joint_lists_that_have_no_room_are_made_in_parts(
     in_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mla_bwd_joined, "MOST_BYTES", 3 * 13 * 170)
+    monkeypatch.setattr(mla_bwd_choice, "MOST_JOINT_BYTES", 3 * 13 * 170)
     emulator = check(JOINED["a window and ids"], deterministic=in_order)
     assert sum("join_kernel" in setup.kernel for setup in emulator.setups) == 2
 
@@ -232,7 +222,7 @@ def test_autograd_of_two_sources() -> None:
 
 @pytest.mark.slow
 def test_the_newest_assembler_takes_512_columns_and_nothing_is_spilled(tmp_path: Path) -> None:
-    plan = mla_bwd_per_item.plan_of(32, 0, False, True, False, WITHOUT_ROPE)
+    plan = per_item_plan(2, WITHOUT_ROPE, tickets=True)
     ptx = str(compiled(MLA_BWD_FUSED, plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(ptx, tmp_path)
 

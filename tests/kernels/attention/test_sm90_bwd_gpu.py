@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import flashdsa
-from flashdsa.backends.sm90.mla_bwd_per_item import Call
+from flashdsa.backends.sm90 import mla_bwd
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_backward, forward_results
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, SparseMlaInputs, make_sparse_mla_inputs
+from tests.support.backward_parts import without_tickets
 from tests.support.hopper_gpu import HOPPER_GPU, by_turns_on_streams
 
 pytestmark = HOPPER_GPU
@@ -113,7 +114,7 @@ def test_drawn_items_give_the_bits_of_turns(
         captured[0].zero_()
         graph.replay()
         drawn.append(tuple(x.clone() for x in captured))
-    monkeypatch.setattr(Call, "tickets", property(lambda call: False))
+    monkeypatch.setattr(mla_bwd, "choose", without_tickets)
     new_calls()
     in_turns = backward()
     for dq, dkv, *_ in drawn:

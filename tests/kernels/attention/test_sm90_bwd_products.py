@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,7 @@ from torch import Tensor
 pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernels")
 
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.kernels.attention.lists import MOST_UNORDERED, UNORDERED_SHIFT
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WORDS, DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
@@ -39,10 +37,8 @@ COUNTS = (70, 0, 64, 1, 130)
 FIRST_GROUP = 1
 """The launches begin behind the first group of COUNTS."""
 NAN = float("nan")
-LATER = pytest.mark.slow
-ORDERED_512 = DkvPlan(WITHOUT_ROPE, ordered=True)
 PRODUCTS = [
-    pytest.param(spec, plan, id=plan.name, marks=LATER if plan == ORDERED_512 else ())
+    pytest.param(spec, plan, id=plan.name)
     for spec in (MLA_BWD_DQ, MLA_BWD_DKV)
     for plan in spec.plans
 ]
@@ -118,37 +114,20 @@ def make_inputs(heads: int, seed: int = 0, tile: Tile = Tile()) -> Inputs:
     return Inputs(ids, counts, present, p.bfloat16(), ds.bfloat16(), q, do, heads)
 
 
-def launch(
-    spec: KernelSpec,
-    inputs: Inputs,
-    policy: Policy | None,
-    *arguments: Any,
-    order: tuple[Any, ...] = (),
-    num_ctas: int = NUM_CTAS,
-) -> None:
-    """The plan, of the groups from FIRST_GROUP on; nothing is found.
-
-    Args:
-        order: of dKV in order, the arguments behind the others.
-    """
+def launch(spec: KernelSpec, inputs: Inputs, policy: Policy | None, *arguments: Any) -> None:
+    """The plan, of the groups from FIRST_GROUP on; nothing is found."""
     tile = Tile(inputs.q.shape[1])
-    plan = DqPlan(tile) if spec is MLA_BWD_DQ else DkvPlan(tile, ordered=bool(order))
+    plan = DqPlan(tile) if spec is MLA_BWD_DQ else DkvPlan(tile)
     emulator = Emulator(policy=policy, on_finding="collect")
     function = emulator.function(spec, plan)
     groups = (FIRST_GROUP, len(inputs.counts), torch.empty(0, dtype=torch.int32), 0)
     with emulator.launching():
-        function(
-            inputs.workspace(), inputs.ids, inputs.counts, *arguments, *groups, num_ctas, *order
-        )
-    assert unexpected(emulator.findings, in_order=bool(order)) == []
+        function(inputs.workspace(), inputs.ids, inputs.counts, *arguments, *groups, NUM_CTAS)
+    assert unexpected(emulator.findings) == []
     others = [x for x in emulator.setups if x.block[0] != plan.threads]
     (setup,) = (x for x in emulator.setups if x.block[0] == plan.threads)
-    # What mends dQ; what zeroes further dKVs before a call's first groups, and adds them to dKV.
-    behind = spec is MLA_BWD_DQ
-    if order:
-        _, first, more, _ = order
-        behind = len(more) and 1 + (first == 0)
-    assert len(others) == behind and setup.smem == plan.smem.total
+    # What mends dQ.
+    assert len(others) == (spec is MLA_BWD_DQ) and setup.smem == plan.smem.total
 
 
 def assert_near(got: Tensor, expected: Tensor, terms: Tensor, relative: float) -> None:
@@ -210,63 +189,6 @@ def judge_dkv(inputs: Inputs, before: Tensor, dkv: Tensor) -> None:
     named = {int(i) for g in range(FIRST_GROUP, 5) for i in inputs.ids[g, : COUNTS[g]]}
     others = [key for key in range(NUM_KEYS) if key not in named]
     assert others and torch.equal(dkv[others], before[others])
-
-
-def put_in_order(inputs: Inputs) -> None:
-    """Lists ascend, but for the ids that come again, which are behind the others; the last list
-    has any order, which `present` says."""
-    for group, count in enumerate(COUNTS):
-        ids = inputs.ids[group]
-        unique, times = ids[:count].unique(return_counts=True)
-        again = unique.repeat_interleave(times - 1)
-        unordered = len(again)
-        if group == len(COUNTS) - 1:
-            unordered = MOST_UNORDERED
-        else:
-            ids[:count] = torch.cat([unique, again])
-        inputs.present[group] |= unordered << UNORDERED_SHIFT
-
-
-FEW_COUNTS = (70, 0, 64, 1, 30)
-
-
-@pytest.mark.parametrize(
-    ("buffers", "counts", "tile"),
-    [
-        (3, FEW_COUNTS, Tile()),
-        pytest.param(2, FEW_COUNTS, WITHOUT_ROPE, marks=LATER),
-        pytest.param(1, COUNTS, Tile(), marks=LATER),
-        pytest.param(2, FEW_COUNTS, Tile(), marks=LATER),
-    ],
-)
-def test_dkv_in_order_has_the_same_bits_whatever_runs_first(
-    buffers: int, counts: tuple[int, ...], tile: Tile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And without the order it has others, so that this shows something: the slow test of one
-    buffer does."""
-    monkeypatch.setattr(sys.modules[__name__], "COUNTS", counts)
-    inputs, heads = make_inputs(64, tile=tile), 64
-    inputs.ids.clamp_(min=1)
-    put_in_order(inputs)
-    before = torch.randn(NUM_KEYS, tile.d_qk, generator=torch.Generator().manual_seed(2))
-    ordered, free, shows = [], [], buffers == 1 and counts != FEW_COUNTS
-    for num_ctas, policy in ((3, None), (2, Policy(asynchronous="random", seed=3))):
-        of_rows = (x.unflatten(0, (-1, heads)) for x in (inputs.q, inputs.do))
-        common = inputs.present, *of_rows
-        # A launch that is not the call's first one finds what those before it have added.
-        first = FIRST_GROUP if buffers == 2 else 0
-        rest = torch.full((buffers - 1, NUM_KEYS, tile.d_qk), 0.0 if first else NAN)
-        dkv = before.clone()
-        words = torch.zeros(len(COUNTS), DkvPlan().slices * WORDS, dtype=torch.int32)
-        order = words, first, rest, 1
-        launch(MLA_BWD_DKV, inputs, policy, *common, dkv, heads, order=order, num_ctas=num_ctas)
-        ordered.append(dkv)
-        if shows:
-            free.append(before.clone())
-            launch(MLA_BWD_DKV, inputs, policy, *common, free[-1], heads, num_ctas=num_ctas)
-    judge_dkv(inputs, before, ordered[0])
-    assert torch.equal(*ordered)
-    assert not shows or not torch.equal(*free)
 
 
 @pytest.mark.parametrize("heads", [16, pytest.param(128, marks=pytest.mark.slow)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +16,7 @@ from cutlass.cute.runtime import from_dlpack
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.sm90 import mla_bwd_per_item, mla_bwd_slots
-from flashdsa.backends.sm90.mla_bwd_per_item import Call
+from flashdsa.backends.sm90 import mla_bwd_choice
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item import slots_choice, slots_time
@@ -113,10 +111,8 @@ def test_gradients_are_right_by_both_ways(
 ) -> None:
     """Slots give the bits of `deterministic=True`, whatever the launch before left unwritten."""
     monkeypatch.setattr(slots_choice, "saved_us", lambda *_: 1.0 if slots else -1.0)
-    monkeypatch.setattr(mla_bwd_slots, "slots_may_pay", lambda call: call.tickets)
-    monkeypatch.setattr(
-        mla_bwd_per_item, "PACED_ROWS", dict.fromkeys(mla_bwd_per_item.PACED_ROWS, 0)
-    )
+    monkeypatch.setattr(mla_bwd_choice, "slots_may_pay", lambda part: True)
+    monkeypatch.setattr(mla_bwd_choice, "PACED_ROWS", {heads: 0})
     case = SparseMlaCase("both ways", queries, 90, heads, 24, topk_length=True, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
@@ -145,22 +141,3 @@ def test_ids_at_random_over_far_rows_may_take_slots() -> None:
     assert slots_time.saved_us(1e5, 9e4, 3e4) < 0
     assert slots_time.most_rows(132, 132, 10.0, 1 << 30) == pytest.approx(1320, rel=1e-3)
     assert slots_time.most_rows(1320, 132, 2048.0, 4096) == pytest.approx(10 * 4096, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("queries", "heads", "num_keys", "topk", "has_lengths", "may"),
-    [
-        (4096, 64, 131_072, 2048, False, True),
-        (4096, 64, 32_768, 2048, False, False),
-        (4096, 64, 32_768, 2048, True, True),
-        (2157, 64, 324_797, 512, False, True),
-        (1023, 128, 42_243, 2048, True, False),
-        (132, 64, 500_000, 2048, False, False),
-    ],
-)
-def test_slots_are_launched_where_they_may_save_time(
-    queries: int, heads: int, num_keys: int, topk: int, has_lengths: bool, may: bool
-) -> None:
-    runner = SimpleNamespace(num_sms=132)
-    call = Call(runner, queries, heads, num_keys, topk, 1.0, None, has_lengths)  # type: ignore[arg-type]
-    assert mla_bwd_slots.slots_may_pay(call) == may

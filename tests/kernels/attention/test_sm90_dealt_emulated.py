@@ -16,11 +16,11 @@ from flashdsa import reference
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.sm90.decode_cuts import deal
-from flashdsa.backends.sm90.sparse_mla_decode import Dealt, bind_plan, spec_of
+from flashdsa.backends.sm90.sparse_mla import DECODES, bind_decode
+from flashdsa.backends.sm90.sparse_mla_ways import Dealt
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.many_heads.dealt.plan import DealtManyHeadsPlan
 from flashdsa.ops.attention import SparseMlaOperands
 from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
@@ -30,8 +30,6 @@ from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 
 PACKED, BF16, FEW = DealtPlan(packed=True), DealtPlan(), DealtFewHeadsPlan()
-MANY = DealtManyHeadsPlan()
-MANY_OF_512 = DealtManyHeadsPlan(ROW_FORMATS["v32_no_rope"])
 FEW_OF_512 = DealtFewHeadsPlan(ROW_FORMATS["v32_no_rope"])
 OF_512 = DealtPlan(tile=WITHOUT_ROPE)
 OF_TWO_SOURCES = DealtPlan(packed=True, joined=True, form=ROW_FORMATS["v4"], tile=WITHOUT_ROPE)
@@ -73,7 +71,7 @@ class Launcher:
         out = emulator.empty(*q.shape[:2], 512, dtype=torch.bfloat16)
         lse = emulator.empty(*q.shape[:2], dtype=torch.float32)
         with emulator.launching():
-            write = bind_plan(emulator, self.plan, 1, operands, scale)
+            write = bind_decode(emulator, self.plan, 1, operands, scale)
             write(operands.into(*operands[:3], out, lse, None, *operands[3:]))
         assert [str(finding) for finding in emulator.findings] == []
         (counters, _) = emulator.workspaces[-self.plan.slot_words]
@@ -96,33 +94,11 @@ def test_cut_items_are_merged_and_calls_are_bit_equal() -> None:
     assert len(eager.emulator.workspaces) == 1
 
 
-@pytest.mark.parametrize("plan", [PACKED, MANY], ids=lambda plan: plan.name)
-def test_lengths_are_dealt_zero_and_very_unequal_ones_too(plan: Dealt) -> None:
+def test_lengths_are_dealt_zero_and_very_unequal_ones_too() -> None:
     """Two blocks of heads, side by side, of which the second has six; any scales."""
     case = SparseMlaCase("lengths", 4, 900, 70, 900, packed="fp32", topk_length=True, invalid=True)
     assert max(parts_of([0, 15, 1, 3], 2)) >= 2
-    Launcher(plan)(case, [0, 900, 30, 192])
-
-
-@pytest.mark.parametrize("plan", [MANY, MANY_OF_512], ids=lambda plan: plan.name)
-def test_many_heads_are_dealt_and_calls_are_bit_equal(plan: Dealt) -> None:
-    """Odd tiles, then further stretches; parts without a key."""
-    lengths = [270, 330, 330, 30, 0]
-    case = SparseMlaCase(
-        "many heads", 5, 900, 64, 330, d_qk=plan.tile.d_qk, packed="fp32",
-        kv_format=plan.form.name, attn_sink="infinite", invalid=True, topk_length=True,
-    )  # fmt: skip
-    assert parts_of([5, 6, 6, 1, 0]) == [1, 2, 2, 1, 1]
-    late = Launcher(plan, Policy(asynchronous="late"))
-    eager = late.then(Policy(asynchronous="eager", seed=3))
-    assert all(map(torch.equal, late(case, lengths), eager(case, lengths)))
-
-
-def test_many_heads_have_a_part_in_every_cta() -> None:
-    """Two queries' lists have no key, but slots."""
-    case = SparseMlaCase("one long", 3, 800, 40, 800, packed="ue8m0", topk_length=True)
-    Launcher(MANY)(case, [-5, 800, 1])
-    Launcher(MANY)(case, [0, 0, 0])
+    Launcher(PACKED)(case, [0, 900, 30, 192])
 
 
 FEW_HEADS = SparseMlaCase(
@@ -218,5 +194,5 @@ def test_rows_of_other_formats_are_dealt(plan: Dealt) -> None:
     ids=lambda plan: plan.name,
 )
 def test_the_newest_assembler_takes_it_and_spills_nothing(tmp_path: Path, plan: Dealt) -> None:
-    text = str(compiled(spec_of(plan), plan).__ptx__).rstrip("\0")
+    text = str(compiled(DECODES[type(plan)], plan).__ptx__).rstrip("\0")
     assert_it_assembles_without_spills(text, tmp_path)

@@ -19,7 +19,7 @@ import flashdsa
 from flashdsa import reference
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.packed_rows import parts_of
-from flashdsa.backends.sm90.sparse_mla_decode import bind_plan
+from flashdsa.backends.sm90.sparse_mla import bind_decode
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import FORMATS, JOINED_FORMATS, DecodePlan
@@ -30,6 +30,7 @@ from flashdsa.row_formats import ROW_FORMATS
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
 from flashdsa.verify.sparse_mla_cases import SparseMlaCase, make_sparse_mla_inputs
+from flashdsa.verify.tolerances import BIAS_TOLERANCE, F16_ROUNDING
 from ptxemu import Policy
 from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
@@ -50,7 +51,7 @@ def run(
     """O and lse by clusters of that size; they are judged, and nothing may be found.
 
     Args:
-        plan: of the kernel; None: that of many heads.
+        plan: of the kernel; None: that of 64 heads.
     """
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     rows = inputs.kv.flatten(0, -2)
@@ -78,7 +79,7 @@ def launched(
     lse = emulator.empty(*rows, dtype=torch.float32)
     q, kv, indices, *others = operands
     with emulator.launching():
-        write = bind_plan(emulator, plan, size, operands, scale)
+        write = bind_decode(emulator, plan, size, operands, scale)
         write(SparseMlaOutOperands(q, kv, indices, out, lse, None, *others))
     assert [str(finding) for finding in emulator.findings] == []
     return out, lse
@@ -253,6 +254,20 @@ def test_the_public_operation_takes_every_feature() -> None:
 def test_packed_rows_have_every_feature() -> None:
     """The public operation gives so few queries of packed rows to the kernel of few heads."""
     run(replace(ALL_AT_ONCE, packed="ue8m0"), 2)
+
+
+def test_rows_of_any_size_are_as_right_as_f16_has_them() -> None:
+    """A large key's logit feels that f16 holds it; 1 % too much of a row is seen all the same."""
+    case = SparseMlaCase("sizes", 1, 192, 64, 192, packed="fp32", row_sizes=2.0)
+    out, lse = run(case, 1)
+    inputs = make_sparse_mla_inputs(case, 0)
+    without = failures(judge_forward(inputs, out, lse))
+    assert any(message.startswith("O: row") for message in without)
+    spread, _ = reference.sparse_mla_spread(inputs.q, inputs.kv, inputs.indices)
+    felt = F16_ROUNDING * spread / out.double().norm(dim=-1)
+    assert int((felt < BIAS_TOLERANCE / 2).sum()) > 20
+    out[0, felt[0].argmin()] *= 1.01
+    assert "too long" in str(failures(judge_forward(inputs, out, lse, backend="emulate-sm90")))
 
 
 def test_scales_that_f16_has_no_room_for_are_right() -> None:

@@ -16,7 +16,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator, compiled
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.sparse_mla import bind_either, bind_plan, form_of
+from flashdsa.backends.sm90.sparse_mla import bind_way, form_of
+from flashdsa.backends.sm90.sparse_mla_ways import Way
 from flashdsa.backends.sparse_mla_launches import UNION_BYTES, Launches, Write
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
@@ -93,12 +94,13 @@ def call(emulator: Emulator, inputs: SparseMlaInputs, bind: Bind) -> Results:
 
 def by(plan: FwdPlan) -> Bind:
     """One plan's launches."""
-    return lambda runner, operands, scale: bind_plan(runner, plan, operands, scale)
+    return lambda runner, operands, scale: bind_way(runner, Way(plan), operands, scale)
 
 
 def by_either(runner: Runner, operands: SparseMlaOperands, scale: float) -> Write:
     """The launches of groups of four and of single queries, of which a sample chooses."""
-    return bind_either(runner, FwdPlan(4, True), operands, scale)
+    way = Way(FwdPlan(4, True, True), instead=FwdPlan(1, True, True))
+    return bind_way(runner, way, operands, scale)
 
 
 def told(plan: FwdPlan, taken: int) -> Bind:

@@ -14,7 +14,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator, compiled
-from flashdsa.backends.sm90.sparse_mla import bind_plan
+from flashdsa.backends.sm90.sparse_mla import bind_way
+from flashdsa.backends.sm90.sparse_mla_ways import Way
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.kernels.catalog import SPARSE_MLA_FWD
@@ -74,7 +75,7 @@ def run(
     plan = replace(plan, max_logits=plan.max_logits or case.max_logits)
     scale = case.d_qk**-0.5 if case.sm_scale is None else case.sm_scale
     with emulator.launching():
-        bind_plan(emulator, plan, operands.inputs, scale)(operands)
+        bind_way(emulator, Way(plan), operands.inputs, scale)(operands)
     assert failures(judge_forward(inputs, *operands[3:6], backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     return emulator

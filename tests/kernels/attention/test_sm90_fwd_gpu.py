@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import pytest
@@ -10,10 +9,12 @@ import torch
 from torch import Tensor
 
 import flashdsa
+from flashdsa.backends.emulated.runner import Emulator
 from flashdsa.backends.sm90 import sparse_mla
-from flashdsa.backends.sm90.sparse_mla import bind_plan, groups_for, plan_for
-from flashdsa.kernels.attention.sm90.fwd.plan import GROUPS
-from flashdsa.ops.attention import SparseMlaOutOperands
+from flashdsa.backends.sm90.sparse_mla import bind_way
+from flashdsa.backends.sm90.sparse_mla_ways import Way, call_of, choose
+from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.ops.attention import SparseMlaOperands, SparseMlaOutOperands
 from flashdsa.verify import calls
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import check_forward, judge_forward
@@ -39,9 +40,11 @@ VARIED = [
 
 @pytest.mark.parametrize("case", GROUPED, ids=lambda case: case.name)
 def test_groups_of_queries_are_within_the_contract(case: SparseMlaCase) -> None:
-    sizes = case.num_queries, case.num_heads, case.topk, case.num_keys, 132
-    assert groups_for(*sizes, varied=case.topk_length) == (64 // case.num_heads,)
     inputs = make_sparse_mla_inputs(case, 0, "cuda")
+    x = SparseMlaOperands(inputs.q, inputs.kv, inputs.indices, inputs.topk_length)
+    way = choose(Emulator(), call_of(x))
+    assert isinstance(way.plan, FwdPlan) and way.instead is None
+    assert way.plan.group == 64 // case.num_heads
     assert failures(check_forward(inputs, "sm90")) == []
 
 
@@ -67,18 +70,19 @@ def test_groups_are_taken_if_their_queries_have_much_in_common(
     apart = inputs.indices.clone()
     alike = apart[:1].expand_as(apart).clone()
 
-    def forward(least: float, groups: tuple[int, ...]) -> tuple[Tensor, ...]:
-        monkeypatch.setattr(sparse_mla, "LEAST_SAMPLED_US", least)
-        monkeypatch.setattr(sparse_mla, "GROUPS", groups)
+    group, single = FwdPlan(64 // heads, True, True), FwdPlan(1, True, True)
+
+    def forward(way: Way) -> tuple[Tensor, ...]:
+        monkeypatch.setattr(sparse_mla, "choose", lambda *_: way)
         out = torch.empty(queries, heads, 512, dtype=torch.bfloat16, device="cuda")
         lse, largest = torch.empty(2, queries, heads, device="cuda")
         operands = inputs.q, inputs.kv, inputs.indices, out, lse, largest
         flashdsa.bind("sparse_mla_fwd_out", operands, backend="sm90")(operands)
         return out, lse, largest
 
-    for indices, groups in ((apart, ()), (alike, GROUPS), (apart, ())):
+    for indices, plan in ((apart, single), (alike, group), (apart, single)):
         inputs.indices.copy_(indices)
-        chosen, expected = forward(0.0, GROUPS), forward(math.inf, groups)
+        chosen, expected = forward(Way(group, instead=single)), forward(Way(plan))
         assert all(torch.equal(x, y) for x, y in zip(chosen, expected, strict=True))
 
 
@@ -179,11 +183,9 @@ def test_nothing_outside_of_any_buffer_is_written_or_matters(case: SparseMlaCase
         None if lengths is None else runner.guarded(lengths),
         None if sink is None else runner.guarded(sink),
     )
-    queries, heads, _ = inputs.q.shape
-    group = groups_for(queries, heads, case.topk, case.num_keys, runner.num_sms)[0]
-    plan = plan_for(group, queries, heads, runner.num_sms, True, varied=lengths is not None)
+    way = choose(runner, call_of(operands.inputs, max_logits=True))
     with runner.launching():
-        bind_plan(runner, plan, operands.inputs, case.d_qk**-0.5)(operands)
+        bind_way(runner, way, operands.inputs, case.d_qk**-0.5)(operands)
     assert failures(judge_forward(inputs, out, lse, largest, backend="sm90")) == []
     assert runner.touched() == []
 

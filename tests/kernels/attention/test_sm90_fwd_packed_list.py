@@ -13,7 +13,8 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import Emulator
-from flashdsa.backends.sm90.sparse_mla import bind_plan
+from flashdsa.backends.sm90.sparse_mla import bind_way
+from flashdsa.backends.sm90.sparse_mla_ways import Way
 from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import judge_forward
@@ -58,7 +59,7 @@ def call(
     emulator = Emulator(device, policy=Policy(asynchronous=when), on_finding="collect")
     operands = forward_operands(emulator, inputs)
     with emulator.launching():
-        bind_plan(emulator, plan, operands.inputs, case.d_qk**-0.5)(operands)
+        bind_way(emulator, Way(plan), operands.inputs, case.d_qk**-0.5)(operands)
     assert failures(judge_forward(inputs, *operands[3:6], backend="emulate-sm90")) == []
     assert [str(finding) for finding in emulator.findings] == []
     (setup,) = emulator.setups

@@ -12,7 +12,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 
 from flashdsa.backends.emulated.devices import Device
 from flashdsa.backends.emulated.runner import compiled, emulation
-from flashdsa.backends.sm90 import sparse_mla_decode
+from flashdsa.backends.sm90 import sparse_mla_ways
 from flashdsa.backends.sm90.decode_cuts import cut_line
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE, Tile
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
@@ -132,7 +132,8 @@ def test_groups_of_few_heads_have_the_union_over_both_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """O of the query that does not name the NaN row is mended; largest logits go nowhere."""
-    monkeypatch.setattr("flashdsa.backends.sm90.sparse_mla.LISTS_US", 0.0)  # beside so few queries
+    quick = replace(sparse_mla_ways.SPARSE_MLA, group_lists=0.0)  # beside so few queries
+    monkeypatch.setattr(sparse_mla_ways, "SPARSE_MLA", quick)
     setups = run(IN_GROUPS, Device(1, {1: 1}))
     assert len(setups) == 4  # joint lists, unions, the forward, and what mends O
 
@@ -171,7 +172,7 @@ def test_tiles_of_both_sources_are_dealt(
 ) -> None:
     """On three SMs; items of unlike lengths are cut inside of either source."""
     assert cut_line([7, 4, 9, 4, 9, 5, 9], 3) == [(0, 0), (2, 3), (4, 6), (7, 0)]
-    monkeypatch.setattr(sparse_mla_decode, "time_of_dealing", lambda *_: 0.0)
+    monkeypatch.setattr(sparse_mla_ways, "time_of_dealing", lambda *_: 0.0)
     (setup,) = run(replace(case, num_queries=7), Device(3, {1: 3}), when)
     assert "dealt" in setup.kernel and setup.grid[0] == 3
 

@@ -29,7 +29,6 @@ def assert_as_the_cpu(
     cluster_size: int = 2,
     seed: int = 0,
     *,
-    num_splits: int = 1,
     warnings: Iterable[tuple[str, str]] = (),
 ) -> Emulator:
     """The kernel's ids equal the CPU backend's, whose check of values is off; nothing is found."""
@@ -37,7 +36,7 @@ def assert_as_the_cpu(
     custom_op(DSA_TOPK_INDEXER)(
         *inputs, expected, None, plan.sorted, plan.positions, plan.entry_tokens, 1, False, "cpu"
     )
-    clusters = (num_clusters, cluster_size, num_splits)
+    clusters = num_clusters, cluster_size
     launch = emulate_indexer(plan, TopkIndexerOperands(*inputs, got), clusters=clusters, seed=seed)
     wrong = (got != expected).any(1).nonzero().flatten().tolist()
     assert wrong == []
@@ -50,20 +49,19 @@ def emulate_indexer(
     plan: SelectPlan,
     operands: TopkIndexerOperands,
     *,
-    clusters: tuple[int, int, int] = (2, 2, 1),
+    clusters: tuple[int, int] = (2, 2),
     seed: int = 0,
 ) -> Emulator:
     """One checked launch of the plan's kernel, which must leave its counters at 0.
 
     Args:
-        clusters: how many, CTAs of each, clusters of each row of `plan.split_pages` pages or more.
+        clusters: how many, and CTAs of each.
         seed: of the order in which warps and asynchronous work take turns.
 
     Raises:
         ptxemu.HazardError: the check found an error.
     """
     runner = Emulator(policy=Policy(seed=seed))
-    assert clusters[2] == 1 or plan.splits
     workspace = launch_indexer(runner, plan, operands, clusters)
     if workspace:
         runner.workspaces[0] = workspace

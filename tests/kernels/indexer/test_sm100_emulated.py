@@ -22,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("lines")
 
 MODEL = IndexerPlan()
 SMALL = IndexerPlan(num_heads=16, topk=512)
-SPLITS = IndexerPlan(num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(split_pages=20))
+SPLITS = IndexerPlan(
+    num_heads=16, topk=512, rows=By.CLUSTERS, sharing=Sharing(select_pages=1, merge_pages=3)
+)
 SORTED = IndexerPlan(num_heads=32, topk=1024, sorted=True)
 EDGES = [0, 1, 64, 65, 2048, 2049]
 
@@ -65,7 +67,7 @@ def test_bad_pages_are_not_read_and_repeated_ones_are() -> None:
 
 def test_clusters_share_a_long_row() -> None:
     inputs = make_inputs([1500, 700], num_heads=16, values="two")
-    assert_as_the_cpu(SPLITS, inputs, 4, 1, num_splits=2)
+    assert_as_the_cpu(SPLITS, inputs, 4, 1)
 
 
 def test_queries_of_a_request_share_its_row_of_the_table() -> None:

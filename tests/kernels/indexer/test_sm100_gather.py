@@ -73,18 +73,17 @@ def test_queries_of_a_request_share_its_slots_whoever_comes_first(seed: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "size", "splits"),
+    ("kind", "clusters"),
     [
-        ({"rows": By.CTAS, "sharing": Sharing(split_pages=20)}, 1, 1),
-        ({"rows": By.CLUSTERS, "sharing": Sharing(split_pages=20)}, 1, 2),
-        ({"sorted": True}, 3, 1),
+        ({"rows": By.CLUSTERS, "sharing": Sharing(select_pages=1, merge_pages=3)}, (4, 1)),
+        ({"sorted": True}, (1, 3)),
     ],
-    ids=["CTAs share a row", "clusters", "sorted"],
+    ids=["clusters", "sorted"],
 )
-def test_kinds_of_selection(kind: dict[str, Any], size: int, splits: int) -> None:
+def test_kinds_of_selection(kind: dict[str, Any], clusters: tuple[int, int]) -> None:
     long = scattered(make_inputs([1500, 700], num_heads=16, values="two"), 1)
     plan = IndexerPlan(num_heads=16, topk=512, gathers=True, **kind)
-    assert_as_the_cpu(plan, long, 4 if size == 1 else 1, size, num_splits=splits)
+    assert_as_the_cpu(plan, long, *clusters)
 
 
 def test_scores_of_gathered_tokens() -> None:

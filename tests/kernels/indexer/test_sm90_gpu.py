@@ -16,7 +16,7 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.backends.gpu.runner import Gpu
-from flashdsa.backends.indexer.clusters import SIZES, clusters_for
+from flashdsa.backends.indexer.choice import SIZES, clusters_for, gpu_of
 from flashdsa.jit.loader import load
 from flashdsa.kernels.catalog import INDEXER
 from flashdsa.kernels.indexer.plan import By
@@ -174,7 +174,7 @@ def test_batches_around_every_choice_of_clusters_are_exact(rows: int) -> None:
 @pytest.mark.parametrize("size", range(1, MAX_CLUSTER + 1))
 def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
     """Fewer clusters than rows, whole and halved, parts that are compacted, of one page or none."""
-    rows = By.CLUSTER if by_score else By.CTAS
+    rows = By.CLUSTER if by_score else By.CLUSTERS
     plan = IndexerPlan(topk=512, sorted=by_score, rows=rows)
     function = load(INDEXER, plan)
     for values in ("random", "two", "ascending"):
@@ -183,7 +183,7 @@ def test_clusters_of_every_size_are_exact(size: int, by_score: bool) -> None:
         for number in (2, 132 // size // 2):
             how: tuple[Any, ...] = (number, size)
             if plan.splits:
-                how = (*split_workspace(plan, number * size), number, size, 1)
+                how = (*split_workspace(plan, number * size), number, size)
             function(*inputs, ids, *how)
             assert torch.equal(ids, expected_ids(inputs, 512, by_score))
 
@@ -195,39 +195,26 @@ def split_workspace(plan: IndexerPlan, num_ctas: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize(("number", "size"), [(66, 2), (15, 8), (39, 3), (132, 1)])
+@pytest.mark.parametrize(("number", "size"), [(66, 2), (15, 8), (39, 3), (132, 1), (7, 16)])
 def test_ragged_batches_are_exact_and_leave_their_counters_at_0(
     values: str, number: int, size: int
 ) -> None:
     """Long rows get several clusters, whatever the size of the batch."""
-    plan = IndexerPlan(rows=By.CTAS)
+    plan = IndexerPlan(rows=By.CLUSTERS)
     workspace = split_workspace(plan, number * size)
-    for lengths in ([131_072, *[2049] * 40], [70_000, 3000, 90_000, 100, 2500, 8000, 40_000]):
+    for lengths in (
+        [131_072, *[2049] * 40],
+        [70_000, 3000, 90_000, 100, 2500, 8000, 40_000],
+        [150_000, 70_000],
+        [150_000],
+    ):
         inputs = make_inputs(lengths, values=values).to("cuda")
         expected = expected_ids(inputs, 2048)
         for _ in range(3):
             ids = inputs.output(2048)
-            load(INDEXER, plan)(*inputs, ids, *workspace, number, size, 1)
+            load(INDEXER, plan)(*inputs, ids, *workspace, number, size)
             assert torch.equal(ids, expected)
         assert not workspace[0].any()
-
-
-@pytest.mark.parametrize("values", VALUES)
-@pytest.mark.parametrize("clusters", [(7, 16, 7), (15, 8, 15), (6, 16, 3), (4, 1, 2), (14, 3, 7)])
-def test_split_rows_of_every_shape_are_exact(values: str, clusters: tuple[int, int, int]) -> None:
-    """Rows that several clusters share, beside rows of one; counters end at 0 for the next call."""
-    rows = clusters[0] // clusters[2]
-    inputs = make_inputs([150_000, 70_000][:rows], values=values).to("cuda")
-    plan = IndexerPlan(rows=By.CLUSTERS)
-    num_ctas = clusters[0] * clusters[1]
-    arrivals = torch.zeros(num_ctas, dtype=torch.int32, device="cuda")
-    slots = torch.empty(num_ctas, plan.slot_words, dtype=torch.int32, device="cuda")
-    expected = expected_ids(inputs, 2048)
-    for _ in range(3):
-        ids = inputs.output(2048)
-        load(INDEXER, plan)(*inputs, ids, arrivals, slots, *clusters)
-        assert torch.equal(ids, expected)
-    assert not arrivals.any()
 
 
 def test_the_driver_says_how_many_clusters_run(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,7 +227,7 @@ def test_the_driver_says_how_many_clusters_run(caplog: pytest.LogCaptureFixture)
     assert capacity[1] == sms
     assert all(size * count <= sms for size, count in capacity.items())
     assert capacity[8] > 1
-    assert clusters_for(gpu, plan, 1).size > 8, "clusters of more than 8 CTAs are refused"
+    assert clusters_for(gpu_of(gpu, plan), 1)[1] > 8, "clusters of more than 8 CTAs are refused"
 
 
 def test_normal_data_selects_by_scores_within_the_tolerance() -> None:

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from flashdsa.backends.emulated.devices import B200 as DEVICE
-from flashdsa.backends.indexer.clusters import choose_clusters
+from flashdsa.backends.emulated.runner import Emulator
+from flashdsa.backends.indexer.choice import Call, Kind, choose, gpu_of
 from flashdsa.kernels.indexer.sm100.plan import IndexerPlan
 from flashdsa.problem import PAGE_BYTES
 from workbench.__main__ import cli
@@ -102,15 +103,15 @@ def test_plan_and_emulated_run_agree() -> None:
 
 
 def test_the_indexers_rows_have_the_ctas_that_a_launch_gives_them() -> None:
+    gpu = gpu_of(Emulator(DEVICE), IndexerPlan())
     for shape in SHAPES:
-        clusters = choose_clusters(DEVICE.clusters, shape.rows)
-        per_row = (
-            clusters.num_splits if shape.tokens >= IndexerPlan().sharing.split_pages * 64 else 1
-        )
-        assert (shape.ctas, shape.num_splits) in {
-            (clusters.size * per_row, per_row),
-            (1, 1),  # more rows than clusters: halved until a row has one CTA
-        }
+        way = choose(Call(shape.rows, shape.rows), shape.tokens // 64, gpu)
+        if way.kind is Kind.ROW:
+            assert (shape.ctas, shape.num_splits) == (way.size, 1)
+        elif shape.rows == 1:
+            assert (shape.ctas, shape.num_splits) == (way.clusters * way.size, way.clusters)
+        else:  # equal rows: halved until a row has a group of CTAs
+            assert way.size % shape.ctas == 0 and shape.num_splits == 1
     for pages, clocks in ((1, 128), (2, 192), (4, 384)):
         assert product_clocks(B200, IndexerPlan(pages_per_stage=pages)) == clocks
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from flashdsa.heuristics.sparse_mla import Times
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     LEAST_SHARE,
     OVERHEAD_TILES,
@@ -82,22 +83,6 @@ def cut_equal_items(items: int, tiles: int, num_ctas: int) -> list[tuple[int, in
         item, place = divmod(cta * line // ctas, size)
         cuts.append((item, max(0, place - OVERHEAD_TILES)))
     return [*cuts, (items, 0)]
-
-
-class Times(NamedTuple):
-    """Times of a kernel on a busy H200, in us.
-
-    Attributes:
-        launch: launch, first keys, and rows of the last item. tile: 64 keys.
-        item: end of an item and beginning of the next, or a further wave of CTAs.
-        merge: of an item's two parts. part: a further one.
-    """
-
-    launch: float
-    tile: float
-    item: float = 0.0
-    merge: float = 0.0
-    part: float = 0.0
 
 
 def time_of_waves(times: Times, tiles: int, waves: int) -> float:

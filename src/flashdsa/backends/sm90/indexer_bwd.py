@@ -127,14 +127,10 @@ def bind_groups(runner: Runner, operands: IndexerBwdOperands) -> Launch:
         scratch = empty_scratch()
         if not clears:
             outputs.dk.zero_()
-        if num_queries <= at_a_time:
-            function(*operands, scratch, *outputs, spread, runner.num_sms, int(clears), *ratio)
-            return
-        for some in parts(num_queries, at_a_time):
-            to = outputs.dq[some], outputs.dk, outputs.dw[some]
-            clears_now = int(clears and some.start == 0)
-            of_part = part_of(operands, some)
-            function(*of_part, scratch, *to, spread, runner.num_sms, clears_now, *ratio)
+        clears_now = int(clears)
+        for part, to in in_parts(operands, outputs, at_a_time):
+            function(*part, scratch, *to, spread, runner.num_sms, clears_now, *ratio)
+            clears_now = 0
 
     return launch
 
@@ -161,25 +157,13 @@ def bind_in_order(runner: Runner, operands: IndexerBwdOperands) -> Launch:
     def launch(operands: IndexerBwdOperands, outputs: Outputs) -> None:
         places, scratch = empty_places(), empty_scratch()
         outputs.dk.zero_()
-        if num_queries <= at_a_time:
-            function(*operands, scratch, outputs.dq, places, outputs.dw, 0, num_sms, 0)
-            order = place_order(plan, scratch, groups_at_a_time, topk, num_keys)
-            add(places, *order, outputs.dk)
-            return
-        for some in parts(num_queries, at_a_time):
-            part = part_of(operands, some)
-            groups = -(-part[0].shape[0] // plan.queries)
+        for part, to in in_parts(operands, outputs, at_a_time):
+            groups = -(-len(to.dq) // plan.queries)
             rows = places[: groups * capacity]
-            to = outputs.dq[some], rows, outputs.dw[some]
-            function(*part, scratch, *to, 0, num_sms, 0)
+            function(*part, scratch, to.dq, rows, to.dw, 0, num_sms, 0)
             add(rows, *place_order(plan, scratch, groups, topk, num_keys), outputs.dk)
 
     return launch
-
-
-def parts(num_queries: int, at_a_time: int) -> Iterator[slice]:
-    """All queries, `at_a_time` at a time."""
-    return (slice(first, first + at_a_time) for first in range(0, num_queries, at_a_time))
 
 
 def place_order(
@@ -199,8 +183,16 @@ def place_order(
     return order.int(), torch.searchsorted(keys, every_key, out_int32=True)
 
 
-def part_of(operands: IndexerBwdOperands, some: slice) -> tuple[Tensor, ...]:
-    """The kernel's inputs of some of the queries."""
+def in_parts(
+    operands: IndexerBwdOperands, outputs: Outputs, at_a_time: int
+) -> Iterator[tuple[tuple[Tensor | None, ...], Outputs]]:
+    """Operands and outputs of `at_a_time` queries at a time."""
     q, k, weights, indices, grad_scores, lengths = operands
+    if len(q) <= at_a_time:
+        yield operands, outputs
+        return
     assert lengths is not None
-    return q[some], k, weights[some], indices[some], grad_scores[some], lengths[some]
+    for first in range(0, len(q), at_a_time):
+        some = slice(first, first + at_a_time)
+        part = q[some], k, weights[some], indices[some], grad_scores[some], lengths[some]
+        yield part, Outputs(outputs.dq[some], outputs.dk, outputs.dw[some])

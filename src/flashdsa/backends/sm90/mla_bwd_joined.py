@@ -14,18 +14,12 @@ from torch import Tensor
 
 from flashdsa.backends.memory import readable
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_lists import WAVE
 from flashdsa.backends.sparse_mla_launches import slots_of
 from flashdsa.kernels.attention.sm90.join.plan import JoinPlan
 from flashdsa.kernels.catalog import MLA_BWD_JOIN
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention_backward import MlaBwdOperands
-
-MOST_BYTES = 1 << 30
-"""Most bytes of the lists of a launch; queries that need more are launched in parts."""
-SLOT_BYTES = 13
-"""Bytes of a slot: its id, its row and members in a list, and the row of its gradient in order."""
 
 Join = Callable[["MlaBwdOperands", Tensor, "slice | None"], tuple[Tensor, Tensor]]
 """(operands, rows of both sources, queries, None: all): ids and lengths of these queries."""
@@ -46,13 +40,6 @@ def rows_of(operands: MlaBwdOperands) -> Tensor:
 def of_sources(rows: Tensor, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Gradients of both sources, of which the first one has `count` rows, in memory of its own."""
     return rows[:count].to(dtype), rows[count:].to(dtype, copy=True)
-
-
-def queries_at_a_time(topk: int) -> int:
-    """Queries of a part whose joint lists of at most `topk` slots have room: a range may be as long
-    as its source."""
-    queries = max(1, MOST_BYTES // (SLOT_BYTES * max(1, topk)))
-    return queries - queries % WAVE if queries > WAVE else queries
 
 
 def bind_join(runner: Runner, operands: MlaBwdOperands, index_block: int) -> Join:

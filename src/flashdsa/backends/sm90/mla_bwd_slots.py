@@ -1,5 +1,4 @@
-"""Launches of Hopper's backward of 64 rows where slots replace dKV's additions: in order, and where
-additions would take longer."""
+"""Memory of the slots that replace additions to dKV in Hopper's backward of 64 rows."""
 
 from __future__ import annotations
 
@@ -8,41 +7,23 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.mla_bwd_choice import Part
 from flashdsa.backends.sm90.mla_bwd_lists import WAVE
-from flashdsa.backends.sm90.mla_bwd_per_item import (
-    Call,
-    Inputs,
-    Large,
-    LaunchSlots,
-    LaunchSmall,
-    Outputs,
-    bind_arguments,
-    bind_per_item,
-)
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
     MOST_PART_GROUPS,
     PAIR,
-    WAY,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import most_rows, saved_us
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.catalog import MLA_BWD_FUSED
 
 MOST_SLOT_BYTES = 1 << 31
 """Most bytes of the rows of a part of the groups; more only if a single group needs more."""
-LEAST_SAVED_US = 100.0
-"""Time that slots may save, from which on the device chooses: its choice and launches without work
-take 20 to 50 us."""
-LENGTHS = (2, 4, 8, 16)
-"""Parts of their slots that lists are taken to have where lengths are given: half, and so on."""
 
 
 class Sizes(NamedTuple):
-    """Sizes of the workspace of a call.
+    """Sizes of the workspace of a launch.
 
     Attributes:
         room: keys of a part's lists. unit_groups: groups that are taken together.
@@ -75,78 +56,24 @@ def sizes_of(groups: int, capacity: int, blocks: int, slot_words: int) -> Sizes:
     return Sizes(room, unit_groups, parts)
 
 
-def bind_slots(call: Call) -> LaunchSmall:
-    """Same as `bind_per_item`."""
-    runner = call.runner
-    plan = call.plan(slots=True)
-    function = runner.function(MLA_BWD_FUSED, plan)
-    blocks = max(1, call.num_heads // ROWS)
-    sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)
-    first_arguments, allocate_slots = bind_arguments(call), slots_allocator(call, sizes)
-    scalars = call.num_ctas, runner.num_sms
-    of_parts = sizes.unit_groups, int(call.from_zero)
-
-    def launch(inputs: Inputs, outputs: Outputs, large: Large | None = None) -> None:
-        first = first_arguments(inputs, outputs)
-        choice = () if large is None else large.arguments
-        function(*first, *scalars, *allocate_slots(), *of_parts, *choice)
-
-    return launch
-
-
-def bind_either_way(call: Call) -> LaunchSmall:
-    """Same as `bind_per_item`; the device may choose slots where they may take less time."""
-    return bind_per_item(call, bind_given(call) if slots_may_pay(call) else None)
-
-
-def slots_may_pay(call: Call) -> bool:
-    """Whether slots may take much less time than additions: if lists share no more than ids at
-    random."""
-    if not (call.tickets and call.is_far):
-        return False
-    groups, blocks = call.num_groups, max(1, call.num_heads // ROWS)
-    most = min(call.group_queries * call.topk, call.num_keys)
-    wave = max(1, call.num_ctas // blocks)
-
-    def saved(keys: float) -> float:
-        rows = most_rows(groups, wave, keys, call.num_keys)
-        return float(saved_us(groups * blocks * keys, rows, min(rows, call.num_keys)))
-
-    parts = LENGTHS if call.has_lengths else (1,)
-    return any(saved(most / part) >= LEAST_SAVED_US for part in parts)
-
-
-def bind_given(call: Call) -> LaunchSlots:
-    """Bind slots behind a launch whose lists and copy of kv they take; they have work if its
-    tickets say so."""
-    plan = call.plan(given=True)
-    function = call.runner.function(MLA_BWD_FUSED, plan)
-    blocks = max(1, call.num_heads // ROWS)
-    sizes = sizes_of(call.num_groups, call.capacity, blocks, plan.slot_words)
-    allocate_slots, scalars = slots_allocator(call, sizes), (call.num_ctas, call.runner.num_sms)
-    of_parts = sizes.unit_groups, int(call.from_zero)
-
-    def launch(first: tuple[Any, ...], tickets: Tensor) -> None:
-        way = tickets[WAY : WAY + 1]
-        function(*first, *scalars, *allocate_slots(), *of_parts, way)
-
-    return launch
-
-
-def slots_allocator(call: Call, sizes: Sizes) -> Callable[[], tuple[Tensor, ...]]:
-    """A function that allocates the slots and the tensors of `Offsets`."""
-    num_keys, num_groups = call.num_keys, call.num_groups
-    blocks = max(1, call.num_heads // ROWS)
+def slots_allocator(runner: Runner, part: Part) -> Callable[[], tuple[Any, ...]]:
+    """A function that allocates the arguments of a launch with slots that follow those of
+    `Operands`: see `launch_backward`."""
+    num_keys, groups, blocks = part.call.num_keys, part.num_groups, part.group_blocks
+    slot_words = part.plans[-1].slot_words
+    sizes = sizes_of(groups, part.capacity, blocks, slot_words)
     shapes = (
-        (sizes.room * blocks, call.plan(slots=True).slot_words),
+        (sizes.room * blocks, slot_words),
         (num_keys, PAIR),
         (sizes.parts, CURSORS),
         (sizes.parts + 1,),
-        (num_groups * blocks,),
+        (groups * blocks,),
         (num_keys, KEY_WORDS),
-        (num_groups,),
+        (groups,),
         (sizes.room, PAIR),
-        (num_groups, call.capacity),
+        (groups, part.capacity),
     )
-    every = [call.runner.allocator(*shape, dtype=torch.int32) for shape in shapes]
-    return lambda: (*[allocate() for allocate in every],)
+    every = [runner.allocator(*shape, dtype=torch.int32) for shape in shapes]
+    on_device = part.num_ctas, runner.num_sms
+    of_parts = sizes.unit_groups, int(part.is_first)
+    return lambda: (*on_device, *[allocate() for allocate in every], *of_parts)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashdsa.backends.cluster_limit import allowed_clusters
-from flashdsa.backends.indexer.clusters import USUAL_CLUSTER
+from flashdsa.backends.indexer.choice import USUAL_CLUSTER
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.indexer.sm90.prefill.plan import TILE_KEYS, PrefillPlan
 

@@ -1,75 +1,56 @@
-"""The forward of sparse MLA on Hopper GPUs."""
+"""The forward of sparse MLA on Hopper GPUs: launches of the way that `sparse_mla_ways` chooses."""
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from flashdsa.backends import sparse_mla_launches
-from flashdsa.backends.packed_rows import is_packed, num_rows
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90 import sparse_mla_decode
-from flashdsa.backends.sm90.sparse_mla_decode import (
-    Turns,
-    choose_for_turns,
-    lists_vary,
-    tiles_of,
+from flashdsa.backends.sm90.sparse_mla_ways import (
+    Dealt,
+    DecodeKernel,
+    Way,
+    call_of,
+    choose,
+    invariant_way,
 )
-from flashdsa.backends.sm90.used_slots import INT32_MAX, lack_lengths, with_used_slots
-from flashdsa.backends.sparse_mla_launches import (
-    Form,
-    Launches,
-    Write,
-    is_joined,
-    likely_slots,
-    queries_at_a_time,
-    slots_of,
-)
-from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.backends.sm90.used_slots import with_used_slots
+from flashdsa.backends.sparse_mla_launches import Form, Inputs, Launches, Write
+from flashdsa.kernels.attention.sm90.core.tile import ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
-from flashdsa.kernels.attention.sm90.fwd.plan import (
-    GROUPS,
-    ITEM_US,
-    STEP_US,
-    UNION_BIT_US,
-    FwdPlan,
+from flashdsa.kernels.attention.sm90.decode.shared.plan import CTA_SLOTS
+from flashdsa.kernels.attention.sm90.fwd.plan import FwdPlan
+from flashdsa.kernels.catalog import (
+    SPARSE_MLA_DECODE,
+    SPARSE_MLA_DECODE_DEALT,
+    SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+    SPARSE_MLA_DECODE_FEW_HEADS,
+    SPARSE_MLA_FWD,
 )
-from flashdsa.kernels.catalog import SPARSE_MLA_FWD
+from flashdsa.plan.kernel_spec import KernelSpec
 
 if TYPE_CHECKING:
     from flashdsa.ops.attention import SparseMlaOperands
 
-LISTS_US = 10.0
-"""Time of the kernels that groups have besides, without passing over bits."""
+DECODES: Mapping[type[DecodeKernel], KernelSpec] = {
+    DecodePlan: SPARSE_MLA_DECODE,
+    DealtPlan: SPARSE_MLA_DECODE_DEALT,
+    FewHeadsPlan: SPARSE_MLA_DECODE_FEW_HEADS,
+    DealtFewHeadsPlan: SPARSE_MLA_DECODE_DEALT_FEW_HEADS,
+}
+"""The catalog's rows of the decode's plans."""
 
 
-class Grouping(NamedTuple):
-    """When groups of so many queries pay, by estimated times over that of queries one by one.
-
-    Attributes:
-        most_unlike: groups are taken if they take at most so much where queries name no row
-            together.
-        most_alike: else a sample chooses if they take less than so much where queries name the same
-            rows,
-        least_us: and queries one by one take longer than this.
-    """
-
-    most_unlike: float
-    most_alike: float
-    least_us: float
-
-
-GROUPINGS = {2: Grouping(1.05, 0.65, 130), 4: Grouping(1.3, 0.5, 80), 8: Grouping(1.1, 0.5, 80)}
-USED_SLOTS = 0.7
-"""Share of the slots that count where lists have lengths, which the host does not know."""
-LEAST_SAMPLED_US = 400
-"""Estimated time of queries one by one from which on only a sample takes groups."""
-LEAST_FOUND_US = 100
-"""Estimated time from which on lists without lengths are looked through first, which takes some 2
-us where they are full."""
-
-
-def choose(
+def choose_write(
     runner: Runner,
     operands: SparseMlaOperands,
     sm_scale: float,
@@ -78,261 +59,79 @@ def choose(
     batch_invariant: bool = False,
     kv_format: str | None = None,
 ) -> Write:
-    """Same as `sparse_mla_launches.Choose`: the decode, or the forward."""
-    if batch_invariant:
-        return choose_invariant(runner, operands, sm_scale, max_logits, index_block, kv_format)
-    finds = finds_ends(operands, index_block, runner.num_sms)
-    if finds and operands.ends is None:
-        # The kernels get lengths, so they are chosen for lists that have some.
-        operands = operands._replace(topk_length=operands.indices[:, 0])
-    if is_joined(operands, index_block):
-        call = operands, sm_scale, max_logits, index_block, kv_format
-        write = choose_joined(runner, *call, finds=finds)
+    """Same as `sparse_mla_launches.Choose`."""
+    call = call_of(operands, max_logits, index_block, kv_format)
+    way = invariant_way(runner, call) if batch_invariant else choose(runner, call)
+    return bind_way(runner, way, operands, sm_scale, index_block)
+
+
+bind = partial(sparse_mla_launches.bind, choose_write)
+bind_out = partial(sparse_mla_launches.bind_out, choose_write)
+
+
+def bind_way(
+    runner: Runner, way: Way, operands: SparseMlaOperands, sm_scale: float, index_block: int = 1
+) -> Write:
+    """Bind the launches of a way."""
+    if isinstance(way.plan, FwdPlan):
+        plans = [plan for plan in (way.plan, way.instead) if plan is not None]
+        forms = (form_of(runner, plan, operands) for plan in plans)
+        write: Write = Launches(runner, operands, sm_scale, *forms, index_block=index_block)
     else:
-        write = choose_single(runner, operands, sm_scale, max_logits, kv_format, finds=finds)
-    return with_used_slots(runner, write, operands, index_block) if finds else write
-
-
-def finds_ends(operands: SparseMlaOperands, index_block: int, num_sms: int) -> bool:
-    """Whether the device finds the ends of lists first: where they have no lengths, may end a step
-    earlier, and full ones take so long that it does not count."""
-    slots, heads = sum(likely_slots(operands, index_block)), operands.q.shape[1]
-    if not lack_lengths(operands) or slots <= Tile().step_keys:
-        return False
-    return time_of_items(operands.q.shape[0], heads, slots, num_sms) >= LEAST_FOUND_US
-
-
-def choose_single(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    max_logits: bool,
-    kv_format: str | None,
-    *,
-    finds: bool,
-) -> Write:
-    """The kernel for lists of ids of one source.
-
-    Args:
-        finds: result of `finds_ends`: most lists are full.
-    """
-    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.choose_kernel(runner, operands, sm_scale, kv_format)
-    num_queries, num_heads, d_qk = operands.q.shape
-    tile = Tile(d_qk)
-    varied, topk = operands.topk_length is not None, operands.indices.shape[1]
-    num_keys, num_sms = operands.kv.shape[0], runner.num_sms
-    sizes = num_queries, num_heads, topk, num_keys, num_sms
-    groups = groups_for(*sizes, varied=varied)
-    group = groups[0]
-    plan = plan_for(group, num_queries, num_heads, num_sms, max_logits, tile, varied=varied)
-    if len(groups) > 1:
-        return bind_either(runner, plan, operands, sm_scale)
-    if group == 1 and not max_logits:
-        tiles = tiles_of(topk)
-        by_forward = time_of_items(num_queries, num_heads, topk, num_sms)
-        varied = varied and not finds
-        turns = Turns(num_queries, num_heads, num_keys, tiles, tiles, varied, by_forward)
-        by_decode = choose_for_turns(runner, DecodePlan(tile=tile), turns)
-        if by_decode is not None:
-            return sparse_mla_decode.bind_plan(runner, by_decode, 1, operands, sm_scale)
-    return bind_plan(runner, plan, operands, sm_scale)
-
-
-def choose_joined(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    max_logits: bool,
-    index_block: int,
-    kv_format: str | None,
-    *,
-    finds: bool,
-) -> Write:
-    """Likewise of two sources, ranges and blocks.
-
-    Groups of queries need lists with room for all slots, which ranges of long sources have not.
-    """
-    num_queries, num_heads, _ = operands.q.shape
-    if not max_logits and sparse_mla_decode.serves(operands, runner.num_sms):
-        return sparse_mla_decode.bind_joined(runner, operands, sm_scale, index_block, kv_format)
-    most, likely = slots_of(operands, index_block), likely_slots(operands, index_block)
-    num_keys, num_sms = num_rows(operands.kv, operands.extra_kv), runner.num_sms
-    varied = operands.topk_length is not None or operands.extra_topk_length is not None
-    sizes = num_queries, num_heads, sum(likely), num_keys, num_sms
-    groups = groups_for(*sizes, varied=varied)
-    if num_queries > queries_at_a_time(groups[0], sum(most)) or num_keys > INT32_MAX:
-        groups = (1,)
-    if groups == (1,) and not max_logits:
-        tiles, most_tiles = map(sparse_mla_decode.joined_tiles, (likely, most))
-        by_forward = time_of_items(num_queries, num_heads, sum(likely), num_sms)
-        varied = varied and not finds
-        turns = Turns(num_queries, num_heads, num_keys, tiles, most_tiles, varied, by_forward)
-        plan = DecodePlan(joined=True, tile=Tile(operands.q.shape[2]))
-        by_decode = choose_for_turns(runner, plan, turns)
-        if by_decode is not None:
-            return sparse_mla_decode.bind_plan(
-                runner, by_decode, 1, operands, sm_scale, index_block
-            )
-    return bind_joined(runner, operands, sm_scale, index_block, groups)
-
-
-def bind_joined(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    index_block: int,
-    groups: tuple[int, ...] = (1,),
-) -> Write:
-    """Bind the forward over two sources, ranges and blocks, by groups of so many queries; of two
-    numbers a sample chooses."""
-    tile = Tile(operands.q.shape[2])
-    drawn = groups != (1,) or lists_vary(operands)
-    plans = (FwdPlan(group, True, drawn, joined=True, tile=tile) for group in groups)
-    forms = (form_of(runner, plan, operands) for plan in plans)
-    return Launches(runner, operands, sm_scale, *forms, index_block=index_block)
-
-
-def choose_invariant(
-    runner: Runner,
-    operands: SparseMlaOperands,
-    sm_scale: float,
-    max_logits: bool,
-    index_block: int,
-    kv_format: str | None,
-) -> Write:
-    """Likewise where a query's bits must not depend on the others: bf16 rows take the forward,
-    whose CTAs go over a query's list from its first slot on, and packed rows a decode by clusters
-    of one size."""
-    tile = Tile(operands.q.shape[2])
-    if is_packed(operands.kv):
-        return sparse_mla_decode.bind_invariant(runner, operands, sm_scale, index_block, kv_format)
-    if is_joined(operands, index_block):
-        write = bind_joined(runner, operands, sm_scale, index_block)
-        # The second list begins at a whole tile after the first one.
-        return with_used_slots(runner, write, operands, index_block)
-    return bind_plan(runner, _plan(1, max_logits, False, tile), operands, sm_scale)
-
-
-bind = partial(sparse_mla_launches.bind, choose)
-bind_out = partial(sparse_mla_launches.bind_out, choose)
-
-
-def groups_for(
-    num_queries: int,
-    num_heads: int,
-    topk: int,
-    num_keys: int,
-    num_sms: int,
-    *,
-    varied: bool = False,
-) -> tuple[int, ...]:
-    """Queries of a group, which share an item if few heads would leave rows of the MMAs empty; of
-    two numbers a sample chooses.
-
-    A group's list is at most `group` times as long as a query's. Making it takes time by the bits
-    of all rows.
-
-    Args:
-        varied: lists have lengths.
-    """
-    group = ROWS // num_heads if ROWS % num_heads == 0 else 1
-    if group not in GROUPS[1:]:
-        return (1,)
-    grouping, time_of = GROUPINGS[group], time_of_draws if varied else time_of_rounds
-    lists = LISTS_US + num_queries * num_keys * UNION_BIT_US / num_sms
-    alone = time_of(num_queries, topk, num_sms)
-    if not varied:
-        # Dealt tiles or a decode may spread out the last round of queries one by one.
-        alone = time_of(num_sms, topk, num_sms) * max(1.0, num_queries / num_sms)
-    unlike, alike = (
-        (lists + time_of(-(-num_queries // group), slots, num_sms)) / alone
-        for slots in (min(group * topk, num_keys), topk)
-    )
-    if unlike <= grouping.most_unlike and alone <= LEAST_SAMPLED_US:
-        return (group,)
-    if alike < grouping.most_alike and alone > grouping.least_us:
-        return group, 1
-    return (1,)
-
-
-def plan_for(
-    group: int,
-    num_queries: int,
-    num_heads: int,
-    num_sms: int,
-    max_logits: bool = False,
-    tile: Tile = Tile(),
-    *,
-    varied: bool = False,
-) -> FwdPlan:
-    """The plan of groups of `group` queries.
-
-    Args:
-        varied: lengths of lists vary: items are drawn, if the SMs do not have one each.
-    """
-    drawn = varied and num_items(group, num_queries, num_heads) > num_sms
-    return _plan(group, max_logits, drawn, tile)
-
-
-def num_items(group: int, num_queries: int, num_heads: int) -> int:
-    """Work items of a launch."""
-    groups = -(-num_queries // group)
-    return groups * -(-num_heads // ROWS) if group == 1 else groups
-
-
-@cache
-def _plan(group: int, max_logits: bool, drawn: bool, tile: Tile) -> FwdPlan:
-    """A compiled plan, which checks its barriers: that takes longer than a launch.
-
-    Without RoPE columns the rarer choices have one plan, which does more than is asked for: groups
-    and largest logits are drawn, and groups have largest logits.
-    """
-    if not tile.has_rope:
-        drawn = drawn or max_logits or group > 1
-        max_logits = max_logits or group > 1
-    return FwdPlan(group, max_logits, drawn, tile=tile)
-
-
-def time_of_items(num_queries: int, num_heads: int, slots: int, num_sms: int) -> float:
-    """Microseconds of queries one by one, of so many slots each."""
-    return time_of_rounds(num_items(1, num_queries, num_heads), slots, num_sms)
-
-
-def time_of_rounds(items: int, slots: int, num_sms: int) -> float:
-    """Microseconds of items of so many slots each, one a CTA at a time."""
-    return -(-items // num_sms) * (ITEM_US + STEP_US * -(-slots // Tile().step_keys))
-
-
-def time_of_draws(items: int, slots: int, num_sms: int) -> float:
-    """Microseconds of items of up to so many slots, which CTAs draw: they share the work evenly,
-    but the longest item is one CTA's."""
-    steps, each = -(-slots // Tile().step_keys), items / num_sms
-    return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, USED_SLOTS * each)
-
-
-def bind_plan(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float) -> Write:
-    """Bind the launches of a plan's kernel."""
-    return Launches(runner, operands, sm_scale, form_of(runner, plan, operands))
-
-
-def bind_either(
-    runner: Runner, plan: FwdPlan, operands: SparseMlaOperands, sm_scale: float
-) -> Write:
-    """Bind the launches of groups and of queries one by one, of which a sample chooses."""
-    plans = (_plan(group, plan.max_logits, True, plan.tile) for group in (plan.group, 1))
-    forms = (form_of(runner, plan, operands) for plan in plans)
-    return Launches(runner, operands, sm_scale, *forms)
+        write = bind_decode(runner, way.plan, way.cluster_size, operands, sm_scale, index_block)
+    return with_used_slots(runner, write, operands, index_block) if way.finds_ends else write
 
 
 def form_of(runner: Runner, plan: FwdPlan, operands: SparseMlaOperands) -> Form:
     """A plan's kernel for operands of these heads."""
     num_heads, num_sms = operands.q.shape[1], runner.num_sms
+    blocks = -(-num_heads // ROWS) if plan.group == 1 else 1
 
     def num_ctas(queries: int) -> tuple[int, ...]:
         """CTAs of a launch: one for each item, at most one an SM; and the SMs, where it samples."""
-        ctas = min(num_items(plan.group, queries, num_heads), num_sms)
+        ctas = min(-(-queries // plan.group) * blocks, num_sms)
         return (ctas, num_sms) if plan.samples else (ctas,)
 
     function = runner.function(SPARSE_MLA_FWD, plan)
     return Form(function, plan.group, num_ctas, plan.drawn, plan.max_logits, plan.joined)
+
+
+def bind_decode(
+    runner: Runner,
+    plan: DecodeKernel,
+    cluster_size: int,
+    operands: SparseMlaOperands,
+    sm_scale: float,
+    index_block: int = 1,
+) -> Write:
+    """Bind the one launch of a decode.
+
+    Args:
+        cluster_size: CTAs of an item, of dealt tiles any; one takes the plan of a CTA alone.
+    """
+    if type(plan) is DecodePlan:
+        plan = replace(plan, alone=cluster_size == 1)
+    function = runner.function(DECODES[type(plan)], plan)
+    pages = plan.form if plan.paged else None
+    inputs = Inputs(runner, operands, sm_scale, index_block, pages)
+    arguments = inputs.joined if plan.joined else inputs
+    if isinstance(plan, Dealt):
+        return _bind_dealt(runner, plan, function, arguments)
+    return lambda operands: function(*arguments(operands), cluster_size)
+
+
+def _bind_dealt(
+    runner: Runner,
+    plan: Dealt,
+    function: Callable[..., Any],
+    inputs: Callable[..., tuple[Any, ...]],
+) -> Write:
+    """Bind the launch of dealt tiles: a CTA an SM, each with its slots of a workspace."""
+    num_sms = runner.num_sms
+
+    def allocate(runner: Runner) -> tuple[Tensor]:
+        return (runner.empty(CTA_SLOTS * num_sms, plan.slot_words, dtype=torch.int32),)
+
+    # Keys of the indexer's workspaces are positive.
+    workspace = partial(runner.workspace, -plan.slot_words, allocate, num_sms)
+    return lambda operands: function(*inputs(operands), *workspace(), num_sms)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.cpu.topk import check_lengths
-from flashdsa.backends.indexer.clusters import clusters_for
+from flashdsa.backends.indexer.choice import clusters_for, gpu_of
 from flashdsa.backends.indexer.tensors import values_are_checked
 from flashdsa.backends.positions import ascending
 from flashdsa.backends.runner import Runner
@@ -64,7 +64,7 @@ def bind_ranking(
     width = width_for(spec, plan, topk)
     empty_ids = runner.allocator(rows, width, dtype=torch.int32)
     if rows:
-        number, size, _ = clusters_for(runner, INDEXER.plans[0], rows).without_splits()
+        number, size = clusters_for(gpu_of(runner, INDEXER.plans[0]), rows)
         cut = width > topk
         function = runner.function(spec, replace(plan, topk=width, sorted=plan.sorted or cut))
 

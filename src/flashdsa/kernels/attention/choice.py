@@ -13,11 +13,9 @@ from cutlass import Boolean, Float32, Int32, cute
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.lists import UNORDERED_SHIFT
 
 THREADS = 1024
 FIRST, SECOND = 0, 1
-UNORDERED_GROUPS = 256
 
 
 @cute.jit
@@ -41,7 +39,6 @@ def choice_kernel(
     choice: cute.Tensor,
     ratio: Float32,
     queries: cutlass.Constexpr,
-    present: Any,
     most_keys: Any,
     sampled: Any,
     tile_keys: cutlass.Constexpr,
@@ -52,7 +49,7 @@ def choice_kernel(
     judged = cutlass.const_expr(most_keys is not None)
     number = 3 if judged else 2
     sums = cutlass.memory.SmemAllocator().allocate_array(Float32, number * THREADS // WARP_SIZE)
-    keys, slots, unfit = Float32(0), Float32(0), Float32(0)
+    keys, slots, too_long = Float32(0), Float32(0), Float32(0)
     groups, made = Int32(counts.shape[0]), Boolean(True)
     if cutlass.const_expr(sampled is not None):
         made = is_taken(sampled, Int32(FIRST))
@@ -66,10 +63,8 @@ def choice_kernel(
         keys += Float32(of_group)
         slots += Float32(of_queries)
         if cutlass.const_expr(most_keys is not None):
-            unfit += Float32(counts.shape[0]) if counts[group] > most_keys else Float32(0.0)
-        if cutlass.const_expr(present is not None):
-            unfit += Float32(1.0) if present[group] >> UNORDERED_SHIFT != 0 else Float32(0.0)
-    for i, own in enumerate((keys, slots, unfit)[:number]):
+            too_long += Float32(1.0) if counts[group] > most_keys else Float32(0.0)
+    for i, own in enumerate((keys, slots, too_long)[:number]):
         total = neighbours_sum(own, WARP_SIZE)
         if thread % WARP_SIZE == 0:
             (sums + (thread // WARP_SIZE * number + i)).store(total)
@@ -81,7 +76,7 @@ def choice_kernel(
         if thread == 0:
             taken = totals[0] * queries <= ratio * totals[1]
             if cutlass.const_expr(judged):
-                taken = taken and totals[2] * UNORDERED_GROUPS <= Float32(counts.shape[0])
+                taken = taken and totals[2] == Float32(0.0)
             choice[0] = Int32(FIRST) if made and taken else Int32(SECOND)
 
 
@@ -94,7 +89,6 @@ def launch_choice(
     queries: cutlass.Constexpr,
     stream: Any,
     most_keys: Any = None,
-    present: Any = None,
     sampled: Any = None,
     tile_keys: cutlass.Constexpr = 1,
 ):
@@ -106,12 +100,9 @@ def launch_choice(
         ratio: of a list's length to that of one query's, up to which the first grouping is taken.
         queries: of a group of the first grouping.
         most_keys: of a list: it is not taken if one has more; None: then too.
-        present: of its lists, (groups,) int32: it is not taken if more than one list in
-            UNORDERED_GROUPS has keys out of order; None: then too. Requires most_keys.
         sampled: a choice; the lists are made if it is FIRST. None: they are made.
         tile_keys: lists are compared in whole tiles of so many keys, those of a group's queries as
             if they were equally long.
     """
-    choice_kernel(
-        counts, named, choice, ratio, queries, present, most_keys, sampled, tile_keys
-    ).launch(grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True)
+    made = choice_kernel(counts, named, choice, ratio, queries, most_keys, sampled, tile_keys)
+    made.launch(grid=[1, 1, 1], block=[THREADS, 1, 1], stream=stream, use_pdl=True)

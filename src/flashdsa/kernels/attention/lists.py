@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 UNORDERED_SHIFT = 16
-SHORT_SLOTS = 512
-"""Most slots of a query whose list a warp sorts, which reads them all."""
 MOST_UNORDERED = (1 << 15) - 1
 """Count of unordered rows that stands for all rows of the list."""
 SAMPLED_CHOICE, SAMPLED_ROWS, SAMPLED_SLOTS = range(3)

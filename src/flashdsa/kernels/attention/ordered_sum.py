@@ -35,7 +35,7 @@ def ordered_sum_kernel(
 
 @cute.jit
 def launch_ordered_sum(
-    slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor, stream: Any
+    stream: Any, slots: cute.Tensor, order: cute.Tensor, starts: cute.Tensor, dkv: cute.Tensor
 ):
     """Launch on `stream`.
 

@@ -17,18 +17,14 @@ from flashdsa.kernels.indexer.emit.output import Output, emit_unscored_rows
 from flashdsa.kernels.indexer.load_tiles import load_scheduled
 from flashdsa.kernels.indexer.plan import By
 from flashdsa.kernels.indexer.schedule.coord import Coord, find_coord, packed
-from flashdsa.kernels.indexer.schedule.deal import deal_clusters
 from flashdsa.kernels.indexer.schedule.row_schedule import first_lengths, schedule_rows
 from flashdsa.kernels.indexer.schedule.work_tile import Rows, pairs_of, rows_of
 from flashdsa.kernels.indexer.score_batch import score_batch
 from flashdsa.kernels.indexer.select.by_cluster import select_by_cluster
 from flashdsa.kernels.indexer.select.by_clusters import select_by_clusters
-from flashdsa.kernels.indexer.select.by_ctas import select_by_ctas
-from flashdsa.kernels.indexer.select.by_pairs import select_in_teams
 from flashdsa.kernels.indexer.select.tiles import select_tiles
 from flashdsa.kernels.indexer.sizes import INITIALISING_WARPS
 from flashdsa.kernels.indexer.smem_views import (
-    SCRATCH_COORD,
     ClusterBuffers,
     IndexerMemory,
     SelectBuffers,
@@ -36,6 +32,7 @@ from flashdsa.kernels.indexer.smem_views import (
     input_buffers_in,
     select_buffers_in,
 )
+from flashdsa.kernels.indexer.teams import select_in_teams
 
 LINE_WORDS = 32
 """32-bit words of a cache line."""
@@ -60,7 +57,6 @@ class Operands(NamedTuple):
     block_table: cute.Tensor
     topk_indices: cute.Tensor
     published: Any  # Published; None: a row is one cluster's
-    num_splits: Any
     num_pages: Int32  # of the cache
 
 
@@ -137,12 +133,9 @@ def set_up(
     memory = IndexerMemory.allocate(plan)
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
     rows = scheduled = rows_of(operands.seq_lens, operands.block_table, plan.entry_tokens)
-    if const_expr(plan.rows is By.PAIRS):
+    if const_expr(plan.in_pairs):
         scheduled = pairs_of(rows)
-    num_splits = Int32(1)
-    if const_expr(plan.dealt):
-        num_splits = operands.num_splits
-    coord = find_coord(scheduled, num_splits, plan)
+    coord = find_coord(scheduled, plan)
     # Asked for before anything else: the path to the first page begins with the lengths.
     lengths = first_lengths(select, scheduled, coord, caller.thread, caller.consumes, plan)
     if const_expr(allocate_tmem is not None):
@@ -158,10 +151,7 @@ def set_up(
 @cute.jit
 def load(ctx: Any, loader: cutlass.Constexpr, x: Cta, plan: cutlass.Constexpr) -> None:
     """Role load: the CTA's part of its rows; `ctx` and `loader` are the architecture's."""
-    coord, lengths = x.coord, x.lengths
-    if const_expr(plan.dealt):
-        coord, lengths = deal_clusters(x.rows, coord, lengths, x.caller.lane, plan)
-    load_scheduled(ctx, loader, x.select, coord, lengths, x.caller.lane, plan)
+    load_scheduled(ctx, loader, x.select, x.coord, x.lengths, x.caller.lane, plan)
 
 
 @cute.jit
@@ -209,11 +199,6 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         plan,
     )
     inputs = input_buffers_in(memory, plan, RingConsumer)
-    if const_expr(plan.dealt):
-        coord, _ = deal_clusters(x.rows, coord, x.lengths, caller.lane, plan)
-        if caller.thread == 0:
-            # All consumers sync before one of them reads it.
-            x.select.scratch[SCRATCH_COORD + Coord._fields.index("group")] = coord.group
     coords = packed(coord) if const_expr(plan.splits) else coord
     pages = page_source(memory, caller.thread, plan)
     s = Selecting(
@@ -226,10 +211,8 @@ def consume(x: Cta, page_source: cutlass.Constexpr, plan: cutlass.Constexpr) -> 
         caller.thread,
         Static(plan),
     )
-    if const_expr(plan.rows is By.PAIRS):
+    if const_expr(plan.in_pairs):
         select_in_teams(s, memory, pages, caller.num_ctas)
-    elif const_expr(plan.rows is By.CTAS):
-        select_tiles(s, pages, score_batch, select_by_ctas)
     elif const_expr(plan.rows is By.CLUSTERS):
         select_tiles(s, pages, score_batch, select_by_clusters)
     else:

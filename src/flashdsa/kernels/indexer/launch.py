@@ -50,7 +50,6 @@ def launch_indexer(
         block_table,
         topk_indices,
         None,
-        None,
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
 
@@ -70,16 +69,12 @@ def launch_splits(
     slots: cute.Tensor,
     num_clusters: Int32,
     cluster_size: Int32,
-    num_splits: Int32,
 ):
     """Launch on `stream`: long rows may be shared. Other arguments as in `launch_indexer`.
 
     Args:
-        arrivals: counters, 0 before and after the launch: (>= B,) int32, or of a scheduled kernel
-            (CTAs * ROW_COUNTERS,). slots: (CTAs, slot_words) int32.
-        num_clusters: B or more if clusters are dealt to rows, at most MOST_DEALT of them.
-        num_splits: clusters of a long row that they are dealt to, at most; of a scheduled kernel
-            `pair_pages` of schedule/choice.py, 0 of every call that one launch serves.
+        arrivals: (CTAs * ROW_COUNTERS,) int32, counters, 0 before and after the launch. slots:
+            (CTAs, slot_words) int32.
     """
     kernel(
         *make_tensor_maps(k_index_cache_fp8, q_index_fp8, plan),
@@ -89,7 +84,6 @@ def launch_splits(
         block_table,
         topk_indices,
         published_in(arrivals, slots, plan),
-        num_splits,
         plan,
     ).launch(**launch_shape(num_clusters, cluster_size, plan), stream=stream)
 
@@ -196,7 +190,7 @@ def compile_indexer(kernel: Any, plan: Any) -> Any:
         rows_apart(Int32, requests, table),
         fake_tensor(Int32, (rows, plan.topk), WORD_ALIGNMENT),
         *(workspace if plan.splits else ()),
-        *(Int32(1) for _ in range(3 if plan.splits else 2)),
+        *(Int32(1) for _ in range(2)),
     )
 
 

@@ -3,8 +3,8 @@
 Each row belongs to a group of CTAs, its pages to the group's CTAs. CTA `part` of `num_parts` gets
 the row's pages [part * pages / num_parts, (part + 1) * pages / num_parts), so that a smaller part
 has the smaller positions. A row that is split has several groups, next to each other, and parts are
-numbered on from one to the next: clusters where a batch is small (see select/by_clusters.py), CTAs
-where the lengths decide (see select/by_ctas.py). Rows are given out by their lengths (see
+numbered on from one to the next: clusters (see select/by_clusters.py), or CTAs of rows in pairs
+(see select/shared_pairs.py). Rows are given out by their lengths (see
 schedule/row_schedule.py), or one a group and then in the order of the batch, forwards and backwards
 in turns.
 
@@ -74,7 +74,7 @@ def row_of_turn(
     if const_expr(plan.scheduled):
         row, length = index_of_turn(coord.group, coord.num_groups, turn), Int32(0)
         has_span = cutlass.Boolean(False)
-        if const_expr(plan.cuts_spans):
+        if const_expr(plan.in_pairs):
             has_span = coord.has_span
         if has_span:
             row = row_in_span(select, turn)
@@ -85,8 +85,6 @@ def row_of_turn(
                 length = select.lengths[row]
         else:
             length = row_length(rows, row)
-    elif const_expr(plan.dealt):
-        row, length = coord.row, first_length
     else:
         row, length = index_of_turn(coord.group, coord.num_groups, turn), first_length
         if turn > 0:
@@ -106,7 +104,7 @@ class Share(NamedTuple):
 def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
     """The caller's share; a part from `num_parts` on is empty."""
     part, num_parts = coord.part, coord.num_parts
-    if const_expr(plan.scheduled or plan.dealt):
+    if const_expr(plan.scheduled):
         if coord.num_splits > 1:
             if const_expr(plan.rows is By.CLUSTERS):
                 part += coord.group * num_parts
@@ -119,7 +117,7 @@ def share_of_row(coord: Coord, plan: cutlass.Constexpr) -> Share:
 @cute.jit
 def pages_of_share(share: Share, pages: Int32, plan: cutlass.Constexpr) -> tuple[Int32, Int32]:
     """(the part's first page, one past its last). A part ends where the next one begins."""
-    if const_expr(plan.scheduled or plan.dealt):
+    if const_expr(plan.scheduled):
         inverse = cute.arch.rcp_approx(Float32(share.num_parts))
         first = divide(share.part * pages, share.num_parts, inverse)
         return first, divide(share.part * pages + pages, share.num_parts, inverse)
@@ -166,9 +164,7 @@ def load_scheduled(
     pages_done = Int32(0)
     number = Int32(0)
     turns = coord.turns
-    if const_expr(plan.dealt):
-        turns = Int32(1)
-    elif const_expr(not plan.scheduled):
+    if const_expr(not plan.scheduled):
         turns = (ctx.rows.count + coord.num_groups - 1) // coord.num_groups
     first_length = clamped(ctx.rows, cute.arch.shuffle_sync(first_lengths, 0))
     for turn in cutlass.range(turns, unroll=1):
@@ -178,7 +174,7 @@ def load_scheduled(
         if pages > 0 and share.part < share.num_parts:
             first, end = pages_of_share(share, pages, plan)
             sharing = share.num_splits
-            if const_expr(plan.cuts_spans):
+            if const_expr(plan.in_pairs):
                 first, end, sharing = part_of_pair(select, coord, turn, pages, first, end)
             tile = WorkTile(row, first, end - first, length, sharing, pages_done)
             ids = loader.announce(ctx, number, tile, lane, plan)

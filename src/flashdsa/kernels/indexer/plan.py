@@ -35,16 +35,13 @@ class By(StrEnum):
     """Who selects in a row: the modes of the selection, a file of select/ each."""
 
     CLUSTER = "cluster"  # the CTAs of a cluster, or of an equal part of one, together
-    CLUSTERS = "clusters"  # several clusters, if the row is long and the rows are few
-    CTAS = "ctas"  # each CTA alone if the row is long; the lengths decide
-    PAIRS = "pairs"  # the same, of two rows of a request that are scored together
+    CLUSTERS = "clusters"  # several clusters, if the row is long; the lengths decide
+    PAIRS = "pairs"  # CTAs, each alone, in two rows of a request that are scored together
 
 
 FUSED_KINDS: tuple[dict[str, Any], ...] = (
     {},
-    {"rows": By.CTAS},
     {"rows": By.CLUSTERS},
-    {"rows": By.CLUSTERS, "by_lengths": True},
     {"sorted": True},
 )
 """The fused kernels of each size."""
@@ -90,7 +87,6 @@ class Sharing:
     """When CTAs share a row, and how long they wait for each other.
 
     Attributes:
-        split_pages: rows of fewer pages are one cluster's, even if clusters could share them.
         select_pages: pages that a CTA could score in the time in which it selects in a row.
         merge_pages: selection time of a split row, until the last CTA has merged, in pages scored.
         settling_ctas: minimum CTAs of a split row that wait for each other's counts, if
@@ -102,7 +98,6 @@ class Sharing:
             apart where nothing else runs, and to go on alone costs 10 us.
     """
 
-    split_pages: int = 768
     select_pages: int = 20
     merge_pages: int = 50
     settling_ctas: int = 12
@@ -120,7 +115,6 @@ class SelectPlan:
         num_heads: H, 16, 32 or 64. topk: ids of a row. sorted: descending score order.
         positions: ids are token positions, not cache slots.
         rows: who selects in a row; `sorted` ones are one cluster's.
-        by_lengths: of rows that clusters share: their lengths decide how many clusters each gets.
         stages: pages in flight, where the winners are not sorted.
     """
 
@@ -129,7 +123,6 @@ class SelectPlan:
     sorted: bool = False
     positions: bool = False
     rows: By = By.CLUSTER
-    by_lengths: bool = False
     stages: int = 12
     consumer_warpgroups: int = 4
     lists: Lists = Lists()
@@ -145,14 +138,12 @@ class SelectPlan:
             raise ValueError(f"topk: expected 512, 1024 or 2048; got {self.topk}")
         if self.splits and self.sorted:
             raise ValueError("rows: a kernel that sorts splits no rows")
-        if self.by_lengths and self.rows is not By.CLUSTERS:
-            raise ValueError("by_lengths: expected rows that clusters share")
         lists, capacity = self.lists, self.lists.capacity
-        if self.rows is By.PAIRS and capacity % self.consumer_warps:
+        if self.in_pairs and capacity % self.consumer_warps:
             raise ValueError("lists.capacity: expected as many entries for each warp")
         if capacity < self.most_kept + self.refill_entries:
             raise ValueError("lists.capacity: no room for a batch of pages beside the best tokens")
-        if self.selects_alone and capacity < 2 * self.most_kept:
+        if self.in_pairs and capacity < 2 * self.most_kept:
             raise ValueError("lists.capacity: no room for what a CTA publishes beside the best")
         if self.rows is By.CLUSTERS and min(self.most_at_bin) < self.most_kept:
             raise ValueError("lists.capacity: no room for what three clusters publish")
@@ -180,10 +171,7 @@ class SelectPlan:
         """Part of the exported name that tells the plans of one kernel apart."""
         kinds = {
             "sorted": self.sorted,
-            "splits": self.splits,
-            "scheduled": self.scheduled,
-            "clusters": self.by_lengths,
-            "pairs": self.rows is By.PAIRS,
+            self.rows.value: self.splits,
             "positions": self.positions,
         }
         named = (name for name, is_so in kinds.items() if is_so)
@@ -220,30 +208,21 @@ class SelectPlan:
         return 1 if self.gathers else PAGE_SIZE
 
     @property
-    def selects_alone(self) -> bool:
-        """Each CTA of a split row selects alone."""
-        return self.rows in (By.CTAS, By.PAIRS)
+    def in_pairs(self) -> bool:
+        """Two rows of a request are scored together. Each CTA of a split row selects alone; rows
+        may be cut so that all CTAs have equal spans of them (see schedule/spans.py)."""
+        return self.rows is By.PAIRS
 
     @property
     def scheduled(self) -> bool:
         """The rows' lengths decide who gets which, and how many CTAs (see
         schedule/row_schedule.py); otherwise a batch keeps its own order."""
-        return self.sorted or self.selects_alone or self.by_lengths
-
-    @property
-    def cuts_spans(self) -> bool:
-        """Rows may be cut so that all CTAs have equal spans of them (see schedule/spans.py)."""
-        return self.rows is By.PAIRS
-
-    @property
-    def dealt(self) -> bool:
-        """Clusters are dealt to rows by lengths; no cluster has a second row (schedule/deal.py)."""
-        return self.rows is By.CLUSTERS and not self.scheduled
+        return self.sorted or self.splits
 
     @property
     def teams(self) -> int:
         """Rows that are scored together, and parts of the consumers that rank one each."""
-        return 2 if self.rows is By.PAIRS else 1
+        return 2 if self.in_pairs else 1
 
     @property
     def max_candidates(self) -> int:
@@ -266,7 +245,7 @@ class SelectPlan:
     def keys_alone(self) -> bool:
         """A list in the order of positions has keys only, in the memory of the positions too: an
         entry's place in it says the position."""
-        return self.rows is By.PAIRS
+        return self.in_pairs
 
     @property
     def ordered_entries(self) -> int:
@@ -282,7 +261,7 @@ class SelectPlan:
     @property
     def largest_cluster(self) -> int:
         """CTAs that may share a row in a cluster."""
-        return PAIRS_CLUSTER if self.rows is By.PAIRS else MAX_CLUSTER
+        return PAIRS_CLUSTER if self.in_pairs else MAX_CLUSTER
 
     @property
     def most_kept(self) -> int:
@@ -415,14 +394,14 @@ class SelectPlan:
     @property
     def published_bins(self) -> int:
         """Bins that a CTA counts in its slot."""
-        return PUBLISHED_BINS if self.rows in (By.CTAS, By.PAIRS) else 0
+        return PUBLISHED_BINS if self.in_pairs else 0
 
     def split_workspace(self, ctas: int) -> SplitWorkspace:
         """Workspace of a launch of at most `ctas` CTAs: each selects in as many rows at once as it
         has teams, and that is the largest number of counted rows. A CTA with a span publishes in
         two of them: see `slot_number` in select/published.py."""
         selecting = ctas * self.teams
-        slots = selecting * (1 + self.cuts_spans)
+        slots = selecting * (1 + self.in_pairs)
         return SplitWorkspace(selecting * ROW_COUNTERS, (slots, self.slot_words))
 
 

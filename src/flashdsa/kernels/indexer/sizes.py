@@ -34,13 +34,10 @@ MAX_CLUSTER = MAX_CLUSTER_SIZE
 SPLITS_BY_SIZE = 2
 """Clusters that share a row, at most, by the CTAs of each: one CTA's lists have room for what they
 publish."""
-MOST_DEALT = 4
-"""Rows to which clusters can be dealt: each of the first lanes of a warp has one (see
-schedule/deal.py)."""
 PAIRS_CLUSTER = 4
 """The same if rows are scored in pairs, which takes more shared memory for other things."""
 LISTED_SLOTS = 5 * WARP_SIZE
-"""Slots of a split row whose headers are read at once (see select/by_ctas.py)."""
+"""Slots of a split row whose headers are read at once (see select/shared_pairs.py)."""
 ORDERED_ROWS = 512
 """The lengths decide who gets which row in batches of at most this many rows, or of so many
 requests, whose rows are weighed together (see schedule/row_schedule.py)."""

@@ -77,26 +77,26 @@ class SelectBuffers(NamedTuple):
 
 
 SCRATCH_WARP_SUMS = 0  # one word a consumer warp, also the result of its deadline
-SCRATCH_WARP_ROWS = 16  # one word a consumer warp, see schedule/spans.py
 SCRATCH_FOUND = 16  # result of a round, see `Found`
 SCRATCH_BEFORE = 23  # winning candidates of the CTAs before this one
-SCRATCH_CROWDED = 24  # what a crowd is known by, see select/published.py
+SCRATCH_CROWDED = 24  # what a crowd is known by, see select/counts.py
 SCRATCH_SETTLED = 26  # whether CTAs that waited for each other found the floor, likewise
+SCRATCH_SHARERS = 28  # the sharers of a team's row, likewise
 SCRATCH_COUNT = 36  # entries in the list
 SCRATCH_CANDIDATES = 37  # entries among the candidates
 SCRATCH_THRESHOLD = 38  # key and position of the last winner
 SCRATCH_PART = 40  # first position of the part that is merged, and one past its last
 SCRATCH_TALLY = 42  # tally of all rows, see schedule/row_schedule.py
 SCRATCH_COORD = 48  # coordinates of the caller's group, see schedule/deadlines.py
-SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/published.py
-SCRATCH_TOP = 57  # the best key that the caller, or the row, publishes, likewise
-SCRATCH_TICKET = 58  # how many CTAs of the row came before, see select/by_ctas.py
+SCRATCH_FLOOR = 56  # a key below which no entry of a split row wins, see select/counts.py
+SCRATCH_TOP = 57  # the best key that the caller, or the row, publishes, see select/published.py
+SCRATCH_TICKET = 58  # how many CTAs of the row came before, see select/shared_pairs.py
 SCRATCH_CHUNKS = 59  # loads that bring what others published, likewise
 SCRATCH_LIST_FLOOR = 60  # a key below which no entry of the list wins, see select/by_pairs.py
 SCRATCH_FULLEST = 61  # entries of the fuller of both teams' lists, likewise
-SCRATCH_RANGE = 62  # lowest and highest key of a range, see by_clusters.py and published.py
-SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, likewise
-SCRATCH_SHARERS = 80  # the sharers of a team's row, see select/published.py
+SCRATCH_RANGE = 62  # lowest and highest key of a range, see by_clusters.py and counts.py
+SCRATCH_SEGMENTS = 64  # entries in the list's segment of each of the CTA's warps, see by_pairs.py
+SCRATCH_WARP_ROWS = 80  # one word a consumer warp, see schedule/spans.py
 
 
 class ClusterBuffers(NamedTuple):

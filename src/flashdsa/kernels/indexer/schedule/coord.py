@@ -26,7 +26,6 @@ class Coord(NamedTuple):
     together: Any  # Int32: neighbouring rows that are weighed as one; 0: the lengths do not decide;
     # None: they never do
     ordered: Any  # Boolean: they did, and the group's rows are in own_rows; None: never
-    row: Any = None  # Int32: the group's only row, if clusters were dealt to rows; None: not
 
     @property
     def has_span(self) -> Any:
@@ -64,8 +63,8 @@ COORD_WORDS = 8
 
 
 @cute.jit
-def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
-    """The calling CTA's coordinates if groups are clusters; `num_splits` divides their number."""
+def find_coord(rows: Rows, plan: cutlass.Constexpr) -> Coord:
+    """The calling CTA's coordinates if groups are clusters, and none share a row."""
     cluster, _, _ = cute.arch.cluster_idx()
     clusters, _, _ = cute.arch.cluster_dim()
     num_parts = cute.arch.cluster_size()
@@ -80,7 +79,7 @@ def find_coord(rows: Rows, num_splits: Int32, plan: cutlass.Constexpr) -> Coord:
         Int32(0),
         part,
         num_parts,
-        num_splits,
+        Int32(1),
         turns,
         depth,
         together,

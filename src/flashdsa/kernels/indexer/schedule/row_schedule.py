@@ -79,12 +79,9 @@ def first_lengths(
 
     Lane 0 of a load warp gets the length of the row with the cluster's number. Its other lanes ask
     for the next rows: if all lanes shared a number, ptxas would wait for it here, to keep it only
-    once. A consumer, if rows are weighed, gets the length of the first row that it weighs. A lane
-    gets that of the row with its number if clusters are dealt to rows.
+    once. A consumer, if rows are weighed, gets the length of the first row that it weighs.
     """
-    row = thread % WARP_SIZE
-    if const_expr(not plan.dealt):
-        row += coord.group
+    row = thread % WARP_SIZE + coord.group
     if const_expr(plan.scheduled):
         if consumes:
             row = thread * coord.together
@@ -148,7 +145,7 @@ def give_out_or_cut(
     lane, warp = thread % WARP_SIZE, cute.arch.make_warp_uniform(thread // WARP_SIZE)
     best, least = best_division(select, coord, tally, warp, lane, plan)
     cuts = cutlass.Boolean(False)
-    if const_expr(plan.cuts_spans):
+    if const_expr(plan.in_pairs):
         cuts = spans_end_before(rows, coord, tally, least >> WARP_BITS, plan)
         if cuts:
             cut_spans(select, rows, coord, thread, plan)
@@ -225,7 +222,7 @@ def even_choice(rows: Rows, tally: Tally, coord: Coord, plan: cutlass.Constexpr)
                 time = Float32(needed) * (pages + Float32(plan.sharing.select_pages))
                 if more == 0 or time < least:
                     halvings, turns, least = Int32(more), needed, time
-        if const_expr(plan.cuts_spans):
+        if const_expr(plan.in_pairs):
             if time_of_spans(coord, tally, plan) < least:
                 turns = Int32(0)
     return Even(halvings, turns)

@@ -2,8 +2,8 @@
 
 Whole rows that are little more than the CTAs, or that are long, leave some CTAs without work at the
 end. Spans end together. One may begin and end inside rows; the CTAs whose spans have pages of a
-row share it, each alone (see select/by_ctas.py). Only the last row of a span goes on in the next
-one, so a CTA is the first sharer of one row at most, and a later sharer of one row at most.
+row share it, each alone (see select/shared_pairs.py). Only the last row of a span goes on in the
+next one, so a CTA is the first sharer of one row at most, and a later sharer of one row at most.
 
 Four queries of a request are two pairs. Then CTAs with even numbers cut the stream of first pairs,
 the others that of second pairs: two CTAs read the same pages at about the same time, and the second

@@ -1,6 +1,6 @@
-"""Long rows of small batches are split: several clusters share a row.
+"""Long rows are split: several clusters share a row, as the lengths decide.
 
-One cluster has at most 16 CTAs, of some 132 that a device runs. Each cluster of a split row selects
+Each cluster of a split row selects
 in its part as it does in a whole row, but stops at a bin: entries in better bins or in the bin of
 the k-th best are *published*, each CTA into its own slot in device memory. The last cluster selects
 from the published entries, again as in a whole row: each of its CTAs takes neighbouring slots, one

@@ -1,5 +1,5 @@
-"""Rows of a request, two at a time: each half of the consumers, a *team*, selects in one of them as
-by_ctas.py does.
+"""Rows of a request, two at a time: each half of the consumers, a *team*, selects in one of them.
+CTAs that share a pair meet as shared_pairs.py says.
 
 All consumers score pages, and put each score into the list of its row (score_together.py). A team
 is alone with its row between two batches of pages: its list, histogram and candidates, and a named
@@ -15,11 +15,10 @@ complete, entries that never win. The row's scratch has the number of entries of
 from typing import Any
 
 import cutlass
-from cutlass import Int32, Int64, Uint32, cute
+from cutlass import Int32, Uint32, cute
 
 from flashdsa.dsl.pipeline import PackedPhases
 from flashdsa.dsl.smem import VECTOR, store4
-from flashdsa.dsl.static import Static
 from flashdsa.dsl.warp import prefix_sum
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.indexer.consumers import Selecting, consumer_sync, unpacked
@@ -29,16 +28,13 @@ from flashdsa.kernels.indexer.emit.by_position import (
     emit_in_order,
     own_span,
 )
-from flashdsa.kernels.indexer.plan import TeamPlan
 from flashdsa.kernels.indexer.schedule.work_tile import WorkTile, row_length, sharers_in
-from flashdsa.kernels.indexer.score_batch import PageSource
-from flashdsa.kernels.indexer.score_together import (
-    TogetherSource,
-    memory_of,
-    score_together,
-    select_buffers_of,
+from flashdsa.kernels.indexer.select.counts import (
+    contribute,
+    keep_contributed,
+    waits_for_counts,
+    write_sharers,
 )
-from flashdsa.kernels.indexer.select.by_ctas import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.keys import Part, accepts, bin_of
 from flashdsa.kernels.indexer.select.lists import (
     Listed,
@@ -48,13 +44,7 @@ from flashdsa.kernels.indexer.select.lists import (
     key_at,
     position_at,
 )
-from flashdsa.kernels.indexer.select.published import (
-    Published,
-    contribute,
-    keep_contributed,
-    waits_for_counts,
-    write_sharers,
-)
+from flashdsa.kernels.indexer.select.shared_pairs import list_slots, publish_alone, raise_threshold
 from flashdsa.kernels.indexer.select.threshold import Threshold, find_threshold
 from flashdsa.kernels.indexer.select.tiles import (
     is_full,
@@ -62,16 +52,12 @@ from flashdsa.kernels.indexer.select.tiles import (
     nothing_listed,
     part_of,
     release_tile,
-    select_tiles,
     tile_stage,
 )
-from flashdsa.kernels.indexer.sizes import NUM_BINS, ROW_COUNTERS
+from flashdsa.kernels.indexer.sizes import NUM_BINS
 from flashdsa.kernels.indexer.smem_views import (
     SCRATCH_FULLEST,
     SCRATCH_SEGMENTS,
-    ClusterBuffers,
-    IndexerMemory,
-    cluster_buffers_in,
 )
 
 READ_TOGETHER = 4
@@ -82,8 +68,8 @@ READ_TOGETHER = 4
 def select_by_team(
     s: Selecting, source: Any, fill: cutlass.Constexpr, tile: WorkTile, phases: PackedPhases
 ) -> PackedPhases:
-    """Select in the team's row of a tile as `select_by_ctas` does. Both teams compact their lists
-    after the same pages."""
+    """Select in the team's row of a tile; the last CTA of a row that is shared also among all that
+    they published. See tiles.py. Both teams compact their lists after the same pages."""
     row, sharers = 2 * tile.row + s.team, sharers_in(tile.num_splits)
     length = row_length(s.output.rows, row)
     tile = tile._replace(row=row, length=length, num_splits=sharers.count)
@@ -269,50 +255,3 @@ def clear_bins_below(s: Selecting, first: Int32) -> None:
     last = first // VECTOR * VECTOR + thread
     if thread < VECTOR and last < first:
         select.histogram[last] = Int32(0)
-
-
-@cute.jit
-def select_in_teams(
-    s: Selecting,
-    memory: IndexerMemory,
-    pages: PageSource,
-    num_ctas: Int32,
-) -> None:
-    """Role select for rows in pairs: select in each team's, in its own memory.
-
-    Args:
-        s: of the whole CTA.
-    """
-    thread, plan = s.thread, s.plan
-    one = TeamPlan(plan)
-    team = cute.arch.make_warp_uniform(thread // one.consumer_threads)
-    mine = thread % one.consumer_threads
-    source = TogetherSource(pages, memory, thread, Static(plan))
-    team_s = s._replace(
-        select=select_buffers_of(memory, team, plan),
-        cluster=cluster_buffers_of(memory, team, plan),
-        published=published_of(s.published, team, num_ctas, plan),
-        thread=mine,
-        static=Static(one),
-        team=team,
-    )
-    select_tiles(team_s, source, score_together, select_by_team)
-
-
-def published_of(published: Published, team: Int32, num_ctas: Int32, plan: Any) -> Published:
-    """Device memory of a team's rows: counters and slots of the first team come first."""
-    arrivals = published.arrivals.iterator + team * num_ctas * ROW_COUNTERS
-    slots = [
-        cute.make_tensor(words.iterator + Int64(2 * team * num_ctas) * words.shape[1], words.layout)
-        for words in published[1:]
-    ]
-    return Published(cute.make_tensor(arrivals, published.arrivals.layout), *slots)
-
-
-def cluster_buffers_of(memory: IndexerMemory, team: Int32, plan: Any) -> ClusterBuffers:
-    """Return the buffers to which the same teams of other CTAs write."""
-    return cluster_buffers_in(memory_of(memory, team), plan)._replace(
-        coarse_full=memory.coarse_full.behind(team),
-        fine_full=memory.fine_full.behind(team),
-        received_full=memory.received_full.behind(team),
-    )

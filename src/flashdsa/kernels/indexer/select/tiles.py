@@ -1,7 +1,7 @@
 """The consumers' loop over the tiles of their CTA, and the verbs that its modes share.
 
 Who shares a row makes the mode, which selects in one tile: one cluster (by_cluster.py), several
-(by_clusters.py), or CTAs that select alone (by_ctas.py), in pairs of rows (by_pairs.py).
+(by_clusters.py), or CTAs that select alone, in pairs of rows (by_pairs.py).
 
 A mode's loop has one copy of the search for a threshold: over the caller's part when the list is
 full, and over the whole row, with the other CTAs of the group, when the part is scored. A mode that

@@ -39,13 +39,10 @@ def indexer_kernel(
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     published: Any,
-    num_splits: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
-    operands = Operands(
-        weights, seq_lens, block_table, topk_indices, published, num_splits, cache.shape[0]
-    )
+    operands = Operands(weights, seq_lens, block_table, topk_indices, published, cache.shape[0])
     x = set_up(keys_map, queries_map, operands, allocate_tmem, plan)
     loads, _, selects = plan.roles
     if x.caller.consumes:

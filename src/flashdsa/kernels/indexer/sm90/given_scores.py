@@ -45,7 +45,7 @@ def rank_scores(
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     lane, rows = thread % WARP_SIZE, output.rows
     select, cluster = select_buffers_in(memory, plan), cluster_buffers_in(memory, plan)
-    coord = find_coord(rows, Int32(1), plan)
+    coord = find_coord(rows, plan)
     consumes = warp < plan.consumer_warps
     lengths = first_lengths(select, rows, coord, thread, consumes, plan)
     enter_cluster(memory, thread, INITIALISING_WARPS)

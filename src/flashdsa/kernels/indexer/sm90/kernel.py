@@ -21,9 +21,6 @@ from cutlass.experimental.cuda import tensor_map
 from flashdsa.dsl.pipeline import RingProducer
 from flashdsa.kernels.indexer import launch
 from flashdsa.kernels.indexer.fused import Operands, consume, load, set_up
-from flashdsa.kernels.indexer.plan import By
-from flashdsa.kernels.indexer.schedule.choice import serves
-from flashdsa.kernels.indexer.schedule.work_tile import pairs_of, rows_of
 from flashdsa.kernels.indexer.sm90.load import PAGES, LoadContext
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
 from flashdsa.kernels.indexer.sm90.score import page_source
@@ -41,29 +38,10 @@ def indexer_kernel(
     block_table: cute.Tensor,
     topk_indices: cute.Tensor,
     published: Any,
-    num_splits: Any,
     plan: cutlass.Constexpr,
 ):
     """One CTA of the grid; arguments as in `launch_indexer` and `launch_splits`."""
-    operands = Operands(
-        weights, seq_lens, block_table, topk_indices, published, num_splits, num_pages
-    )
-    if const_expr(plan.chosen_by_pages):
-        # Uniform in the launch: all CTAs of a cluster end here, or none.
-        if serves(pairs_of(rows_of(seq_lens, block_table)), num_splits, plan):
-            run_roles(keys_map, queries_map, operands, plan)
-    else:
-        run_roles(keys_map, queries_map, operands, plan)
-
-
-@cute.jit
-def run_roles(
-    keys_map: GridConstant[tensor_map.TensorMap],
-    queries_map: GridConstant[tensor_map.TensorMap],
-    operands: Operands,
-    plan: cutlass.Constexpr,
-) -> None:
-    """All threads of a CTA: their role, after the set-up."""
+    operands = Operands(weights, seq_lens, block_table, topk_indices, published, num_pages)
     x = set_up(keys_map, queries_map, operands, None, plan)
     loads, selects = plan.roles
     # The load role comes first: code more than 64 KB after a kernel's start is slow where it runs
@@ -86,7 +64,7 @@ def run_roles(
         load(load_ctx, PAGES, x, plan)
     else:
         cute.arch.setmaxregister_increase(selects.registers)
-        consume(x, pair_source if const_expr(plan.rows is By.PAIRS) else page_source, plan)
+        consume(x, pair_source if const_expr(plan.in_pairs) else page_source, plan)
 
 
 def compile_indexer(plan: IndexerPlan) -> Any:

@@ -37,7 +37,7 @@ class IndexerPlan(SelectPlan):
         """Check the choices against the instructions and the architecture."""
         if self.stages % self.consumer_warpgroups:
             raise ValueError("stages: expected a multiple of consumer_warpgroups")
-        if self.rows is By.PAIRS and self.ring_stages & (self.ring_stages - 1):
+        if self.in_pairs and self.ring_stages & (self.ring_stages - 1):
             raise ValueError("stages: of rows in pairs, expected a power of two")
         super().__post_init__()
 
@@ -45,12 +45,6 @@ class IndexerPlan(SelectPlan):
     def name(self) -> str:
         """Exported name of its function."""
         return f"indexer_{self.sizes_and_kinds}"
-
-    @property
-    def chosen_by_pages(self) -> bool:
-        """It may be launched beside another kernel, rows in pairs or on their own, and the lengths
-        decide which of them serves the call (schedule/choice.py)."""
-        return self.splits and self.scheduled
 
     @property
     def mxfp4(self) -> bool:
@@ -234,8 +228,7 @@ class LogitsPlan(IndexerPlan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        in_pairs = self.rows is By.PAIRS
-        kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks + "_pairs" * in_pairs
+        kinds = "_mxfp4" * self.mxfp4 + "_blocks" * self.of_blocks + "_pairs" * self.in_pairs
         return f"indexer_logits_h{self.num_heads}{kinds}"
 
     @property

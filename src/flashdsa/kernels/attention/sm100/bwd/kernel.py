@@ -207,7 +207,7 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     if cutlass.const_expr(plan.deterministic):
         slots, order, starts = further
         launch_pairs(x, items, slots, scale, pairs, plan, stream)
-        launch_ordered_sum(slots, order, starts, x.dkv, stream)
+        launch_ordered_sum(stream, slots, order, starts, x.dkv)
     else:
         launch_pairs(x, items, None, scale, pairs, plan, stream)
     if cutlass.const_expr(plan.group > 1):

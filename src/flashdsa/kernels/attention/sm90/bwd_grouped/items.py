@@ -1,10 +1,12 @@
-"""Work items of the products: the groups of a launch, their lists, and where matrices lie."""
+"""Work items of the products: the groups of a launch, their lists, and where matrices lie; the
+context of all roles."""
 
 from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
 
+from flashdsa.hw import WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import is_taken
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import matrix_offset
 from flashdsa.kernels.attention.sm90.core.tile import Tile
@@ -54,15 +56,35 @@ class Item(NamedTuple):
     tiles: Int32
 
 
+class Context(NamedTuple):
+    """One CTA's position in the launch."""
+
+    memory: Any  # DqMemory or DkvMemory
+    work: Work
+    lists: Lists
+    thread: Int32  # in its warpgroup
+
+    @property
+    def plan(self) -> Any:
+        """The compile-time plan."""
+        return self.memory.plan
+
+    def item(self, number: Any) -> Item:
+        """Work item `number`."""
+        return item_at(self.work, self.lists, number, self.plan)
+
+
 @cute.jit
-def work_of_cta(groups: Groups, plan: cutlass.Constexpr) -> Work:
-    """This CTA's items, plan.slices a group."""
+def locate(memory: Any, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
+    """This thread's context: the CTA's items, plan.slices a group."""
+    thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
-    num_items = (groups.end - groups.begin) * plan.slices
+    num_items = (groups.end - groups.begin) * memory.plan.slices
     if not is_taken(groups.choice, groups.number):
         num_items = Int32(0)
-    return Work(cta, num_ctas, num_items, groups.begin)
+    work = Work(cta, num_ctas, num_items, groups.begin)
+    return Context(memory, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 @cute.jit

@@ -176,11 +176,6 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         arguments: those of `Operands`. Then, if the plan has no slots
             spread: see `Context`.
             num_ctas: at most the row blocks, S * H / 64; best the number that runs at once.
-        if it has slots
-            num_ctas, and num_sms: streaming multiprocessors.
-            slots: (rows, plan.slot_words) int32, scratch.
-            those of `Offsets`, written. unit_groups: see `launch_split`.
-            zero: 1 if all of dkv is 0.
         and if plan.more is not 0
             five tensors: the lists of groups of plan.more queries, written.
             choice: (1,) int32, written: FIRST where they are taken.
@@ -190,6 +185,11 @@ def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
         and if plan.tickets
             tickets: see `order_items`, written. far: one of NEAR, FAR and SLOTS_MAY_PAY: a launch
             of the plan that is `given` them must follow.
+        If it has slots
+            num_ctas, and num_sms: streaming multiprocessors.
+            slots: (rows, plan.slot_words) int32, scratch.
+            those of `Offsets`, written. unit_groups: see `launch_split`.
+            zero: 1 if all of dkv is 0.
         and if plan.given, when lists and copy are not written
             choice: (1,) int32: `WAY` of the tickets of a launch before.
     """

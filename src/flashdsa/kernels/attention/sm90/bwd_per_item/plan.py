@@ -73,7 +73,6 @@ class PerItemPlan(Sm90Plan):
             see `ordered_slots/offsets.py`.
         tickets: items are put in order and drawn, see `tickets.py`; else CTAs take turns.
         given: lists, the copy of kv and a choice are given; slots have work if it says SECOND.
-        short: queries have at most SHORT_SLOTS slots, see `short_lists.py`.
         gather_registers, consumer_registers, dkv_registers: of a thread; those of consumers are of
             score and high, on average.
     """
@@ -82,7 +81,6 @@ class PerItemPlan(Sm90Plan):
     more: int = 0
     slots: bool = False
     tickets: bool = False
-    short: bool = False
     given: bool = False
     tile: Tile = Tile()
     gather_registers: int = 32
@@ -99,11 +97,9 @@ class PerItemPlan(Sm90Plan):
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.more not in MORE:
             raise ValueError(f"more: expected one of {MORE}; got {self.more}")
-        if self.slots and self.tickets:
-            raise ValueError("tickets: rows of the slots leave no registers for them")
-        if self.short and (self.slots or self.queries > 1):
-            raise ValueError("short: only for lists of one query that may name a row twice")
-        if self.given and not (self.slots and self.more == 0):
+        if self.slots and (self.tickets or self.more):
+            raise ValueError("slots: leave no registers for tickets, and no choice of large groups")
+        if self.given and not self.slots:
             raise ValueError("given: only for slots, whose choice is given, too")
         if self.tile.chunks > self.tile.value_chunks + 1:
             raise ValueError(f"tile: at most one chunk has no value; got {self.tile}")
@@ -113,14 +109,8 @@ class PerItemPlan(Sm90Plan):
     def name(self) -> str:
         """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
-        kind += "_tickets" * self.tickets + "_short" * self.short
-        kind += "_given" * self.given
+        kind += "_tickets" * self.tickets + "_given" * self.given
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
-
-    @property
-    def sorts_apart(self) -> bool:
-        """Whether some of the lists, or all, may be short: see `short_lists.py`."""
-        return self.queries == 1 and (self.tickets or self.slots) and not self.short
 
     @property
     def score_more(self) -> int:

@@ -16,18 +16,13 @@ from cutlass.experimental import primitives as prims
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
 from flashdsa.kernels.attention.delta import write_deltas
-from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, SHORT_SLOTS, Lists
+from flashdsa.kernels.attention.lists import SAMPLED_ROWS, SAMPLED_SLOTS, Lists
 from flashdsa.kernels.attention.sample import launch_sample
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CARVEOUT,
     NEAR,
     SLOTS_MAY_PAY,
     WAY,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.short_lists import (
-    LEAST_QUERIES,
-    is_apart,
-    launch_short,
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.slots_choice import launch_slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import NEAR_RATIO, Items, order_items
@@ -133,8 +128,6 @@ def query_kernel(
         taken = is_taken(choice, Int32(SECOND))
         if not taken:
             write_deltas(*of_delta, query * heads, heads, WARPS)
-    if cutlass.const_expr(plan.sorts_apart):
-        taken = taken and not is_apart(x)
     if taken:
         make_list(x, shared, lists)
 
@@ -151,15 +144,9 @@ def launch_queries(
     stream: Any,
 ):
     """Launch lists of single queries, or delta; arguments as in `launch_prepare`."""
-    of_lists = slots, lists, num_keys, of_delta, heads, choice
-    if cutlass.const_expr(plan.sorts_apart):
-        indices, lengths = slots
-        may_be_short = lengths.shape[0] > 0 or indices.shape[1] <= SHORT_SLOTS
-        if indices.shape[0] >= LEAST_QUERIES and may_be_short:
-            launch_short(*of_lists, plan.tile.keys, stream, apart=True)
 
     def launch(packed: bool) -> None:
-        made = query_kernel(*of_lists, plan, packed)
+        made = query_kernel(slots, lists, num_keys, of_delta, heads, choice, plan, packed)
         made.launch(
             grid=[lists.counts.shape[0], 1, 1],
             block=[THREADS, 1, 1],
@@ -207,12 +194,9 @@ def launch_prepare(
         of_shared = word_of(sampled, SAMPLED_ROWS), word_of(sampled, SAMPLED_SLOTS)
         of_list = plan.tile.keys, sampled, FIRST
         launch_union(*slots, of_more, num_keys, group, stream, *of_list, packs=True)
-        unordered = of_more.present if cutlass.const_expr(plan.slots) else None
         judged = of_more.counts, of_more.named, choice, ratio, group
-        launch_choice(*judged, stream, most_keys, unordered, sampled, plan.tile.keys)
-    if cutlass.const_expr(plan.short):
-        launch_short(slots, lists, num_keys, of_delta, heads, choice, plan.tile.keys, stream)
-    elif cutlass.const_expr(plan.queries == 1):
+        launch_choice(*judged, stream, most_keys, sampled, plan.tile.keys)
+    if cutlass.const_expr(plan.queries == 1):
         launch_queries(slots, lists, num_keys, of_delta, heads, choice, plan, stream)
     else:
         launch_union(

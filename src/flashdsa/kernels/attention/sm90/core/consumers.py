@@ -97,6 +97,18 @@ def issue_scores(
 
 
 @cute.jit
+def compute_next_scores(ctx: StepContext, s: cute.Tensor, step: Int32, is_needed: Any) -> None:
+    """Consumer 0, while its product with P of tile 1 runs: free that tile's low half, and compute S
+    of the next step."""
+    tile = ctx.plan.tile
+    issue_scores(ctx, s, step, is_needed, tile.low_slices)
+    warpgroup.wait_group(1)
+    arrive_warp(ctx.memory.low_free, 1, ctx.thread)
+    issue_scores(ctx, s, step, is_needed, tile.high_slices)
+    warpgroup.wait_group(0)
+
+
+@cute.jit
 def finish_scores(ctx: StepContext, step: Int32, consumer: cutlass.Constexpr) -> None:
     """Wait for the masks of the consumer's tile, whose S is computed. Consumer 0 announces that all
     of the step's is, so that consumer 1 may compute its own."""

@@ -13,8 +13,8 @@ from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.consumers import p_address
 from flashdsa.kernels.attention.sm90.core.context import StepContext
-from flashdsa.kernels.attention.sm90.core.softmax import LN_2, LOG2_E, multiply_rows
-from flashdsa.kernels.attention.sm90.core.tile import BF16
+from flashdsa.kernels.attention.sm90.core.softmax import LN_2, LOG2_E, Rows, multiply_rows
+from flashdsa.kernels.attention.sm90.core.tile import BF16, ROWS
 
 BLOCK_BYTES = BLOCK_DIMS * BF16
 STAGED_BYTES = MMA_ROWS * BLOCK_BYTES
@@ -69,6 +69,52 @@ def factor_and_lse(
         if sink == float("inf"):
             factor = Float32(0.0)  # of a sum that is NaN too
     return factor, lse
+
+
+def ask_sinks(w: Any, item: ItemRows) -> list[Int32]:
+    """Load the sinks of the thread's rows, for `factors_of_rows`, which takes the same `w`."""
+    # Groups of eight queries have heads of another one eight rows on.
+    apart = 8 if w.ctx.plan.group_heads > 8 else 0
+    return [
+        ask_sink(w.attn_sink, item.head + apart * h, item.row + 8 * h < item.count)
+        for h in range(THREAD_ROWS)
+    ]
+
+
+@cute.jit
+def factors_of_rows(
+    w: Any,
+    rows: Rows,
+    sums: list[Float32],
+    item: ItemRows,
+    asked: list[Int32],
+    consumer: cutlass.Constexpr,
+) -> list[Float32]:
+    """The factors of O of the thread's rows; consumer 0 writes lse, and the largest logits.
+
+    Args:
+        w: ctx, lse, attn_sink, scale, and max_logits if the plan has them; the forward's `Consumer`
+            or a decode's `Output`. asked: result of `ask_sinks`.
+    """
+    factors = []
+    for h in cutlass.range_constexpr(THREAD_ROWS):
+        top = rows.out_max[h] * w.scale.factor
+        factor, lse = factor_and_lse(w.attn_sink, asked[h], top, sums[h])
+        if cutlass.const_expr(consumer == 0):
+            if item.row + 8 * h < item.count and w.ctx.thread % 4 == 0:
+                write_statistics(w, rows, item, h, lse)
+        factors.append(factor)
+    return factors
+
+
+def write_statistics(w: Any, rows: Rows, item: ItemRows, h: int, lse: Float32) -> None:
+    """Write a row's lse, and its largest logit if the plan has them."""
+    row = item.first + item.row + 8 * h
+    (w.lse.iterator + row).store(lse)
+    if rows.largest is not None:
+        others = w.ctx.memory.largest.array(Float32, ROWS)[item.row + 8 * h]
+        largest = cute.arch.fmax(rows.largest[h], others) * w.scale.factor
+        (w.max_logits.iterator + row).store(largest * LN_2)
 
 
 @cute.jit

@@ -3,15 +3,16 @@
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass import Boolean, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.fragments import THREAD_ROWS, row_of_thread
+from flashdsa.dsl.fragments import row_of_thread
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
     add_tile0,
     add_tile1,
+    compute_next_scores,
     compute_scores,
     finish_scores,
     issue_others,
@@ -24,16 +25,12 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
 )
 from flashdsa.kernels.attention.sm90.core.results import (
     ItemRows,
-    ask_sink,
-    factor_and_lse,
+    ask_sinks,
+    factors_of_rows,
     staged_after_p,
     store_rows,
 )
-from flashdsa.kernels.attention.sm90.core.softmax import (
-    LN_2,
-    Scale,
-    restart,
-)
+from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
 from flashdsa.kernels.attention.sm90.core.tile import (
     FLAG_BITS,
     HALF_STEP,
@@ -109,16 +106,12 @@ def add_others(
         others: descriptors of tile 1's values and P.
     """
     ctx = role.ctx
-    tile, (v1, p1) = ctx.plan.tile, others
+    v1, p1 = others
     more = flags & LAST_STEP_OF_CTA == 0
     issue_others(ctx, r, role.scale, 1, p1, v1)
     step += 1
     wait_for_next_query(ctx, items, flags)
-    issue_scores(ctx, r.s, step, more, tile.low_slices)
-    warpgroup.wait_group(1)
-    arrive_warp(ctx.memory.low_free, 1, ctx.thread)
-    issue_scores(ctx, r.s, step, more, tile.high_slices)
-    warpgroup.wait_group(0)
+    compute_next_scores(ctx, r.s, step, more)
     return step
 
 
@@ -252,24 +245,8 @@ def write_item(
     """
     ctx = role.ctx
     item = rows_of_item(role, number_of_item(ctx, items, flags))
-    asked = []
-    for h in cutlass.range_constexpr(THREAD_ROWS):
-        head = item.head + (8 * h if ctx.plan.group_heads > 8 else 0)
-        asked.append(ask_sink(role.attn_sink, head, item.row + 8 * h < item.count))
+    asked = ask_sinks(role, item)
     sums = merge_sums(ctx, r.rows, role.scale, items, consumer)
-    factors = []
-    for h in cutlass.range_constexpr(THREAD_ROWS):
-        present = item.row + 8 * h < item.count
-        top = r.rows.out_max[h] * role.scale.factor
-        factor, lse = factor_and_lse(role.attn_sink, asked[h], top, sums[h])
-        if cutlass.const_expr(consumer == 0):
-            if present and ctx.thread % 4 == 0:
-                row = item.first + item.row + 8 * h
-                (role.lse.iterator + row).store(lse)
-                if cutlass.const_expr(ctx.plan.max_logits):
-                    others = ctx.memory.largest.array(Float32, ROWS)[item.row + 8 * h]
-                    largest = cute.arch.fmax(r.rows.largest[h], others) * role.scale.factor
-                    (role.max_logits.iterator + row).store(largest * LN_2)
-        factors.append(factor)
+    factors = factors_of_rows(role, r.rows, sums, item, asked, consumer)
     staged = staged_after_p(ctx, items, consumer)
     store_rows(ctx, role.out, r.out, factors, item, consumer, staged, 0)

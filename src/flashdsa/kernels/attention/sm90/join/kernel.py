@@ -13,7 +13,6 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.hw import SM90
-from flashdsa.kernels.attention.lists import SHORT_SLOTS
 from flashdsa.kernels.attention.operands import MoreOperands
 from flashdsa.kernels.attention.sm90.core.sources import (
     Sources,
@@ -49,9 +48,7 @@ def join_kernel(sources: Sources, joined: JoinedIds):
     written = width
     if cutlass.const_expr(first is None):
         first = main
-        # Short lists are read whole.
-        if width > SHORT_SLOTS:
-            written = main + extra
+        written = main + extra
     for slot in cutlass.range(thread, written, THREADS, unroll=1):
         row = Int32(-1)
         if slot < main:
@@ -76,7 +73,7 @@ def launch_join(sources: Sources, joined: JoinedIds, stream: Any):
 
 @cute.jit
 def launch_compact(stream: Any, *arguments: Any):
-    """Launch on `stream`; a long list's slots from its length on are not written.
+    """Launch on `stream`; slots of a list from its length on are not written.
 
     Args:
         arguments: kv, indices, topk_length, those of `MoreOperands`, ids, lengths; the last two as

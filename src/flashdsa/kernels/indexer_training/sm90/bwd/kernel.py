@@ -9,15 +9,18 @@ keys of tile 1      | q k of tile 0, A = g w [q k > 0] to shared memory
                     | dK of tile 0 is added while the others run; A of tile 1
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, cute
+from cutlass import BFloat16, Float32, Int32, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
-from flashdsa.hw import BULK_ALIGNMENT, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import BULK_ALIGNMENT, SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken, launch_choice
+from flashdsa.kernels.attention.ordered_sum import launch_ordered_sum
 from flashdsa.kernels.indexer_training.sm90.bwd.lists import launch_counts, launch_lists
 from flashdsa.kernels.indexer_training.sm90.bwd.load import (
     BwdMemory,
@@ -29,7 +32,12 @@ from flashdsa.kernels.indexer_training.sm90.bwd.load import (
 from flashdsa.kernels.indexer_training.sm90.bwd.mend import Backward, launch_mend
 from flashdsa.kernels.indexer_training.sm90.bwd.multiply import Multiplier, multiply_all
 from flashdsa.kernels.indexer_training.sm90.bwd.parts import Parts, choose_parts, launch_sum
-from flashdsa.kernels.indexer_training.sm90.bwd.plan import CHOICE_WORDS, MOST_SAMPLES
+from flashdsa.kernels.indexer_training.sm90.bwd.plan import (
+    CHOICE_WORDS,
+    MOST_SAMPLES,
+    BwdPlan,
+    SumPlan,
+)
 from flashdsa.problem import INDEX_HEAD_DIM
 
 
@@ -89,40 +97,6 @@ def locate(
 def count_items(lists: Lists, parts: Parts) -> Any:
     """Count work items: groups that are not in parts, and the parts of the others."""
     return parts.whole + (Int32(lists.counts.shape[0]) - parts.whole) * parts.count
-
-
-@cute.jit
-def launch_group(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    slots: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-    lists: Lists,
-    parts: Parts,
-    gradients: tuple[cute.Tensor, cute.Tensor, cute.Tensor],
-    choice: cute.Tensor,
-    number: Int32,
-    scalars: tuple[Int32, Int32, Int32],
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the lists of a plan's groups, the backward, and the sum of what is in parts."""
-    dq, dk, dw = gradients
-    spread, most_ctas, clears = scalars
-    launch_lists(*slots, Int32(k.shape[0]), dk, clears, lists, choice, number, plan, stream)
-    num_ctas = cutlass.min(most_ctas, count_items(lists, parts))
-    indexer_bwd_kernel(
-        q, k, weights, lists, dq, dk, dw, choice, number, spread, parts, plan
-    ).launch(
-        grid=[num_ctas, 1, 1],
-        block=[plan.threads, 1, 1],
-        stream=stream,
-        min_blocks_per_mp=1,
-        use_pdl=True,
-    )
-    if cutlass.const_expr(not plan.ordered):
-        groups = Int32(lists.counts.shape[0])
-        launch_sum(parts, groups, dq, dw, choice, number, plan, stream)
 
 
 @cute.jit
@@ -189,91 +163,124 @@ def flat(x: cute.Tensor) -> cute.Tensor:
     return cute.make_tensor(x.iterator, cute.make_layout((x.shape[0] * x.shape[1],)))
 
 
+class Operands(NamedTuple):
+    """Arguments of every launch, in order."""
+
+    q: cute.Tensor  # (S, H, 128) bf16
+    k: cute.Tensor  # (S_kv, 128) bf16
+    weights: cute.Tensor  # (S, H) fp32
+    indices: cute.Tensor  # (S, topk) int32
+    grad_scores: cute.Tensor  # (S, topk) fp32, read where a slot is valid
+    topk_length: cute.Tensor  # (S,) int32, or (0,): every slot counts
+    scratch: cute.Tensor  # (words,) int32, plan.scratch_words of them at least, written
+    dq: cute.Tensor  # (S, H, 128) bf16, written
+    # (S_kv, 128) fp32, added to; ordered: (groups * capacity, 128), written: the row of dK of each
+    # entry of the lists that has a key
+    dk: cute.Tensor
+    dw: cute.Tensor  # (S, H) fp32, written
+    spread: Int32  # see `Context`
+    most_ctas: Int32  # best the number that runs at once
+    clears: Int32  # 1: dk is set to 0 first; 0: it is not, nor what is written in order
+
+    @property
+    def slots(self) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
+        """The queries' lists."""
+        return self.indices, self.grad_scores, self.topk_length
+
+
 @cute.jit
-def launch_backward(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    indices: cute.Tensor,
-    grad_scores: cute.Tensor,
-    topk_length: cute.Tensor,
-    scratch: cute.Tensor,
-    dq: cute.Tensor,
-    dk: cute.Tensor,
-    dw: cute.Tensor,
-    spread: Int32,
-    most_ctas: Int32,
-    clears: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
+def launch_backward(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
     """Launch the lists and the backward on `stream`.
 
+    A chosen plan launches the choice, and lists and backward of both groupings: those of `plan`
+    have work if its groups have enough in common, those of plan.smaller if not.
+
     Args:
-        q: (S, H, 128) bf16. k: (S_kv, 128) bf16. weights: (S, H) fp32.
-        indices: (S, topk) int32. grad_scores: (S, topk) fp32, read where a slot is valid.
-        topk_length: (S,) int32, or (0,): every slot counts.
-        scratch: (words,) int32, plan.scratch_words of them at least, written.
-        dq: (S, H, 128) bf16 and dw (S, H) fp32, written.
-        dk: (S_kv, 128) fp32, added to; ordered: (groups * capacity, 128), written: the
-            row of dK of each entry of the lists that has a key.
-        spread: see `Context`. most_ctas: best the number that runs at once.
-        clears: 1: dk is set to 0 first; 0: it is not, nor what is written in order.
+        arguments: those of `Operands`, and ratio if plan.chosen: see `launch_choice`.
     """
-    slots = indices, grad_scores, topk_length
-    num_queries, topk = Int32(indices.shape[0]), Int32(indices.shape[1])
-    lists = lists_in(scratch, num_queries, topk, plan)
-    parts = parts_in(scratch, num_queries, topk, most_ctas, plan)
-    no_choice = cute.make_tensor(scratch.iterator, cute.make_layout((Int32(0),)))
-    launch_group(
-        lines_of(q), k, flat(weights), slots, lists, parts, (lines_of(dq), dk, flat(dw)), no_choice,
-        Int32(SECOND), (spread, most_ctas, clears), plan, stream,
-    )  # fmt: skip
-    launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)
+    count = len(Operands._fields)
+    x, ratio = Operands(*arguments[:count]), arguments[count:]
+    if cutlass.const_expr(plan.chosen):
+        choice = choose_groups(x, *ratio, plan, stream)
+        for number, grouping in ((FIRST, plan), (SECOND, plan.smaller)):
+            launch_groups(x, choice, Int32(number), grouping, stream)
+    else:
+        no_choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((Int32(0),)))
+        launch_groups(x, no_choice, Int32(SECOND), plan, stream)
+    launch_mend(Backward(x.q, x.k, x.weights, *x.slots, x.dq, x.dw), stream)
 
 
 @cute.jit
-def launch_chosen(
-    q: cute.Tensor,
-    k: cute.Tensor,
-    weights: cute.Tensor,
-    indices: cute.Tensor,
-    grad_scores: cute.Tensor,
-    topk_length: cute.Tensor,
-    scratch: cute.Tensor,
-    dq: cute.Tensor,
-    dk: cute.Tensor,
-    dw: cute.Tensor,
-    spread: Int32,
-    most_ctas: Int32,
-    clears: Int32,
-    ratio: Float32,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Launch the choice on `stream`, and lists and backward of both groupings: those of `plan` have
-    work if its groups have enough in common, those of plan.smaller if not.
-
-    Args:
-        Those of `launch_backward`, and ratio: see `launch_choice`.
-    """
-    num_queries, topk = Int32(indices.shape[0]), Int32(indices.shape[1])
-    slots = indices, grad_scores, topk_length
-    groups = (num_queries + (plan.queries - 1)) // plan.queries
+def choose_groups(x: Operands, ratio: Float32, plan: cutlass.Constexpr, stream: Any) -> cute.Tensor:
+    """Launch the choice between both groupings; return it."""
+    groups = (Int32(x.indices.shape[0]) + (plan.queries - 1)) // plan.queries
     step = (groups + (MOST_SAMPLES - 1)) // MOST_SAMPLES
     samples = cute.make_layout(((groups + step - 1) // step,))
-    choice = cute.make_tensor(scratch.iterator, cute.make_layout((1,)))
+    choice = cute.make_tensor(x.scratch.iterator, cute.make_layout((1,)))
     counts, named = (
-        cute.make_tensor(scratch.iterator + (CHOICE_WORDS + i * MOST_SAMPLES), samples)
+        cute.make_tensor(x.scratch.iterator + (CHOICE_WORDS + i * MOST_SAMPLES), samples)
         for i in range(2)
     )
-    launch_counts(*slots, Int32(k.shape[0]), counts, named, step, plan, stream)
+    launch_counts(*x.slots, Int32(x.k.shape[0]), counts, named, step, plan, stream)
     launch_choice(counts, named, choice, ratio, plan.queries, stream)
-    for number, grouping in ((FIRST, plan), (SECOND, plan.smaller)):
-        lists = lists_in(scratch, num_queries, topk, grouping)
-        parts = parts_in(scratch, num_queries, topk, most_ctas, grouping)
-        launch_group(
-            lines_of(q), k, flat(weights), slots, lists, parts, (lines_of(dq), dk, flat(dw)),
-            choice, Int32(number), (spread, most_ctas, clears), grouping, stream,
-        )  # fmt: skip
-    launch_mend(Backward(q, k, weights, *slots, dq, dw), stream)
+    return choice
+
+
+@cute.jit
+def launch_groups(
+    x: Operands, choice: cute.Tensor, number: Int32, plan: cutlass.Constexpr, stream: Any
+):
+    """Launch the lists of a plan's groups, the backward, and the sum of what is in parts."""
+    num_queries, topk = Int32(x.indices.shape[0]), Int32(x.indices.shape[1])
+    lists = lists_in(x.scratch, num_queries, topk, plan)
+    parts = parts_in(x.scratch, num_queries, topk, x.most_ctas, plan)
+    q, weights, dq, dw = lines_of(x.q), flat(x.weights), lines_of(x.dq), flat(x.dw)
+    of_lists = x.dk, x.clears, lists, choice, number
+    launch_lists(*x.slots, Int32(x.k.shape[0]), *of_lists, plan, stream)
+    num_ctas = cutlass.min(x.most_ctas, count_items(lists, parts))
+    taken = choice, number
+    indexer_bwd_kernel(q, x.k, weights, lists, dq, x.dk, dw, *taken, x.spread, parts, plan).launch(
+        grid=[num_ctas, 1, 1],
+        block=[plan.threads, 1, 1],
+        stream=stream,
+        min_blocks_per_mp=1,
+        use_pdl=True,
+    )
+    if cutlass.const_expr(not plan.ordered):
+        groups = Int32(lists.counts.shape[0])
+        launch_sum(parts, groups, dq, dw, *taken, plan, stream)
+
+
+def compile_backward(plan: BwdPlan) -> Any:
+    """Compile `launch_backward`."""
+    keys, queries, topk, lengths, places, words = (cute.sym_int32() for _ in range(6))
+    of_query = (queries, plan.num_heads, INDEX_HEAD_DIM)
+    return compile_launch(
+        SM90,
+        launch_backward,
+        plan,
+        fake_tensor(BFloat16, of_query),
+        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
+        fake_tensor(Float32, (queries, plan.num_heads), 4),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Float32, (queries, topk), 4),
+        fake_tensor(Int32, (lengths,), 4),
+        fake_tensor(Int32, (words,)),
+        fake_tensor(BFloat16, of_query),
+        fake_tensor(Float32, (places if plan.ordered else keys, INDEX_HEAD_DIM)),
+        fake_tensor(Float32, (queries, plan.num_heads), 4),
+        Int32(0),
+        Int32(1),
+        Int32(1),
+        *([Float32(1.0)] if plan.chosen else []),
+    )
+
+
+def compile_sum(plan: SumPlan) -> Any:
+    """Compile `launch_ordered_sum`: a function (slots, order, starts, dk)."""
+    del plan
+    places, starts, keys = (cute.sym_int32() for _ in range(3))
+    slots = fake_tensor(Float32, (places, INDEX_HEAD_DIM))
+    order, firsts = (fake_tensor(Int32, (size,), 4) for size in (places, starts))
+    dk = fake_tensor(Float32, (keys, INDEX_HEAD_DIM))
+    return compile_launch(SM90, launch_ordered_sum, None, slots, order, firsts, dk)

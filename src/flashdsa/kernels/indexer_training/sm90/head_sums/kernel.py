@@ -15,16 +15,18 @@ other's products.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, GridConstant, Int32, Int64, cute
+from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental.cuda import tensor_map
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
     LOG2_E,
     Context,
@@ -36,6 +38,7 @@ from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
     tiles_on,
     words_of_item,
 )
+from flashdsa.kernels.indexer_training.sm90.head_sums.plan import TargetPlan
 from flashdsa.plan.row_tiles import CHUNK_BYTES, CHUNK_COLUMNS, ROW_BYTES, TILE_ROWS
 
 MMA_BYTES = 32
@@ -292,6 +295,8 @@ def locate(
 
 @cute.jit
 def launch_head_sums(
+    plan: cutlass.Constexpr,
+    stream: Any,
     q: cute.Tensor,
     keys: cute.Tensor,
     indices: cute.Tensor,
@@ -301,8 +306,6 @@ def launch_head_sums(
     out: cute.Tensor,
     sm_scale: Float32,
     num_ctas: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`.
 
@@ -322,4 +325,23 @@ def launch_head_sums(
     )
     head_sums_kernel(q_map, keys, indices, topk_length, lse, attn_sink, out, sm_scale, plan).launch(
         grid=[num_ctas, 1, 1], block=[plan.threads, 1, 1], stream=stream, min_blocks_per_mp=1
+    )
+
+
+def compile_head_sums(plan: TargetPlan) -> Any:
+    """Compile `launch_head_sums`."""
+    queries, heads, keys, topk, lengths, sinks = (cute.sym_int32() for _ in range(6))
+    return compile_launch(
+        SM90,
+        launch_head_sums,
+        plan,
+        fake_tensor(BFloat16, (queries, heads, plan.width)),
+        fake_tensor(BFloat16, (keys, plan.width)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (lengths,), 4),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(Float32, (sinks,), 4),
+        fake_tensor(Float32, (queries, topk), 4),
+        Float32(1.0),
+        Int32(1),
     )

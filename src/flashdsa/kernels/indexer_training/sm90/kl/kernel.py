@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.hw import WARP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE
+from flashdsa.kernels.indexer_training.sm90.kl.plan import KlPlan
 
 THREADS = 256
 AT_ONCE = 8
@@ -125,7 +128,7 @@ def kl_kernel(
     out: cute.Tensor,
     plan: cutlass.Constexpr,
 ):
-    """One CTA of the grid; arguments as in `launch_kl` and `launch_kl_bwd`."""
+    """One CTA of the grid; arguments as in `launch_kl`."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     number = cta * (THREADS // WARP_SIZE) + thread // WARP_SIZE
@@ -146,31 +149,25 @@ def kl_kernel(
 
 @cute.jit
 def launch_kl(
-    scores: cute.Tensor,
-    target: cute.Tensor,
-    out: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
+    plan: cutlass.Constexpr, stream: Any, scores: cute.Tensor, target: cute.Tensor, *rest: Any
 ):
-    """Write the divergences `out` (S,) of `target` (S, topk) from the softmax of `scores` (S,
-    topk), all fp32, S at least 1, on `stream`."""
+    """Write the divergences of `target` (S, topk) from the softmax of `scores` (S, topk), all fp32,
+    S at least 1, on `stream`; or their gradients in the scores.
+
+    Args:
+        rest: out (S,), written; of the gradient grad_kl (S,), by which each row's is multiplied,
+            and out (S, topk), written.
+    """
     ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
-    kl_kernel(scores, target, None, out, plan).launch(
+    grad_kl = rest[0] if plan.gradient else None
+    kl_kernel(scores, target, grad_kl, rest[-1], plan).launch(
         grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
     )
 
 
-@cute.jit
-def launch_kl_bwd(
-    scores: cute.Tensor,
-    target: cute.Tensor,
-    grad_kl: cute.Tensor,
-    out: cute.Tensor,
-    plan: cutlass.Constexpr,
-    stream: Any,
-):
-    """Write their gradients `out` (S, topk) in the scores, each row's times `grad_kl` (S,)."""
-    ctas = (scores.shape[0] * WARP_SIZE + THREADS - 1) // THREADS
-    kl_kernel(scores, target, grad_kl, out, plan).launch(
-        grid=[ctas, 1, 1], block=[THREADS, 1, 1], stream=stream
-    )
+def compile_kl(plan: KlPlan) -> Any:
+    """Compile `launch_kl`."""
+    rows, topk = cute.sym_int32(), cute.sym_int32()
+    matrix, vector = fake_tensor(Float32, (rows, topk), 4), fake_tensor(Float32, (rows,), 4)
+    rest = [vector, matrix] if plan.gradient else [vector]
+    return compile_launch(SM90, launch_kl, plan, matrix, matrix, *rest)

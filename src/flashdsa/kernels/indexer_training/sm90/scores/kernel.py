@@ -13,19 +13,21 @@ columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9, and wgmma 2 i + 1 the same of its own
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import BFloat16, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 from cutlass.experimental import primitives as prims
 from cutlass.memory import SmemAllocator
 
+from flashdsa.dsl.compile_options import compile_launch
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.memory import ALIGNMENT
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
-from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS
+from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS, ScoresPlan
 from flashdsa.plan.row_tiles import ROW_BYTES
 from flashdsa.problem import INDEX_HEAD_DIM
 
@@ -317,6 +319,8 @@ def scores_kernel(
 
 @cute.jit
 def launch_scores(
+    plan: cutlass.Constexpr,
+    stream: Any,
     q: cute.Tensor,
     keys: cute.Tensor,
     indices: cute.Tensor,
@@ -324,8 +328,6 @@ def launch_scores(
     weights: cute.Tensor,
     out: cute.Tensor,
     parts: Int32,
-    plan: cutlass.Constexpr,
-    stream: Any,
 ):
     """Launch on `stream`.
 
@@ -341,4 +343,21 @@ def launch_scores(
         stream=stream,
         min_blocks_per_mp=plan.ctas,
         preferred_smem_carveout=plan.carveout,
+    )
+
+
+def compile_scores(plan: ScoresPlan) -> Any:
+    """Compile `launch_scores`."""
+    queries, heads, keys, topk, lengths = (cute.sym_int32() for _ in range(5))
+    return compile_launch(
+        SM90,
+        launch_scores,
+        plan,
+        fake_tensor(BFloat16, (queries, heads, INDEX_HEAD_DIM)),
+        fake_tensor(BFloat16, (keys, INDEX_HEAD_DIM)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (lengths,), 4),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(Float32, (queries, topk), 4),
+        Int32(1),
     )

@@ -22,15 +22,7 @@ from flashdsa.dsl.grids import follow_grid
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import flat
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
-    GROUP_WARPS,
-    Order,
-    Publish,
-    publish_all,
-)
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.buffers import launch_merge, launch_zero
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
-    Context,
     DkvMemory,
     Matrices,
     Rows,
@@ -38,8 +30,8 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import (
     load_matrices,
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.multiply import Multiply, multiply_all
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import WARPGROUPS, WORDS, DkvPlan
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, Lists, work_of_cta
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import ROW_WARPS, DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Groups, locate
 
 
 @cute.kernel
@@ -53,16 +45,12 @@ def dkv_kernel(
     dkv: cute.Tensor,
     heads: Int32,
     groups: Groups,
-    order: Any,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_dkv`. order: Order, or None."""
+    """One CTA; arguments as in `launch_dkv`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = DkvMemory.allocate(plan)
     initialise_barriers(memory, thread)
-    if cutlass.const_expr(order is not None):
-        if thread < WARPGROUPS * GROUP_WARPS:
-            (memory.added.pointer(Int32) + thread).store(Int32(0))
     cute.arch.sync_threads()
     follow_grid()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -74,22 +62,12 @@ def dkv_kernel(
         if warp == 0:
             if thread == 0:
                 load_matrices(Matrices(ctx, workspace))
-        elif warp <= plan.row_warps:
+        elif warp <= ROW_WARPS:
             copy_all(Rows(ctx, q, do, present, heads))
-        elif cutlass.const_expr(order is not None):
-            publish_all(Publish(ctx, order, dkv))
     else:
         cute.arch.setmaxregister_increase(plan.multiply.registers)
         ctx = locate(memory, ids, counts, groups)
-        multiply_all(Multiply(ctx, dkv, group - 1, order))
-
-
-@cute.jit
-def locate(memory: DkvMemory, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
-    """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, memory.plan)
-    return Context(memory, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
+        multiply_all(Multiply(ctx, dkv, group - 1))
 
 
 class Operands(NamedTuple):
@@ -107,41 +85,24 @@ class Operands(NamedTuple):
 
 @cute.jit
 def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`; in order cooperatively.
+    """Launch on `stream`.
 
     Args:
         arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, plan.slices a group; best as many as run at once; in
-                order no more.
-        in order, where group g of the call is added to dKV g % buffers, then
-            words: (groups, plan.slices * WORDS) int32, 0.
-            first: number in the call of the launch's first group.
-            more: (buffers - 1, S_kv, 576) fp32, scratch: the dKVs from the second one on.
-            is_last: 1 if no launch of the call follows, else 0.
+            num_ctas: at most the work items, plan.slices a group; best as many as run at once.
     """
     last = len(Operands._fields)
-    behind = last + len(Groups._fields)
-    given, groups = Operands(*arguments[:last]), Groups(*arguments[last:behind])
+    *before, num_ctas = arguments
+    given, groups = Operands(*before[:last]), Groups(*before[last:])
     # The kernel sees the heads' rows one after another.
     x = given._replace(q=flat(given.q, plan.tile.d_qk), do=flat(given.do, plan.tile.d_v))
-    num_ctas, *in_order = arguments[behind:]
-    order = None
-    if cutlass.const_expr(plan.ordered):
-        words, first, more, is_last = in_order
-        order = Order(words, x.present, first, more)
-        if first == 0 and more.shape[0] > 0:
-            launch_zero(more, groups.choice, stream)
-    dkv_kernel(*x, groups, order, plan).launch(
+    dkv_kernel(*x, groups, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
-        cooperative=plan.ordered,
-        use_pdl=not plan.ordered,
+        use_pdl=True,
     )
-    if cutlass.const_expr(plan.ordered):
-        if is_last == 1 and more.shape[0] > 0:
-            launch_merge(x.dkv, more, groups.choice, stream)
 
 
 def compile_dkv(plan: DkvPlan) -> Any:
@@ -149,11 +110,6 @@ def compile_dkv(plan: DkvPlan) -> Any:
     d_qk, d_v = plan.tile.d_qk, plan.tile.d_v
     blocks, block_bytes, groups, capacity, keys = (cute.sym_int32() for _ in range(5))
     rows = cute.sym_int32(), cute.sym_int32()
-    order = []
-    if plan.ordered:
-        words = fake_tensor(Int32, (cute.sym_int32(), plan.slices * WORDS))
-        more = fake_tensor(Float32, (cute.sym_int32(), keys, d_qk))
-        order = [words, Int32(0), more, Int32(1)]
     return compile_launch(
         SM90,
         launch_dkv,
@@ -171,5 +127,4 @@ def compile_dkv(plan: DkvPlan) -> Any:
         fake_tensor(Int32, (cute.sym_int32(),), 4),
         Int32(0),
         Int32(1),
-        *order,
     )

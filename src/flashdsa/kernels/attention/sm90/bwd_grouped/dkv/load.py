@@ -1,10 +1,10 @@
-"""Context of all roles, and what comes to shared memory: matrices from the workspace, Q and dO.
+"""Loads to shared memory: matrices from the workspace, Q and dO.
 
 Role matrices brings P and dS of every tile. Role rows brings the item's dims of Q and dO of the
-group's rows, each warp 64 of them, or more.
+group's rows, each warp 64 of them.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 from cutlass import Int32, Int64, cute
@@ -17,9 +17,8 @@ from flashdsa.dsl.warp import lowest_bit
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import (
     PARTS,
-    DkvPlan,
 )
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item, Lists, Work, item_at, matrix_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Context, Item, matrix_at
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
     MATRICES,
@@ -36,37 +35,16 @@ class DkvMemory(Memory):
 
     rows: Region
     ring: Region
-    added: Region
     matrix_full: Barriers
     matrix_free: Barriers
     rows_full: Barriers
     rows_free: Barriers
 
 
-class Context(NamedTuple):
-    """One CTA's position in the launch."""
-
-    memory: DkvMemory
-    work: Work
-    lists: Lists
-    thread: Int32  # in its warpgroup
-
-    @property
-    def plan(self) -> DkvPlan:
-        """The compile-time plan."""
-        return self.memory.plan
-
-    def item(self, number: Any) -> Item:
-        """Work item `number`."""
-        return item_at(self.work, self.lists, number, self.plan)
-
-
 @cute.jit
 def first_tile(ctx: Context, item: Item) -> Int32:
     """First tile of the item's list, which goes round: lists are in order of the keys, so groups
     that run at the same time and have much in common would else add to the same rows."""
-    if cutlass.const_expr(ctx.plan.ordered):
-        return Int32(0)
     at_once = cutlass.max(ctx.work.num_ctas // ctx.plan.slices, Int32(1))
     return item.local % at_once * item.tiles // at_once
 
@@ -125,9 +103,6 @@ def load_matrices(role: Matrices) -> None:
         item_number += ctx.work.num_ctas
 
 
-EIGHTS = ROWS // QUERY_ROWS
-
-
 class Rows(NamedTuple):
     """Fills rows. Signals rows_full."""
 
@@ -140,47 +115,22 @@ class Rows(NamedTuple):
 
 @cute.jit
 def copy_part(role: Rows, item: Item, present: Int32, part: cutlass.Constexpr) -> None:
-    """Copy this thread's part of a row block's Q or dO."""
-    warp = role.ctx.thread // WARP_SIZE - 1
-    if cutlass.const_expr(role.ctx.plan.ordered):
-        # Two warps, each with the first or the last chunk and a half of the one between.
-        copy_chunk(role, item, present, part, 2 * warp, 0, EIGHTS)
-        copy_chunk(role, item, present, part, 1, warp * (EIGHTS // 2), EIGHTS // 2)
-    else:
-        copy_chunk(role, item, present, part, warp, 0, EIGHTS)
-
-
-@cute.jit
-def copy_chunk(
-    role: Rows,
-    item: Item,
-    present: Int32,
-    part: cutlass.Constexpr,
-    chunk: Any,
-    begin: Any,
-    eights: cutlass.Constexpr,
-) -> None:
-    """Copy this thread's part of 64 dims of a row block's Q or dO, a word of each row; zeros where
-    the query names no key.
-
-    Args:
-        begin, eights: of the block's rows, eight at a time, the first ones and how many.
-    """
+    """Copy this warp's 64 dims of a row block's Q or dO, a word of each row a thread; zeros where
+    the query names no key."""
     ctx = role.ctx
-    plan = ctx.plan
+    plan, chunk = ctx.plan, ctx.thread // WARP_SIZE - 1
     block, operand = part // MATRICES, part % MATRICES
     source, dims = ((role.q, plan.tile.d_qk), (role.do, plan.tile.d_v))[operand]
     log2_heads = lowest_bit(role.heads)
     lane = ctx.thread % WARP_SIZE
     first_dim = item.slice * plan.slice_dims + chunk * CHUNK
-    first_row = Int64(item.group * ROW_BLOCKS + block) * ROWS + begin * QUERY_ROWS
+    first_row = Int64(item.group * ROW_BLOCKS + block) * ROWS
     at = source.iterator + (first_row * dims + first_dim + lane * WORD_DIMS)
     to = ctx.memory.rows.address() + part * plan.part_bytes + chunk * (ROWS * ROW_BYTES)
     to = to + place_of_word(lane)
-    to += begin * (QUERY_ROWS * ROW_BYTES)
     if first_dim < dims:
-        for rows in cutlass.range_constexpr(eights):
-            query = (block * ROWS + (begin + rows) * QUERY_ROWS) >> log2_heads
+        for rows in cutlass.range_constexpr(ROWS // QUERY_ROWS):
+            query = (block * ROWS + rows * QUERY_ROWS) >> log2_heads
             none = ((present >> query) & 1) - 1
             for line in cutlass.range_constexpr(QUERY_ROWS):
                 # The swizzle of row `line` of eight: its number into bits 4 to 6.

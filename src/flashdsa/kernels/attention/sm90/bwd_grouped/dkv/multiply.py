@@ -7,26 +7,19 @@ each key's row of dKV is added to once for all of them.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, cute
+from cutlass import Boolean, Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import MMA_K, MMA_ROWS
+from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.wgmma import along_k, along_n
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.add import (
-    GROUP_WARPS,
-    KEYS,
-    add_in_order,
-    add_tile,
-    count_tile,
-    position_of,
-)
-from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import Context, first_tile, tile_at
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.load import first_tile, tile_at
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import PARTS, WARPGROUPS
-from flashdsa.kernels.attention.sm90.bwd_grouped.items import Item
+from flashdsa.kernels.attention.sm90.bwd_grouped.items import Context, Item
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES
-from flashdsa.kernels.attention.sm90.core.backward import multiply
+from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, four_dims, multiply
 from flashdsa.kernels.attention.sm90.core.tile import BF16
 from flashdsa.plan.row_tiles import ROW_BYTES
 
@@ -34,15 +27,19 @@ MATRIX_STEP = MMA_K * BF16
 """Bytes from 16 rows of a matrix, where they are along its lines, to the next ones."""
 ROWS_STEP = MMA_K * ROW_BYTES
 """Bytes from 16 rows of Q or dO to the next ones."""
+KEYS = 2
+"""Rows of the tile in a thread, 8 apart."""
+LINE_DIMS = 2 * PAIR_DIMS
+"""Dims of a line: 128 bytes of dKV, which eight lanes add in one piece; pieces of 64 bytes take the
+kernel 9 % longer."""
 
 
 class Multiply(NamedTuple):
     """Reads rows and the ring. Signals rows_free, matrix_free; adds to dKV."""
 
     ctx: Context
-    dkv: cute.Tensor  # (S_kv, 576) fp32; ordered: of the first chain
+    dkv: cute.Tensor  # (S_kv, 576) fp32
     warpgroup: Int32  # 0 or 1
-    order: Any  # Order; None: additions are in any order
 
 
 class Tile(NamedTuple):
@@ -122,6 +119,38 @@ def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[I
 
 
 @cute.jit
+def add_tile(
+    dkv: Any, acc: Any, keys: list[Int32], dims: cutlass.Constexpr, plan: cutlass.Constexpr
+) -> None:
+    """Add this thread's accumulators to dKV of the rows `keys`; a negative key has no row.
+
+    Args:
+        dkv: pointer to the first row's first dim of the slice. dims: of the slice.
+
+    The four lanes of a row have 64 bytes of two lines each time. They exchange with the four lanes
+    of the next row, so that all eight have 128 bytes of one row, and then of the other.
+    """
+    lane = cute.arch.lane_idx()
+    is_next = lane // 4 % 2 == 1
+    dim = lane // 4 % 2 * PAIR_DIMS + lane % 4 * 4
+    for h in cutlass.range_constexpr(KEYS):
+        others = cute.arch.shuffle_sync_bfly(keys[h], 4)
+        key, next_key = (others if is_next else keys[h]), (keys[h] if is_next else others)
+        row = dkv + (Int64(key) * plan.tile.d_qk + dim)
+        next_row = dkv + (Int64(next_key) * plan.tile.d_qk + dim)
+        for line in cutlass.range_constexpr(dims // LINE_DIMS):
+            left = four_dims(acc, 2 * line, h)
+            right = four_dims(acc, 2 * line + 1, h)
+            got = [
+                cute.arch.shuffle_sync_bfly(left[i] if is_next else right[i], 4) for i in range(4)
+            ]
+            of_row = [got[i] if is_next else left[i] for i in range(4)]
+            of_next = [right[i] if is_next else got[i] for i in range(4)]
+            add4_if(key, row + line * LINE_DIMS, of_row)
+            add4_if(next_key, next_row + line * LINE_DIMS, of_next)
+
+
+@cute.jit
 def multiply_item(
     role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
 ) -> None:
@@ -147,22 +176,10 @@ def multiply_item(
         acc = cute.make_rmem_tensor(dims // 2, Float32)
         closes = tile + WARPGROUPS >= item.tiles
         multiply_tile(role, acc, Tile(number, items, opens, closes), last)
-        if cutlass.const_expr(role.order is not None):
-            position = position_of(role.order, role.dkv, item, plan)
-            turn = tile, role.ctx.thread // WARP_SIZE
-            add_in_order(position, acc, keys, turn, dims, plan)
-            count_tile(counter_of(role))
-        else:
-            add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, dims, plan)
+        add_tile(role.dkv.iterator + item.slice * plan.slice_dims, acc, keys, dims, plan)
         keys = ahead
         opens = Boolean(False)
         tile += WARPGROUPS
-
-
-def counter_of(role: Multiply) -> Any:
-    """Pointer to how many tiles the warp has added."""
-    warp = role.warpgroup * GROUP_WARPS + role.ctx.thread // WARP_SIZE
-    return role.ctx.memory.added.pointer(Int32) + warp
 
 
 @cute.jit

@@ -13,9 +13,8 @@ from flashdsa.plan.row_tiles import ROW_BYTES
 
 WARPGROUPS = 2
 """Warpgroups that multiply: they take turns with the tiles of keys."""
-WORDS = 16
-"""Words of an item, if additions are in order: see add.py. Two are used; the others keep those of
-different items apart."""
+ROW_WARPS = 3
+"""Warps that copy Q and dO, each a chunk of dims."""
 PARTS = ROW_BLOCKS * MATRICES
 """Products of a tile, in their order: dS^T Q and then P^T dO of each row block."""
 SLOTS = 4
@@ -33,13 +32,11 @@ class DkvPlan(Sm90Plan):
         tile: of keys. slices: items of a group, parts of the dims, in whole chunks, of which the
             last one may have fewer; Q and dO of the group's row blocks stay in shared memory for an
             item.
-        ordered: additions to an element are in the order of the groups: see add.py.
         load_registers, multiply_registers: of a thread.
     """
 
     tile: Tile = Tile()
     slices: int = 3
-    ordered: bool = False
     load_registers: int = 88
     multiply_registers: int = 208
 
@@ -56,7 +53,7 @@ class DkvPlan(Sm90Plan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        return f"mla_bwd_dkv{self.tile.suffix}_blocks{ROW_BLOCKS}" + "_ordered" * self.ordered
+        return f"mla_bwd_dkv{self.tile.suffix}_blocks{ROW_BLOCKS}"
 
     @property
     def slice_chunks(self) -> int:
@@ -87,13 +84,10 @@ class DkvPlan(Sm90Plan):
     def buffers(self) -> list[SmemRegion]:
         """Shared memory regions before the mbarriers, in order."""
         holds = f"Q and dO of {ROW_BLOCKS} row blocks, {self.slice_dims} dims, SW128"
-        counters = WARPGROUPS * WARPGROUP_SIZE // WARP_SIZE * 4
         ring = SLOTS * self.tile.p_bytes
-        added = SmemRegion("added", counters, 16, "tiles that each warp has added")
         return [
             SmemRegion("rows", PARTS * self.part_bytes, 1024, holds, stages=PARTS),
             SmemRegion("ring", ring, 1024, "matrices", stages=SLOTS),
-            *([added] if self.ordered else []),
         ]
 
     @property
@@ -103,23 +97,10 @@ class DkvPlan(Sm90Plan):
         return Role("matrices", WARP_SIZE, self.load_registers, "P and dS of each tile")
 
     @property
-    def row_warps(self) -> int:
-        """Warps that copy Q and dO; if additions are in order a third one publishes instead."""
-        return 2 if self.ordered else 3
-
-    @property
     @cache  # noqa: B019 - plans are few
     def rows(self) -> Role:
-        """Warps 1 to 3, each for a chunk of dims; ordered: 1 and 2."""
-        threads = self.row_warps * WARP_SIZE
-        return Role("rows", threads, self.load_registers, "Q and dO of each item")
-
-    @property
-    @cache  # noqa: B019 - plans are few
-    def publish(self) -> Role:
-        """Warp 3, if additions are in order."""
-        does = "says to other CTAs what has been added"
-        return Role("publish", WARP_SIZE, self.load_registers, does)
+        """The warps after it."""
+        return Role("rows", ROW_WARPS * WARP_SIZE, self.load_registers, "Q and dO of each item")
 
     @property
     @cache  # noqa: B019 - plans are few
@@ -131,8 +112,7 @@ class DkvPlan(Sm90Plan):
     @property
     def roles(self) -> tuple[Role, ...]:
         """The warps, in thread order."""
-        publish = [self.publish] if self.ordered else []
-        return self.matrices, self.rows, *publish, self.multiply
+        return self.matrices, self.rows, self.multiply
 
     @property
     @cache  # noqa: B019 - plans are few

@@ -32,13 +32,11 @@ from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import WARPGROUPS, DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.items import (
+    Context,
     Groups,
     Item,
-    Lists,
-    Work,
-    item_at,
+    locate,
     matrix_at,
-    work_of_cta,
 )
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import (
     DS_MATRIX,
@@ -56,28 +54,6 @@ class DqMemory(Memory):
     stages: Region
     full: Barriers
     empty: Barriers
-
-
-class Context(NamedTuple):
-    """One CTA's position in the launch."""
-
-    memory: DqMemory
-    work: Work
-    lists: Lists
-    thread: Int32  # in its warpgroup
-
-    @property
-    def plan(self) -> DqPlan:
-        """The compile-time plan."""
-        return self.memory.plan
-
-    def item(self, number: Any) -> Item:
-        """Work item `number`."""
-        return item_at(self.work, self.lists, number, self.plan)
-
-    def stage(self, stage: Any) -> Any:
-        """Shared memory address of a stage: its first dS."""
-        return self.memory.stages.address() + stage * self.plan.stage_bytes
 
 
 STEP_BYTES = MMA_K * ROW_BYTES
@@ -146,7 +122,7 @@ def load_all(role: Load) -> None:
     ctx = role.ctx
     ring = RingProducer(ctx.memory.full, ctx.memory.empty)
     unit = ctx.thread % UNITS
-    to = swizzled_128(ctx.thread // UNITS, unit) + ctx.plan.ds_bytes
+    own = swizzled_128(ctx.thread // UNITS, unit) + ctx.plan.ds_bytes
     number, item_number = Int32(0), ctx.work.first
     while item_number < ctx.work.num_items:
         item = ctx.item(item_number)
@@ -158,7 +134,7 @@ def load_all(role: Load) -> None:
             ring.acquire(at)
             if ctx.thread == 0:
                 load_ds(role, item, tile, at.stage)
-            stage = ctx.stage(at.stage) + to
+            stage = ctx.memory.stages.address() + at.stage * ctx.plan.stage_bytes + own
             if cutlass.const_expr(ctx.plan.last_dims == ctx.plan.slice_dims):
                 copy_keys(role, item, ids, stage, unit, ctx.plan.slice_dims)
             elif item.slice == ctx.plan.slices - 1:
@@ -183,7 +159,7 @@ class Multiply(NamedTuple):
 def issue_tile(role: Multiply, accs: Any, stage: Int32, dims: cutlass.Constexpr) -> None:
     """Issue the products of a tile as one group."""
     plan = role.ctx.plan
-    base = role.ctx.stage(stage)
+    base = role.ctx.memory.stages.address() + stage * plan.stage_bytes
     warpgroup.fence()
     for product in cutlass.range_constexpr(PRODUCTS):
         block = role.warpgroup * PRODUCTS + product
@@ -296,14 +272,6 @@ def dq_kernel(
         cute.arch.setmaxregister_increase(plan.multiply.registers)
         ctx = locate(memory, ids, counts, groups)
         multiply_all(Multiply(ctx, dq, group - 1))
-
-
-@cute.jit
-def locate(memory: DqMemory, ids: cute.Tensor, counts: cute.Tensor, groups: Groups) -> Context:
-    """This thread's context."""
-    thread, _, _ = cute.arch.thread_idx()
-    work = work_of_cta(groups, memory.plan)
-    return Context(memory, work, Lists(ids, counts), thread % WARPGROUP_SIZE)
 
 
 class Operands(NamedTuple):

@@ -18,10 +18,12 @@ tile's products, so that one's softmax runs during the other's products.
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import BFloat16, Float32, Int32, Int64, Uint8, cute
 from cutlass.cute.nvgpu import warpgroup
 
+from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cp_async import COPY_BYTES, arrive_when_copied, copy_units
+from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.gmem import store2
 from flashdsa.dsl.grids import follow_grid
@@ -31,9 +33,9 @@ from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
 from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
-from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
-from flashdsa.kernels.attention.delta import launch_delta
+from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.mend import flat
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
@@ -44,7 +46,6 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import (
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import MATRICES, P_MATRIX, matrix_offset
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
-from flashdsa.kernels.attention.union import launch_union
 from flashdsa.plan.row_tiles import ROW_BYTES
 
 STEPS = CHUNK // MMA_K
@@ -401,10 +402,10 @@ def scores_kernel(
     workspace: cute.Tensor,
     heads: Int32,
     sm_scale: Float32,
-    choice: Any,
+    choice: cute.Tensor,
     plan: cutlass.Constexpr,
 ):
-    """One CTA; arguments as in `launch_scores`. choice: None: it is taken."""
+    """One CTA; arguments as in `Operands`."""
     thread, _, _ = cute.arch.thread_idx()
     memory = ScoresMemory.allocate(plan)
     initialise_barriers(memory, thread)
@@ -421,16 +422,15 @@ def scores_kernel(
 
 
 @cute.jit
-def locate(memory: ScoresMemory, lists: Lists, heads: Int32, choice: Any) -> Context:
+def locate(memory: ScoresMemory, lists: Lists, heads: Int32, choice: cute.Tensor) -> Context:
     """This thread's context."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     row_blocks = memory.plan.queries * heads // ROWS
     num_items = Int32(lists.counts.shape[0]) * row_blocks // ITEM_BLOCKS
-    if cutlass.const_expr(choice is not None):
-        if not is_taken(choice, Int32(FIRST)):
-            num_items = Int32(0)
+    if not is_taken(choice, Int32(FIRST)):
+        num_items = Int32(0)
     return Context(memory, lists, row_blocks, cta, num_ctas, num_items, thread % WARPGROUP_SIZE)
 
 
@@ -442,50 +442,52 @@ class Operands(NamedTuple):
     do: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32, natural, sinks in it
     delta: cute.Tensor  # (S, H) fp32
-    lists: Lists  # five tensors: of `workspace.py`; named: what the queries of a group name
+    lists: Lists  # five tensors: of `workspace.py`
     workspace: cute.Tensor  # (row blocks of all groups, bytes) uint8, written
     heads: Int32  # H, a divisor of 128; plan.queries * H is 128 or 256
     sm_scale: Float32
     num_ctas: Int32  # at most pairs of row blocks; best the number that runs at once
-
-
-LSE_END, LIST_TENSORS = 4, len(Lists._fields)
+    choice: cute.Tensor  # (1,) int32: the kernel has work if it is FIRST
 
 
 @cute.jit
 def launch_scores(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch the scores on `stream`; if the plan is not optional, first delta and the lists.
-
-    Args:
-        arguments: those of `Operands`; if the plan is optional, then choice: (1,) int32; the
-            kernel has work if it is FIRST. Else, after lse, out (S, H, 512) bf16, indices (S,
-            topk) int32 and topk_length (S,) int32, or (0,): every slot counts; and delta and the
-            lists are written.
-    """
-    before = () if plan.optional else arguments[LSE_END : LSE_END + 3]
-    rest = arguments[LSE_END + len(before) :]
-    lists = Lists(*rest[1 : 1 + LIST_TENSORS])
-    own = rest[1 + LIST_TENSORS :]
-    fields: tuple[Any, ...] = (*arguments[:LSE_END], rest[0], lists, *own[:4])
-    given, d_v = Operands(*fields), plan.tile.d_v
+    """Launch on `stream`; arguments: those of `Operands`."""
+    first = Operands._fields.index("lists")
+    end = first + len(Lists._fields)
+    lists = Lists(*arguments[first:end])
+    fields: tuple[Any, ...] = (*arguments[:first], lists, *arguments[end:])
+    x, d_v = Operands(*fields), plan.tile.d_v
     # Kernels see the heads' rows one after another.
-    x = given._replace(
-        q=flat(given.q, plan.tile.d_qk),
-        do=flat(given.do, d_v),
-        lse=flat(given.lse),
-        delta=flat(given.delta),
-    )
-    choice = own[4] if plan.optional else None
-    if cutlass.const_expr(not plan.optional):
-        out, indices, lengths = before
-        launch_delta(x.do, flat(out, d_v), x.delta, stream)
-        keys = Int32(x.kv.shape[0])
-        launch_union(indices, lengths, lists, keys, plan.queries, stream, plan.tile.keys)
-    operands = x.q, x.kv, x.do, x.lse, x.delta, lists, x.workspace, x.heads, x.sm_scale
-    scores_kernel(*operands, choice, plan).launch(
+    q, do = flat(x.q, plan.tile.d_qk), flat(x.do, d_v)
+    operands = q, x.kv, do, flat(x.lse), flat(x.delta), lists, x.workspace, x.heads, x.sm_scale
+    scores_kernel(*operands, x.choice, plan).launch(
         grid=[x.num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,
         min_blocks_per_mp=1,
         use_pdl=True,
+    )
+
+
+def compile_scores(plan: ScoresPlan) -> Any:
+    """Compile `launch_scores`."""
+    heads, keys, queries, blocks, block_bytes = (cute.sym_int32() for _ in range(5))
+    d_qk, rows = plan.tile.d_qk, (queries, heads)
+    of_rows = fake_tensor(Float32, rows, 4)
+    return compile_launch(
+        SM90,
+        launch_scores,
+        plan,
+        fake_tensor(BFloat16, (*rows, d_qk)),
+        fake_tensor(BFloat16, (keys, d_qk)),
+        fake_tensor(BFloat16, (*rows, plan.tile.d_v)),
+        of_rows,
+        of_rows,
+        *fake_lists(plan.queries),
+        fake_tensor(Uint8, (blocks, block_bytes)),
+        Int32(1),
+        Float32(1.0),
+        Int32(1),
+        fake_tensor(Int32, (1,), 4),
     )

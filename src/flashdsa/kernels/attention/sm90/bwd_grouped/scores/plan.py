@@ -23,12 +23,10 @@ class ScoresPlan(Sm90Plan):
 
     Attributes:
         queries: of a group. tile: of keys.
-        optional: delta and lists exist already; the kernel has work if a choice takes it.
         gather_registers, consumer_registers: of a thread.
     """
 
     queries: int = 1
-    optional: bool = False
     tile: Tile = Tile()
     gather_registers: int = 56
     consumer_registers: int = 224
@@ -46,8 +44,7 @@ class ScoresPlan(Sm90Plan):
     @property
     def name(self) -> str:
         """Exported name of its function."""
-        optional = "_optional" * self.optional
-        return f"mla_bwd_scores{self.tile.suffix}_group{self.queries}{optional}"
+        return f"mla_bwd_scores{self.tile.suffix}_group{self.queries}"
 
     @property
     def batch_chunks(self) -> int:

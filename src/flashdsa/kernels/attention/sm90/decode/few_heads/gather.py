@@ -14,13 +14,13 @@ from cutlass import Int32, cute
 
 from flashdsa.dsl.cp_async import arrive_when_copied, copy_word
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
+from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    CONSUMERS,
     FewHeadsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.key_rows.copies import clear_row
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     ask_slot,
@@ -32,6 +32,9 @@ from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     row_of_slot,
     scales_address,
 )
+
+UNIT = 16
+"""Bytes of a store."""
 
 
 def tiles_of_consumer(num_tiles: Any, consumer: Any) -> Any:
@@ -135,3 +138,10 @@ def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32
     else:
         clear_row(ctx.memory.k.address() + offset, pitch)
         ring.commit(state.stage)
+
+
+@cute.jit
+def clear_row(to: Int32, pitch: cutlass.Constexpr) -> None:
+    """Write zeros over a row that no slot names: 0 times its old bytes may be NaN."""
+    for unit in cutlass.range(pitch // UNIT, unroll=1):
+        store_words(to + unit * UNIT, [Int32(0)] * 4)

@@ -19,20 +19,16 @@ from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     ask_first,
     gather_pieces,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.math import consume, stage_share
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
-from flashdsa.kernels.attention.sm90.decode.shared.build import (
-    compile_cluster_launch,
-    launch_clusters,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     DecodeMemory,
@@ -88,21 +84,6 @@ def few_heads_kernel(
         write_share(output, consumer)
 
 
-@cute.jit
-def launch_few_heads(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`: a cluster for the plan's heads of a query.
-
-    Args:
-        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
-            one of CLUSTER_SIZES.
-    """
-    x, rest = split(arguments)
-    more, (cluster_size,) = split_more(rest, plan.joined)
-    items = x.q.shape[0] * ((x.q.shape[1] + HEADS - 1) // HEADS)
-    kernel = few_heads_kernel(x.q, OtherOperands(*x[1:]), more, plan)
-    launch_clusters(kernel, plan, items, cluster_size, stream)
-
-
 def compile_few_heads(plan: FewHeadsPlan) -> Any:
-    """Compile `launch_few_heads`."""
-    return compile_cluster_launch(launch_few_heads, plan)
+    """Compile the kernel's launch."""
+    return compile_clusters(Decode(few_heads_kernel, lambda q: q, plan))

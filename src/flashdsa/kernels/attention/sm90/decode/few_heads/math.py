@@ -20,13 +20,20 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     state_of_piece,
     tiles_of_consumer,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
+from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
+    first_head,
+    head_of,
+    offset_of_head,
+    reduce_keys,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
     is_rope,
     multiply_tile,
     multiply_values,
 )
+from flashdsa.kernels.attention.sm90.decode.few_heads.query import load_query
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     Heads,
     exponentiate,
@@ -37,17 +44,9 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     new_heads,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
-from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-    reduce_keys,
-)
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS
-from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
+    Output,
     meet_consumers,
     takes_part,
     wait_for_extent,
@@ -66,6 +65,15 @@ FIRST_MEETING = 1
 """Named barrier of the first consumer; the second one's follows."""
 WORDS = 4
 """fp32 that a thread stores at once."""
+
+
+class Math(NamedTuple):
+    """Reads q, k and masks. Writes its p, and results."""
+
+    ctx: Context
+    output: Output
+    q: Any  # (S, H, d_qk) bf16
+    consumer: Int32  # 0 or 1
 
 
 class Registers(NamedTuple):
@@ -164,18 +172,25 @@ def consume(role: Math) -> Registers:
     if ctx.num_steps > 0:
         load_query(ctx, role.q, role.consumer)
     num_tiles = wait_for_extent(ctx)
-    ring = RingConsumer(ctx.memory.full, ctx.memory.free)
-    for step in cutlass.range(tiles_of_consumer(num_tiles, role.consumer), unroll=1):
-        for state in states_of_tile(role, step):
+    take_tiles(role, r, Int32(0), tiles_of_consumer(num_tiles, role.consumer))
+    return r
+
+
+@cute.jit
+def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
+    """Take the consumer's tiles from number `first`, before which O is 0, to `end`."""
+    memory = role.ctx.memory
+    ring = RingConsumer(memory.full, memory.free)
+    for tile in cutlass.range(first, end, unroll=1):
+        for state in states_of_tile(role, tile):
             ring.wait(state)
-        take_tile(role, r, step, Boolean(step == 0))
+        take_tile(role, r, tile, Boolean(tile == first))
         # Bulk copies overwrite memory that threads have read.
         cute.arch.fence_proxy("async.shared", space="cta")
         cute.arch.sync_warp()
-        if ctx.thread % WARP_SIZE == 0:
-            for state in states_of_tile(role, step):
+        if role.ctx.thread % WARP_SIZE == 0:
+            for state in states_of_tile(role, tile):
                 ring.release(state.stage)
-    return r
 
 
 @cute.jit

@@ -4,35 +4,67 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar, Self
 
-from flashdsa.hw import WARPGROUP_SIZE
-from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS, KeyRowsPlan
+from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS, Tile
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CLUSTER_SIZES,
     F16,
     GROUP_BYTES,
     MOST_CTAS,
     STATISTICS,
+    ClusterPlan,
 )
-from flashdsa.plan import Arrives, Barrier, SmemRegion
-from flashdsa.row_formats import ROW_FORMATS, V32
+from flashdsa.plan import Arrives, Barrier, Role, SmemRegion
+from flashdsa.plan.row_tiles import ROW_BYTES
+from flashdsa.row_formats import ROW_FORMATS, V32, RowFormat
 
+CONSUMERS = 2
+"""Warpgroups that multiply."""
+PIECE_KEYS = WARP_SIZE
+"""Keys that a warp asks for, a lane each."""
+WARPS = WARPGROUP_SIZE // WARP_SIZE
+BANK_UNIT = 16
+"""Bytes of a row that a lane reads at once: eight rows are in all banks if they are an odd multiple
+of it apart."""
 HEADS = 16
 """Heads of an item: the columns of its products. With 32 it took longer than two of 16, or than the
 kernel of 64, for each of 135 calls."""
 
 
 @dataclass(frozen=True)
-class FewHeadsPlan(KeyRowsPlan):
-    """One compiled kernel; its formats have few scales, as P of a key is stored times each."""
+class FewHeadsPlan(ClusterPlan):
+    """One compiled kernel: choices, then derived values.
 
-    formats = (V32, ROW_FORMATS["v32_no_rope"], ROW_FORMATS["v4"])
-    joined_formats = formats[1:]
-    math_does = "Q; S, P and O of every other tile; then a share of O, lse"
+    Attributes:
+        formats, joined_formats: of packed rows; those that two sources may have, both the same.
+            They have few scales, as P of a key is stored times each.
+        form: one of them.
+        joined: rows of two sources, ranges and blocks of rows, see `core/sources.py`.
+        lazy_log2: maxima are updated only if a logit is above one by this, in log2.
+    """
+
+    formats: ClassVar[tuple[RowFormat, ...]] = (V32, ROW_FORMATS["v32_no_rope"], ROW_FORMATS["v4"])
+    joined_formats: ClassVar[tuple[RowFormat, ...]] = formats[1:]
+    form: RowFormat = V32
+    joined: bool = False
+    lazy_log2: float = 8.0
+    packed = True
     group_heads = HEADS
     stages = 8
     """Pieces in shared memory, half of them for each consumer."""
+
+    @classmethod
+    def every(cls) -> tuple[Self, ...]:
+        """A plan for rows of each format, and for two sources of each."""
+        joined = (cls(form, True) for form in cls.joined_formats)
+        return (*(cls(form) for form in cls.formats), *joined)
+
+    @classmethod
+    def takes(cls, form: RowFormat, joined: bool) -> bool:
+        """Whether there is a plan for such rows."""
+        return form in (cls.joined_formats if joined else cls.formats)
 
     @property
     def gather_registers(self) -> int:
@@ -43,6 +75,62 @@ class FewHeadsPlan(KeyRowsPlan):
     def math_registers(self) -> int:
         """Registers of a thread that multiplies."""
         return 224 if self.joined or self.form.split else 240
+
+    @property
+    def tile(self) -> Tile:  # type: ignore[override]
+        """Tile of keys."""
+        return Tile(self.form.d_qk)
+
+    @property
+    def row_pitch(self) -> int:
+        """Bytes from a row to the next one in shared memory."""
+        units = -(-self.form.row_bytes // BANK_UNIT)
+        return (units + (units + 1) % 2) * BANK_UNIT
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a stage."""
+        return PIECE_KEYS * self.row_pitch
+
+    @property
+    def tile_pieces(self) -> int:
+        """Pieces of a tile."""
+        return self.tile.keys // PIECE_KEYS
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        form = "" if self.form == V32 else f"_{self.form.name}"
+        return f"mla_decode_heads{HEADS}{form}" + "_joined" * self.joined
+
+    @property
+    def operand_bytes(self) -> int:
+        """Bytes of 64 values of each head: a chunk of Q, or P of a tile."""
+        return HEADS * ROW_BYTES
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of 64 dims of a consumer's half of O."""
+        return self.tile.d_v // ROWS // CONSUMERS
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def gather(self) -> Role:
+        """Warpgroup 0."""
+        does = "row numbers and masks, the rows"
+        return Role("gather", WARPGROUP_SIZE, self.gather_registers, does)
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def math(self) -> Role:
+        """Warpgroups 1 and 2."""
+        does = "Q; S, P and O of every other tile; then a share of O, lse"
+        return Role("math", CONSUMERS * WARPGROUP_SIZE, self.math_registers, does)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Roles in the order of their threads."""
+        return self.gather, self.math
 
     @property
     def has_value_rope(self) -> bool:

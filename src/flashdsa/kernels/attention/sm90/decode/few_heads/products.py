@@ -1,29 +1,60 @@
 """The wgmmas of a consumer: S^T = K Q^T and O^T += V^T P^T, keys or dims being the rows.
 
 Their first operand comes from registers, where `ldmatrix` brings rows as they lie in shared memory
-(`key_rows/operands.py`).
+and e4m3 become f16. A 16-bit element of a packed row is two e4m3:
+- K: a lane gets four neighbouring bytes. The first two are its elements of the first 8 columns of
+  K of a product, the others those of the last 8; Q's columns lie likewise (`query.py`).
+- V, transposed: a lane gets two dims of two keys, and a row of the product is every other dim.
 """
 
 from typing import Any
 
-from cutlass import Float32
+from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import BF16_KIND, F16_KIND, MMA_K, THREAD_ROWS
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.wgmma import descriptor_behind, mma_async
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
-from flashdsa.kernels.attention.sm90.decode.key_rows.operands import (
-    CHUNK_STEPS,
-    LOAD_BYTES,
-    by_dim,
-    load_matrices,
-    to_f16,
-)
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import PIECE_KEYS
-from flashdsa.kernels.attention.sm90.decode.key_rows.scales import LANE_ROWS, load_scale
+from flashdsa.kernels.attention.sm90.core.tile import CHUNK, ROWS
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, PIECE_KEYS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.scales import LANE_ROWS, load_scale
 from flashdsa.kernels.attention.sm90.decode.shared.words import to_f16 as bf16_to_f16
+
+LOAD_BYTES = 32
+"""Bytes of a row that one ldmatrix reads along it."""
+CHUNK_STEPS = CHUNK // MMA_K
+
+
+def load_matrices(address: Any, transposed: bool = False) -> list[Any]:
+    """ldmatrix of four 8x8 matrices; the lane's address is of row lane % 8 of matrix lane // 8."""
+    trans = ".trans" if transposed else ""
+    return list(
+        cute.arch.inline_ptx(
+            f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared::cta.b16 "
+            "{{$w0}, {$w1}, {$w2}, {$w3}}, [{$r0}];",
+            write_only_types=[Int32] * 4,
+            read_only_args=[address],
+        )
+    )
+
+
+def to_f16(word: Any) -> list[Any]:
+    """Four e4m3 as two words of f16."""
+    return list(
+        cute.arch.inline_ptx(
+            "{ .reg .b16 low, high; mov.b32 {low, high}, {$r0}; "
+            "cvt.rn.f16x2.e4m3x2 {$w0}, low; cvt.rn.f16x2.e4m3x2 {$w1}, high; }",
+            write_only_types=[Int32, Int32],
+            read_only_args=[word],
+        )
+    )
+
+
+def by_dim(word: Any) -> Any:
+    """Two dims of two keys, in bytes: the first dim of both keys, then the second one."""
+    return cute.arch.inline_ptx(
+        "prmt.b32 {$w0}, {$r0}, {$r0}, 0x3120;", write_only_types=[Int32], read_only_args=[word]
+    )
 
 
 def blocks_of(plan: FewHeadsPlan) -> int:

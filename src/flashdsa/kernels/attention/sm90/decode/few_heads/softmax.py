@@ -14,17 +14,18 @@ from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    HEADS,
-)
-from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
+from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
     first_head,
     head_of,
     offset_of_head,
     reduce_keys,
 )
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS, WARPS
-from flashdsa.kernels.attention.sm90.decode.key_rows.scales import load_scales
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    CONSUMERS,
+    HEADS,
+    WARPS,
+)
+from flashdsa.kernels.attention.sm90.decode.few_heads.scales import load_scales
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
 from flashdsa.plan.row_tiles import ROW_BYTES

@@ -8,7 +8,6 @@ from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, cute
-from cutlass.cute.nvgpu import warpgroup
 
 from flashdsa.dsl.fragments import (
     BLOCK_DIMS,
@@ -19,38 +18,26 @@ from flashdsa.dsl.fragments import (
     quad_reduce,
     row_of_thread,
 )
-from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.smem import store_float
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.consumers import (
-    Registers,
-    add_tile0,
-    add_tile1,
-    compute_scores,
-    compute_scores_in_loop,
-    finish_scores,
-    issue_others,
-    issue_scores,
-    merge_sums,
-    new_registers,
-    p_of,
-    values_of,
-    wait_for_scores,
-)
-from flashdsa.kernels.attention.sm90.core.results import STAGED_BYTES, WARPS, store_rows
-from flashdsa.kernels.attention.sm90.core.softmax import Rows, multiply_rows
-from flashdsa.kernels.attention.sm90.core.tile import FP32, TILES
-from flashdsa.kernels.attention.sm90.decode.full.query import take_query, unscale
-from flashdsa.kernels.attention.sm90.decode.shared.combine import (
+from flashdsa.kernels.attention.sm90.core.consumers import Registers, merge_sums, new_registers
+from flashdsa.kernels.attention.sm90.core.results import (
+    STAGED_BYTES,
+    WARPS,
     ask_sinks,
     factors_of_rows,
-    rows_of_thread,
+    store_rows,
 )
+from flashdsa.kernels.attention.sm90.core.softmax import Rows, multiply_rows
+from flashdsa.kernels.attention.sm90.core.tile import FP32
+from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING
+from flashdsa.kernels.attention.sm90.decode.full.query import take_query
+from flashdsa.kernels.attention.sm90.decode.full.steps import take_tiles0, take_tiles1
+from flashdsa.kernels.attention.sm90.decode.shared.combine import rows_of_thread
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
-    steps_of,
     takes_part,
     wait_for_extent,
 )
@@ -74,94 +61,23 @@ MOST_POWER = 100
 @cute.jit
 def consume0(w: Output) -> None:
     """Take every step of the CTA, and stage half of its O."""
-    ctx = w.ctx
-    tile = ctx.plan.tile
-    r = new_registers(tile)
-    take_query(ctx, 0)
-    num_tiles = wait_for_extent(ctx)
-    if num_tiles > 0:
-        scores_of_tile(ctx, r.s, Int32(0), 0)
-        finish_scores(ctx, Int32(0), 0)
-        for step in cutlass.range(steps_of(num_tiles), unroll=1):
-            take_step(w, r, step, num_tiles - step * TILES)
-    else:
-        r.out.fill(0.0)
+    r = new_registers(w.ctx.plan.tile)
+    take_query(w.ctx, 0)
+    take_tiles0(w.ctx, r, w.scale, NOTHING, wait_for_extent(w.ctx))
     end_item(w, r, 0)
 
 
 @cute.jit
-def scores_of_tile(ctx: Context, s: cute.Tensor, step: Int32, consumer: cutlass.Constexpr) -> None:
-    """Compute S of the consumer's tile, by the code that takes the plan less time."""
-    tile = ctx.plan.tile
-    if cutlass.const_expr(ctx.plan.scores_in_loop):
-        compute_scores_in_loop(ctx, s, step, consumer)
-    elif cutlass.const_expr(consumer == 0):
-        issue_scores(ctx, s, step, True, tile.low_slices + tile.high_slices)
-        warpgroup.wait_group(0)
-    else:
-        compute_scores(ctx, s, step)
-
-
-@cute.jit
-def take_step(w: Output, r: Registers, step: Int32, num_tiles: Int32) -> None:
-    """Take a step after its S; S of the next one is issued after the products.
-
-    Args:
-        num_tiles: from this step on. 1: the step has no tile 1.
-    """
-    ctx = w.ctx
-    tile = ctx.plan.tile
-    v0, v1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0)
-    if cutlass.const_expr(ctx.plan.packed):
-        unscale(ctx, r.s)
-    add_tile0(ctx, r, w.scale, v0, step)
-    if num_tiles > 1:
-        ctx.memory.p1_full.wait(ctx.phase(step))
-        issue_others(ctx, r, w.scale, 1, p_of(ctx, 1), v1)
-        if num_tiles > TILES:
-            issue_scores(ctx, r.s, step + 1, True, tile.low_slices)
-            warpgroup.wait_group(1)
-            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
-            issue_scores(ctx, r.s, step + 1, True, tile.high_slices)
-            warpgroup.wait_group(0)
-            finish_scores(ctx, step + 1, 0)
-        else:
-            warpgroup.wait_group(0)
-
-
-@cute.jit
 def consume1(w: Output) -> None:
-    """Take every step of the CTA; its softmax runs during the product with P of tile 0."""
-    ctx = w.ctx
-    v1 = values_of(ctx, 1, 1)
-    r = new_registers(ctx.plan.tile)
-    take_query(ctx, 1)
-    num_tiles = wait_for_extent(ctx)
+    """Likewise, the other half."""
+    r = new_registers(w.ctx.plan.tile)
+    take_query(w.ctx, 1)
+    num_tiles = wait_for_extent(w.ctx)
     if num_tiles > 0:
-        for step in cutlass.range(num_tiles // TILES, unroll=1):
-            wait_for_scores()
-            scores_of_tile(ctx, r.s, step, 1)
-            finish_scores(ctx, step, 1)
-            issue_tile0(w, r, step)
-            if cutlass.const_expr(ctx.plan.packed):
-                unscale(ctx, r.s)
-            add_tile1(ctx, r, w.scale, v1)
-        if num_tiles % TILES != 0:
-            # The CTA's last step has a tile 0 only. A branch in the loop would cost registers.
-            wait_for_scores()
-            issue_tile0(w, r, num_tiles // TILES)
-            warpgroup.wait_group(0)
+        take_tiles1(w.ctx, r, w.scale, NOTHING, num_tiles)
     else:
         r.out.fill(0.0)
     end_item(w, r, 1)
-
-
-@cute.jit
-def issue_tile0(w: Output, r: Registers, step: Int32) -> None:
-    """Consumer 1: issue the product with P of tile 0."""
-    ctx = w.ctx
-    ctx.memory.p0_full.wait(ctx.phase(step))
-    issue_others(ctx, r, w.scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1), step)
 
 
 @cute.jit

@@ -24,11 +24,10 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import (
@@ -37,10 +36,7 @@ from flashdsa.kernels.attention.sm90.decode.full.gather import (
 )
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.full.query import load_item_query
-from flashdsa.kernels.attention.sm90.decode.shared.build import (
-    compile_cluster_launch,
-    launch_clusters,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters
 from flashdsa.kernels.attention.sm90.decode.shared.combine import write_share
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     DecodeMemory,
@@ -118,22 +114,6 @@ def gather(role: Gatherer, asked: Asked) -> None:
     cute.arch.griddepcontrol_launch_dependents()
 
 
-@cute.jit
-def launch_decode(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`: a cluster for each 64 heads of a query.
-
-    Args:
-        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
-            one of CLUSTER_SIZES.
-    """
-    x, rest = split(arguments)
-    more, (cluster_size,) = split_more(rest, plan.joined)
-    q_map = map_query(x.q)
-    items = x.q.shape[0] * ((x.q.shape[1] + ROWS - 1) // ROWS)
-    kernel = decode_kernel(q_map, OtherOperands(*x[1:]), more, plan)
-    launch_clusters(kernel, plan, items, cluster_size, stream)
-
-
 def compile_decode(plan: DecodePlan) -> Any:
-    """Compile `launch_decode`."""
-    return compile_cluster_launch(launch_decode, plan)
+    """Compile the kernel's launch."""
+    return compile_clusters(Decode(decode_kernel, map_query, plan))

@@ -60,6 +60,8 @@ class DecodePlan(ClusterPlan):
     """Queries of an item, as in the forward's plan."""
     group_heads = ROWS
     alone_tiles = 2
+    dealt = False
+    """Whether a CTA takes stretches of several items."""
 
     @property
     def name(self) -> str:
@@ -78,7 +80,7 @@ class DecodePlan(ClusterPlan):
         """Whether one code computes the scores of both halves of a tile: the CTAs of a cluster have
         few steps, and code is fetched. A step takes 2 % longer by it, without RoPE's columns
         12 %."""
-        return self.tile.has_rope and not self.alone
+        return self.tile.has_rope and not self.alone and not self.dealt
 
     @property
     def scale_words(self) -> int:

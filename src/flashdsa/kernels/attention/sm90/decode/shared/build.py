@@ -2,40 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import cutlass
 from cutlass import Int32, cute
 
 from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
+from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 
-def compile_cluster_launch(launch: Any, plan: ClusterPlan) -> Any:
-    """Compile a decode's launch with a plan."""
-    return _compile(launch, plan, Int32(1))
+class Decode(NamedTuple):
+    """A decode to compile.
+
+    Attributes:
+        kernel: takes q, `OtherOperands`, of dealt tiles `Workspace`, `MoreOperands` or None, the
+            plan.
+        query_of: q as the kernel takes it, of q.
+    """
+
+    kernel: Any
+    query_of: Callable[[Any], Any]
+    plan: ClusterPlan
 
 
-def compile_dealt_launch(launch: Any, plan: ClusterPlan) -> Any:
-    """Compile a dealt decode's launch with a plan."""
+def compile_clusters(decode: Decode) -> Any:
+    """Compile `launch_clusters` of a decode."""
+    return _compile(launch_clusters, decode, Int32(1))
+
+
+def compile_dealt_tiles(decode: Decode) -> Any:
+    """Compile `launch_dealt` of a decode."""
     counters, slots = cute.sym_int32(), cute.sym_int32()
-    workspace = fake_tensor(Int32, (counters,), 4), fake_tensor(Int32, (slots, plan.slot_words))
-    return _compile(launch, plan, *workspace, Int32(1))
+    words = decode.plan.slot_words
+    workspace = fake_tensor(Int32, (counters,), 4), fake_tensor(Int32, (slots, words))
+    return _compile(launch_dealt, decode, *workspace, Int32(1))
 
 
-def _compile(launch: Any, plan: ClusterPlan, *last: Any) -> Any:
+def _compile(launch: Any, decode: Decode, *last: Any) -> Any:
     """Compile a launch of operands and the arguments after them."""
+    plan = decode.plan
     form = plan.form if plan.packed else None
     operands = fake_operands(form=form, d_qk=plan.tile.d_qk)
     more = fake_more(operands, plan.extra_form or form) if plan.joined else ()
-    return compile_launch(SM90, launch, plan, *operands, *more, *last)
+    return compile_launch(SM90, launch, decode, *operands, *more, *last)
 
 
-def launch_clusters(kernel: Any, plan: ClusterPlan, items: Any, cluster_size: Any, stream: Any):
-    """Launch a kernel, whose arguments are set: a cluster an item."""
-    kernel.launch(
+@cute.jit
+def launch_clusters(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`: a cluster for the plan's heads of a query.
+
+    Args:
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
+            one of CLUSTER_SIZES.
+    """
+    x, rest = split(arguments)
+    plan = decode.plan
+    more, (cluster_size,) = split_more(rest, plan.joined)
+    q = decode.query_of(x.q)
+    items = x.q.shape[0] * ((x.q.shape[1] + plan.group_heads - 1) // plan.group_heads)
+    decode.kernel(q, OtherOperands(*x[1:]), more, plan).launch(
         grid=[items * cluster_size, 1, 1],
         block=[plan.threads, 1, 1],
         cluster=[cluster_size, 1, 1],
@@ -45,9 +76,22 @@ def launch_clusters(kernel: Any, plan: ClusterPlan, items: Any, cluster_size: An
     )
 
 
-def launch_ctas(kernel: Any, plan: ClusterPlan, num_ctas: Any, stream: Any):
-    """Launch a kernel, whose arguments are set, whose CTAs share out all items."""
-    kernel.launch(
+@cute.jit
+def launch_dealt(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
+    """Launch on `stream`: CTAs that share out all items.
+
+    Args:
+        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and
+            counters: (CTAs,) int32, 0 before and after the launch.
+            slots: (2 CTAs, plan.slot_words) int32.
+            num_ctas: best one an SM.
+    """
+    x, rest = split(arguments)
+    plan = decode.plan
+    more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
+    q = decode.query_of(x.q)
+    workspace = Workspace(counters, slots)
+    decode.kernel(q, OtherOperands(*x[1:]), workspace, more, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
         stream=stream,

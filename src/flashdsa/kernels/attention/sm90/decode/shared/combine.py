@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from flashdsa.dsl.fragments import THREAD_ROWS, exp2, pack, row_of_thread
+from flashdsa.dsl.fragments import exp2, pack, row_of_thread
 from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.results import ItemRows, ask_sink, factor_and_lse
-from flashdsa.kernels.attention.sm90.core.softmax import LEAST, Rows
+from flashdsa.kernels.attention.sm90.core.softmax import LEAST
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Output,
     meet_consumers,
@@ -108,34 +108,6 @@ def rows_of_thread(w: Output) -> ItemRows:
     """The thread's rows of an item that no other CTA shares."""
     row = row_of_thread(w.ctx.thread)
     return ItemRows(first_row(w), rows_of_item(w), w.ctx.head + row, row)
-
-
-def ask_sinks(w: Output, item: ItemRows) -> list[Int32]:
-    """Load the sinks of the thread's rows, for `factors_of_rows`."""
-    rows = [8 * h for h in range(THREAD_ROWS)]
-    return [ask_sink(w.attn_sink, item.head + row, item.row + row < item.count) for row in rows]
-
-
-@cute.jit
-def factors_of_rows(
-    w: Output,
-    rows: Rows,
-    sums: list[Float32],
-    item: ItemRows,
-    asked: list[Int32],
-    consumer: cutlass.Constexpr,
-) -> list[Float32]:
-    """The factors of O of `rows_of_thread`; consumer 0 writes lse. `asked`: result of
-    `ask_sinks`."""
-    factors = []
-    for h in cutlass.range_constexpr(THREAD_ROWS):
-        top = rows.out_max[h] * w.scale.factor
-        factor, lse = factor_and_lse(w.attn_sink, asked[h], top, sums[h])
-        if cutlass.const_expr(consumer == 0):
-            if item.row + 8 * h < item.count and w.ctx.thread % 4 == 0:
-                (w.lse.iterator + (item.first + item.row + 8 * h)).store(lse)
-        factors.append(factor)
-    return factors
 
 
 @cute.jit

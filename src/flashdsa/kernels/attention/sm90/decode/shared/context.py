@@ -30,12 +30,6 @@ class DecodeMemory(StepMemory):
     tops: Region
     sums: Region
     maxima: Region
-    table: Region
-    votes: Region
-    moves: Region
-    p_full: Barriers
-    p_free: Barriers
-    factors_full: Barriers
     extent_full: Barriers
     full: Barriers
     free: Barriers

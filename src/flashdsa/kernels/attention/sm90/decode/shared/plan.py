@@ -55,8 +55,6 @@ class ClusterPlan(Sm90Plan):
     joined: bool = False
     alone = False
     """Whether a CTA has an item alone, and sends its rows itself."""
-    by_turns = False
-    """Whether Q's words lie in the order of `convert_query` for keys as rows."""
     alone_tiles = 1
     """Tiles of an item up to which one CTA of a cluster takes it sooner than several."""
 

@@ -50,21 +50,11 @@ def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any
     return [base + swizzled_128(row, (2 * quarter) ^ (first + i)) for i in range(BATCH)]
 
 
-def in_order(ctx: Context, units: list[list[Any]]) -> list[list[Any]]:
-    """A batch's pieces in the order in which the products take them: where keys are rows, the words
-    of two neighbouring pieces by turns."""
-    if not ctx.plan.by_turns:
-        return units
-    pairs = [units[i] + units[i + 1] for i in range(0, len(units), 2)]
-    return [pair[half::2] for pair in pairs for half in range(2)]
-
-
 @cute.jit
 def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
     """Convert Q by both consumers together. All of them have the new form afterwards.
 
-    The code is loops, as code that runs once costs most: it is fetched. Where keys are rows, a CTA
-    may have several items.
+    The code is loops, as code that runs once costs most: it is fetched.
 
     Args:
         number: of the items whose Q was converted before.
@@ -72,9 +62,8 @@ def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS
     batches = chunks_of_thread(ctx) * BATCHES
-    unroll = 2 if ctx.plan.by_turns else 1
     top = Int32(0)
-    for batch in cutlass.range(batches, unroll=unroll):
+    for batch in cutlass.range(batches, unroll=1):
         for address in unit_addresses(ctx, row, quarter, batch):
             words = load_words(address, Int32)
             for w in range(4):
@@ -85,13 +74,13 @@ def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
     power = cutlass.min(TOP_EXPONENT + BIAS - (top >> 7), Int32(MOST_POWER))
     factor = (power + BIAS) << 7
     factor = factor | (factor << 16)
-    for batch in cutlass.range(batches, unroll=unroll):
+    for batch in cutlass.range(batches, unroll=1):
         addresses = unit_addresses(ctx, row, quarter, batch)
         units = []
         for address in addresses:
             words = load_words(address, Int32)
             units.append([to_f16(scaled(words[w], factor)) for w in range(4)])
-        for address, unit in zip(addresses, in_order(ctx, units), strict=True):
+        for address, unit in zip(addresses, units, strict=True):
             store_words(address, unit)
     if cutlass.const_expr(ctx.plan.tile.has_rope):
         rope = ctx.plan.tile.value_chunks

@@ -18,16 +18,15 @@ from cutlass import cute
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import take_stretches
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.gather import gather_stretches
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import Dealt, take_stretches
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import (
     DealtFewHeadsPlan,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_tiles
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, gather_stretches
-from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch, launch_ctas
+from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
     batch_of,
@@ -61,7 +60,7 @@ def dealt_few_heads_kernel(
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
         batch = batch_of(memory, x, sources)
-        gather_stretches(memory, batch, x.kv, x.indices, gather_tiles)
+        gather_stretches(memory, batch, x.kv, x.indices)
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)
         scale = make_scale(x.sm_scale * LOG2_E)
@@ -69,24 +68,6 @@ def dealt_few_heads_kernel(
         take_stretches(role, group - GATHER - 1)
 
 
-@cute.jit
-def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`.
-
-    Args:
-        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and
-            counters: (CTAs,) int32, 0 before and after the launch.
-            slots: (2 CTAs, plan.slot_words) int32.
-            num_ctas: best one an SM.
-    """
-    x, rest = split(arguments)
-    more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
-    kernel = dealt_few_heads_kernel(
-        x.q, OtherOperands(*x[1:]), Workspace(counters, slots), more, plan
-    )
-    launch_ctas(kernel, plan, num_ctas, stream)
-
-
 def compile_dealt(plan: DealtFewHeadsPlan) -> Any:
-    """Compile `launch_dealt`."""
-    return compile_dealt_launch(launch_dealt, plan)
+    """Compile the kernel's launch."""
+    return compile_dealt_tiles(Decode(dealt_few_heads_kernel, lambda q: q, plan))

@@ -1,15 +1,16 @@
 """Role math: both consumers take every stretch of the CTA, then write its rows, or a part."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from flashdsa.dsl.fragments import pack
 from flashdsa.dsl.gmem import store1
-from flashdsa.dsl.pipeline import RingConsumer
+from flashdsa.dsl.opaque import opaque
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.results import ask_sink, factor_and_lse
+from flashdsa.kernels.attention.sm90.core.softmax import Scale
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.merge import (
     Rows,
@@ -19,44 +20,84 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.merge import (
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
     tiles_of_consumer,
 )
+from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
+    first_head,
+    head_of,
+    offset_of_head,
+)
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
+    Math,
     Registers,
     exchange_halves,
     find_factors,
     merge_sums,
     publish_sums,
-    states_of_tile,
-    take_tile,
+    take_tiles,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
+    CONSUMERS,
     HEADS,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     blocks_of,
     is_rope,
 )
+from flashdsa.kernels.attention.sm90.decode.few_heads.query import load_query
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     new_heads,
 )
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Dealt, Math, take_extent
-from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-)
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import CONSUMERS
-from flashdsa.kernels.attention.sm90.decode.key_rows.query import load_query
 from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
+    DecodeMemory,
+    Output,
     meet_consumers,
+    thread_of_warpgroup,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
+    Parts,
     num_stretches,
     parts_before,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
-from flashdsa.kernels.attention.sm90.decode.shared.parts import draw_ticket
+from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS
+from flashdsa.kernels.attention.sm90.decode.shared.stretches import load_parts, load_stretch
+
+
+class Dealt(NamedTuple):
+    """Role math of dealt tiles. Writes its p, and results or parts."""
+
+    memory: DecodeMemory
+    workspace: Workspace
+    q: Any  # (S, H, d_qk) bf16
+    out: cute.Tensor  # (S, H, 512) bf16
+    lse: cute.Tensor  # (S, H) fp32
+    attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
+    scale: Scale
+
+    def math(self, number: Any, consumer: Any) -> Math:
+        """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
+        # Or what depends on the thread alone would be computed once, and spill.
+        ctx = load_stretch(self.memory, number, opaque(thread_of_warpgroup()))
+        output = Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
+        return Math(ctx, output, self.q, consumer)
+
+    def parts(self, number: Any) -> Parts:
+        """Parts of the item of that stretch."""
+        return load_parts(self.memory, number)
+
+
+@cute.jit
+def take_extent(memory: DecodeMemory, number: Int32) -> Int32:
+    """The stretch's tiles up to those of the last step with a valid slot."""
+    memory.extent_full.wait_for(number)
+    thread, _, _ = cute.arch.thread_idx()
+    num_tiles = Int32(0)
+    if thread % WARP_SIZE == 0:
+        num_tiles = Int32(memory.extent.array(Int32, 1)[0])
+        # The lane that arrives has read the extent, for its warp.
+        memory.extent_free.arrive()
+    return cute.arch.make_warp_uniform(num_tiles)
 
 
 @cute.jit
@@ -79,23 +120,6 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
         take_tiles(math, r, tiles, end)
         end_stretch(role, r, number, consumer)
         number, tiles = number + 1, end
-
-
-@cute.jit
-def take_tiles(role: Math, r: Registers, first: Int32, end: Int32) -> None:
-    """Take the consumer's tiles of a stretch, from number `first` of its tiles on."""
-    memory = role.ctx.memory
-    ring = RingConsumer(memory.full, memory.free)
-    for tile in cutlass.range(first, end, unroll=1):
-        for state in states_of_tile(role, tile):
-            ring.wait(state)
-        take_tile(role, r, tile, Boolean(tile == first))
-        # Bulk copies overwrite memory that threads have read.
-        cute.arch.fence_proxy("async.shared", space="cta")
-        cute.arch.sync_warp()
-        if role.ctx.thread % WARP_SIZE == 0:
-            for state in states_of_tile(role, tile):
-                ring.release(state.stage)
 
 
 @cute.jit

@@ -13,13 +13,13 @@ from flashdsa.dsl.fragments import exp2
 from flashdsa.dsl.gmem import load2, store2
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
-from flashdsa.kernels.attention.sm90.decode.key_rows.dealt import Math
-from flashdsa.kernels.attention.sm90.decode.key_rows.lanes import (
+from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
     first_head,
     head_of,
     offset_of_head,
 )
+from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts
 from flashdsa.kernels.attention.sm90.decode.shared.parts import (

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    FewHeadsPlan,
-)
-from flashdsa.kernels.attention.sm90.decode.key_rows.plan import DealtKeyRowsPlan
-from flashdsa.plan import SmemRegion
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import OF_CLUSTERS
+from flashdsa.plan import Arrives, Barrier, SmemRegion
 
 
 @dataclass(frozen=True)
-class DealtFewHeadsPlan(DealtKeyRowsPlan, FewHeadsPlan):
+class DealtFewHeadsPlan(FewHeadsPlan):
     """One compiled dealt kernel; fields as of the kernel by clusters."""
+
+    @property
+    def name(self) -> str:
+        """Exported name of its function."""
+        return super().name.replace("_heads", "_dealt_heads")
+
+    @property
+    def cluster_buffers(self) -> list[SmemRegion]:
+        """Shared memory regions of cuts, tickets and stretches."""
+        return self.dealt_buffers
 
     @property
     def gather_registers(self) -> int:
@@ -38,3 +47,23 @@ class DealtFewHeadsPlan(DealtKeyRowsPlan, FewHeadsPlan):
         size, chunks = self.tile.chunks * self.operand_bytes, self.tile.chunks
         does = f"Q of the item, {chunks} x [heads, 64] SW128; then half of O"
         return [replace(q, bytes=size, holds=does), *others]
+
+    @property
+    @cache  # noqa: B019 - plans are few
+    def barriers(self) -> tuple[Barrier, ...]:
+        """The mbarriers, in order.
+
+        Those of pieces are a ring, those of parts complete a phase for each part, each other one a
+        phase for each stretch.
+        """
+        gather, math = self.roles
+        one, every, warps = Arrives.ONE_THREAD, Arrives.EVERY_THREAD, Arrives.EVERY_WARP
+        return (
+            *(barrier for barrier in super().barriers if barrier.name not in OF_CLUSTERS),
+            Barrier("stretch_full", 1, gather, one, math, 0, "the stretch is stored"),
+            Barrier("extent_free", 1, math, warps, gather, 0, "the number of steps has been read"),
+            Barrier("stretch_read", 1, math, every, math, 0,
+                    "both consumers have read what ends the stretch"),
+            Barrier("part_stored", 1, math, every, math, 0, "the part is in its slot"),
+            Barrier("ticket_full", 1, math, one, math, 0, "the part's ticket is drawn"),
+        )  # fmt: skip

@@ -4,41 +4,25 @@ from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Boolean, Float32, Int32, cute
-from cutlass.cute.nvgpu import warpgroup
 
-from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.core.consumers import (
-    Registers,
-    add_tile0,
-    add_tile1,
-    compute_scores,
-    finish_scores,
-    issue_others,
-    issue_scores,
-    merge_sums,
-    new_registers,
-    p_of,
-    values_of,
-    wait_for_scores,
-)
-from flashdsa.kernels.attention.sm90.core.results import staged_after_p, store_rows
-from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
-from flashdsa.kernels.attention.sm90.core.tile import TILES
-from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
-from flashdsa.kernels.attention.sm90.decode.full.gather import Before
-from flashdsa.kernels.attention.sm90.decode.full.query import unscale
-from flashdsa.kernels.attention.sm90.decode.shared.combine import (
+from flashdsa.kernels.attention.sm90.core.consumers import Registers, merge_sums, new_registers
+from flashdsa.kernels.attention.sm90.core.results import (
     ask_sinks,
     factors_of_rows,
-    rows_of_thread,
+    staged_after_p,
+    store_rows,
 )
+from flashdsa.kernels.attention.sm90.core.softmax import Scale, restart
+from flashdsa.kernels.attention.sm90.decode.full.dealt.merge import merge_parts, store_part
+from flashdsa.kernels.attention.sm90.decode.full.gather import Before
+from flashdsa.kernels.attention.sm90.decode.full.steps import take_tiles0, take_tiles1
+from flashdsa.kernels.attention.sm90.decode.shared.combine import rows_of_thread
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     DecodeMemory,
     Output,
     meet_consumers,
-    steps_of,
     thread_of_warpgroup,
 )
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import num_stretches, parts_before
@@ -68,89 +52,26 @@ class Consumer(NamedTuple):
 
 @cute.jit
 def consume0(role: Consumer) -> None:
-    """Take every stretch of the CTA."""
-    tile = role.memory.plan.tile
-    r = new_registers(tile)
+    """Take every stretch of the CTA, the low half of O's dims."""
+    r = new_registers(role.memory.plan.tile)
     before, ctx = Before(Int32(0)), any_stretch(role.memory, thread_of_warpgroup())
     while before.stretches < num_stretches(role.memory):
         num_tiles = begin_stretch(ctx, r, before.stretches, 0)
-        if num_tiles > 0:
-            issue_scores(ctx, r.s, before.use(0, 0), True, tile.low_slices + tile.high_slices)
-            warpgroup.wait_group(0)
-            finish_scores(ctx, before.use(0, 0), 0)
-            free_query(ctx, num_tiles <= TILES)
-            for step in cutlass.range(steps_of(num_tiles), unroll=1):
-                take_step(ctx, r, role.scale, before, step, num_tiles - step * TILES)
-        else:
-            free_query(ctx, Boolean(True))
+        take_tiles0(ctx, r, role.scale, before, num_tiles)
         end_stretch(role, r, before.stretches, 0)
         before = before.after(num_tiles)
 
 
 @cute.jit
-def take_step(
-    ctx: Context, r: Registers, scale: Scale, before: Before, step: Int32, num_tiles: Int32
-) -> None:
-    """Take a step after its S; S of the next one is issued after the products.
-
-    Args:
-        num_tiles: of the stretch from this step on. 1: the step has no tile 1.
-    """
-    tile = ctx.plan.tile
-    v0, v1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0)
-    if cutlass.const_expr(ctx.plan.packed):
-        unscale(ctx, r.s)
-    add_tile0(ctx, r, scale, v0)
-    if num_tiles > 1:
-        ctx.memory.p1_full.wait(ctx.phase(before.use(1, step)))
-        issue_others(ctx, r, scale, 1, p_of(ctx, 1), v1)
-        if num_tiles > TILES:
-            following = before.use(0, step + 1)
-            issue_scores(ctx, r.s, following, True, tile.low_slices)
-            warpgroup.wait_group(1)
-            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
-            issue_scores(ctx, r.s, following, True, tile.high_slices)
-            warpgroup.wait_group(0)
-            finish_scores(ctx, following, 0)
-            free_query(ctx, num_tiles <= 2 * TILES)
-        else:
-            warpgroup.wait_group(0)
-            arrive_warp(ctx.memory.low_free, 1, ctx.thread)
-
-
-@cute.jit
 def consume1(role: Consumer) -> None:
-    """Take every stretch of the CTA; the softmax runs during the product with P of tile 0."""
+    """Likewise, the high half."""
     r = new_registers(role.memory.plan.tile)
     before, ctx = Before(Int32(0)), any_stretch(role.memory, thread_of_warpgroup())
     while before.stretches < num_stretches(role.memory):
-        v1 = values_of(ctx, 1, 1)
         num_tiles = begin_stretch(ctx, r, before.stretches, 1)
-        free_query(ctx, num_tiles < TILES)
-        for step in cutlass.range(num_tiles // TILES, unroll=1):
-            wait_for_scores()
-            compute_scores(ctx, r.s, before.use(1, step))
-            finish_scores(ctx, before.use(1, step), 1)
-            free_query(ctx, num_tiles - step * TILES < 2 * TILES)
-            issue_tile0(ctx, r, role.scale, before.use(0, step))
-            if cutlass.const_expr(ctx.plan.packed):
-                unscale(ctx, r.s)
-            add_tile1(ctx, r, role.scale, v1)
-        if num_tiles % TILES != 0:
-            # The stretch's last step has a tile 0 only. A branch in the loop would cost registers.
-            wait_for_scores()
-            issue_tile0(ctx, r, role.scale, before.use(0, num_tiles // TILES))
-            warpgroup.wait_group(0)
-            arrive_warp(ctx.memory.high_free, 0, ctx.thread)
+        take_tiles1(ctx, r, role.scale, before, num_tiles)
         end_stretch(role, r, before.stretches, 1)
         before = before.after(num_tiles)
-
-
-@cute.jit
-def issue_tile0(ctx: Context, r: Registers, scale: Scale, use: Int32) -> None:
-    """Consumer 1: issue the product with P of tile 0."""
-    ctx.memory.p0_full.wait(ctx.phase(use))
-    issue_others(ctx, r, scale, 0, p_of(ctx, 0), values_of(ctx, 0, 1))
 
 
 @cute.jit
@@ -172,15 +93,6 @@ def begin_stretch(ctx: Context, r: Registers, number: Int32, consumer: cutlass.C
         # The lane that arrives in `free_query` reads the extent, for its warp.
         num_tiles = Int32(ctx.memory.extent.array(Int32, 1)[0])
     return cute.arch.make_warp_uniform(num_tiles)
-
-
-@cute.jit
-def free_query(ctx: Context, is_last: Boolean) -> None:
-    """Announce, after the last scores of a stretch, that this warp reads neither its Q nor its
-    extent any more."""
-    cute.arch.sync_warp()
-    if ctx.thread % WARP_SIZE == 0 and is_last:
-        ctx.memory.q_free.arrive()
 
 
 @cute.jit

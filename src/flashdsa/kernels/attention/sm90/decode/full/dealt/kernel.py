@@ -20,7 +20,7 @@ from cutlass.experimental.cuda import tensor_map
 
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
-from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
+from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
@@ -31,7 +31,7 @@ from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
 )
 from flashdsa.kernels.attention.sm90.decode.full.dealt.gather import gather_stretches
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
-from flashdsa.kernels.attention.sm90.decode.shared.build import compile_dealt_launch, launch_ctas
+from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
 from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
@@ -74,23 +74,6 @@ def dealt_kernel(
         consume1(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
 
 
-@cute.jit
-def launch_dealt(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`.
-
-    Args:
-        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and
-            counters: (CTAs,) int32, 0 before and after the launch.
-            slots: (2 CTAs, plan.slot_words) int32.
-            num_ctas: best one an SM.
-    """
-    x, rest = split(arguments)
-    more, (counters, slots, num_ctas) = split_more(rest, plan.joined)
-    q_map = map_query(x.q)
-    kernel = dealt_kernel(q_map, OtherOperands(*x[1:]), Workspace(counters, slots), more, plan)
-    launch_ctas(kernel, plan, num_ctas, stream)
-
-
 def compile_dealt(plan: DealtPlan) -> Any:
-    """Compile `launch_dealt`."""
-    return compile_dealt_launch(launch_dealt, plan)
+    """Compile the kernel's launch."""
+    return compile_dealt_tiles(Decode(dealt_kernel, map_query, plan))

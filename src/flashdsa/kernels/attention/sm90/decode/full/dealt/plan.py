@@ -17,6 +17,7 @@ class DealtPlan(DecodePlan):
 
     gather_registers: int = 96
     consumer1_registers: int = 200
+    dealt = True
 
     @property
     def name(self) -> str:

@@ -1,0 +1,174 @@
+"""Launches of the ways that serve the indexer: kernels, clusters, workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashdsa.backends.indexer.choice import Call, Gpu, Kind, Way, choose, gpu_of
+from flashdsa.backends.indexer.two_launches import bind_two_launches
+from flashdsa.backends.runner import Runner
+from flashdsa.kernels.indexer.plan import By, SelectPlan
+from flashdsa.kernels.indexer.sm90.unscored.plan import UnscoredPlan, most_pages
+from flashdsa.plan.kernel_spec import KernelSpec
+from flashdsa.problem import PAGE_SIZE
+
+Launch = Callable[..., None]
+"""A function of queries, the cache as bytes, weights, lengths, table and ids, called inside
+`runner.launching()`. It launches on torch's current stream. It first holds the tensors against what
+the kernel was compiled for, and raises one of `REFUSALS`. It takes no cache without pages."""
+REFUSALS = (TypeError, ValueError, BufferError)
+"""Errors of a launch before anything is launched."""
+
+
+SELECTS = {Kind.SHARED: By.CLUSTERS, Kind.PAIRS: By.PAIRS}
+"""Who selects in a row: of the other kinds a cluster."""
+
+
+class Kernels(NamedTuple):
+    """The kernels of an architecture, and a call's choices among them.
+
+    Attributes:
+        indexer: the fused kernel. unscored: the one for tables in which no row has more than `topk`
+            tokens; None: there is none.
+        topk: at most what the widest of the kernels writes.
+        gathers: the block table has a slot for each token.
+    """
+
+    indexer: KernelSpec
+    unscored: KernelSpec | None
+    num_heads: int
+    topk: int
+    sorted: bool
+    positions: bool
+    gathers: bool = False
+
+    @property
+    def width(self) -> int:
+        """The least topk of a kernel that is no smaller than the call's."""
+        kinds, plans = (self.num_heads, self.positions, self.gathers), self.indexer.plans
+        widths: list[int]
+        widths = [p.topk for p in plans if (p.num_heads, p.positions, p.gathers) == kinds]
+        return min(width for width in widths if width >= self.topk)
+
+    def plan(self, kind: Kind) -> SelectPlan | None:
+        """The plan that selects; None: no kernel is compiled for it."""
+        wanted: dict[str, Any] = {
+            "num_heads": self.num_heads,
+            "topk": self.width,
+            "positions": self.positions,
+            "sorted": kind is Kind.SORTED,
+            "rows": SELECTS.get(kind, By.CLUSTER),
+        }
+        if self.gathers:
+            wanted["gathers"] = True
+        plans = (p for p in self.indexer.plans if wanted.items() <= vars(p).items())
+        return next(plans, None)
+
+
+class Launches:
+    """The launches of calls that differ in the width of the table, which chooses the way.
+
+    A kernel is loaded when the first table needs it.
+    """
+
+    def __init__(self, kernels: Kernels, runner: Runner, rows: int, requests: int) -> None:
+        """Launch nothing yet.
+
+        Args:
+            requests: of the rows, each 1 to 4 neighbouring ones.
+        """
+        cut = kernels.width > kernels.topk  # the best of a wider list: those that are sorted first
+        by_score = kernels.sorted or cut
+        unscored = -1
+        if kernels.unscored is not None and not kernels.sorted:
+            unscored = most_pages(kernels.topk)
+        pairs = kernels.plan(Kind.PAIRS) is not None
+        self.call = Call(rows, requests, by_score, unscored, pairs)
+        self.gpu: Gpu = gpu_of(runner, kernels.indexer.plans[0])
+        self._kernels, self._runner = kernels, runner
+        self._page_entries = PAGE_SIZE if kernels.gathers else 1
+        self._by_width: dict[int, Launch] = {}
+        self._by_way: dict[Way, Launch] = {}
+
+    def of_width(self, width: int) -> Launch:
+        """The launch for a table of so many entries a row."""
+        launch = self._by_width.get(width)
+        if launch is None:
+            way = choose(self.call, width // self._page_entries, self.gpu)
+            launch = self._by_way.get(way)
+            if launch is None:
+                launch = self._by_way[way] = bind_way(way, self.call, self._kernels, self._runner)
+            self._by_width[width] = launch
+        return launch
+
+
+def bind_way(way: Way, call: Call, kernels: Kernels, runner: Runner) -> Launch:
+    """Load the way's kernels; return its launch."""
+    topk, positions = kernels.topk, kernels.positions
+    if way.kind is Kind.UNSCORED:
+        assert kernels.unscored is not None
+        unscored = runner.function(kernels.unscored, UnscoredPlan(positions))
+        return partial(_launch_unscored, unscored)
+    if way.kind is Kind.TWO_LAUNCHES:
+        return bind_two_launches(runner, kernels.num_heads, topk, positions, call.rows, way[1:])
+    plan = kernels.plan(way.kind)
+    assert plan is not None
+    function = runner.function(kernels.indexer, plan)
+    if plan.splits:
+        return partial(_launch_sharing, function, _workspace(runner, plan), way)
+    if plan.topk > topk:
+        return partial(_launch_cut, function, runner, (call.rows, topk, plan.topk), way)
+    return partial(_launch, function, way)
+
+
+def _launch(function: Launch, way: Way, *tensors: Tensor) -> None:
+    """Launch a kernel that gives each row one cluster."""
+    function(*tensors, way.clusters, way.size)
+
+
+def _launch_unscored(function: Launch, *tensors: Tensor) -> None:
+    """Launch a kernel that scores nothing."""
+    _, pages, _, seq_lens, block_table, topk_indices = tensors
+    function(seq_lens, block_table, topk_indices, pages.shape[0])
+
+
+def _launch_sharing(
+    function: Launch, workspace: Callable[[], tuple[Any, ...]], way: Way, *tensors: Tensor
+) -> None:
+    """Launch a kernel whose CTAs exchange their best entries in a workspace."""
+    function(*tensors, *workspace(), way.clusters, way.size)
+
+
+def _launch_cut(
+    function: Launch, runner: Runner, sizes: tuple[int, int, int], way: Way, *tensors: Tensor
+) -> None:
+    """Write the best `topk` by a kernel that writes the best `width`, in the order of their scores.
+
+    Args:
+        sizes: rows, topk, width.
+
+    Raises:
+        ValueError: the ids are not what calls of these sizes have; nothing is launched.
+    """
+    *operands, topk_indices = tensors
+    rows, topk, width = sizes
+    if topk_indices.shape != (rows, topk) or not topk_indices.is_contiguous():
+        raise ValueError(f"topk_indices: expected shape {[rows, topk]}, without gaps")
+    ids = runner.empty(rows, width, dtype=torch.int32)
+    function(*operands, ids, way.clusters, way.size)
+    topk_indices.copy_(ids[:, :topk])
+
+
+def _workspace(runner: Runner, plan: SelectPlan) -> Callable[[], tuple[Any, ...]]:
+    """The workspace of a launch: counters, and slots, which follow them; see the runner's."""
+    sizes = plan.split_workspace(runner.num_sms)
+
+    def allocate(runner: Runner) -> tuple[Tensor]:
+        return (runner.empty(*sizes.slots, dtype=torch.int32),)
+
+    return partial(runner.workspace, plan.slot_words, allocate, sizes.counters)

@@ -1,0 +1,326 @@
+"""Choice of the launches of Hopper's backward of sparse MLA, as data.
+
+A call is launched in parts: queries whose lists are joined together, then heads that a kernel
+takes, then queries whose lists have room. Each part sums dKV by additions, by slots (in order), or
+by what the device finds to be faster; and the device may take groups of 256 rows of Q instead of
+64, where neighbouring queries name mostly the same keys.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from functools import lru_cache
+from typing import NamedTuple
+
+from flashdsa.backends.sm90.mla_bwd_lists import WAVE, capacity_of
+from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
+from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import group_queries
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS, PerItemPlan
+from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import most_rows, saved_us
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+
+MOST_JOINT_BYTES, JOINT_SLOT_BYTES = 1 << 30, 13
+"""Most bytes of joint lists; of a slot: its id, its row and members in a list, and the row of its
+gradient in order. Queries that need more are joined in parts."""
+MOST_LIST_BYTES, LIST_SLOT_BYTES = 1 << 28, 10
+"""Most bytes of the lists of groups of 64 and of 256 rows; of a slot, which both have with a row
+and its members. Queries that need more are launched in parts."""
+LEAST_SPREAD = 256
+"""Slots of a query from which on few queries are spread over more groups: padding, and the
+copies back, take some 10 us, as much as three tiles of keys."""
+PACED_ROWS = {8: 57_344, 16: 57_344, 32: 28_672, 64: 28_672, 128: 28_672}
+"""Rows of dKV above which CTAs keep pace, by heads."""
+SPREAD = 5
+"""Tiles from the first tile of a CTA to the next CTA's, so that they do not add to the same
+rows."""
+NEAR_ROWS = 12_288
+"""Rows of dKV that the second-level cache holds. CTAs sweep them together if they are more."""
+LEAST_SAVED_US = 100.0
+"""Time that slots may save, from which on the device chooses: its choice and launches without work
+take 20 to 50 us."""
+LENGTHS = (2, 4, 8, 16)
+"""Parts of their slots that lists are taken to have where lengths are given: half, and so on."""
+RATIO = {128: 1.16, 64: 1.16}
+"""Longest list of a group of 256 rows, as a multiple of a query's list, in whole tiles, on average,
+by heads. The backward of 64 rows is faster with longer lists; with fewer heads it always is."""
+FEW_NAMED = 1
+"""Slots of all queries for each row of kv up to which any groups whose lists have room are taken:
+the backward of 64 rows copies kv first, of which few rows are named then. Ten calls with 0.1 to 1.0
+slots a row took 0.67 to 1.01 of its time, five of short lists with 1.1 to 1.8 0.70 to 1.01 (one
+H200), three of full lists with 1.5 to 2.0 1.18 to 1.28 (one H100)."""
+LEAST_ROUNDS = 6
+"""Items of dKV for each streaming multiprocessor from which on large groups pay in other calls: 3.8
+rounds and fewer took 1.26 to 1.51 of the time of 64 rows, 7 the same, 20 and more 0.89 to 0.94 (one
+H200, one H100). Calls that cannot take them need no lists of them either: 1.05 to 1.2."""
+MOST_LENGTH = 1.5
+"""Longest single list of such a group, as a multiple of a query's list. The workspace has room for
+that much; if one list is longer the backward of 64 rows is taken."""
+MOST_RANGE_KEYS = 6144
+"""The same in keys, where ranges give the slots: they may be as many as a source's rows, and are
+hardly ever."""
+
+
+class Call(NamedTuple):
+    """Sizes and options of a call, on which the choice depends.
+
+    Attributes:
+        topk: slots of a query, of both sources. num_keys: rows of both sources.
+        has_lengths: queries may have fewer slots. joined: lists are joined first, see
+            `mla_bwd_joined.py`. ranges: some slots are of ranges, `topk` at most.
+    """
+
+    num_queries: int
+    num_heads: int
+    num_keys: int
+    topk: int
+    num_sms: int
+    tile: Tile = Tile()
+    deterministic: bool = False
+    has_lengths: bool = False
+    joined: bool = False
+    ranges: bool = False
+
+
+class LargeGroups(NamedTuple):
+    """Groups of 256 rows, which the device takes if their lists are short.
+
+    Attributes:
+        queries: neighbouring ones of a group. topk: slots of a query.
+        ratio, most_length: longest lists on average, and longest single list, in slots of a query,
+            with which they are taken; see `kernels.attention.choice`.
+        tile: of keys.
+    """
+
+    queries: int
+    topk: int
+    ratio: float
+    most_length: float
+    tile: Tile
+
+    def __str__(self) -> str:
+        return f"groups of {self.queries} ({self.ratio}, {self.most_keys} keys)"
+
+    @property
+    def capacity(self) -> int:
+        """Capacity of a group's list: room for all its slots."""
+        return capacity_of(self.queries, self.topk)
+
+    @property
+    def most_keys(self) -> int:
+        """Most keys of a list that the workspace has room for; groups with longer ones are not
+        taken."""
+        return min(self.capacity, capacity_of(1, math.ceil(self.most_length * self.topk)))
+
+    @property
+    def queries_at_a_time(self) -> int:
+        """Queries whose lists have room."""
+        groups = MOST_LIST_BYTES // (LIST_SLOT_BYTES * self.capacity)
+        return max(1, groups) * self.queries
+
+
+class Dkv(Enum):
+    """Ways to sum dKV where a part takes no large groups."""
+
+    ADDED = "additions"
+    SLOTS = "slots"
+    EITHER = "additions or slots"
+
+
+class Part(NamedTuple):
+    """Launches of some queries and heads of a call.
+
+    Attributes:
+        joint: queries whose lists are joined together, if they are.
+        kernel_heads: heads of the kernels, one of HEADS: those that the part lacks are padding.
+        large: groups that the device may take instead; None: it does not choose.
+        is_first: nothing has been added to dKV.
+        tickets: CTAs draw their items, see `bwd_per_item/tickets.py`.
+    """
+
+    call: Call
+    joint: range
+    queries: range
+    heads: range
+    kernel_heads: int
+    large: LargeGroups | None = None
+    is_first: bool = False
+    tickets: bool = False
+    dkv: Dkv = Dkv.SLOTS
+
+    @property
+    def group_queries(self) -> int:
+        """Queries of a group: of 64 rows, or of a query of 128 heads."""
+        return max(1, ROWS // self.kernel_heads)
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of `group_queries` queries."""
+        return -(-len(self.queries) // self.group_queries)
+
+    @property
+    def group_blocks(self) -> int:
+        """Row blocks of a group."""
+        return max(1, self.kernel_heads // ROWS)
+
+    @property
+    def capacity(self) -> int:
+        """Capacity of a group's list."""
+        return capacity_of(self.group_queries, self.call.topk)
+
+    @property
+    def row_blocks(self) -> int:
+        """Items: blocks of 64 rows of Q."""
+        return -(-len(self.queries) * self.kernel_heads // ROWS)
+
+    @property
+    def num_ctas(self) -> int:
+        """CTAs: at most one an item."""
+        return min(self.row_blocks, self.call.num_sms)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether dKV has many more rows than the second-level cache."""
+        return self.call.num_keys > PACED_ROWS[self.kernel_heads]
+
+    @property
+    def spread(self) -> int:
+        """Tiles from the first tile of a CTA to the next CTA's."""
+        return SPREAD if self.call.num_keys <= NEAR_ROWS else 0
+
+    @property
+    def plans(self) -> tuple[PerItemPlan, ...]:
+        """Plans of the kernels of 64 rows: the first one makes lists and choices, the second one is
+        launched after it where the device may choose slots."""
+        more = 0 if self.large is None else self.large.queries
+        of_kernel = self.group_queries, self.call.tile
+        first = per_item_plan(*of_kernel, more, slots=self.dkv is Dkv.SLOTS, tickets=self.tickets)
+        if self.dkv is not Dkv.EITHER:
+            return (first,)
+        return first, per_item_plan(*of_kernel, slots=True, given=True)
+
+    def __str__(self) -> str:
+        queries, joint, heads = (
+            f"{x.start}:{x.stop}" for x in (self.queries, self.joint, self.heads)
+        )
+        together = f" of {joint} joined" * self.call.joined
+        padded = f" as {self.kernel_heads}" * (len(self.heads) < self.kernel_heads)
+        large = "" if self.large is None else f"{self.large}, else "
+        small = self.dkv.value + " by tickets" * self.tickets
+        return f"queries {queries}{together}, heads {heads}{padded}: {large}{small}"
+
+
+def choose(call: Call) -> tuple[Part, ...]:
+    """The parts of a call, in their order; none if it has no queries or no keys."""
+    parts: list[Part] = []
+    if not call.num_keys:
+        return ()
+    every = range(call.num_queries)
+    for joint in in_parts(every, joint_queries(call.topk) if call.joined else len(every)):
+        spread = len(joint) if call.topk >= LEAST_SPREAD else 1
+        for heads, kernel_heads in head_parts(call.num_heads, spread):
+            large = large_groups(call, len(joint), kernel_heads)
+            at_a_time = len(joint) if large is None else large.queries_at_a_time
+            for queries in in_parts(joint, at_a_time):
+                part = Part(call, joint, queries, heads, kernel_heads, large, not parts)
+                if not call.deterministic:
+                    varied = call.has_lengths or part.is_far
+                    # By turns the CTA with a longer item than others would be the last, and none
+                    # waits for others. Without RoPE columns all are drawn: one plan serves both.
+                    drawn = (varied and part.row_blocks > part.num_ctas) or not call.tile.has_rope
+                    may_pay = drawn and part.is_far and slots_may_pay(part)
+                    dkv = Dkv.EITHER if may_pay else Dkv.ADDED
+                    part = part._replace(tickets=drawn, dkv=dkv)
+                parts.append(part)
+    return tuple(parts)
+
+
+def in_parts(queries: range, at_a_time: int) -> list[range]:
+    """Some of the queries after the others."""
+    firsts = range(queries.start, queries.stop, max(1, at_a_time))
+    return [range(first, min(first + at_a_time, queries.stop)) for first in firsts]
+
+
+def joint_queries(topk: int) -> int:
+    """Queries of a part whose joint lists of at most `topk` slots have room: a range may be as long
+    as its source."""
+    queries = max(1, MOST_JOINT_BYTES // (JOINT_SLOT_BYTES * max(1, topk)))
+    return queries - queries % WAVE if queries > WAVE else queries
+
+
+def head_parts(num_heads: int, spread: int = 1) -> list[tuple[range, int]]:
+    """Heads of each part, and the number of heads in its kernel: the rest is padding.
+
+    Args:
+        spread: queries that are spread over as many groups as run at once: the more heads a kernel
+            has, the fewer queries has a group; 1: heads are padded only where they must be.
+    """
+    parts = []
+    for heads in in_parts(range(num_heads), max(HEADS)):
+        padded = min(n for n in HEADS if n >= len(heads))
+        while padded < ROWS and spread > 1 and spread * 2 * padded <= WAVE * ROWS:
+            padded *= 2
+        parts.append((heads, padded))
+    return parts
+
+
+def large_groups(call: Call, num_queries: int, num_heads: int) -> LargeGroups | None:
+    """Groups of 256 rows; None if they never pay, or additions must be in order.
+
+    A group of 64 rows has many queries anyway if heads are few. Large groups take long to begin and
+    to end if queries are few.
+
+    Args:
+        num_heads: one of HEADS.
+    """
+    if call.deterministic or num_heads not in RATIO:
+        return None
+    queries = group_queries(num_heads)
+    is_few_named = num_queries * call.topk <= FEW_NAMED * call.num_keys
+    num_items = -(-num_queries // queries) * DkvPlan.slices
+    if num_items < (1 if is_few_named else LEAST_ROUNDS) * call.num_sms:
+        return None
+    # No list is longer than those of all its queries together.
+    ratio = float(queries) if is_few_named else RATIO[num_heads]
+    most_length = MOST_LENGTH
+    if call.ranges:
+        most_length = min(MOST_LENGTH, MOST_RANGE_KEYS / call.topk)
+    return LargeGroups(queries, call.topk, ratio, most_length, call.tile)
+
+
+def slots_may_pay(part: Part) -> bool:
+    """Whether slots may take much less time than additions: if lists share no more than ids at
+    random."""
+    call, groups, blocks = part.call, part.num_groups, part.group_blocks
+    most = min(part.group_queries * call.topk, call.num_keys)
+    wave = max(1, part.num_ctas // blocks)
+
+    def saved(keys: float) -> float:
+        rows = most_rows(groups, wave, keys, call.num_keys)
+        return float(saved_us(groups * blocks * keys, rows, min(rows, call.num_keys)))
+
+    parts = LENGTHS if call.has_lengths else (1,)
+    return any(saved(most / part) >= LEAST_SAVED_US for part in parts)
+
+
+@lru_cache
+def per_item_plan(
+    queries: int,
+    tile: Tile,
+    more: int = 0,
+    *,
+    slots: bool = False,
+    tickets: bool = False,
+    given: bool = False,
+) -> PerItemPlan:
+    """Plan of groups of 64 rows, or of a query of 128 heads. A plan checks its barriers, which
+    takes longer than a launch."""
+    return PerItemPlan(queries, more, slots, tickets, given, tile)
+
+
+@lru_cache
+def large_plans(queries: int, tile: Tile) -> tuple[ScoresPlan, DqPlan, DkvPlan]:
+    """Plans of groups of 256 rows, of `queries` queries each: P and dS, dQ, dKV."""
+    return ScoresPlan(queries, tile), DqPlan(tile), DkvPlan(tile)

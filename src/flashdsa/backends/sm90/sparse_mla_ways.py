@@ -1,0 +1,384 @@
+"""The ways by which Hopper serves a forward of sparse MLA, their estimated times, and the choice.
+
+`ways` names every kernel that serves a call, each with its time as the choice counts it; `choose`
+takes the least. docs/kernels/sparse-mla-fwd-sm90.md has the table of choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from flashdsa.backends.cluster_limit import allowed_clusters
+from flashdsa.backends.packed_rows import form_of, num_rows
+from flashdsa.backends.runner import Runner
+from flashdsa.backends.sm90.decode_cuts import time_of_dealt, time_of_waves
+from flashdsa.backends.sparse_mla_launches import (
+    is_joined,
+    likely_slots,
+    queries_at_a_time,
+    slots_of,
+)
+from flashdsa.heuristics.h200 import SPARSE_MLA
+from flashdsa.heuristics.sparse_mla import SparseMlaConstants
+from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import HEADS, FewHeadsPlan
+from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
+from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
+from flashdsa.kernels.attention.sm90.decode.shared.plan import (
+    CLUSTER_SIZES,
+    MOST_CTAS,
+    OVERHEAD_TILES,
+)
+from flashdsa.kernels.attention.sm90.fwd.plan import ITEM_US, STEP_US, UNION_BIT_US, FwdPlan
+from flashdsa.row_formats import V32, RowFormat
+
+if TYPE_CHECKING:
+    from flashdsa.ops.attention import SparseMlaOperands
+
+INT32_MAX = (1 << 31) - 1
+INVARIANT_CTAS = 4
+"""CTAs of an item whose bits must not depend on others: 512 of 2,048 slots each, as large batches
+have them."""
+Whole = DecodePlan | FewHeadsPlan
+Dealt = DealtPlan | DealtFewHeadsPlan
+DecodeKernel = Whole | Dealt
+
+
+class Call(NamedTuple):
+    """A call, as far as the host knows it.
+
+    Attributes:
+        slots: of a query's list of each source, a range's as long as a window; most_slots: at most.
+        keys: rows of all sources.
+        form, extra: formats of packed rows; extra: of the second source, if it is another.
+        joined: two sources, a range, or blocks of rows.
+        lengths: lists have lengths. ranges: some are ranges. lacks_lengths: some list of ids has no
+            length.
+    """
+
+    queries: int
+    heads: int
+    d_qk: int
+    slots: tuple[int, int]
+    most_slots: tuple[int, int]
+    keys: int
+    form: RowFormat | None = None
+    extra: str = ""
+    joined: bool = False
+    lengths: bool = False
+    ranges: bool = False
+    lacks_lengths: bool = True
+    max_logits: bool = False
+
+    @property
+    def tile(self) -> Tile:
+        """The tile of keys."""
+        return Tile(self.d_qk)
+
+    @property
+    def packed(self) -> bool:
+        """Whether rows of kv are packed."""
+        return self.form is not None
+
+    @property
+    def varies(self) -> bool:
+        """Whether lists may differ in length."""
+        return self.lengths or self.ranges
+
+    @property
+    def items(self) -> int:
+        """Items of 64 heads of a query."""
+        return self.queries * -(-self.heads // ROWS)
+
+
+class Way(NamedTuple):
+    """Kernels that serve a call.
+
+    Attributes:
+        plan: the kernel. cluster_size: CTAs of a decode's item.
+        instead: the forward of queries one by one, where a sample chooses between it and `plan`.
+        finds_ends: the device looks first where lists without lengths end.
+    """
+
+    plan: FwdPlan | DecodeKernel
+    cluster_size: int = 1
+    instead: FwdPlan | None = None
+    finds_ends: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The way's name in tables and in the judge of ways."""
+        if isinstance(self.plan, FwdPlan):
+            grouped = "groups" if self.plan.group > 1 else "one by one"
+            return f"forward, {grouped}" + ", sampled" * (self.instead is not None)
+        heads = "few heads" if isinstance(self.plan, FewHeadsPlan) else "64 heads"
+        return f"decode, {heads}, {'dealt' if isinstance(self.plan, Dealt) else 'clusters'}"
+
+    def __str__(self) -> str:
+        """The launches."""
+        first = "mla_used_slots, " * self.finds_ends
+        last = f" or {self.instead.name} by a sample" if self.instead else ""
+        ctas = f" x {self.cluster_size}" if self.cluster_size > 1 else ""
+        return first + self.plan.name + ctas + last
+
+
+def call_of(
+    operands: SparseMlaOperands,
+    max_logits: bool = False,
+    index_block: int = 1,
+    kv_format: str | None = None,
+) -> Call:
+    """The facts of operands with queries and keys."""
+    x = operands
+    of_main = x.ends is None and x.topk_length is None
+    of_extra = x.extra_indices is not None and x.extra_ends is None and x.extra_topk_length is None
+    form, extra = form_of(x.kv, kv_format), ""
+    if x.extra_kv is not None:
+        of_second = form_of(x.extra_kv, kv_format)
+        extra = of_second.name if of_second and of_second != form else ""
+    queries, heads, d_qk = x.q.shape
+    return Call(
+        queries,
+        heads,
+        d_qk,
+        slots=likely_slots(x, index_block),
+        most_slots=slots_of(x, index_block),
+        keys=num_rows(x.kv, x.extra_kv),
+        form=form,
+        extra=extra,
+        joined=is_joined(x, index_block),
+        lengths=x.topk_length is not None or x.extra_topk_length is not None,
+        ranges=x.ends is not None or x.extra_ends is not None,
+        lacks_lengths=of_main or of_extra,
+        max_logits=max_logits,
+    )
+
+
+def choose(runner: Runner, call: Call) -> Way:
+    """The way that takes the least time."""
+    found = ways(runner, call, SPARSE_MLA)
+    return min(found, key=found.__getitem__)
+
+
+def ways(runner: Runner, call: Call, of: SparseMlaConstants = SPARSE_MLA) -> dict[Way, float]:
+    """Every way that serves a call, and its time in us as the choice counts it: the estimate, over
+    the ratio that it must gain; infinite of ways that are not considered, 0 of one that is taken.
+
+    Args:
+        of: constants of the GPU.
+    """
+    finds = finds_ends(call, runner.num_sms, of)
+    known = call._replace(lengths=call.lengths or finds)
+    found = packed_ways(runner, known, of) if call.packed else bf16_ways(runner, known, of, finds)
+    return {way._replace(finds_ends=finds): time for way, time in found}
+
+
+def invariant_way(runner: Runner, call: Call) -> Way:
+    """The way by which a query's bits do not depend on the others.
+
+    bf16 rows take the forward, whose CTAs go over a query's list from its first slot on. Packed
+    rows take one kernel for each number of heads, and clusters of one size, which share the slots
+    up to the last that names a row.
+    """
+    if not call.packed:
+        # The second list begins at a whole tile after the first one.
+        drawn = call.joined and call.varies
+        return Way(forward_plan(call, 1, drawn=drawn), finds_ends=call.joined)
+    plan: Whole = whole_plan(call)
+    if call.heads <= HEADS and not call.joined and FewHeadsPlan.takes(plan.form, joined=False):
+        plan = FewHeadsPlan(plan.form)
+    size = max(size for size in capacity_of(runner, plan) if size <= INVARIANT_CTAS)
+    return Way(plan, size, finds_ends=True)
+
+
+def finds_ends(call: Call, num_sms: int, of: SparseMlaConstants) -> bool:
+    """Whether the device finds the ends of lists first: where they have no lengths, may end a step
+    earlier, and full ones take so long that it does not count."""
+    slots = sum(call.slots)
+    if not call.lacks_lengths or slots <= Tile().step_keys:
+        return False
+    return time_of_rounds(call.items, slots, num_sms) >= of.find_ends
+
+
+def bf16_ways(
+    runner: Runner, call: Call, of: SparseMlaConstants, finds: bool
+) -> Iterator[tuple[Way, float]]:
+    """Clusters of no more items than SMs; the forward, by queries one by one or by groups; dealt
+    tiles.
+
+    Args:
+        finds: result of `finds_ends`: most lists are full.
+    """
+    num_sms, slots = runner.num_sms, sum(call.slots)
+    if call.items <= num_sms and not call.max_logits:
+        yield Way(*clusters_for(runner, whole_plan(call), call, of)), 0.0
+    drawn = call.varies if call.joined else call.lengths and call.items > num_sms
+    one_by_one = time_of_rounds(call.items, slots, num_sms)
+    yield Way(forward_plan(call, 1, drawn=drawn)), one_by_one
+    group = ROWS // call.heads if ROWS % call.heads == 0 else 1
+    most_queries = queries_at_a_time(group, sum(call.most_slots))
+    # Groups need lists with room for all slots, which ranges of long sources have not.
+    fits = not call.joined or (call.queries <= most_queries and call.keys <= INT32_MAX)
+    if group in of.groupings and fits:
+        yield from group_ways(num_sms, call, group, of)
+    can = can_deal(num_sms, call.queries, tiles_of(call.most_slots))
+    if can and not call.max_logits and not (call.joined and call.tile.has_rope):
+        plan, tiles = DealtPlan(joined=call.joined, tile=call.tile), tiles_of(call.slots)
+        far = of.near_rows < call.keys < call.queries * tiles * Tile().keys
+        gain = of.forward_gain_far if far else of.forward_gain
+        time = (time_of_dealing(plan, call, num_sms, tiles, of) + of.dealt_code) / gain
+        taken = call.items <= of.most_dealt_turns * num_sms and (finds or not call.lengths)
+        yield Way(plan), time if taken else inf
+
+
+def group_ways(
+    num_sms: int, call: Call, group: int, of: SparseMlaConstants
+) -> Iterator[tuple[Way, float]]:
+    """Groups of queries, which share an item where few heads would leave rows of the MMAs empty.
+
+    A group's list is at most `group` times as long as a query's. Making it takes time by the bits
+    of all rows.
+    """
+    limits, slots = of.groupings[group], sum(call.slots)
+
+    def time(items: int, slots: int) -> float:
+        return (time_of_draws if call.lengths else time_of_rounds)(items, slots, num_sms)
+
+    lists = of.group_lists + call.queries * call.keys * UNION_BIT_US / num_sms
+    alone = time(call.queries, slots)
+    if not call.lengths:  # dealt tiles or a decode may spread out the last round
+        alone = time(num_sms, slots) * max(1.0, call.queries / num_sms)
+    groups = -(-call.queries // group)
+    unlike = (lists + time(groups, min(group * slots, call.keys))) / alone
+    alike = (lists + time(groups, slots)) / alone
+    surely = unlike <= limits.most_unlike and alone <= of.most_unsampled
+    maybe = alike < limits.most_alike and alone > limits.least_us
+    drawn = call.joined or (call.lengths and groups > num_sms)
+    yield Way(forward_plan(call, group, drawn=drawn)), 0.0 if surely else inf
+    sampled = forward_plan(call, group, drawn=True)
+    yield Way(sampled, instead=replace(sampled, group=1)), 0.0 if maybe else inf
+
+
+def packed_ways(runner: Runner, call: Call, of: SparseMlaConstants) -> Iterator[tuple[Way, float]]:
+    """Clusters of whole items, of 64 heads or of 16, or dealt tiles."""
+    many, tiles = whole_plan(call), tiles_of(call.most_slots)
+    few_heads = not many.mixed and FewHeadsPlan.takes(many.form, many.joined)
+    whole: list[Whole] = [FewHeadsPlan(many.form, many.joined)] if few_heads else []
+    if call.heads > HEADS or not few_heads:
+        whole.insert(0, many)
+    for kernel in whole:
+        plan, size = clusters_for(runner, kernel, call, of)
+        waves = -(-call.queries * plan.items(call.heads) // capacity_of(runner, plan)[size])
+        yield Way(plan, size), time_of_clusters(plan, size, tiles, waves, of)
+    if many.mixed or (many.joined and many.tile.has_rope):
+        return
+    taken = not call.varies or tiles >= of.least_dealt_tiles
+    gain = of.dealt_gain_lengths if call.varies and tiles >= of.long_tiles else of.dealt_gain
+    dealt: Dealt = DealtPlan(packed=True, joined=many.joined, form=many.form, tile=many.tile)
+    if call.heads <= HEADS and few_heads:
+        dealt = DealtFewHeadsPlan(many.form, many.joined)
+    time = time_of_dealing(dealt, call, runner.num_sms, tiles, of)
+    yield Way(dealt), time / gain if taken else inf
+
+
+def whole_plan(call: Call) -> DecodePlan:
+    """The decode of whole items of 64 heads."""
+    return DecodePlan(
+        packed=call.packed, joined=call.joined, form=call.form or V32, extra=call.extra,
+        tile=call.tile,
+    )  # fmt: skip
+
+
+def forward_plan(call: Call, group: int, *, drawn: bool) -> FwdPlan:
+    """The forward's kernel, by groups of so many queries."""
+    return _forward_plan(group, call.max_logits or call.joined, drawn, call.joined, call.tile)
+
+
+@cache
+def _forward_plan(group: int, max_logits: bool, drawn: bool, joined: bool, tile: Tile) -> FwdPlan:
+    """A compiled plan, which checks its barriers: that takes longer than a launch.
+
+    Without RoPE columns the rarer choices have one plan, which does more than is asked for: groups
+    and largest logits are drawn, and groups have largest logits.
+    """
+    if not tile.has_rope and not joined:
+        drawn = drawn or max_logits or group > 1
+        max_logits = max_logits or group > 1
+    return FwdPlan(group, max_logits, drawn, joined, tile=tile)
+
+
+def clusters_for(
+    runner: Runner, plan: Whole, call: Call, of: SparseMlaConstants
+) -> tuple[Whole, int]:
+    """CTAs of an item: all clusters run at once and each CTA has the fewest tiles; the smallest
+    such number. One if the items are more than the SMs."""
+    items, tiles = call.queries * plan.items(call.heads), tiles_of(call.most_slots)
+    if isinstance(plan, DecodePlan) and tiles <= of.alone_tiles:
+        return plan, 1
+    capacity = capacity_of(runner, plan)
+    fitting = [size for size in CLUSTER_SIZES if capacity.get(size, 0) >= items] or [1]
+    return plan, min(fitting, key=lambda size: (-(-tiles // size), size))
+
+
+def capacity_of(runner: Runner, plan: DecodeKernel) -> Mapping[int, int]:
+    """Clusters that run at once on a device without other work, by number of CTAs.
+
+    A cluster of 16 is the quickest for a query alone (20 us, with 8 CTAs 26), but begins only when
+    16 SMs of one GPC are free: while another stream holds 32 SMs it waits for them.
+    """
+    return allowed_clusters(runner.cluster_capacity(plan.threads, plan.smem_bytes), MOST_CTAS)
+
+
+def kind_of(plan: DecodeKernel) -> str:
+    """The kind of a plan's items, by which its times are kept."""
+    if isinstance(plan, FewHeadsPlan):
+        return "few heads"
+    return "packed" if plan.packed else "bf16"
+
+
+def tiles_of(slots: tuple[int, int]) -> int:
+    """Tiles of a query's lists."""
+    return sum(-(-each // Tile().keys) for each in slots)
+
+
+def time_of_clusters(
+    plan: Whole, size: int, tiles: int, waves: int, of: SparseMlaConstants
+) -> float:
+    """Microseconds of items of so many tiles that clusters of `size` CTAs take in waves."""
+    time = time_of_waves(of.clusters[kind_of(plan)], -(-tiles // size), waves)
+    alone = size == 1 and isinstance(plan, DecodePlan)
+    return time - of.alone * waves if alone else time
+
+
+def time_of_dealing(
+    plan: Dealt, call: Call, num_sms: int, tiles: int, of: SparseMlaConstants
+) -> float:
+    """Microseconds of queries of so many tiles that are dealt out among all SMs."""
+    kind, blocks = kind_of(plan), plan.items(call.heads)
+    too_many = blocks > num_sms or call.queries * blocks > of.most_waves[kind] * num_sms
+    if too_many or not can_deal(num_sms, call.queries, tiles):
+        return inf
+    return time_of_dealt(of.dealt[kind], call.queries, tiles, num_sms // blocks)
+
+
+def can_deal(num_sms: int, queries: int, tiles: int) -> bool:
+    """Whether queries of so many tiles, at most, may be dealt out among all SMs: the kernel counts
+    shares of them in int32, rounded up."""
+    return queries * (tiles + OVERHEAD_TILES) * (num_sms + 1) <= INT32_MAX
+
+
+def time_of_rounds(items: int, slots: int, num_sms: int) -> float:
+    """Microseconds of items of so many slots each, one a CTA at a time."""
+    return -(-items // num_sms) * (ITEM_US + STEP_US * -(-slots // Tile().step_keys))
+
+
+def time_of_draws(items: int, slots: int, num_sms: int) -> float:
+    """Microseconds of items of up to so many slots, which CTAs draw: they share the work evenly,
+    but the longest item is one CTA's."""
+    steps, each = -(-slots // Tile().step_keys), items / num_sms
+    return ITEM_US * max(1.0, each) + STEP_US * steps * max(1.0, SPARSE_MLA.used_slots * each)

@@ -1,1 +1,0 @@
-"""Parts of the decodes that have keys as rows of their products, of few heads and of many."""
