@@ -1,11 +1,11 @@
 """`make test-ptxemu`: ptxemu's own tests; tests/ptxemu_passed.txt says of which files they passed.
 
     python tools/ptxemu_suite.py                 # runs them; records the files if all pass
-    python tools/ptxemu_suite.py --if-changed    # the same, but only if the record is of other files
+    python tools/ptxemu_suite.py --if-changed    # the same, if the record is of other files
 
-CI takes the second. Whoever changes a file of ptxemu/ runs the first and commits the record; if not,
-CI runs the tests every time. The tests import nothing outside of ptxemu/ but installed packages,
-whose versions constraints.txt has.
+CI takes the second. Whoever changes a file of ptxemu/ runs the first and commits the record; if
+not, CI runs the tests every time. The tests import nothing outside of ptxemu/ but installed
+packages, whose versions constraints.txt has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "ptxemu_passed.txt"
 PINS = Path("constraints.txt")
-MADE = {"__pycache__", "build", "site", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
+CACHES = {".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache"}
+MADE = {"__pycache__", "build", "site"} | CACHES
 """Folders that a run or a build makes."""
 
 

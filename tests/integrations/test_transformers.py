@@ -77,7 +77,11 @@ def build(kind: str) -> Any:
     return transformers.GlmMoeDsaForCausalLM(config).eval()
 
 
-@pytest.fixture(params=["deepseek_v32", "glm_moe_dsa"])
+BOTH = pytest.mark.parametrize("model", ["deepseek_v32", "glm_moe_dsa"], indirect=True)
+"""Layers of GLM share an indexer; other tests of it come later."""
+
+
+@pytest.fixture(params=["deepseek_v32", pytest.param("glm_moe_dsa", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield build(request.param)
 
@@ -112,6 +116,7 @@ def worst(got: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(error(got[name], expected[name]) for name in expected)
 
 
+@BOTH
 @pytest.mark.parametrize("indexer", ["model", "exact"])
 def test_logits_and_gradients_are_eagers(model: Any, indexer: str) -> None:
     model.set_attn_implementation("eager")
@@ -149,6 +154,7 @@ def test_the_selection_matters_and_is_the_indexers(model: Any) -> None:
     assert error(run(model, gradients=False)[0], expected) > 1e-2
 
 
+@BOTH
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generated_tokens_are_eagers(model: Any, cache: str) -> None:
     settings: dict[str, Any] = {
@@ -283,6 +289,7 @@ def test_an_fp8_indexer_picks_nearly_the_models_keys(model: Any) -> None:
         indexers.fp8_forward(indexer, hidden, resid, angles, mask & (torch.arange(LENGTH) != 20))
 
 
+@BOTH
 def test_an_fp8_indexer_serves_prefill_and_decode(model: Any) -> None:
     """Decoding with a cache gives what one pass over all tokens gives."""
     enable(model, indexer="fp8")

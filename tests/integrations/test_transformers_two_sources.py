@@ -134,7 +134,7 @@ def test_results_and_gradients_are_eagers(model: Any) -> None:
     assert torch.equal(again, expected)
 
 
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, WINDOW - 1, WINDOW, WINDOW + 1, 33])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, WINDOW, WINDOW + 1, 33])
 def test_lengths_around_windows_and_pools(model: Any, length: int) -> None:
     with torch.no_grad():
         expected = run(model, tokens(length))
@@ -149,7 +149,7 @@ SIDES = [
 
 
 @pytest.mark.parametrize(("name", "side"), SIDES)
-@pytest.mark.parametrize("length", [3, 4, 5, 6, 7, 8])
+@pytest.mark.parametrize("length", [3, 4, 6])
 def test_padding_changes_no_token(name: str, side: str, length: int) -> None:
     """A sequence beside a longer one has the results that it has alone."""
     torch.manual_seed(0)

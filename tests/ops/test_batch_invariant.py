@@ -250,7 +250,13 @@ def test_one_kernel_serves_every_batch(heads: int, packed: bool) -> None:
     assert [launched[:-1] for launched in names] == [tuple(kernels)]
 
 
-@pytest.mark.parametrize("kind", ["packed", "packed sources", "packed blocks"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "packed",
+        *(pytest.param(f"packed {x}", marks=pytest.mark.slow) for x in ("sources", "blocks")),
+    ],
+)
 def test_the_shares_of_a_list_on_hopper(kind: str) -> None:
     """CTAs of a cluster share a list: a query's bits alone, and in tables that slots without a row
     widen, among others."""
@@ -260,10 +266,11 @@ def test_the_shares_of_a_list_on_hopper(kind: str) -> None:
     own["indices"] = own["indices"][:, :300].contiguous()
     lists = [name for name in own if name.endswith("indices")]
     alone = attend(shared, {name: x[2:].contiguous() for name, x in own.items()})
-    for no_row in (-1, 1 << 30):
-        wide = {name: pad(own[name], (0, 700), value=no_row) for name in lists}
-        for batch, single in zip(attend(shared, own | wide), alone, strict=True):
-            assert torch.equal(batch[2], single[0])
+    wide = {
+        name: pad(pad(own[name], (0, 300), value=-1), (0, 400), value=1 << 30) for name in lists
+    }
+    for batch, single in zip(attend(shared, own | wide), alone, strict=True):
+        assert torch.equal(batch[2], single[0])
 
 
 def test_flashmlas_call_over_two_packed_caches(monkeypatch: pytest.MonkeyPatch) -> None:

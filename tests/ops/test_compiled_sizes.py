@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -107,7 +107,14 @@ def larger(name: str, call: Call, steps: int) -> dict[str, Any]:
     return {argument: grown(argument, value) for argument, value in call.arguments.items()}
 
 
-@pytest.mark.parametrize("name", list(_calls()))
+def _names() -> Iterator[Any]:
+    """Names of calls: one of each function and those that are exported, too; others later."""
+    for name in _calls():
+        first = ", " not in name or name in EXPORTED
+        yield pytest.param(name, marks=() if first else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", list(_names()))
 def test_the_second_graph_serves_all_sizes(name: str) -> None:
     """The first is of one size; a call of a third size is no recompilation."""
     torch.compiler.reset()

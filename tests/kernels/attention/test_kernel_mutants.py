@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,38 +23,23 @@ from workbench.mutation.campaign import argued
 from workbench.mutation.table import read_rows
 from workbench.small_calls.call import IGNORED, SmallCall
 from workbench.small_calls.record import record
-from workbench.small_calls.table import TABLE, growing
+from workbench.small_calls.table import TABLE
 
 AT_ONCE = (POLICIES[2],)
 """Copies at once, which costs a quarter."""
 LAUNCHES: dict[str, SmallCall] = {
     "mla-bwd-sm_100a": TABLE["mla-bwd-sm_100a"].calls[0],
-    "mla-fwd-sm_100a": growing(128, 192, backend="sm100", sms=2),
-    # Two work items of one step, by one CTA.
-    "mla-fwd-sm_90a": replace(
-        TABLE["mla-fwd-sm_90a"].calls[0],
-        case=replace(TABLE["mla-fwd-sm_90a"].calls[0].case, num_queries=2),
-    ),
     "mla-fwd-drawn-sm_90a": TABLE["mla-fwd-drawn-sm_90a"].calls[0],
 }
-CATEGORIES = 13
-"""Of synchronisation that a kernel may have."""
 SCHEDULES = {"mla-bwd-sm_100a": (*AT_ONCE, POLICIES[0])}
 """At random, too."""
 DRAWN = {
-    # One of each category, then any: later.
+    # One of each category.
     "mla-bwd-sm_100a": (
         "arrive#3 removed", "barrier#8 removed", "cluster-barrier#2 removed", "commit#2 removed",
         "expect-tx#1 +16 bytes", "group-wait#3 removed", "init-fence#1 removed",
         "mbarrier-wait#29 true at once", "memory-fence#2 removed", "order#3 relaxed",
         "proxy-fence#1 removed", "tcgen05-fence#11 removed", "tcgen05-wait#16 removed",
-        "tcgen05-wait#13 removed", "group-wait#9 one group more", "commit#17 removed",
-        "mbarrier-wait#27 true at once", "mbarrier-wait#8 true at once", "tcgen05-fence#9 removed",
-        "tcgen05-fence#29 removed",
-    ),
-    "mla-fwd-sm_100a": ("proxy-fence#3 removed", "arrive#8 removed", "tcgen05-wait#3 removed"),
-    "mla-fwd-sm_90a": (
-        "mbarrier-wait#11 true at once", "group-wait#3 removed", "proxy-fence#4 removed",
     ),
     # The order of the lists; an item that was drawn, in front of the first step and after any.
     "mla-fwd-drawn-sm_90a": ("barrier#3 removed", "barrier#6 removed", "barrier#10 removed"),
@@ -94,12 +79,7 @@ def counts(kernel: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "name"),
-    [
-        pytest.param(kernel, name, marks=[] if number < CATEGORIES else pytest.mark.slow)
-        for kernel, names in DRAWN.items()
-        for number, name in enumerate(names)
-    ],
+    ("kernel", "name"), [(kernel, name) for kernel, names in DRAWN.items() for name in names]
 )
 def test_a_mutant_is_noticed(kernel: str, name: str) -> None:
     mutants = mutants_of(kernel)

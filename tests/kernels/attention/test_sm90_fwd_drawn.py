@@ -144,10 +144,10 @@ def test_who_takes_an_item_does_not_change_its_bits(case: SparseMlaCase, group: 
 
 def test_launches_with_counters_of_their_own_do_not_disturb_each_other() -> None:
     """Each stream has its workspace, whose counter a launch leaves at 0: of two CTAs, of three."""
-    inputs, plan = inputs_of(LENGTHS), by(FwdPlan(1, True, drawn=True))
+    inputs, plan = inputs_of(EVERYTHING), by(FwdPlan(1, True, drawn=True))
     streams = [emulator_of(PAIR), emulator_of(Device(3, {1: 3}))]
     for emulator in (*streams, streams[0]):
-        assert_equal(call(emulator, inputs, plan), turns(LENGTHS, 1))
+        assert_equal(call(emulator, inputs, plan), turns(EVERYTHING, 1))
     counters = [emulator.workspaces[0][0] for emulator in streams]
     assert counters[0].data_ptr() != counters[1].data_ptr()
 

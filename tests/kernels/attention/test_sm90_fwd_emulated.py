@@ -28,7 +28,9 @@ from tests.kernels.assembled import assert_it_assembles_without_spills
 from tests.kernels.features import EVERY_FEATURE
 from tests.support.forward_operands import forward_operands
 
-TWO_STEPS = SparseMlaCase("two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True)
+TWO_STEPS = SparseMlaCase(
+    "two steps", 1, 90, 64, 200, duplicates=True, invalid=True, poison=True, max_logits=True
+)
 GROUP = SparseMlaCase(
     "a group and a half",
     5,
@@ -81,7 +83,7 @@ def run(
 
 @pytest.mark.parametrize("when", ["eager", "late"])
 def test_it_does_not_matter_when_asynchronous_work_happens(when: str) -> None:
-    plan = FwdPlan()
+    plan = FwdPlan(max_logits=True)
     (setup,) = run(TWO_STEPS, plan, Policy(asynchronous=when, seed=3)).setups
     assert setup.smem == plan.smem.total
     assert (setup.grid[0], setup.block[0]) == (1, plan.threads)
@@ -113,7 +115,7 @@ def test_any_finite_scale(scale: float) -> None:
 
 
 def test_finite_inputs_do_not_overflow_however_large_the_logits() -> None:
-    run(SparseMlaCase("huge", 1, 50, 8, 130, logit_scale=1e30), FwdPlan())
+    run(SparseMlaCase("huge", 1, 50, 8, 130, logit_scale=1e30, max_logits=True), FwdPlan())
 
 
 def test_a_group_of_queries_over_the_union_of_their_rows() -> None:
@@ -174,7 +176,7 @@ def ptx(plan: FwdPlan) -> str:
 
 
 def test_the_instructions_that_make_it_this_kernel() -> None:
-    text = ptx(FwdPlan())
+    text = ptx(FwdPlan(max_logits=True))
     products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+)k16", text)
     # S is issued in three places, twice for tile 0; P V in four, four steps of 16 keys each.
     assert products.count("m64n64") == 3 * 36
@@ -187,7 +189,7 @@ def test_the_instructions_that_make_it_this_kernel() -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [FwdPlan(), FwdPlan(4, True, True, tile=WITHOUT_ROPE)],
+    [FwdPlan(max_logits=True), FwdPlan(4, True, True, tile=WITHOUT_ROPE)],
     ids=["1", "4 of 512"],
 )
 def test_the_newest_assembler_takes_it_and_nothing_is_spilled(

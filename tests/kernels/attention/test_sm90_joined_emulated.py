@@ -127,6 +127,7 @@ def test_the_forward_joins_both_sources(case: SparseMlaCase, when: str) -> None:
     assert (setup.grid[0], setup.smem) == (1, plan.smem.total)
 
 
+@LATER
 def test_groups_of_few_heads_have_the_union_over_both_sources(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
