@@ -30,12 +30,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import (
     rescale_to_own,
     store_p,
 )
-from flashdsa.kernels.attention.sm90.core.tile import (
-    Q_CHUNK_BYTES,
-    ROWS,
-    SLICE_CHUNKS,
-    Tile,
-)
+from flashdsa.kernels.attention.sm90.core.tile import Q_CHUNK_BYTES, ROWS, SLICE_CHUNKS, Tile
 
 SCORES_DONE, P_FREE = 1, 2
 """Named barriers; 0 is the CTA's."""

@@ -17,10 +17,7 @@ from flashdsa.dsl.pipeline import PipelineState, Ring, RingProducer
 from flashdsa.dsl.smem import store_words
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.hw import WARP_SIZE
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    CONSUMERS,
-    FewHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.gather import (
     Gatherer,
     ask_slot,

@@ -22,10 +22,7 @@ from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
-    ask_first,
-    gather_pieces,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import ask_first, gather_pieces
 from flashdsa.kernels.attention.sm90.decode.few_heads.math import Math, consume, stage_share
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import FewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters

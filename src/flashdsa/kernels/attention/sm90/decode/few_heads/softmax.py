@@ -20,11 +20,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
     offset_of_head,
     reduce_keys,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    CONSUMERS,
-    HEADS,
-    WARPS,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.scales import load_scales
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two

@@ -30,10 +30,7 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.full.consumers import consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
-from flashdsa.kernels.attention.sm90.decode.full.gather import (
-    NOTHING,
-    gather_rows,
-)
+from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING, gather_rows
 from flashdsa.kernels.attention.sm90.decode.full.plan import DecodePlan
 from flashdsa.kernels.attention.sm90.decode.full.query import load_item_query
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_clusters

@@ -15,11 +15,7 @@ from flashdsa.dsl.smem import load_words
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.results import ItemRows, ask_sink, factor_and_lse
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST
-from flashdsa.kernels.attention.sm90.decode.shared.context import (
-    Output,
-    meet_consumers,
-    takes_part,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.context import Output, meet_consumers, takes_part
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import (
     Share,
     address_of_dims,

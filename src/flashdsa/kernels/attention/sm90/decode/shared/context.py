@@ -21,7 +21,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import load_words_again
 
 
 class DecodeMemory(StepMemory):
-    """Regions and barriers of either kernel's plan, by clusters or dealt."""
+    """Regions and barriers of every decode's plan."""
 
     row_unit: Region
     tokens: Region
@@ -67,7 +67,7 @@ class Context(NamedTuple):
 
     @property
     def plan(self) -> Any:
-        """The compile-time plan of either kernel."""
+        """The compile-time plan."""
         return self.memory.plan
 
     @property

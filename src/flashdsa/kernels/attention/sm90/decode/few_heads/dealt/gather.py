@@ -4,11 +4,7 @@ from cutlass import Int32, cute
 
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import gather_tiles
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Batch,
-    num_stretches,
-    take_stretch,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch, num_stretches, take_stretch
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode.shared.stretches import store_stretch
 

@@ -23,15 +23,10 @@ from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.gather import gather_stretches
 from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.math import Dealt, take_stretches
-from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import (
-    DealtFewHeadsPlan,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.plan import DealtFewHeadsPlan
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    batch_of,
-    deal,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import batch_of, deal
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
 
 GATHER = 0

@@ -17,9 +17,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.dealt.merge import (
     merge_parts,
     store_part,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
-    tiles_of_consumer,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.gather import tiles_of_consumer
 from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
     first_head,
     head_of,
@@ -34,18 +32,10 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.math import (
     publish_sums,
     take_tiles,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.plan import (
-    CONSUMERS,
-    HEADS,
-)
-from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
-    blocks_of,
-    is_rope,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS
+from flashdsa.kernels.attention.sm90.decode.few_heads.products import blocks_of, is_rope
 from flashdsa.kernels.attention.sm90.decode.few_heads.query import load_query
-from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
-    new_heads,
-)
+from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import new_heads
 from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     DecodeMemory,
@@ -53,11 +43,7 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     meet_consumers,
     thread_of_warpgroup,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Parts,
-    num_stretches,
-    parts_before,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Parts, num_stretches, parts_before
 from flashdsa.kernels.attention.sm90.decode.shared.exchange import rows_of_item
 from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace, draw_ticket
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS

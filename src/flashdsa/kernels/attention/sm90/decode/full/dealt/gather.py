@@ -10,11 +10,7 @@ from flashdsa.kernels.attention.sm90.core.gather import load_query
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, gather_rows
 from flashdsa.kernels.attention.sm90.decode.shared.context import DecodeMemory
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Batch,
-    num_stretches,
-    take_stretch,
-)
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Batch, num_stretches, take_stretch
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, ask_ends
 from flashdsa.kernels.attention.sm90.decode.shared.stretches import store_stretch
 

@@ -24,11 +24,7 @@ from flashdsa.kernels.attention.operands import OtherOperands
 from flashdsa.kernels.attention.sm90.core.gather import map_query
 from flashdsa.kernels.attention.sm90.core.softmax import LOG2_E, make_scale
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
-from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import (
-    Consumer,
-    consume0,
-    consume1,
-)
+from flashdsa.kernels.attention.sm90.decode.full.dealt.consumers import Consumer, consume0, consume1
 from flashdsa.kernels.attention.sm90.decode.full.dealt.gather import gather_stretches
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
