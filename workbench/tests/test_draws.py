@@ -129,7 +129,9 @@ def test_draws_are_legal_and_judged(operation: str) -> None:
             assert task.judge(found).findings or max(one.lengths or (9,)) < 8, one.line
 
 
-@pytest.mark.parametrize("operation", ["two-levels", "two-levels-prefill"])
+@pytest.mark.parametrize(
+    "operation", ["two-levels", pytest.param("two-levels-prefill", marks=pytest.mark.slow)]
+)
 def test_one_wrong_id_in_two_levels_is_seen(operation: str) -> None:
     """A tie to the later position, two ids of another order, an id in place of the last -1."""
     seen = set()
@@ -165,7 +167,10 @@ def test_one_wrong_id_in_two_levels_is_seen(operation: str) -> None:
     assert seen == {"tie", "order", "more"}
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "operation",
+    [pytest.param(x, marks=() if x == "decode" else pytest.mark.slow) for x in OPERATIONS],
+)
 def test_every_peer_is_right_on_what_it_serves(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

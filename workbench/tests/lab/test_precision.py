@@ -100,6 +100,7 @@ def test_the_rule_gives_the_sums_of_an_h200_bit_for_bit(monkeypatch: pytest.Monk
         assert np.array_equal(replayed, recorded), name
 
 
+@pytest.mark.slow
 def test_the_rule_gives_the_finite_sums_of_any_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype, finite in SPECIALS.items():
         replayed, recorded = _both(f"specials.{dtype}", CORES[dtype], monkeypatch)
