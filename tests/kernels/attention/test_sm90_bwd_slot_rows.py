@@ -12,7 +12,8 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
     FEW,
     HANDED_OUT,
     LISTED,
@@ -26,7 +27,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
     start_kernel,
     take_kernel,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, KEY_WORDS, PAIR
 from ptxemu import Policy
 from ptxemu.cutedsl import emulate
 

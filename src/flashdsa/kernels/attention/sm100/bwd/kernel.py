@@ -16,7 +16,7 @@ next item's     | next Q, dO               | dQ -> global             | last par
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Float32, GridConstant, Int32, Int64, cute
+from cutlass import BFloat16, Float32, GridConstant, Int32, Int64, cute
 from cutlass.experimental import primitives as prims
 from cutlass.experimental.cuda import tensor_map
 
@@ -24,7 +24,7 @@ from flashdsa.dsl.compile_options import compile_launch
 from flashdsa.dsl.cta_pair import enter_pair, leave_pair
 from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.dsl.static import Static
-from flashdsa.hw import SM100, WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.hw import SECTOR_BYTES, SM100, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.delta import launch_delta
 from flashdsa.kernels.attention.fake_operands import fake_lists
 from flashdsa.kernels.attention.lists import Lists
@@ -46,13 +46,46 @@ from flashdsa.kernels.attention.sm100.bwd.mma import (
     load_query,
     wait_until_read,
 )
-from flashdsa.kernels.attention.sm100.bwd.operands import Operands, fake_operands
 from flashdsa.kernels.attention.sm100.bwd.plan import BwdPlan
 from flashdsa.kernels.attention.sm100.bwd.products import products_of
 from flashdsa.kernels.attention.sm100.bwd.reduce_dkv import Reducer, finish, reduce_item, store_do
 from flashdsa.kernels.attention.sm100.bwd.softmax import DqWriter, Softmax, softmax_item, write_dq
 from flashdsa.kernels.attention.sm100.core.tile import BOX_DIMS, CLUSTER, PAIR_ROWS
 from flashdsa.kernels.attention.union import launch_union
+from flashdsa.problem import D_QK, D_V
+
+
+class Operands(NamedTuple):
+    """Arguments of every launch, in order."""
+
+    q: Any  # (S * H, 576) bf16 with H heads of a query
+    kv: Any  # (S_kv, 576) bf16
+    do: Any  # (S * H, 512) bf16
+    lse: Any  # (S, H) fp32
+    out: Any  # (S * H, 512) bf16
+    indices: Any  # (S, topk) int32
+    topk_length: Any  # (S,) int32: slots of each query that may be valid
+    delta: Any  # (S, H) fp32, written
+    dq: Any  # as q, written
+    dkv: Any  # (S_kv, 576) fp32, added to
+
+
+def fake_operands(heads: int) -> Operands:
+    """Operands without memory, of so many heads a query; other sizes are dynamic."""
+    rows, queries, keys, topk = (cute.sym_int32() for _ in range(4))
+    return Operands(
+        fake_tensor(BFloat16, (rows, D_QK)),
+        fake_tensor(BFloat16, (keys, D_QK)),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(BFloat16, (rows, D_V)),
+        fake_tensor(Int32, (queries, topk), 4),
+        fake_tensor(Int32, (queries,), 4),
+        fake_tensor(Float32, (queries, heads), 4),
+        fake_tensor(BFloat16, (rows, D_QK), SECTOR_BYTES),
+        fake_tensor(Float32, (keys, D_QK)),
+    )
+
 
 SOFTMAX, LOAD, REDUCE, MMA = range(4)
 """Warpgroups, in the plan's order of roles."""

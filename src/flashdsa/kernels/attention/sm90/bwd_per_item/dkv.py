@@ -24,13 +24,13 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     tile_after,
     tiles_of,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.packed8 import pack_eight
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     HALF_BYTES,
     LINE_DIMS,
     LINE_PACKS,
     ROWS_CHUNK_BYTES,
 )
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import pack_eight
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import item_at, next_item
 from flashdsa.kernels.attention.sm90.core.backward import PAIR_DIMS, STEPS, four_dims
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK

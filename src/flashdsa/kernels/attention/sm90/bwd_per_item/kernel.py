@@ -27,14 +27,6 @@ from flashdsa.kernels.attention.mend import Queries, flat, launch_mend_dq
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import Context, PerItemMemory
 from flashdsa.kernels.attention.sm90.bwd_per_item.dkv import Dkv, dkv_all
 from flashdsa.kernels.attention.sm90.bwd_per_item.load import Gatherer, Rows, gather_all
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
-    Offsets,
-    launch_offsets,
-    launch_split,
-    part_of,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.sums import Sums, launch_sums
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import launch_turns
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,
@@ -45,6 +37,14 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
 )
 from flashdsa.kernels.attention.sm90.bwd_per_item.prepare import launch_prepare
 from flashdsa.kernels.attention.sm90.bwd_per_item.score import High, Scorer, high_all, score_all
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
+    Offsets,
+    launch_offsets,
+    launch_split,
+    part_of,
+)
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_sums import Sums, launch_sums
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import launch_turns
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
 
 

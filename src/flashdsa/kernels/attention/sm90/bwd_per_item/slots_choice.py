@@ -20,9 +20,8 @@ from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, SECOND, is_taken
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sample import COUNT_BITS, WORD_BITS, add_counts
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import sums_up_to
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, SAMPLED, WAY
-from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import saved_us
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, SAMPLED, WAY, saved_us
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import sums_up_to
 
 THREADS = 512
 """Two for each list of a wave, at least."""

@@ -42,21 +42,25 @@ from flashdsa.kernels.attention.sm90.core.tile import (
     ROWS,
     TILES,
 )
-from flashdsa.kernels.attention.sm90.fwd import packed_list
 from flashdsa.kernels.attention.sm90.fwd.context import Context
 from flashdsa.kernels.attention.sm90.fwd.draws import (
+    ID_BYTES,
     Drawn,
+    List,
     Order,
     class_of,
     draw_place,
+    has_gaps,
     list_at,
+    load_ids,
     order_of,
     order_words,
+    pack,
     publish,
     read_drawn,
+    rows_of_out,
     sort_lists,
 )
-from flashdsa.kernels.attention.sm90.fwd.packed_list import ID_BYTES, List
 from flashdsa.kernels.attention.sm90.fwd.plan import THREAD_LISTS
 
 
@@ -279,12 +283,12 @@ def pack_list(
     """
     line, num_slots, rows = cursor.line, cursor.num_slots, slots.rows
     if (cursor.step == 0) & (num_slots > role.ctx.plan.tile.step_keys):
-        if packed_list.has_gaps(rows):
-            to, room = packed_list.rows_of_out(role.ctx, role.out, cursor.item)
+        if has_gaps(rows):
+            to, room = rows_of_out(role.ctx, role.out, cursor.item)
             of = List(line, num_slots, Int32(role.kv.shape[0]))
-            packed = packed_list.pack(role.ctx, of, to, room)
+            packed = pack(role.ctx, of, to, room)
             line, num_slots = packed.line, packed.num_slots
-            rows = packed_list.load_ids(packed, lane, num_slots)
+            rows = load_ids(packed, lane, num_slots)
             if cutlass.const_expr(role.draws is not None):
                 if num_slots <= role.ctx.plan.tile.step_keys:
                     # The step is the item's last one now: the next item was not drawn before it.

@@ -1,7 +1,7 @@
 """Role math: each consumer takes every other tile of the CTA's, and has an O of its own.
 
 **The end**: the consumers exchange halves of O, and each stages half of the dims, as the other
-decode does (`shared/exchange.py`).
+decode does (`shared/combine.py`).
 """
 
 from typing import Any, NamedTuple
@@ -17,14 +17,9 @@ from flashdsa.dsl.wgmma import along_k
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import FP32, ROWS
 from flashdsa.kernels.attention.sm90.decode.few_heads.gather import (
+    load_query,
     state_of_piece,
     tiles_of_consumer,
-)
-from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-    reduce_keys,
 )
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
 from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
@@ -33,17 +28,21 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.products import (
     multiply_tile,
     multiply_values,
 )
-from flashdsa.kernels.attention.sm90.decode.few_heads.query import load_query
 from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     Heads,
     exponentiate,
     find_tops,
+    first_head,
     first_maximum,
+    head_of,
     mask_keys,
     move_tops,
     new_heads,
+    offset_of_head,
+    reduce_keys,
     store_p,
 )
+from flashdsa.kernels.attention.sm90.decode.shared.combine import expect_parts, staged_rows
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
     Context,
     Output,
@@ -51,7 +50,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     takes_part,
     wait_for_extent,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.exchange import expect_parts, staged_rows
 from flashdsa.kernels.attention.sm90.decode.shared.plan import (
     CTA_STATISTICS_BYTES,
     F16,

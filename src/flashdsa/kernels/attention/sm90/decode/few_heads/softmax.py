@@ -14,17 +14,37 @@ from flashdsa.dsl.fragments import F16_KIND, THREAD_ROWS, exp2, pack
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.softmax import LEAST, NO_KEY, Scale
-from flashdsa.kernels.attention.sm90.decode.few_heads.lanes import (
-    first_head,
-    head_of,
-    offset_of_head,
-    reduce_keys,
-)
 from flashdsa.kernels.attention.sm90.decode.few_heads.plan import CONSUMERS, HEADS, WARPS
-from flashdsa.kernels.attention.sm90.decode.few_heads.scales import load_scales
+from flashdsa.kernels.attention.sm90.decode.few_heads.products import load_scales
 from flashdsa.kernels.attention.sm90.decode.shared.context import Context
 from flashdsa.kernels.attention.sm90.decode.shared.words import BIAS, bits_of, power_of_two
 from flashdsa.plan.row_tiles import ROW_BYTES
+
+LANE_HEADS = 2
+"""Neighbouring heads of a lane in each 8 columns."""
+
+
+def head_of(i: int) -> int:
+    """Number among the lane's heads of its accumulator i of a block of S^T or O^T."""
+    return i // 4 * LANE_HEADS + i % LANE_HEADS
+
+
+def first_head(lane: Any) -> Any:
+    """The lane's first head; the others are 1, 8, 9, 16, ... heads later."""
+    return lane % 4 * LANE_HEADS
+
+
+def offset_of_head(number: int) -> int:
+    """Heads from the lane's first one to that of a number."""
+    return number // LANE_HEADS * 8 + number % LANE_HEADS
+
+
+def reduce_keys(value: Any, combine: Any) -> Any:
+    """Reduce over the lanes that have the same heads; all of them get the result."""
+    for offset in (4, 8, 16):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset))
+    return value
+
 
 MOST_LOG2 = 7
 """log2 of a bound: the largest scale < 2^7 after scaling; P <= 2^8, below the largest f16."""

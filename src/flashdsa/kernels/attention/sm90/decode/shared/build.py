@@ -13,7 +13,7 @@ from flashdsa.dsl.fake_tensors import fake_tensor
 from flashdsa.hw import SM90
 from flashdsa.kernels.attention.fake_operands import fake_more, fake_operands
 from flashdsa.kernels.attention.operands import OtherOperands, split, split_more
-from flashdsa.kernels.attention.sm90.decode.shared.parts import Workspace
+from flashdsa.kernels.attention.sm90.decode.shared.dealing import Workspace
 from flashdsa.kernels.attention.sm90.decode.shared.plan import ClusterPlan
 
 

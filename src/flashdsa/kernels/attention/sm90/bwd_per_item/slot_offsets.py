@@ -53,7 +53,7 @@ class Offsets(NamedTuple):
     named: cute.Tensor
     cursors: cute.Tensor  # (parts, CURSORS) int32
     begins: cute.Tensor  # (parts + 1,) int32: the first group of each part
-    # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `turns.py`
+    # (groups * row blocks,) int32: items of the parts, as CTAs take them by turns: see `tickets.py`
     order: cute.Tensor
     # (S_kv, KEY_WORDS) int32: key, first row, rows; of those that have many rows from the front on,
     # of those that have few from the back on.
