@@ -94,9 +94,7 @@ def test_rows_of_a_key_are_in_the_groups_order(policy: Policy) -> None:
         offsets["cursors"][number, [HANDED_OUT, OUT_OF_ORDER]] = unordered[some].sum().int()
         with emulate(policy=policy) as emulator:
             launch(
-                tuple(map(from_dlpack, lists)),
-                tuple(map(from_dlpack, offsets.values())),
-                number,
+                tuple(map(from_dlpack, lists)), tuple(map(from_dlpack, offsets.values())), number
             )
         assert list(emulator.findings) == []
         check_part(lists, offsets, number, some)

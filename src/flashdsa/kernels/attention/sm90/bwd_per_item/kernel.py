@@ -259,8 +259,7 @@ def launch_part(
     plan: cutlass.Constexpr,
     stream: Any,
 ):
-    """Launch the backward of all groups, or of the part `number`; arguments as for
-    `per_item_kernel`."""
+    """Launch the backward of all groups, or of a part; arguments as for `per_item_kernel`."""
     per_item_kernel(*work, spread, choice, offsets, number, tickets, plan).launch(
         grid=[num_ctas, 1, 1],
         block=[plan.threads, 1, 1],
@@ -282,10 +281,7 @@ def launch_parts(
     stream: Any,
 ):
     """Launch the parts and their order, then each part's rows, its backward and its sums.
-
-    Args:
-        of_parts: unit_groups, and whether all of dkv is 0. on_device: num_ctas and num_sms.
-    """
+    `of_parts`: unit_groups, and whether all of dkv is 0. `on_device`: num_ctas and num_sms."""
     (unit_groups, zero), (num_ctas, num_sms) = of_parts, on_device
     blocks = cutlass.max(work.heads // ROWS, Int32(1))
     room = Int32(work.dkv.shape[0]) // blocks

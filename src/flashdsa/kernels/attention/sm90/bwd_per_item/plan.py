@@ -28,21 +28,16 @@ def saved_us(additions: Any, rows: Any, sums: Any) -> Any:
 
     The constants are rounded from a fit to 119 drawn calls over 28,685 to 1,018,067 rows, each
     timed by both ways on an H100, less 8 % of the time by additions. Of these it takes 21, and none
-    that takes longer: 0.64 to 0.99 of the time by additions, 0.81 in the mean.
-
-    Args:
-        additions: rows that are added. rows: that come from memory to be added to, each once for
-            items that run at the same time. sums: rows of dKV that are named, at most.
+    that takes longer: 0.64 to 0.99 of the time by additions, 0.81 in the mean. `additions`: rows
+    that are added. `rows`: that come from memory to be added to, each once for items that run at
+    the same time. `sums`: rows of dKV that are named, at most.
     """
     return FAR_US * rows - SLOT_US * additions - SUM_US * sums - LAUNCHES_US
 
 
 def most_rows(groups: int, wave: int, keys: float, num_keys: int) -> float:
-    """Rows that come from memory if lists share no more than they must on average.
-
-    Args:
-        groups: of the launch; wave: of them that run at the same time. keys: of a list.
-    """
+    """Rows that come from memory if lists share no more than they must on average. `groups`: of the
+    launch; `wave`: of them that run at the same time. `keys`: of a list."""
     of_wave = num_keys * -math.expm1(-min(wave, groups) * keys / num_keys)
     return groups / min(wave, groups) * of_wave
 
@@ -72,16 +67,11 @@ class SumPlan(Sm90Plan):
     sm_ctas: int = 4
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         self.check()
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a row of the slots."""
         return self.slot_words * WORD_BYTES
 
     @property
@@ -91,12 +81,10 @@ class SumPlan(Sm90Plan):
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a stage."""
         return self.dkv_bytes + self.chunk_rows * self.slot_bytes
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         rows, chunks = self.stages * self.stage_bytes, self.stages * CHUNK_WORDS * WORD_BYTES
         return [
             SmemRegion("rows", rows, 128, "dKV and rows of a chunk", stages=self.stages),
@@ -106,7 +94,6 @@ class SumPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def load(self) -> Role:
-        """Warp 0."""
         return Role("load", WARP_SIZE, 64, "keys, their dKV and their rows")
 
     @property
@@ -118,7 +105,6 @@ class SumPlan(Sm90Plan):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles, in thread order."""
         return self.load, self.add
 
     @property
@@ -214,11 +200,7 @@ class PerItemPlan(Sm90Plan):
     dkv_registers: int = 96
 
     def __post_init__(self) -> None:
-        """Check the choices against the architecture.
-
-        Raises:
-            BudgetError: names the region or role that does not fit.
-        """
+        """Raises BudgetError, which names the region or role that does not fit."""
         if self.queries not in QUERIES:
             raise ValueError(f"queries: expected one of {QUERIES}; got {self.queries}")
         if self.more not in MORE:
@@ -233,7 +215,6 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def name(self) -> str:
-        """Exported name of its function."""
         kind = f"_or_{self.more}" * (self.more > 0) + "_slots" * self.slots
         kind += "_tickets" * self.tickets + "_given" * self.given
         return f"mla_bwd_fused{self.tile.suffix}_group{self.queries}{kind}"
@@ -268,22 +249,18 @@ class PerItemPlan(Sm90Plan):
 
     @property
     def lines(self) -> int:
-        """Lines of LINE_DIMS dims."""
         return self.tile.d_qk // LINE_DIMS
 
     @property
     def packs(self) -> int:
-        """Packs of a row of dKV in the slots."""
         return self.lines * LINE_PACKS
 
     @property
     def slot_words(self) -> int:
-        """Words of a row of dKV in the slots.
-
-        A line and the next one are a pair. Words 0 and 1 of every pack come first: of each pair
-        pack j of the one and of the other line, j = 0, 1, ...; words 2 of all packs follow, in the
-        same order. So a lane stores 16 and 8 bytes of a pair, and four lanes whole sectors.
-        """
+        """Words of a row of dKV in the slots. A line and the next one are a pair. Words 0 and 1 of
+        every pack come first: of each pair pack j of the one and of the other line, j = 0, 1, ...;
+        words 2 of all packs follow, in the same order. So a lane stores 16 and 8 bytes of a pair,
+        and four lanes whole sectors."""
         return self.packs * PACK_WORDS
 
     @property
@@ -294,12 +271,10 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def sums(self) -> SumPlan:
-        """Plan of the kernel that sums the slots' rows."""
         return SumPlan(self.tile.d_qk, self.packs, self.slot_words)
 
     @property
     def buffers(self) -> list[SmemRegion]:
-        """Shared memory regions before the mbarriers, in order."""
         tile, rows = self.tile, self.rope_at + 2 * HALF_BYTES * self.tile.has_rope
         keys = f"keys of a tile, {tile.chunks} x [64, 64] SW128"
         items = SmemRegion("items", ITEM_STAGES * 4, 16, "drawn items", stages=ITEM_STAGES)
@@ -315,13 +290,11 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def gather(self) -> Role:
-        """Warpgroup 0."""
         return Role("gather", WARPGROUP_SIZE, self.gather_registers, "the keys of each tile")
 
     @property
     @cache  # noqa: B019 - plans are few
     def score(self) -> Role:
-        """Warpgroup 1."""
         does = f"S, dP, P, dS, and dims 0-{self.tile.half_dims - 1} of dQ"
         registers = self.consumer_registers + self.score_more // 2
         return Role("score", WARPGROUP_SIZE, registers, does)
@@ -329,7 +302,6 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def high(self) -> Role:
-        """Warpgroup 2."""
         does = f"Q, dO, delta of an item, dims {self.tile.half_dims}-{self.tile.d_qk - 1} of dQ"
         registers = self.consumer_registers - self.score_more // 2
         return Role("high", WARPGROUP_SIZE, registers, does)
@@ -337,22 +309,17 @@ class PerItemPlan(Sm90Plan):
     @property
     @cache  # noqa: B019 - plans are few
     def dkv(self) -> Role:
-        """Warpgroup 3."""
         return Role("dkv", WARPGROUP_SIZE, self.dkv_registers, "dKV of a tile, and its addition")
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The warpgroups, in thread order."""
         return self.gather, self.score, self.high, self.dkv
 
     @property
     @cache  # noqa: B019 - plans are few
     def barriers(self) -> tuple[Barrier, ...]:
-        """The mbarriers, in order.
-
-        Barriers of rows complete a phase for each item that has keys, those of items one for each
-        that is drawn, the others one for each tile.
-        """
+        """Barriers of rows complete a phase for each item that has keys, those of items one for
+        each that is drawn, the others one for each tile."""
         gather, score, high, dkv = self.roles
         chunks, low_chunks = self.tile.chunks, self.tile.half_chunks
         drawn = (

@@ -30,6 +30,7 @@ from flashdsa.dsl.pipeline import Barriers, RingConsumer, RingProducer
 from flashdsa.dsl.smem import load_words, store_words
 from flashdsa.dsl.tma import load_bytes
 from flashdsa.dsl.warp import lowest_bit
+from flashdsa.kernels.attention.sm90.bwd_per_item import slot_offsets
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CARVEOUT,
     CHUNK_WORDS,
@@ -40,15 +41,6 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     LINE_DIMS,
     LINE_PACKS,
     WORD_BYTES,
-)
-from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
-    FEW,
-    LISTED,
-    OUT_OF_ORDER,
-    TAKEN,
-    ListedKey,
-    Offsets,
-    listed_key,
 )
 
 NUMBERS = 8
@@ -182,7 +174,7 @@ class Sums(NamedTuple):
 
     dkv: cute.Tensor
     slots: cute.Tensor
-    offsets: Offsets
+    offsets: slot_offsets.Offsets
     number: Int32
     blocks: Int32
     zero: Int32
@@ -219,14 +211,10 @@ def store_dims(acc: cute.Tensor, row: Any, pack: Any) -> None:
 
 @cute.jit
 def add_rows(acc: cute.Tensor, rows: Any, count: Int32, pack: Any, plan: cutlass.Constexpr) -> None:
-    """Add `count` rows, one after another, to acc: the pack's dims of a row of dKV.
-
-    A row's words are loaded AHEAD rows before they are added, into the registers of the words just
-    added: ptxas moves successive loads after the additions, to save registers.
-
-    Args:
-        rows: pointer to the words of the first row; count > 0.
-    """
+    """Add `count` rows, one after another, to acc: the pack's dims of a row of dKV. A row's words
+    are loaded AHEAD rows before they are added, into the registers of the words just added: ptxas
+    moves successive loads after the additions, to save registers. `rows`: pointer to the words of
+    the first row; count > 0."""
     words = cute.make_rmem_tensor(AHEAD * WORDS, Int32)
     for i in cutlass.range_constexpr(AHEAD):
         load_row(words, i, rows, cutlass.min(Int32(i), count - 1), pack, plan)
@@ -279,13 +267,13 @@ def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     offsets, chunk = x.offsets, Int32(0)
-    listed, ticket = offsets.cursors[x.number, LISTED], Int32(cta)
+    listed, ticket = offsets.cursors[x.number, slot_offsets.LISTED], Int32(cta)
     while ticket < listed:
-        cursor = offsets.cursors.iterator + (CURSORS * x.number + TAKEN)
+        cursor = offsets.cursors.iterator + (CURSORS * x.number + slot_offsets.TAKEN)
         taken = cute.arch.atomic_add(cursor, Int32(1), sem="relaxed", scope="gpu")
-        chunk = load_key(x, memory, listed_key(offsets, ticket), chunk, plan)
+        chunk = load_key(x, memory, slot_offsets.listed_key(offsets, ticket), chunk, plan)
         ticket = num_ctas + taken
-    few, last = offsets.cursors[x.number, FEW], Int32(offsets.keys.shape[0]) - 1
+    few, last = offsets.cursors[x.number, slot_offsets.FEW], Int32(offsets.keys.shape[0]) - 1
     rows = few_key(offsets, last, Int32(cta), few)
     for place in cutlass.range(cta, few, num_ctas, unroll=1):
         # Asked for before it is needed.
@@ -300,9 +288,13 @@ def load_all(x: Sums, memory: SumMemory, plan: cutlass.Constexpr) -> None:
     ring.commit(at.stage)
 
 
-def few_key(offsets: Offsets, last: Int32, place: Int32, few: Int32) -> ListedKey:
+def few_key(
+    offsets: slot_offsets.Offsets, last: Int32, place: Int32, few: Int32
+) -> slot_offsets.ListedKey:
     """The key at that place among those of few rows; any, if it has none."""
-    return listed_key(offsets, last - cutlass.max(cutlass.min(place, few - 1), Int32(0)))
+    return slot_offsets.listed_key(
+        offsets, last - cutlass.max(cutlass.min(place, few - 1), Int32(0))
+    )
 
 
 @cute.jit
@@ -318,13 +310,9 @@ def description_at(memory: SumMemory, stage: Int32) -> Int32:
 
 @cute.jit
 def load_key(
-    x: Sums, memory: SumMemory, rows: ListedKey, chunk: Int32, plan: cutlass.Constexpr
+    x: Sums, memory: SumMemory, rows: slot_offsets.ListedKey, chunk: Int32, plan: cutlass.Constexpr
 ) -> Int32:
-    """Load a key's dKV and rows; return the number of the chunk behind them.
-
-    Args:
-        chunk: number of the first one.
-    """
+    """Load a key's dKV and rows, from that chunk on; return the number of the chunk behind them."""
     sums, ring = plan.sums, RingProducer(memory.rows_full, memory.rows_free)
     count = rows.count * x.blocks
     before = Int32(FIRST) if x.zero == 0 else Int32(FIRST | FROM_ZERO)
@@ -392,7 +380,7 @@ def sum_unordered_kernel(x: Sums, plan: cutlass.Constexpr):
     cta, _, _ = cute.arch.block_idx()
     num_ctas, _, _ = cute.arch.grid_dim()
     lane = cute.arch.lane_idx() % LANES
-    count = x.offsets.cursors[x.number, OUT_OF_ORDER]
+    count = x.offsets.cursors[x.number, slot_offsets.OUT_OF_ORDER]
     acc = cute.make_rmem_tensor(NUMBERS, Float32)
     for base in cutlass.range(0, count, LOOKS * LANES, unroll=1):
         keys = []
@@ -415,13 +403,9 @@ def sum_unordered_kernel(x: Sums, plan: cutlass.Constexpr):
 
 @cute.jit
 def launch_sums(x: Sums, num_sms: Int32, plan: cutlass.Constexpr, stream: Any):
-    """Launch on `stream`.
-
-    Args:
-        x: dkv (S_kv, 576) fp32, added to. slots (rows, plan.slot_words) int32. offsets of the part
-            `number`. blocks: row blocks of a group, each of which has a row for each key:
-            row * blocks, row * blocks + 1, ... zero: 1 if all of dkv is 0, which is not read then.
-    """
+    """Launch on `stream`. `x`: dkv (S_kv, 576) fp32, added to. slots (rows, plan.slot_words) int32.
+    offsets of the part `number`. blocks: row blocks of a group, each of which has a row for each
+    key: row * blocks, row * blocks + 1, ... zero: 1 if all of dkv is 0, which is not read then."""
     sum_kernel(x, plan).launch(
         grid=[num_sms * plan.sums.sm_ctas, 1, 1],
         block=[plan.sums.threads, 1, 1],

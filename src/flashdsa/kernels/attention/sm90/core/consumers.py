@@ -141,11 +141,8 @@ def p_of(ctx: StepContext, tile: int) -> Any:
 def issue_scores(
     ctx: StepContext, s: cute.Tensor, step: Int32, is_needed: Any, slices: cutlass.Constexpr
 ) -> None:
-    """Consumer 0: issue slices of S of its tile as one group.
-
-    A step that is not needed gives numbers that nobody uses: a branch around wgmmas would make
-    ptxas wait for each of them.
-    """
+    """Consumer 0: issue slices of S of its tile as one group. A step that is not needed gives
+    numbers that nobody uses: a branch around wgmmas would make ptxas wait for each of them."""
     q, k = along_k(ctx.memory.q.address()), along_k(ctx.memory.k.address())
     if is_needed:
         for slice_ in slices:
@@ -159,8 +156,7 @@ def issue_scores(
 
 @cute.jit
 def compute_next_scores(ctx: StepContext, s: cute.Tensor, step: Int32, is_needed: Any) -> None:
-    """Consumer 0, while its product with P of tile 1 runs: free that tile's low half, and compute S
-    of the next step."""
+    """Consumer 0, during its product with P of tile 1: free its low half; S of the next step."""
     tile = ctx.plan.tile
     issue_scores(ctx, s, step, is_needed, tile.low_slices)
     warpgroup.wait_group(1)
@@ -179,8 +175,7 @@ def finish_scores(ctx: StepContext, step: Int32, consumer: cutlass.Constexpr) ->
 
 
 def wait_for_scores() -> None:
-    """Consumer 1: wait for consumer 0's scores, whose softmax then runs while it computes its
-    own."""
+    """Consumer 1: wait for consumer 0's scores, whose softmax runs while it computes its own."""
     cute.arch.barrier(barrier_id=SCORES_DONE, number_of_threads=2 * WARPGROUP_SIZE)
 
 
@@ -233,10 +228,7 @@ def compute_scores_in_loop(
 @cute.jit
 def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any = True) -> None:
     """Consumer 0, after S: compute P, publish it, add its product, and free the tile's low half.
-
-    Args:
-        v: descriptor of the tile's values. adds: 0 if O has no product yet; it is not read then.
-    """
+    `v`: descriptor of the tile's values. `adds`: 0 if O has no product yet; it is not read then."""
     mask_scores(ctx, r.s, scale, 0)
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     if cutlass.const_expr(ctx.plan.tile.has_rope):
@@ -254,11 +246,7 @@ def add_tile0(ctx: StepContext, r: Registers, scale: Scale, v: Int32, adds: Any 
 @cute.jit
 def add_tile1(ctx: StepContext, r: Registers, scale: Scale, v: Int32) -> None:
     """Consumer 1, while the product with P of tile 0 runs: compute P, publish it, add its product,
-    and free both tiles' high halves.
-
-    Args:
-        v: descriptor of the tile's values.
-    """
+    and free both tiles' high halves. `v`: descriptor of the tile's values."""
     mask_scores(ctx, r.s, scale, 1)
     exponentiate(r.s, r.p, r.rows, scale, ctx.plan.lazy_log2, ctx.kind)
     # P of the step before: the other consumer was done with it before p0_full of this one.
@@ -282,12 +270,9 @@ def issue_others(
     v: Int32,
     adds: Any = True,
 ) -> None:
-    """Issue the product with the other consumer's P, which has come, against its maxima.
-
-    Args:
-        tile: the other consumer's. p, v: descriptors of its P and values.
-        adds: 0 if O has no product yet; it is not read then.
-    """
+    """Issue the product with the other consumer's P, which has come, against its maxima. `tile`:
+    the other consumer's. `p`, `v`: descriptors of its P and values. `adds`: 0 if O has no product
+    yet; it is not read then."""
     rescale_to_others(ctx, r.out, r.rows, scale, tile)
     multiply_others(ctx.plan.tile, r.out, p, v, ctx.kind, adds)
 
@@ -296,11 +281,7 @@ def issue_others(
 def merge_sums(
     ctx: StepContext, rows: Rows, scale: Scale, items: Int32, consumer: cutlass.Constexpr
 ) -> list[Float32]:
-    """The rows' sums over both consumers' tiles, against O's maxima.
-
-    Args:
-        items: number that the CTA has ended before.
-    """
+    """The rows' sums over both tiles, against O's maxima. `items`: that the CTA ended before."""
     full = (ctx.memory.sums0_full, ctx.memory.sums1_full)
     shared = ctx.memory.row_sum.array(Float32, 2 * 2 * ROWS)
     row = row_of_thread(ctx.thread)

@@ -66,11 +66,9 @@ class Drawn(NamedTuple):
 @cute.jit
 def draw_place(ctx: Context, draws: Draws, is_due: Boolean) -> Int32:
     """Thread 0 draws the next place in the order, if that is due; all others get the place after
-    the last one.
-
-    The first places are the CTAs' own, of the items with the same numbers. Each CTA draws until it
-    gets none, so that draws are as many as items, and the last one leaves the counter at 0.
-    """
+    the last one. The first places are the CTAs' own, of the items with the same numbers. Each CTA
+    draws until it gets none, so that draws are as many as items, and the last one leaves the
+    counter at 0."""
     place = ctx.num_items
     if is_due & (ctx.thread == 0):
         place = ctx.num_ctas + draw(draws.counters.iterator, ctx.num_items)
@@ -78,10 +76,8 @@ def draw_place(ctx: Context, draws: Draws, is_due: Boolean) -> Int32:
 
 
 class Order(NamedTuple):
-    """Lists that are drawn longest first, `count` of them from list `first` on, the last ones.
-
-    The region `order` has their places' lists: list first + order[i] comes at place first + i.
-    """
+    """Lists that are drawn longest first, `count` of them from list `first` on, the last ones. The
+    region `order` has their places' lists: list first + order[i] comes at place first + i."""
 
     first: Int32
     count: Int32
@@ -131,13 +127,9 @@ def meet() -> None:
 @cute.jit
 def sort_lists(words: cute.Tensor, classes: list[Int32], thread: Int32) -> None:
     """Put numbers in order by their classes, the largest first, and of a class as they come; a
-    warpgroup calls.
-
-    Args:
-        words: (MOST_SORTED,) uint16, written: the numbers. First they count: of each chunk, 32
-            neighbouring numbers, its numbers of each class.
-        classes: of the thread's numbers thread, thread + 128, ...
-    """
+    warpgroup calls. `words`: (MOST_SORTED,) uint16, written: the numbers. First they count: of each
+    chunk, 32 neighbouring numbers, its numbers of each class. `classes`: of the thread's numbers
+    thread, thread + 128, ..."""
     warp, lane = cute.arch.make_warp_uniform(thread // WARP_SIZE), thread % WARP_SIZE
     for turn in cutlass.range_constexpr(THREAD_LISTS):
         words[turn * WARPGROUP_SIZE + thread] = Uint16(0)
@@ -191,10 +183,8 @@ def drawn_words(ctx: Context) -> Any:
 @cute.jit
 def publish(ctx: Context, number: Int32, drawn: Drawn) -> None:
     """Store the CTA's item of this number, which thread 0 has; all threads of the role meet.
-
     DRAWN_FULL: the item is stored. It lies in the place of the item two before, which everybody has
-    read: they read it before they came to the meeting for the item between.
-    """
+    read: they read it before they came to the meeting for the item between."""
     if ctx.thread == 0:
         words = drawn_words(ctx)
         for i in cutlass.range_constexpr(DRAWN_WORDS):
@@ -253,11 +243,8 @@ def load_ids(of: List, first: Int32, end: Int32) -> list[Int32]:
 @cute.jit
 def pack(ctx: Context, of: List, to: Int64, room: Int32) -> List:
     """All four warps: pack a list. Return the packed one if it has fewer steps, else the list up to
-    the last slot that names a row.
-
-    Args:
-        to, room: address of the packed list, and the number of ids that it may have.
-    """
+    the last slot that names a row. `to`, `room`: address of the packed list, and the number of ids
+    that it may have."""
     warp, lane = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE), ctx.thread % WARP_SIZE
     step_keys, found = ctx.plan.tile.step_keys, ctx.memory.packed.array(Int32, 2 * WARPS)
     # Each warp has neighbouring slots.

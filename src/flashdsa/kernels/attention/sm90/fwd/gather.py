@@ -210,11 +210,7 @@ def ask_end(role: Gatherer, number: Int32, lane: Int32) -> Any:
 
 @cute.jit
 def end_of_list(role: Gatherer, number: Int32, count: Any, asked: Any, lane: Int32) -> Any:
-    """Slots of a list up to those of the last step that names a row; with lengths `count`.
-
-    Args:
-        asked: result of `ask_end`.
-    """
+    """Slots up to the last step that names a row; with lengths `count`. `asked`: by `ask_end`."""
     if cutlass.const_expr(not role.finds_ends):
         return count
     end, step_keys = count, role.ctx.plan.tile.step_keys
@@ -276,11 +272,7 @@ def pack_list(
     role: Gatherer, cursor: Cursor, slots: Slots, lane: Int32, order: Any
 ) -> tuple[Cursor, list[Int32]]:
     """At an item's first step: pack its list if it has gaps; return its cursor and this lane's rows
-    of the step.
-
-    Args:
-        order: of items that are drawn `Order`; else None.
-    """
+    of the step. `order`: of items that are drawn `Order`; else None."""
     line, num_slots, rows = cursor.line, cursor.num_slots, slots.rows
     if (cursor.step == 0) & (num_slots > role.ctx.plan.tile.step_keys):
         if has_gaps(rows):

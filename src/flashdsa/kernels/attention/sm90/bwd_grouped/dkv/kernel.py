@@ -223,8 +223,7 @@ class Tile(NamedTuple):
 
 @cute.jit
 def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
-    """Arrive: this warp has read the part's matrix, and after the item's last tile the part's
-    rows."""
+    """This warp has read the part's matrix, and after the item's last tile the part's rows."""
     ctx = role.ctx
     free = ctx.memory.matrix_free
     cute.arch.sync_warp()
@@ -236,8 +235,7 @@ def release(role: Multiply, tile: Tile, part: cutlass.Constexpr) -> None:
 
 @cute.jit
 def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr) -> None:
-    """Compute all products of a tile; `last`: of the last slice, whose RoPE dims dO does not
-    have."""
+    """Compute all products of a tile; `last`: of the last slice: dO has no RoPE dims."""
     ctx, plan = role.ctx, role.ctx.plan
     full = ctx.memory.matrix_full
     ring, rows = ctx.memory.ring.address(), ctx.memory.rows.address()
@@ -270,10 +268,7 @@ def multiply_tile(role: Multiply, acc: Any, tile: Tile, last: cutlass.Constexpr)
 @cute.jit
 def read_keys(role: Multiply, item: Item, begin: Int32, number: Int32) -> list[Int32]:
     """Rows of dKV for this thread's rows of a tile that may not exist; -1 after the list's end.
-
-    Args:
-        begin: the item's first tile. number: of the tile among the item's.
-    """
+    `begin`: the item's first tile. `number`: of the tile among the item's."""
     ctx = role.ctx
     keys = [Int32(-1)] * KEYS
     first = (
@@ -324,11 +319,8 @@ def add_tile(
 def multiply_item(
     role: Multiply, item: Item, items: Int32, tiles_before: Int32, last: cutlass.Constexpr
 ) -> None:
-    """Multiply the warpgroup's tiles of an item.
-
-    Args:
-        items: the CTA's items with keys before this one. tiles_before: all their tiles.
-    """
+    """Multiply the warpgroup's tiles of an item. `items`: the CTA's items with keys before this
+    one. `tiles_before`: all their tiles."""
     plan = role.ctx.plan
     dims = plan.last_dims if last else plan.slice_dims
     tile = (role.warpgroup - tiles_before) & (WARPGROUPS - 1)
@@ -420,12 +412,8 @@ class Operands(NamedTuple):
 
 @cute.jit
 def launch_dkv(plan: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`.
-
-    Args:
-        arguments: those of `Operands`, those of `Groups`, and
-            num_ctas: at most the work items, plan.slices a group; best as many as run at once.
-    """
+    """Launch on `stream`. `arguments`: those of `Operands`, those of `Groups`, and num_ctas: at
+    most the work items, plan.slices a group; best as many as run at once."""
     last = len(Operands._fields)
     *before, num_ctas = arguments
     given, groups = Operands(*before[:last]), Groups(*before[last:])

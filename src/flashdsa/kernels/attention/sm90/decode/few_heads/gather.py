@@ -78,11 +78,8 @@ def ask_first(role: Gatherer) -> Any:
 @cute.jit
 def gather_pieces(role: Gatherer, asked: Int32, before: Any = 0) -> Int32:
     """All four warps: gather every step of a stretch; return its tiles up to those of the last step
-    with a valid slot, or of the first step.
-
-    Args:
-        asked: result of `ask_first`. before: tiles that the warp's consumer had before.
-    """
+    with a valid slot, or of the first step. `asked`: result of `ask_first`. `before`: tiles that
+    the warp's consumer had before."""
     ctx = role.ctx
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
     lane = ctx.thread % WARP_SIZE
@@ -119,12 +116,9 @@ def gather_tiles(role: Gatherer, before: Int32) -> Int32:
 
 @cute.jit
 def load_piece(role: Gatherer, row: Int32, tile: Int32, slot: Int32, lane: Int32) -> None:
-    """One warp: load its piece of a tile, and write which keys are valid.
-
-    Args:
-        row: the lane's, negative where its slot is not valid.
-        tile: its number among those of the warp's consumer. slot: the lane's.
-    """
+    """One warp: load its piece of a tile, and write which keys are valid. `row`: the lane's,
+    negative where its slot is not valid. `tile`: its number among those of the warp's consumer.
+    `slot`: the lane's."""
     ctx = role.ctx
     ring = RingProducer(ctx.memory.full, ctx.memory.free)
     warp = cute.arch.make_warp_uniform(ctx.thread // WARP_SIZE)
@@ -167,11 +161,8 @@ def clear_row(to: Int32, pitch: cutlass.Constexpr) -> None:
 
 @cute.jit
 def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -> None:
-    """Load Q from device memory, zeros past its heads, by both consumers.
-
-    Args:
-        q: (S, H, d_qk) bf16. before: items whose Q was loaded before.
-    """
+    """Load Q from device memory, zeros past its heads, by both consumers. `q`: (S, H, d_qk) bf16.
+    `before`: items whose Q was loaded before."""
     tile = ctx.plan.tile
     form = ctx.plan.form
     rope_units = form.rope // UNIT
@@ -229,10 +220,7 @@ def load_query(ctx: Context, q: cute.Tensor, consumer: Int32, before: Any = 0) -
 @cute.jit
 def power_of_row(words: list[Int32], threads: cutlass.Constexpr) -> Int32:
     """Exponent of the power of two that takes a head's largest latent number to 2^14 to 2^15.
-
-    Args:
-        words: the thread's, two bf16 each. threads: neighbouring ones that share the head.
-    """
+    `words`: the thread's, two bf16 each. `threads`: neighbouring ones that share the head."""
     sizes = [one_word("abs.bf16x2 {$w0}, {$r0};", word) for word in words]
     top = sizes[0]
     for size in sizes[1:]:

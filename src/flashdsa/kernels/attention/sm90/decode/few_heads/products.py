@@ -100,12 +100,9 @@ def is_rope(plan: FewHeadsPlan, block: int) -> bool:
 
 
 def latent_keys(keys: Any, offset: int, count: int) -> list[list[Any]]:
-    """The first operand of `count` products along 16 latent columns each: four words each.
-
-    Args:
-        keys: the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16).
-        offset: bytes from that address.
-    """
+    """The first operand of `count` products along 16 latent columns each: four words each. `keys`:
+    the lane's address: row lane % 16 of the warp's, byte 16 * (lane // 16). `offset`: bytes from
+    that address."""
     steps = []
     for load in range(count // 2):
         words = load_matrices(keys + (offset + load * LOAD_BYTES))
@@ -124,12 +121,8 @@ def rope_keys(plan: FewHeadsPlan, keys: Any) -> list[list[Any]]:
 def multiply_keys(
     plan: FewHeadsPlan, q: Any, steps: list[list[Any]], first: int, kind: str
 ) -> list[Any]:
-    """Issue S^T = K Q^T as one group; return the accumulators.
-
-    Args:
-        q: low word of Q's descriptor. steps: of K, 16 columns each. first: number of the first one.
-        kind: of Q and K.
-    """
+    """Issue S^T = K Q^T as one group; return the accumulators. `q`: low word of Q's descriptor.
+    `steps`: of K, 16 columns each. `first`: number of the first one. `kind`: of Q and K."""
     values = [Float32(0.0) for _ in range(HEADS // 2)]
     warpgroup.fence()
     for i, a in enumerate(steps):
@@ -141,12 +134,9 @@ def multiply_keys(
 
 
 def multiply_tile(plan: FewHeadsPlan, q: Any, keys: Any, row: Any) -> list[Any]:
-    """Compute a tile's S^T, with Q from shared memory.
-
-    Args:
-        q: low word of Q's descriptor. keys: the lane's address, as in `latent_keys`.
-        row: the address of the lane's first key; its other one is LANE_ROWS later.
-    """
+    """Compute a tile's S^T, with Q from shared memory. `q`: low word of Q's descriptor. `keys`: the
+    lane's address, as in `latent_keys`. `row`: the address of the lane's first key; its other one
+    is LANE_ROWS later."""
     q = opaque(q)
     rows = [row + LANE_ROWS * h * plan.row_pitch for h in range(THREAD_ROWS)]
     s = [Float32(0.0) for _ in range(HEADS // 2)]
@@ -179,11 +169,8 @@ def _add_scaled(
 
 
 def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
-    """The first operand of a block's products, transposed: four words for each 16 keys.
-
-    Args:
-        pieces: the lane's address in each piece of the tile: row `lane`, the warp's 16 dims.
-    """
+    """The first operand of a block's products, transposed: four words for each 16 keys. `pieces`:
+    the lane's address in each piece of the tile: row `lane`, the warp's 16 dims."""
     steps = []
     for piece in pieces:
         words = load_matrices(piece + block * ROWS, True)
@@ -195,11 +182,8 @@ def values_of_block(pieces: list[Any], block: int) -> list[list[Any]]:
 
 def rope_values(plan: FewHeadsPlan, pieces: list[Any]) -> list[list[Any]]:
     """Same as `values_of_block`, for bf16 columns; a row of the product is a dim, in order.
-
-    Args:
-        pieces: the lane's address in each piece: row lane // 16 * 8 + lane % 8, byte
-            lane // 8 % 2 * 16 of the warp's 32 of the bf16 columns.
-    """
+    `pieces`: the lane's address in each piece: row lane // 16 * 8 + lane % 8, byte lane // 8 % 2 *
+    16 of the warp's 32 of the bf16 columns."""
     steps = []
     for piece in pieces:
         for step in range(PIECE_KEYS // MMA_K):
@@ -211,11 +195,8 @@ def rope_values(plan: FewHeadsPlan, pieces: list[Any]) -> list[list[Any]]:
 def multiply_values(
     plan: FewHeadsPlan, out: Any, pieces: list[Any], rope_pieces: list[Any], p: Any
 ) -> None:
-    """Compute O^T += V^T P^T of a tile; all products are done when it returns.
-
-    Args:
-        out: accumulators, HEADS / 2 of each block in turn. p: low word of P's descriptor.
-    """
+    """Compute O^T += V^T P^T of a tile; all products are done when it returns. `out`: accumulators,
+    HEADS / 2 of each block in turn. `p`: low word of P's descriptor."""
     p = opaque(p)
     count = HEADS // 2
     for block in range(blocks_of(plan)):

@@ -30,6 +30,7 @@ from flashdsa.dsl.smem import load_words, store_float, store_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import store_matrices
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
+from flashdsa.kernels.attention.sm90.core import results
 from flashdsa.kernels.attention.sm90.core.consumers import (
     Registers,
     add_tile0,
@@ -47,13 +48,6 @@ from flashdsa.kernels.attention.sm90.core.consumers import (
     wait_for_scores,
 )
 from flashdsa.kernels.attention.sm90.core.gather import load_query
-from flashdsa.kernels.attention.sm90.core.results import (
-    STAGED_BYTES,
-    WARPS,
-    ask_sinks,
-    factors_of_rows,
-    store_rows,
-)
 from flashdsa.kernels.attention.sm90.core.softmax import Rows, Scale, multiply_rows
 from flashdsa.kernels.attention.sm90.core.tile import FP32, Q_CHUNK_BYTES, ROWS, TILES
 from flashdsa.kernels.attention.sm90.decode.full.gather import NOTHING, Before
@@ -106,8 +100,7 @@ def chunks_of_thread(ctx: Context) -> int:
 
 
 def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any]:
-    """Addresses of a thread's 16-byte pieces of that batch; a row's four threads use different
-    banks."""
+    """Addresses of a thread's 16-byte pieces of a batch; a row's threads use different banks."""
     chunk = quarter * chunks_of_thread(ctx) + batch // BATCHES
     base = ctx.memory.q.address() + chunk * Q_CHUNK_BYTES
     first = batch % BATCHES * BATCH
@@ -116,13 +109,9 @@ def unit_addresses(ctx: Context, row: Any, quarter: Any, batch: Any) -> list[Any
 
 @cute.jit
 def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
-    """Convert Q by both consumers together. All of them have the new form afterwards.
-
-    The code is loops, as code that runs once costs most: it is fetched.
-
-    Args:
-        number: of the items whose Q was converted before.
-    """
+    """Convert Q by both consumers together. All of them have the new form afterwards. The code is
+    loops, as code that runs once costs most: it is fetched. `number`: of the items whose Q was
+    converted before."""
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     row, quarter = thread // QUARTERS, thread % QUARTERS
     batches = chunks_of_thread(ctx) * BATCHES
@@ -161,11 +150,9 @@ def convert_query(ctx: Context, consumer: Any, number: Int32) -> None:
 
 @cute.jit
 def load_item_query(ctx: Context, q_map: Any) -> None:
-    """One thread: load the item's rows of Q; those past the last head become zeros.
-
-    Nothing is loaded if the CTA has no slot. If none of its slots is valid nobody multiplies Q, but
-    both consumers wait for it.
-    """
+    """One thread: load the item's rows of Q; those past the last head become zeros. Nothing is
+    loaded if the CTA has no slot. If none of its slots is valid nobody multiplies Q, but both
+    consumers wait for it."""
     if ctx.num_steps > 0:
         ctx.memory.q_full.arrive_and_expect_tx()
         load_query(ctx, q_map, [ctx.head, ctx.query])
@@ -173,8 +160,7 @@ def load_item_query(ctx: Context, q_map: Any) -> None:
 
 @cute.jit
 def take_query(ctx: Context, consumer: cutlass.Constexpr) -> None:
-    """Both consumers: wait until Q has come, in the form that the products take, if the CTA has
-    slots."""
+    """Both consumers, if the CTA has slots: wait for Q, in the form that the products take."""
     if ctx.num_steps > 0:
         ctx.memory.q_full.wait(0)
         if cutlass.const_expr(ctx.plan.packed):
@@ -229,10 +215,7 @@ def take_step(
     ctx: Context, r: Registers, scale: Scale, before: Before, step: Int32, num_tiles: Int32
 ) -> None:
     """Consumer 0: take a step after its S; S of the next one is issued after the products.
-
-    Args:
-        num_tiles: from this step on. 1: the step has no tile 1.
-    """
+    `num_tiles`: from this step on. 1: the step has no tile 1."""
     v0, v1 = values_of(ctx, 0, 0), values_of(ctx, 1, 0)
     if cutlass.const_expr(ctx.plan.packed):
         unscale(ctx, r.s)
@@ -319,7 +302,7 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
     """Stage a consumer's half of O for the cluster, and what its CTAs must know of it; or write its
     rows, of a CTA alone."""
     ctx = w.ctx
-    asked: Any = ask_sinks(w, rows_of_thread(w)) if ctx.plan.alone else None
+    asked: Any = results.ask_sinks(w, rows_of_thread(w)) if ctx.plan.alone else None
     if cutlass.const_expr(not ctx.plan.alone):
         # The CTAs of the cluster have initialised their barriers: none was sent anything before.
         # All rows of this CTA have come: compute-sanitizer's racecheck lets nobody pass until all
@@ -340,10 +323,7 @@ def end_item(w: Output, r: Registers, consumer: cutlass.Constexpr) -> None:
 @cute.jit
 def announce(w: Output, consumer: cutlass.Constexpr) -> None:
     """Announce that this CTA reads neither keys nor Q any more; one thread expects what the others
-    will send.
-
-    The other consumer's sums have come.
-    """
+    will send. The other consumer's sums have come."""
     if cutlass.const_expr(consumer == 0):
         # sums0_full: the other warps of this consumer do not read them either.
         w.ctx.memory.sums0_full.wait(0)
@@ -352,11 +332,7 @@ def announce(w: Output, consumer: cutlass.Constexpr) -> None:
 
 @cute.jit
 def stage_share(
-    w: Output,
-    r: Registers,
-    sums: list[Float32],
-    units: list[Float32],
-    consumer: cutlass.Constexpr,
+    w: Output, r: Registers, sums: list[Float32], units: list[Float32], consumer: cutlass.Constexpr
 ) -> None:
     """Stage this consumer's half of O, and its statistics."""
     stage_dims(w, r.out, consumer)
@@ -367,22 +343,18 @@ def stage_share(
 
 @cute.jit
 def write_rows(
-    w: Output,
-    r: Registers,
-    sums: list[Float32],
-    asked: list[Int32],
-    consumer: cutlass.Constexpr,
+    w: Output, r: Registers, sums: list[Float32], asked: list[Int32], consumer: cutlass.Constexpr
 ) -> None:
     """Write this consumer's half of the item's rows, of a CTA alone, staged where keys were."""
     ctx = w.ctx
     item = rows_of_thread(w)
-    factors = factors_of_rows(w, r.rows, sums, item, asked, consumer)
+    factors = results.factors_of_rows(w, r.rows, sums, item, asked, consumer)
     # sums0_full, sums1_full: no warp of either consumer reads keys any more.
     (ctx.memory.sums0_full, ctx.memory.sums1_full)[consumer].wait(0)
-    warp_bytes = ctx.plan.tile.half_dims // BLOCK_DIMS * STAGED_BYTES
-    warp = consumer * WARPS + ctx.thread // WARP_SIZE
+    warp_bytes = ctx.plan.tile.half_dims // BLOCK_DIMS * results.STAGED_BYTES
+    warp = consumer * results.WARPS + ctx.thread // WARP_SIZE
     staged = ctx.memory.k.address() + warp * warp_bytes
-    store_rows(ctx, w.out, r.out, factors, item, consumer, staged, STAGED_BYTES)
+    results.store_rows(ctx, w.out, r.out, factors, item, consumer, staged, results.STAGED_BYTES)
 
 
 @cute.jit
@@ -431,8 +403,7 @@ def stage_dims(w: Output, out: cute.Tensor, consumer: cutlass.Constexpr) -> None
 def stage_statistics(
     ctx: Context, rows: Rows, sums: list[Float32], units: list[Float32], consumer: cutlass.Constexpr
 ) -> None:
-    """Write this CTA's maxima and sums, and this half's scales, to the CTA's offset among all
-    CTAs'."""
+    """Write this CTA's maxima, sums and this half's scales to its offset among all CTAs'."""
     row = row_of_thread(ctx.thread)
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):

@@ -58,10 +58,7 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 
 @cute.kernel
 def decode_kernel(
-    q_map: GridConstant[tensor_map.TensorMap],
-    x: OtherOperands,
-    more: Any,
-    plan: cutlass.Constexpr,
+    q_map: GridConstant[tensor_map.TensorMap], x: OtherOperands, more: Any, plan: cutlass.Constexpr
 ):
     """One CTA; more: of a joined plan `MoreOperands`, else None."""
     thread, _, _ = cute.arch.thread_idx()

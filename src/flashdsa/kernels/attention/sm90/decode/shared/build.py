@@ -55,12 +55,8 @@ def _compile(launch: Any, decode: Decode, *last: Any) -> Any:
 
 @cute.jit
 def launch_clusters(decode: cutlass.Constexpr, stream: Any, *arguments: Any):
-    """Launch on `stream`: a cluster for the plan's heads of a query.
-
-    Args:
-        arguments: those of `Operands`, of a joined plan those of `MoreOperands`, and cluster_size:
-            one of CLUSTER_SIZES.
-    """
+    """Launch on `stream`: a cluster for the plan's heads of a query. `arguments`: those of
+    `Operands`, of a joined plan those of `MoreOperands`, and cluster_size: one of CLUSTER_SIZES."""
     x, rest = split(arguments)
     plan = decode.plan
     more, (cluster_size,) = split_more(rest, plan.joined)

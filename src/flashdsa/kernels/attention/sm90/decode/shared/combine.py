@@ -75,8 +75,7 @@ def told_of(ctx: Context) -> tuple[Barriers, Barriers]:
 
 @cute.jit
 def expect_parts(w: Output) -> None:
-    """A consumer: tell that no warp of the CTA reads keys or Q any more; the others may send
-    theirs."""
+    """A consumer: no warp of the CTA reads keys or Q any more; the others may send theirs."""
     ctx = w.ctx
     if ctx.thread == 0:
         others = ctx.num_ctas - 1
@@ -100,10 +99,8 @@ def peer_of_thread(ctx: Context) -> Int32:
 
 @cute.jit
 def tell_others(ctx: Context, token: cutlass.Constexpr) -> None:
-    """Tell every other CTA that all work before the call is done.
-
-    A barrier of the cluster with release semantics would also be a fence of the whole GPU.
-    """
+    """Tell every other CTA that all work before the call is done. A barrier of the cluster with
+    release semantics would also be a fence of the whole GPU."""
     if ctx.thread > 0 and ctx.thread < ctx.num_ctas:
         peer = peer_of_thread(ctx)
         offset = token * MOST_CTAS * TOKEN_BYTES
@@ -241,10 +238,7 @@ def rows_of_thread(w: Output) -> ItemRows:
 @cute.jit
 def add_up(w: Output, place: Place, top: Float32, asked: Int32) -> None:
     """Add up a lane's groups of a row: the CTAs' O times their weights; the first CTA writes lse.
-
-    Args:
-        top: the largest of the CTAs' maxima.
-    """
+    `top`: the largest of the CTAs' maxima."""
     i, share = place.number, share_of(w.ctx, w.ctx.rank)
     while i < share.count:
         add_groups(w, share, place, i, top, asked)

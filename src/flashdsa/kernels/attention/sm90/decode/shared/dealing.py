@@ -149,8 +149,7 @@ def room_of_query(memory: DecodeMemory, batch: Batch, query: Int32) -> Int32:
 
 @cute.jit
 def add_before(memory: DecodeMemory, own: Int32, thread: Int32) -> tuple[Int32, Int32, Int32]:
-    """(the sum over the threads before this one, the sum over all, the largest). Syncs all
-    threads."""
+    """(sum over the threads before this one, sum over all, the largest). Syncs all threads."""
     lane, warp = thread % WARP_SIZE, thread // WARP_SIZE
     warps = memory.plan.threads // WARP_SIZE
     upto, most = prefix_sum(own, lane), Int32(cute.arch.warp_redux_sync(own, "max"))
@@ -205,8 +204,7 @@ def groups_of_line(group: Group, line: Any) -> Any:
 
 
 def place_of_cut(group: Group, line: Any, side: Any) -> Any:
-    """Position on the line of the CTA's first cut, or of its second one; the line's length for a
-    CTA that takes no part."""
+    """The line's position of the CTA's first or second cut; its length: the CTA takes no part."""
     groups = groups_of_line(group, line)
     return cutlass.min(group.number + side, groups) * line // groups
 
@@ -227,12 +225,7 @@ def write_end(memory: DecodeMemory, batch: Batch, group: Group, line: Any, side:
 
 @cute.jit
 def write_cut(
-    memory: DecodeMemory,
-    side: Int32,
-    place: Int32,
-    start: Int32,
-    query: Int32,
-    tiles: Int32,
+    memory: DecodeMemory, side: Int32, place: Int32, start: Int32, query: Int32, tiles: Int32
 ) -> None:
     """Write a cut at a position among neighbouring queries of `tiles` tiles, the first of which is
     `query` and begins at `start`."""
@@ -299,8 +292,7 @@ def is_part(ctx: Context, batch: Batch) -> Boolean:
 
 @cute.jit
 def parts_before(ctx: Context, number: Int32) -> Int32:
-    """Parts that the CTA has stored before its last stretch, which has that number: its first one,
-    if that was a part."""
+    """Parts that the CTA has stored before its last stretch `number`: its first one, or none."""
     before = Int32(0)
     if number > 0 and ctx.memory.dealt.array(Int32, DEALT_WORDS)[1] > 0:
         before = Int32(1)
@@ -309,11 +301,8 @@ def parts_before(ctx: Context, number: Int32) -> Int32:
 
 @cute.jit
 def parts_of_item(ctx: Context, batch: Batch, number: Int32) -> Parts:
-    """Parts of the item of which `ctx` is one.
-
-    Args:
-        ctx: the CTA's stretch of that number, its first or its last one.
-    """
+    """Parts of the item of which `ctx` is one. `ctx`: the CTA's stretch of that number, its first
+    or its last one."""
     dealt = ctx.memory.dealt.array(Int32, DEALT_WORDS)
     start = dealt[2]
     if dealt[0] + number == dealt[CUT_WORDS]:
@@ -392,11 +381,7 @@ def draw_ticket(
     ctx: Context, workspace: Workspace, parts: Parts, number: Int32, consumer: Any
 ) -> Boolean:
     """All threads of both consumers, which have stored a part: whether all parts are stored, so
-    that they merge them.
-
-    Args:
-        number: parts that the CTA has stored before.
-    """
+    that they merge them. `number`: parts that the CTA has stored before."""
     ticket = ctx.memory.ticket.array(Int32, 1)
     counter = workspace.counters.iterator + parts.first
     ctx.memory.part_stored.arrive()
@@ -427,11 +412,8 @@ def load_values(pointer: Any) -> list[Any]:
 
 
 def store_values(slot: Any, thread: Any, count: int, value_of: Callable[[int], Any]) -> None:
-    """Store a thread's values of a part, in f16.
-
-    Args:
-        thread: of both consumers. value_of: the value of a number below `count`.
-    """
+    """Store a thread's values of a part, in f16. `thread`: of both consumers. `value_of`: the value
+    of a number below `count`."""
     for line in range(count // LINE_VALUES):
         of_line = [value_of(LINE_VALUES * line + i) for i in range(LINE_VALUES)]
         words = [pack(of_line[2 * i], of_line[2 * i + 1], F16_KIND) for i in range(LINE_WORDS)]

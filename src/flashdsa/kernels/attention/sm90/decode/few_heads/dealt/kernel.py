@@ -54,6 +54,7 @@ from flashdsa.kernels.attention.sm90.decode.few_heads.softmax import (
     new_heads,
     offset_of_head,
 )
+from flashdsa.kernels.attention.sm90.decode.shared import dealing
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
 from flashdsa.kernels.attention.sm90.decode.shared.combine import first_row, rows_of_item
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
@@ -63,23 +64,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     meet_consumers,
     thread_of_warpgroup,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    Batch,
-    Parts,
-    Workspace,
-    add_values,
-    batch_of,
-    deal,
-    draw_ticket,
-    load_parts,
-    load_stretch,
-    num_stretches,
-    parts_before,
-    slot_of_part,
-    store_stretch,
-    store_values,
-    take_stretch,
-)
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer
 from flashdsa.kernels.attention.sm90.decode.shared.plan import GROUP_DIMS, STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of
@@ -87,20 +71,19 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: DecodeMemory,
-    batch: Batch,
-    kv: cute.Tensor,
-    indices: cute.Tensor,
+    memory: DecodeMemory, batch: dealing.Batch, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     number, before = Int32(0), Int32(0)
-    while number < num_stretches(memory):
-        role = Gatherer(take_stretch(memory, batch, number), None, kv, indices, batch.sources)
+    while number < dealing.num_stretches(memory):
+        role = Gatherer(
+            dealing.take_stretch(memory, batch, number), None, kv, indices, batch.sources
+        )
         if role.ctx.thread == 0:
             # extent_free, a phase a stretch: both consumers have read the extent of the stretch
             # before, which this thread writes next, and have ended the one before that.
             memory.extent_free.wait_for(number - 1)
-            store_stretch(role.ctx, batch, number)
+            dealing.store_stretch(role.ctx, batch, number)
             memory.stretch_full.arrive()
         cute.arch.sync_warp()
         before = gather_tiles(role, before)
@@ -126,13 +109,13 @@ def at_statistics(slot: Any, ctx: Context, number: int) -> Any:
 
 @cute.jit
 def store_part(
-    ctx: Context, rows: Rows, workspace: Workspace, parts: Parts, consumer: Int32
+    ctx: Context, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts, consumer: Int32
 ) -> None:
     """Store this CTA's part of an item: a consumer's half of O, and the heads' statistics."""
     cta, _, _ = cute.arch.block_idx()
-    slot = slot_of_part(workspace, parts, cta - parts.first)
+    slot = dealing.slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
-    store_values(slot, thread, cute.size(rows.out), lambda i: rows.out[i])
+    dealing.store_values(slot, thread, cute.size(rows.out), lambda i: rows.out[i])
     if consumer == 0 and ctx.thread < 4:
         for number in cutlass.range_constexpr(cute.size(rows.tops)):
             top, total = rows.tops[number], rows.totals[number]
@@ -140,25 +123,22 @@ def store_part(
 
 
 @cute.jit
-def merge_parts(role: Math, rows: Rows, workspace: Workspace, parts: Parts) -> None:
+def merge_parts(role: Math, rows: Rows, workspace: dealing.Workspace, parts: dealing.Parts) -> None:
     """Add up all parts of an item in their order, a consumer's half of O, against their largest
-    maxima; divided by the sums.
-
-    draw_ticket: every part is stored.
-    """
+    maxima; divided by the sums. draw_ticket: every part is stored."""
     ctx, factor = role.ctx, role.output.scale.factor
     heads = cute.size(rows.tops)
     thread = ctx.thread + role.consumer * WARPGROUP_SIZE
     rows.tops.fill(LEAST)
     rows.totals.fill(0.0)
     for part in cutlass.range(parts.count, unroll=1):
-        slot = slot_of_part(workspace, parts, part)
+        slot = dealing.slot_of_part(workspace, parts, part)
         for number in cutlass.range_constexpr(heads):
             top, _ = load2(at_statistics(slot, ctx, number))
             rows.tops[number] = cute.arch.fmax(rows.tops[number], as_float(top))
     rows.out.fill(0.0)
     for part in cutlass.range(parts.count, unroll=1):
-        slot = slot_of_part(workspace, parts, part)
+        slot = dealing.slot_of_part(workspace, parts, part)
         weights = []
         for number in cutlass.range_constexpr(heads):
             top, total = load2(at_statistics(slot, ctx, number))
@@ -166,7 +146,7 @@ def merge_parts(role: Math, rows: Rows, workspace: Workspace, parts: Parts) -> N
             rows.totals[number] = rows.totals[number] + weight
             weights.append(weight)
         every = [weights[head_of(i % (HEADS // 2))] for i in range(cute.size(rows.out))]
-        add_values(slot, thread, rows.out, every)
+        dealing.add_values(slot, thread, rows.out, every)
     inverses = []
     for number in cutlass.range_constexpr(heads):
         total = rows.totals[number]
@@ -179,7 +159,7 @@ class Dealt(NamedTuple):
     """Role math of dealt tiles. Writes its p, and results or parts."""
 
     memory: DecodeMemory
-    workspace: Workspace
+    workspace: dealing.Workspace
     q: Any  # (S, H, d_qk) bf16
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
@@ -189,13 +169,12 @@ class Dealt(NamedTuple):
     def math(self, number: Any, consumer: Any) -> Math:
         """The CTA's stretch of that number, as the steps take it; its slots are the gather's."""
         # Or what depends on the thread alone would be computed once, and spill.
-        ctx = load_stretch(self.memory, number, opaque(thread_of_warpgroup()))
+        ctx = dealing.load_stretch(self.memory, number, opaque(thread_of_warpgroup()))
         output = Output(ctx, self.out, self.lse, self.attn_sink, self.scale)
         return Math(ctx, output, self.q, consumer)
 
-    def parts(self, number: Any) -> Parts:
-        """Parts of the item of that stretch."""
-        return load_parts(self.memory, number)
+    def parts(self, number: Any) -> dealing.Parts:
+        return dealing.load_parts(self.memory, number)
 
 
 @cute.jit
@@ -217,7 +196,7 @@ def take_stretches(role: Dealt, consumer: Int32) -> None:
     memory = role.memory
     out = cute.make_rmem_tensor(blocks_of(memory.plan) * HEADS // 2, Float32)
     number, tiles = Int32(0), Int32(0)
-    while number < num_stretches(memory):
+    while number < dealing.num_stretches(memory):
         # stretch_read, a phase a stretch: maxima, and Q, which halves overwrote, may be written.
         memory.stretch_read.wait_for(number - 1)
         # stretch_full: the stretch is stored.
@@ -247,8 +226,8 @@ def end_stretch(role: Dealt, r: Registers, number: Int32, consumer: Int32) -> No
     parts = role.parts(number)
     if parts.count > 1:
         store_part(ctx, rows, role.workspace, parts, math.consumer)
-        stored = parts_before(ctx, number)
-        is_complete = draw_ticket(ctx, role.workspace, parts, stored, math.consumer)
+        stored = dealing.parts_before(ctx, number)
+        is_complete = dealing.draw_ticket(ctx, role.workspace, parts, stored, math.consumer)
         if is_complete:
             merge_parts(math, rows, role.workspace, parts)
     if is_complete:
@@ -335,7 +314,7 @@ GATHER = 0
 def dealt_few_heads_kernel(
     q: cute.Tensor,
     x: OtherOperands,
-    workspace: Workspace,
+    workspace: dealing.Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -348,11 +327,11 @@ def dealt_few_heads_kernel(
     # still reads the results or the workspace.
     cute.arch.griddepcontrol_wait()
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, x, sources), thread)
+    dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(memory, x, sources)
+        batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, x.kv, x.indices)
     else:
         cute.arch.setmaxregister_increase(plan.math.registers)

@@ -27,6 +27,7 @@ from flashdsa.dsl.fragments import THREAD_ROWS, exp2, row_of_thread
 from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.operands import OtherOperands
+from flashdsa.kernels.attention.sm90.core import softmax
 from flashdsa.kernels.attention.sm90.core.consumers import Registers, merge_sums, new_registers
 from flashdsa.kernels.attention.sm90.core.gather import load_query, map_query
 from flashdsa.kernels.attention.sm90.core.results import (
@@ -34,14 +35,6 @@ from flashdsa.kernels.attention.sm90.core.results import (
     factors_of_rows,
     staged_after_p,
     store_rows,
-)
-from flashdsa.kernels.attention.sm90.core.softmax import (
-    LEAST,
-    LOG2_E,
-    Scale,
-    make_scale,
-    multiply_rows,
-    restart,
 )
 from flashdsa.kernels.attention.sm90.core.sources import sources_of_plan
 from flashdsa.kernels.attention.sm90.core.tile import ROWS
@@ -54,6 +47,7 @@ from flashdsa.kernels.attention.sm90.decode.full.consumers import (
 from flashdsa.kernels.attention.sm90.decode.full.dealt.plan import DealtPlan
 from flashdsa.kernels.attention.sm90.decode.full.expand import gather_packed_rows
 from flashdsa.kernels.attention.sm90.decode.full.gather import Before, gather_rows
+from flashdsa.kernels.attention.sm90.decode.shared import dealing
 from flashdsa.kernels.attention.sm90.decode.shared.build import Decode, compile_dealt_tiles
 from flashdsa.kernels.attention.sm90.decode.shared.combine import rows_of_thread
 from flashdsa.kernels.attention.sm90.decode.shared.context import (
@@ -63,27 +57,6 @@ from flashdsa.kernels.attention.sm90.decode.shared.context import (
     meet_consumers,
     thread_of_warpgroup,
 )
-from flashdsa.kernels.attention.sm90.decode.shared.dealing import (
-    LINE_VALUES,
-    LINE_WORDS,
-    Batch,
-    Parts,
-    Workspace,
-    any_stretch,
-    at_line,
-    batch_of,
-    deal,
-    draw_ticket,
-    load_parts,
-    load_stretch,
-    load_values,
-    num_stretches,
-    parts_before,
-    slot_of_part,
-    store_stretch,
-    store_values,
-    take_stretch,
-)
 from flashdsa.kernels.attention.sm90.decode.shared.gather import Gatherer, ask_ends
 from flashdsa.kernels.attention.sm90.decode.shared.plan import STATISTICS
 from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_of, from_f16
@@ -91,12 +64,12 @@ from flashdsa.kernels.attention.sm90.decode.shared.words import as_float, bits_o
 
 @cute.jit
 def gather_stretches(
-    memory: DecodeMemory, batch: Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
+    memory: DecodeMemory, batch: dealing.Batch, q_map: Any, kv: cute.Tensor, indices: cute.Tensor
 ) -> None:
     """All four warps: gather every stretch of the CTA. Tensors as in `Gatherer`."""
     before = Before(Int32(0))
-    while before.stretches < num_stretches(memory):
-        ctx = take_stretch(memory, batch, before.stretches)
+    while before.stretches < dealing.num_stretches(memory):
+        ctx = dealing.take_stretch(memory, batch, before.stretches)
         role = Gatherer(ctx, q_map, kv, indices, batch.sources, batch)
         # Asked for before Q, which waits for the consumers.
         asked = ask_ends(role, ctx.thread % WARP_SIZE)
@@ -118,7 +91,7 @@ def load_rows_of_query(role: Gatherer, before: Before) -> None:
         # q_free, a phase a stretch: both consumers have the last scores of the stretch before, and
         # its extent, which this thread writes next, and have ended the one before that.
         ctx.memory.q_free.wait_for(before.stretches - 1)
-        store_stretch(ctx, role.batch, before.stretches)
+        dealing.store_stretch(ctx, role.batch, before.stretches)
         # q_full: the stretch is stored, too.
         ctx.memory.q_full.arrive_and_expect_tx()
         load_query(ctx, role.q_map, [ctx.head, ctx.query])
@@ -136,17 +109,17 @@ def store_part(
     ctx: Context,
     r: Registers,
     sums: list[Float32],
-    workspace: Workspace,
-    parts: Parts,
+    workspace: dealing.Workspace,
+    parts: dealing.Parts,
     consumer: cutlass.Constexpr,
 ) -> None:
     """Store this CTA's part of an item: a consumer's half of O, and what the merge must know."""
     cta, _, _ = cute.arch.block_idx()
-    slot = slot_of_part(workspace, parts, cta - parts.first)
+    slot = dealing.slot_of_part(workspace, parts, cta - parts.first)
     thread = ctx.thread + consumer * WARPGROUP_SIZE
     factors, units = normalise(ctx, r.out, sums)
-    multiply_rows(r.out, factors)
-    store_values(slot, thread, cute.size(r.out), lambda i: r.out[i])
+    softmax.multiply_rows(r.out, factors)
+    dealing.store_values(slot, thread, cute.size(r.out), lambda i: r.out[i])
     if ctx.thread % 4 == 0:
         for h in cutlass.range_constexpr(THREAD_ROWS):
             to = at_statistics(slot, ctx, h)
@@ -160,40 +133,37 @@ def store_part(
 def merge_parts(
     ctx: Context,
     r: Registers,
-    scale: Scale,
-    workspace: Workspace,
-    parts: Parts,
+    scale: softmax.Scale,
+    workspace: dealing.Workspace,
+    parts: dealing.Parts,
     consumer: cutlass.Constexpr,
 ) -> list[Float32]:
     """Add up all parts of an item in their order, a consumer's half of O, against their largest
-    maxima; return the rows' sums.
-
-    draw_ticket: every part is stored.
-    """
+    maxima; return the rows' sums. draw_ticket: every part is stored."""
     thread = ctx.thread + consumer * WARPGROUP_SIZE
-    r.rows.out_max.fill(LEAST)
+    r.rows.out_max.fill(softmax.LEAST)
     for number in cutlass.range(parts.count, unroll=1):
-        slot = slot_of_part(workspace, parts, number)
+        slot = dealing.slot_of_part(workspace, parts, number)
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            top = load_values(at_statistics(slot, ctx, h))[0]
+            top = dealing.load_values(at_statistics(slot, ctx, h))[0]
             r.rows.out_max[h] = cute.arch.fmax(r.rows.out_max[h], as_float(top))
     r.out.fill(0.0)
     sums = [Float32(0.0) for _ in range(THREAD_ROWS)]
     for number in cutlass.range(parts.count, unroll=1):
-        slot = slot_of_part(workspace, parts, number)
+        slot = dealing.slot_of_part(workspace, parts, number)
         weights = []
         for h in cutlass.range_constexpr(THREAD_ROWS):
-            of_row = [as_float(word) for word in load_values(at_statistics(slot, ctx, h))]
+            of_row = [as_float(word) for word in dealing.load_values(at_statistics(slot, ctx, h))]
             weight = of_row[1] * exp2((of_row[0] - r.rows.out_max[h]) * scale.factor)
             sums[h] = sums[h] + weight
             weights.append(weight * of_row[2 + consumer])
-        for line in cutlass.range_constexpr(cute.size(r.out) // LINE_VALUES):
-            words = load_values(at_line(slot, thread, line))
-            for i in cutlass.range_constexpr(LINE_WORDS):
+        for line in cutlass.range_constexpr(cute.size(r.out) // dealing.LINE_VALUES):
+            words = dealing.load_values(dealing.at_line(slot, thread, line))
+            for i in cutlass.range_constexpr(dealing.LINE_WORDS):
                 weight = weights[i % THREAD_ROWS]
                 # 0 times a part without a key may be NaN.
                 word = words[i] if weight != 0.0 else Int32(0)
-                at = LINE_VALUES * line + 2 * i
+                at = dealing.LINE_VALUES * line + 2 * i
                 low, high = from_f16(word)
                 r.out[at] = r.out[at] + weight * low
                 r.out[at + 1] = r.out[at + 1] + weight * high
@@ -204,23 +174,23 @@ class Consumer(NamedTuple):
     """Reads q, its tile, half of the other tile, and the other's P. Writes its P, and results."""
 
     memory: DecodeMemory
-    workspace: Workspace
+    workspace: dealing.Workspace
     out: cute.Tensor  # (S, H, 512) bf16
     lse: cute.Tensor  # (S, H) fp32
     attn_sink: cute.Tensor  # (H,) fp32, or (0,): none
-    scale: Scale
+    scale: softmax.Scale
 
     def stretch(self, number: Any) -> Context:
         """The CTA's stretch of that number, which was stored before its Q was asked for."""
-        return load_stretch(self.memory, number, thread_of_warpgroup())
+        return dealing.load_stretch(self.memory, number, thread_of_warpgroup())
 
 
 @cute.jit
 def consume0(role: Consumer) -> None:
     """Take every stretch of the CTA, the low half of O's dims."""
     r = new_registers(role.memory.plan.tile)
-    before, ctx = Before(Int32(0)), any_stretch(role.memory, thread_of_warpgroup())
-    while before.stretches < num_stretches(role.memory):
+    before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, thread_of_warpgroup())
+    while before.stretches < dealing.num_stretches(role.memory):
         num_tiles = begin_stretch(ctx, r, before.stretches, 0)
         take_tiles0(ctx, r, role.scale, before, num_tiles)
         end_stretch(role, r, before.stretches, 0)
@@ -231,8 +201,8 @@ def consume0(role: Consumer) -> None:
 def consume1(role: Consumer) -> None:
     """Likewise, the high half."""
     r = new_registers(role.memory.plan.tile)
-    before, ctx = Before(Int32(0)), any_stretch(role.memory, thread_of_warpgroup())
-    while before.stretches < num_stretches(role.memory):
+    before, ctx = Before(Int32(0)), dealing.any_stretch(role.memory, thread_of_warpgroup())
+    while before.stretches < dealing.num_stretches(role.memory):
         num_tiles = begin_stretch(ctx, r, before.stretches, 1)
         take_tiles1(ctx, r, role.scale, before, num_tiles)
         end_stretch(role, r, before.stretches, 1)
@@ -243,7 +213,7 @@ def consume1(role: Consumer) -> None:
 def begin_stretch(ctx: Context, r: Registers, number: Int32, consumer: cutlass.Constexpr) -> Int32:
     """Forget the stretch before; wait for Q, in the form that the products take. Return the tiles
     up to those of the last step with a valid slot."""
-    restart(r.rows)
+    softmax.restart(r.rows)
     r.out.fill(0.0)
     ctx.memory.q_full.wait_for(number)
     if cutlass.const_expr(ctx.plan.packed):
@@ -267,11 +237,11 @@ def end_stretch(role: Consumer, r: Registers, number: Int32, consumer: cutlass.C
     ctx = role.stretch(number)
     sums = merge_sums(ctx, r.rows, role.scale, number, consumer)
     is_complete = Boolean(True)
-    parts = load_parts(ctx.memory, number)
+    parts = dealing.load_parts(ctx.memory, number)
     if parts.count > 1:
         store_part(ctx, r, sums, role.workspace, parts, consumer)
-        stored = parts_before(ctx, number)
-        is_complete = draw_ticket(ctx, role.workspace, parts, stored, consumer)
+        stored = dealing.parts_before(ctx, number)
+        is_complete = dealing.draw_ticket(ctx, role.workspace, parts, stored, consumer)
         if is_complete:
             sums = merge_parts(ctx, r, role.scale, role.workspace, parts, consumer)
     if is_complete:
@@ -284,10 +254,7 @@ def write_rows(
     w: Output, r: Registers, sums: list[Float32], number: Int32, consumer: cutlass.Constexpr
 ) -> None:
     """Write a consumer's half of the item's rows, divided by their sums; consumer 0 writes lse.
-
-    Args:
-        number: of the stretch.
-    """
+    `number`: of the stretch."""
     item = rows_of_thread(w)
     factors = factors_of_rows(w, r.rows, sums, item, ask_sinks(w, item), consumer)
     staged = staged_after_p(w.ctx, number, consumer)
@@ -302,7 +269,7 @@ GATHER, CONSUMER0, CONSUMER1 = range(3)
 def dealt_kernel(
     q_map: GridConstant[tensor_map.TensorMap],
     x: OtherOperands,
-    workspace: Workspace,
+    workspace: dealing.Workspace,
     more: Any,
     plan: cutlass.Constexpr,
 ):
@@ -315,20 +282,20 @@ def dealt_kernel(
     cute.arch.griddepcontrol_wait()
     sources = sources_of_plan(plan, x, more)
     # It ends with a sync of the CTA: the barriers are initialised.
-    deal(memory, batch_of(memory, x, sources), thread)
+    dealing.deal(memory, dealing.batch_of(memory, x, sources), thread)
     group = cute.arch.make_warp_uniform(cute.arch.warp_idx()) // (WARPGROUP_SIZE // WARP_SIZE)
     # Each role computes its own coordinates: values shared by all would be live in every role.
     if group == GATHER:
         cute.arch.setmaxregister_decrease(plan.gather.registers)
-        batch = batch_of(memory, x, sources)
+        batch = dealing.batch_of(memory, x, sources)
         gather_stretches(memory, batch, q_map.get_ptr(), x.kv, x.indices)
     elif group == CONSUMER0:
         cute.arch.setmaxregister_increase(plan.consumer0.registers)
-        scale = make_scale(x.sm_scale * LOG2_E)
+        scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
         consume0(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
     else:
         cute.arch.setmaxregister_increase(plan.consumer1.registers)
-        scale = make_scale(x.sm_scale * LOG2_E)
+        scale = softmax.make_scale(x.sm_scale * softmax.LOG2_E)
         consume1(Consumer(memory, workspace, x.out, x.lse, x.attn_sink, scale))
 
 
