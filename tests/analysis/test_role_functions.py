@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashdsa.analysis.role_functions import Lines, planned_roles, role_functions
+from flashdsa.analysis.role_functions import Lines, role_functions
 from flashdsa.kernels.catalog import MLA_BWD_DKV
 
 
@@ -27,18 +27,10 @@ def test_a_role_has_what_only_it_runs() -> None:
     # From the entry on, across files, to the DSL.
     assert {"multiply_all", "multiply_tile", "add_tile", "add4_if"} <= found["multiply"]
     assert {"load_matrices", "matrix_offset"} <= found["matrices"]
-    assert {"copy_all", "copy_chunk"} <= found["rows"]
+    assert {"copy_all", "copy_part"} <= found["rows"]
     # Two roles run these, and every role is constructed with a context by the kernel.
-    for shared in ("wait_for_key", "first_tile", "locate", "Context"):
+    for shared in ("first_tile", "locate", "Context"):
         assert not any(shared in of_role for of_role in found.values())
-
-
-def test_a_plan_has_the_lines_of_its_roles_alone() -> None:
-    names = [[one.role.name for one in planned_roles(v)] for v in MLA_BWD_DKV.variants]
-    assert names == 2 * [
-        ["matrices", "rows", "multiply"],
-        ["matrices", "rows", "publish", "multiply"],
-    ]
 
 
 def test_a_name_that_the_kernel_does_not_know_is_an_error() -> None:

@@ -101,3 +101,19 @@ def mma_async(
         has_side_effects=True,
     )
     return [Float32(llvm.extractvalue(Float32.mlir_type, result, [i])) for i in range(count)]
+
+
+def multiply_bf16(
+    acc: Any, columns: int, a: Any, b: Any, *, accumulate: Any, transposes: Sequence[int]
+) -> None:
+    """Issue acc = A B (+ acc) of bf16, 64 rows and 16 along K.
+
+    Args:
+        acc: this thread's columns / 2 fp32, or more, of which these are the first. The rest as in
+            `mma_async`.
+    """
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16"
+    own = [acc[i] for i in range(columns // 2)]
+    values = mma_async(opcode, own, a, b, accumulate=accumulate, transposes=transposes)
+    for i, value in enumerate(values):
+        acc[i] = value

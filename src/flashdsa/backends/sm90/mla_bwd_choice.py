@@ -13,7 +13,6 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashdsa.backends.sm90.mla_bwd_lists import WAVE, capacity_of
 from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
@@ -22,6 +21,9 @@ from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS, PerItemPlan
 from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import most_rows, saved_us
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
+WAVE = 132
+"""SMs of an H100 and of an H200. Parts of a call have a multiple of so many row blocks or queries,
+where that many have room. It does not depend on the device, and so the bits in order do not."""
 MOST_JOINT_BYTES, JOINT_SLOT_BYTES = 1 << 30, 13
 """Most bytes of joint lists; of a slot: its id, its row and members in a list, and the row of its
 gradient in order. Queries that need more are joined in parts."""
@@ -235,6 +237,11 @@ def choose(call: Call) -> tuple[Part, ...]:
                     part = part._replace(tickets=drawn, dkv=dkv)
                 parts.append(part)
     return tuple(parts)
+
+
+def capacity_of(queries: int, topk: int) -> int:
+    """Capacity of a group's list: room for all its slots, in whole tiles."""
+    return -(-queries * topk // Tile().keys) * Tile().keys
 
 
 def in_parts(queries: range, at_a_time: int) -> list[range]:

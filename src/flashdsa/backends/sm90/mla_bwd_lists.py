@@ -10,11 +10,6 @@ from torch import Tensor
 
 from flashdsa.backends.runner import Runner
 from flashdsa.kernels.attention.lists import members_bits
-from flashdsa.kernels.attention.sm90.core.tile import Tile
-
-WAVE = 132
-"""SMs of an H100 and of an H200. Parts of a call have a multiple of so many row blocks or queries,
-where that many have room. It does not depend on the device, and so the bits in order do not."""
 
 
 class Lists(NamedTuple):
@@ -26,11 +21,6 @@ class Lists(NamedTuple):
     counts: Tensor
     present: Tensor
     named: Tensor
-
-
-def capacity_of(queries: int, topk: int) -> int:
-    """Capacity of a group's list: room for all its slots, in whole tiles."""
-    return -(-queries * topk // Tile().keys) * Tile().keys
 
 
 def lists_allocator(

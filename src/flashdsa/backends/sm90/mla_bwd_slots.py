@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from flashdsa.backends.runner import Runner
-from flashdsa.backends.sm90.mla_bwd_choice import Part
-from flashdsa.backends.sm90.mla_bwd_lists import WAVE
+from flashdsa.backends.sm90.mla_bwd_choice import WAVE, Part
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
     CURSORS,
     KEY_WORDS,

@@ -15,7 +15,7 @@ from flashdsa.dsl.gmem import add4_if
 from flashdsa.dsl.opaque import opaque
 from flashdsa.dsl.pipeline import arrive_warp
 from flashdsa.dsl.swizzle import swizzled_128
-from flashdsa.dsl.wgmma import along_n, descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     Context,
@@ -39,7 +39,6 @@ from flashdsa.plan.row_tiles import ROW_BYTES
 OF_LINE = LINE_DIMS // 2
 """fp32 of an accumulator in a thread: its line is 128 bytes of a row of dKV, which eight lanes add
 in one piece."""
-OPCODE = f"wgmma.mma_async.sync.aligned.m64n{LINE_DIMS}k{MMA_K}.f32.bf16.bf16"
 STEP_BYTES = MMA_K * ROW_BYTES
 A_WORDS = 4
 CHUNK_LINES = CHUNK // LINE_DIMS
@@ -97,16 +96,9 @@ def issue_line(acc: Any, p: Any, ds: Any, line: Line) -> None:
         for step in range(STEPS):
             half, in_half = divmod(step, STEPS // 2)
             offset = place + half * line.half_bytes + in_half * STEP_BYTES
-            values = mma_async(
-                OPCODE,
-                [acc[i] for i in range(OF_LINE)],
-                [words[A_WORDS * step + i] for i in range(A_WORDS)],
-                descriptor_behind(rows, offset),
-                accumulate=bool(place or step),
-                transposes=(1,),
-            )
-            for i in range(OF_LINE):
-                acc[i] = values[i]
+            a = [words[A_WORDS * step + i] for i in range(A_WORDS)]
+            b, more = descriptor_behind(rows, offset), bool(place or step)
+            multiply_bf16(acc, LINE_DIMS, a, b, accumulate=more, transposes=(1,))
     warpgroup.commit_group()
 
 

@@ -17,7 +17,7 @@ from flashdsa.dsl.pipeline import Barriers, arrive_warp
 from flashdsa.dsl.smem import load_words
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
-from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.bwd_per_item.context import (
     Context,
@@ -144,24 +144,15 @@ def issue_half(
         warpgroup.fence()
         for step in cutlass.range_constexpr(STEPS):
             offset = step * MMA_K * BF16
-            _multiply(
+            multiply_bf16(
                 acc,
                 2 * HALF_ROWS if has_v else HALF_ROWS,
                 descriptor_behind(keys, chunk * plan.tile.chunk_bytes + offset),
                 descriptor_behind(rows, place + offset),
-                (chunk, step) != (plan.order[0], 0),
+                accumulate=(chunk, step) != (plan.order[0], 0),
+                transposes=(0, 0),
             )
     warpgroup.commit_group()
-
-
-def _multiply(acc: Any, columns: int, a: Any, b: Any, accumulate: bool) -> None:
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{MMA_K}.f32.bf16.bf16"
-    count = columns // 2
-    values = mma_async(
-        opcode, [acc[i] for i in range(count)], a, b, accumulate=accumulate, transposes=(0, 0)
-    )
-    for i in range(count):
-        acc[i] = values[i]
 
 
 @cute.jit

@@ -10,7 +10,7 @@ from typing import Any
 from flashdsa.dsl.cp_async import COPY_BYTES
 from flashdsa.dsl.fragments import MMA_K
 from flashdsa.dsl.opaque import opaque
-from flashdsa.dsl.wgmma import descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE
 from flashdsa.kernels.attention.sm90.core.tile import BF16, CHUNK, ROWS
 
@@ -49,17 +49,14 @@ def multiply(
         a, b: low word of the operand's descriptor, and bytes from one step along K to the next.
         transposed: A's rows are along its lines; else its K is.
     """
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k{MMA_K}.f32.bf16.bf16"
     (a_low, a_step), (b_low, b_step) = a, b
     a_low, b_low = opaque(a_low), opaque(b_low)
     for step in range(STEPS):
-        values = mma_async(
-            opcode,
-            [acc[i] for i in range(columns // 2)],
+        multiply_bf16(
+            acc,
+            columns,
             descriptor_behind(a_low, step * a_step),
             descriptor_behind(b_low, step * b_step),
             accumulate=not clear or step > 0,
             transposes=(int(transposed), 1),
         )
-        for i in range(columns // 2):
-            acc[i] = values[i]

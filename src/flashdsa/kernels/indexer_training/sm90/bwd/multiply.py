@@ -26,7 +26,7 @@ from flashdsa.dsl.smem import shared_pointer
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
 from flashdsa.dsl.warp_matrix import pack_bf16, store_matrices
-from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import along_k, along_n, descriptor_behind, multiply_bf16
 from flashdsa.hw import WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.bwd.load import (
     Context,
@@ -107,19 +107,6 @@ OF_SCORES = TILE_KEYS // 2
 OF_DQ = INDEX_HEAD_DIM // 2
 
 
-def _multiply(acc: Any, columns: int, a: Any, b: Any, accumulate: bool, transposes: Any) -> None:
-    values = mma_async(
-        f"wgmma.mma_async.sync.aligned.m64n{columns}k{MMA_K}.f32.bf16.bf16",
-        [acc[i] for i in range(columns // 2)],
-        a,
-        b,
-        accumulate=accumulate,
-        transposes=transposes,
-    )
-    for i in range(columns // 2):
-        acc[i] = values[i]
-
-
 def issue_scores(acc: Any, q: Any, k: Any) -> None:
     """Issue acc = Q K^T of 64 rows and 64 keys, as one group; q, k: addresses."""
     warpgroup.fence()
@@ -128,7 +115,8 @@ def issue_scores(acc: Any, q: Any, k: Any) -> None:
         for step in range(CHUNK // MMA_K):
             offset = chunk * CHUNK_BYTES + step * STEP_COLUMNS
             first, second = descriptor_behind(a, offset), descriptor_behind(b, offset)
-            _multiply(acc, TILE_KEYS, first, second, (chunk, step) != (0, 0), (0, 0))
+            more = (chunk, step) != (0, 0)
+            multiply_bf16(acc, TILE_KEYS, first, second, accumulate=more, transposes=(0, 0))
     warpgroup.commit_group()
 
 
@@ -139,7 +127,7 @@ def issue_dq(acc: Any, matrix: Any, k: Any) -> None:
     for step in range(TILE_KEYS // MMA_K):
         first = descriptor_behind(a, step * STEP_COLUMNS)
         second = descriptor_behind(b, step * STEP_LINES)
-        _multiply(acc, INDEX_HEAD_DIM, first, second, True, (0, 1))
+        multiply_bf16(acc, INDEX_HEAD_DIM, first, second, accumulate=True, transposes=(0, 1))
     warpgroup.commit_group()
 
 
@@ -155,7 +143,8 @@ def issue_dk(acc: Any, matrices: Any, q: Any, blocks: int) -> None:
         for step in range(ROWS // MMA_K):
             first = descriptor_behind(a, block * MATRIX_BYTES + step * STEP_LINES)
             second = descriptor_behind(b, block * BLOCK_BYTES + step * STEP_LINES)
-            _multiply(acc, CHUNK, first, second, (block, step) != (0, 0), (1, 1))
+            more = (block, step) != (0, 0)
+            multiply_bf16(acc, CHUNK, first, second, accumulate=more, transposes=(1, 1))
     warpgroup.commit_group()
 
 

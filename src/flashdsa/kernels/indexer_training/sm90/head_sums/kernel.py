@@ -25,7 +25,7 @@ from flashdsa.dsl.memory import initialise_barriers
 from flashdsa.dsl.pipeline import PipelineState, Ring, RingConsumer
 from flashdsa.dsl.smem import load4
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.head_sums.gather import (
     LOG2_E,
@@ -51,18 +51,10 @@ def multiply_chunk(acc: Any, k: Any, q: Any, num_heads: int, clear: bool) -> Non
     Args:
         acc: num_heads / 2 fp32 in a thread. k, q: low words of the chunks' descriptors.
     """
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{num_heads}k16.f32.bf16.bf16"
     for step in range(ROW_BYTES // MMA_BYTES):
-        values = mma_async(
-            opcode,
-            [acc[i] for i in range(num_heads // 2)],
-            descriptor_behind(k, step * MMA_BYTES),
-            descriptor_behind(q, step * MMA_BYTES),
-            accumulate=not clear or step > 0,
-            transposes=(0, 0),
-        )
-        for i in range(num_heads // 2):
-            acc[i] = values[i]
+        offset, more = step * MMA_BYTES, not clear or step > 0
+        both = descriptor_behind(k, offset), descriptor_behind(q, offset)
+        multiply_bf16(acc, num_heads, *both, accumulate=more, transposes=(0, 0))
 
 
 WARP_KEYS = 16

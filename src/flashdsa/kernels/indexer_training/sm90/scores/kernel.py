@@ -24,7 +24,7 @@ from flashdsa.dsl.memory import ALIGNMENT
 from flashdsa.dsl.smem import load_words, shared_pointer, store_float
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp import neighbours_sum
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.indexer_training.sm90.list_end import WARPS, SlotList, find_end, look
 from flashdsa.kernels.indexer_training.sm90.scores.plan import BF16, FP32, TILE_KEYS, ScoresPlan
@@ -164,16 +164,10 @@ def multiply(acc: Any, words: Any, q: Any, num_heads: int) -> None:
                 [words[(half * LOADS + number) * 4 + 2 * step + i] for i in range(2)]
                 for half in range(2)
             )
-            values = mma_async(
-                f"wgmma.mma_async.sync.aligned.m64n{num_heads}k16.f32.bf16.bf16",
-                [acc[i] for i in range(num_heads // 2)],
-                [first[0], second[0], first[1], second[1]],
-                descriptor_behind(low, (number % 2 * 2 + step) * MMA_BYTES),
-                accumulate=(number, step) != (0, 0),
-                transposes=(0,),
-            )
-            for i in range(num_heads // 2):
-                acc[i] = values[i]
+            a = [first[0], second[0], first[1], second[1]]
+            b = descriptor_behind(low, (number % 2 * 2 + step) * MMA_BYTES)
+            more = (number, step) != (0, 0)
+            multiply_bf16(acc, num_heads, a, b, accumulate=more, transposes=(0,))
     warpgroup.commit_group()
     warpgroup.wait_group(0)
 

@@ -32,7 +32,7 @@ from flashdsa.dsl.pipeline import Barriers, PipelineState, Ring, RingConsumer, R
 from flashdsa.dsl.row_tiles import ROWS_AT_ONCE, TURNS, UNITS, row_sources
 from flashdsa.dsl.swizzle import swizzled_128
 from flashdsa.dsl.warp_matrix import pack_bf16, transpose_8x8
-from flashdsa.dsl.wgmma import along_k, descriptor_behind, mma_async
+from flashdsa.dsl.wgmma import along_k, descriptor_behind, multiply_bf16
 from flashdsa.hw import SM90, WARP_SIZE, WARPGROUP_SIZE
 from flashdsa.kernels.attention.choice import FIRST, is_taken
 from flashdsa.kernels.attention.fake_operands import fake_lists
@@ -165,23 +165,12 @@ def multiply_chunk(plan: ScoresPlan, s: Any, dp: Any, q: Any, do: Any, k: Any, c
         offset = step * MMA_K * BF16
         b = descriptor_behind(k, offset)
         a = descriptor_behind(q, chunk * ROWS * ROW_BYTES + offset)
-        multiply(plan, s, a, b, (chunk, step) != (0, 0), (0, 0))
+        more, keys = (chunk, step) != (0, 0), plan.tile.keys
+        multiply_bf16(s, keys, a, b, accumulate=more, transposes=(0, 0))
         if chunk < plan.tile.value_chunks:
             first = A_WORDS * (chunk * STEPS + step)
             a = [do[first + i] for i in range(A_WORDS)]
-            multiply(plan, dp, a, b, (chunk, step) != (0, 0), (0,))
-
-
-def multiply(
-    plan: ScoresPlan, d: Any, a: Any, b: Any, accumulate: bool, transposes: tuple[int, ...]
-) -> None:
-    """Issue a wgmma of 64 rows and a tile's keys, to `d` of the tile's keys / 2 fp32 a thread."""
-    keys = plan.tile.keys
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{keys}k{MMA_K}.f32.bf16.bf16"
-    own = [d[i] for i in range(keys // 2)]
-    values = mma_async(opcode, own, a, b, accumulate=accumulate, transposes=transposes)
-    for i in range(keys // 2):
-        d[i] = values[i]
+            multiply_bf16(dp, keys, a, b, accumulate=more, transposes=(0,))
 
 
 class Scorer(NamedTuple):
