@@ -67,7 +67,11 @@ def test_queries_that_have_no_room_are_launched_in_parts(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("named", "sampled", "taken"),
-    [("the same", FIRST, FIRST), ("one other", FIRST, SECOND), ("others", SECOND, SECOND)],
+    [
+        ("the same", FIRST, FIRST),
+        pytest.param("one other", FIRST, SECOND, marks=pytest.mark.slow),
+        ("others", SECOND, SECOND),
+    ],
 )
 def test_kernels_with_a_spool_run_where_queries_have_much_in_common(
     named: str, sampled: int, taken: int, monkeypatch: pytest.MonkeyPatch

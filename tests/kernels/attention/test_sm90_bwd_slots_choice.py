@@ -66,8 +66,7 @@ def shares(threshold: float) -> Callable[[Any, Any, Any], Any]:
     return lambda additions, rows, sums: rows - threshold * additions
 
 
-@pytest.mark.parametrize("by_order", [False, True])
-@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize(("distinct", "by_order"), [(True, False), (False, True)])
 def test_keys_of_a_wave_are_counted(
     distinct: bool, by_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
