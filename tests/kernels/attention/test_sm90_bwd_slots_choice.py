@@ -17,6 +17,7 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_choice
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item import slots_choice, slots_time
@@ -111,7 +112,7 @@ def test_gradients_are_right_by_both_ways(
     """Slots give the bits of `deterministic=True`, whatever the launch before left unwritten."""
     monkeypatch.setattr(slots_choice, "saved_us", lambda *_: 1.0 if slots else -1.0)
     monkeypatch.setattr(mla_bwd_choice, "slots_may_pay", lambda part: True)
-    monkeypatch.setattr(mla_bwd_choice, "PACED_ROWS", {heads: 0})
+    monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
     case = SparseMlaCase("both ways", queries, 90, heads, 24, topk_length=True, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)

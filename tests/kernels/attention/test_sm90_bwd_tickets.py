@@ -14,7 +14,8 @@ from cutlass.cute.runtime import from_dlpack
 import flashdsa
 from flashdsa.backends.emulated.devices import SMALL, Device
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.sm90 import mla_bwd, mla_bwd_choice
+from flashdsa.backends.sm90 import mla_bwd
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.sm90.bwd_per_item import tickets
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import DRAWN, MET, ORDER
 from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
@@ -79,7 +80,7 @@ def test_dq_has_the_bits_of_items_in_turns(
     """With and without pace."""
     policy = Policy(asynchronous="random", seed=3)
     drawn = gradients_of(heads, queries, device, policy)[0]
-    monkeypatch.setattr(mla_bwd_choice, "PACED_ROWS", {heads: 0})
+    monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
     paced = gradients_of(heads, queries, device, policy)[0]
     monkeypatch.setattr(mla_bwd, "choose", without_tickets)
     in_turns = gradients_of(heads, queries, device, Policy())[0]
@@ -104,7 +105,7 @@ def test_dq_has_the_bits_of_items_in_turns_where_ctas_meet_often(
     monkeypatch: pytest.MonkeyPatch,
     afresh: None,
 ) -> None:
-    monkeypatch.setattr(mla_bwd_choice, "PACED_ROWS", {heads: 0})
+    monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
     monkeypatch.setattr(tickets, "MOST_POLLS", polls)
     monkeypatch.setattr(tickets, "PACE_TILES", 2)
     policy = Policy(asynchronous="random", seed=4)

@@ -17,7 +17,7 @@ pytest.importorskip("cutlass", reason="needs CuTe DSL, which compiles the kernel
 import flashdsa
 from flashdsa.backends.emulated import devices
 from flashdsa.backends.emulated.runner import emulation
-from flashdsa.backends.indexer.choice import PAGES_ALONE
+from flashdsa.heuristics.h200 import Indexer
 from flashdsa.kernels.indexer.plan import By, Lists, Sharing
 from flashdsa.kernels.indexer.sizes import MAX_OWN_ROWS, ROW_COUNTERS
 from flashdsa.kernels.indexer.sm90.plan import IndexerPlan
@@ -365,7 +365,7 @@ def test_requests_with_several_queries_share_a_table(
 def test_the_public_operation_splits_a_row_that_may_be_long() -> None:
     """As a GPU would: the kernel is chosen by the table's width, and its counters are left at 0."""
     inputs = make_inputs([600], num_heads=16)
-    wide = PAGES_ALONE * 3 - inputs.block_table.shape[1]
+    wide = Indexer.PAGES_ALONE * 3 - inputs.block_table.shape[1]
     inputs = inputs._replace(block_table=torch.nn.functional.pad(inputs.block_table, (0, wide)))
     expected, got = inputs.output(512), inputs.output(512)
     flashdsa.dsa_topk_indexer(*inputs, expected, backend="cpu")
