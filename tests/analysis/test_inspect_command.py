@@ -117,6 +117,7 @@ def test_kernels_without_roles_are_reported_whole(disassembler: Disassembler) ->
 
 
 @needs_dsl
+@pytest.mark.slow
 def test_all_kernels_of_a_name_are_reported(disassembler: Disassembler) -> None:
     kernels = json.loads(run("mla_bwd_deterministic", "--json").stdout)["kernels"]
     entries = ("backward_kernel", "ordered_sum_kernel", "delta_kernel")  # the largest first
