@@ -66,7 +66,13 @@ def shares(threshold: float) -> Callable[[Any, Any, Any], Any]:
     return lambda additions, rows, sums: rows - threshold * additions
 
 
-@pytest.mark.parametrize(("distinct", "by_order"), [(True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("distinct", "by_order"),
+    [
+        (True, False),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((True, True), (False, True))),
+    ],
+)
 def test_keys_of_a_wave_are_counted(
     distinct: bool, by_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
