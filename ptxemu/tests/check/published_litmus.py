@@ -50,7 +50,6 @@ def _program(name: str, ctas: str, threads: str, verdict: Verdict) -> Published:
     return Published(name, ctas, tuple(part.strip() for part in threads.split("|")), verdict)
 
 
-_LOCKED = "R x; W x {0}"
 _TICKET = "A.{0}.gpu in 1; turn.{1}.gpu out; R x; W x {3}; A.{2}.gpu out 1"
 
 

@@ -60,12 +60,6 @@ def findings(
     return [f for f in result.findings if f.level in ERRORS_AND_WARNINGS]
 
 
-def line_of(text: str, opcode: str, occurrence: int = 0) -> int:
-    """PTX line of an opcode's n-th occurrence."""
-    lines = [n for n, line in enumerate(text.splitlines(), 1) if opcode in line]
-    return lines[occurrence]
-
-
 def expect(
     program: str,
     needed: str,

@@ -126,10 +126,6 @@ class Driver:
         return struct.pack("<16Q", *words)
 
 
-def _host(array: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data)
-
-
 def _say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

@@ -9,12 +9,24 @@ import pytest
 from tests.isa.pure_forms import DECLARED, FAMILIES
 
 from ptxemu import isa
+from ptxemu.cuda.nvcc import NvccError, find_nvcc
 from ptxemu.errors import PtxEmuError
 from ptxemu.isa import registry
 from ptxemu.syntax.parser import parse_module
 
 isa.load_all()
-PTXAS = shutil.which("ptxas")
+
+
+def _found() -> str | None:
+    """ptxas of this machine, or beside the nvcc that ptxemu finds."""
+    try:
+        beside = Path(find_nvcc()[0]).with_name("ptxas")
+    except NvccError:
+        beside = Path()
+    return shutil.which("ptxas") or (str(beside) if beside.is_file() else None)
+
+
+PTXAS = _found()
 HEAD = f".version 9.0\n.target sm_100a\n.address_size 64\n.visible .entry k()\n{{ {DECLARED}\n"
 FIRST_LINE = HEAD.count("\n") + 1
 PER_RUN = 400

@@ -29,8 +29,6 @@ MODES = {
     "128B": Swizzle.B128,
     "128B_atom_32B": Swizzle.B128_ATOM_32B,
 }
-STEP_BYTES = 32
-"""Bytes of a row of A or B that one instruction takes."""
 
 
 def program(issue: str, *, group: int = 1, commit: bool = True, release: bool = True) -> str:
