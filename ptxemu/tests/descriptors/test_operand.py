@@ -22,25 +22,6 @@ def swizzled(address: int, span: int) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize(
-    ("swizzle", "span"), [(Swizzle.B32, 32), (Swizzle.B64, 64), (Swizzle.B128, 128)]
-)
-def test_k_major_rows_are_found_behind_every_swizzle(
-    family: type, swizzle: Swizzle, span: int
-) -> None:
-    rows, start = 24, 0x800
-    image = np.zeros(0x2000, dtype=np.uint8)
-    tile = np.random.default_rng(0).integers(0, 256, (rows, 16, 2), dtype=np.uint8)
-    for row in range(rows):
-        for byte in range(32):
-            place = start + row // 8 * (8 * span) + row % 8 * span + byte
-            image[swizzled(place, span)] = tile[row].reshape(-1)[byte]
-    descriptor = family(start, 16, 8 * span, swizzle)
-    seen = gather_operand(image, descriptor, major="K", shape=(rows, 16), element_bytes=2)
-    assert np.array_equal(seen, tile)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
 def test_mn_major_columns_are_found_behind_the_swizzle(family: type) -> None:
     columns, start, leading = 128, 0x400, 4096
     image = np.zeros(0x4000, dtype=np.uint8)
