@@ -10,8 +10,6 @@ new value: so it is ordered on every schedule. As it is published (`, read once`
 old value is read.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 

@@ -1,20 +1,10 @@
 """Asynchronous operations: proxies, completion, mbarrier objects."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.check.fake_run import (
-    GLOBAL,
-    LOAD,
-    STORE,
-    FakeRun,
-    FakeWarp,
-    levels,
-    load_tile,
-)
+from tests.check.fake_run import GLOBAL, LOAD, STORE, FakeRun, FakeWarp, levels, load_tile
 
 from ptxemu.engines.mbarrier import mbarriers
 from ptxemu.events import Access, AccessKind, Proxy

@@ -1,7 +1,5 @@
 """Work that several warps do alike, with one result: a note. With different results: an error."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -187,8 +185,7 @@ def test_a_race_of_two_instructions_is_not_hidden_by_their_harmless_one(run: Fak
 
 @every_policy
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [("%r5", {("same-value-race", "note")}), ("%r0", {("race", "error")})],
+    ("value", "expected"), [("%r5", {("same-value-race", "note")}), ("%r0", {("race", "error")})]
 )
 def test_overlapping_rows_may_be_stored_twice_where_they_are_equal(
     policy: Policy, value: str, expected: set[tuple[str, str]]

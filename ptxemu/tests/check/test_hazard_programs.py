@@ -1,7 +1,5 @@
 """Programs that lack one instruction: one finding under every schedule; with it, silence."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest
@@ -331,9 +329,7 @@ setp.ne.u32 %p3, %r5, 0;
     assert findings(program.replace("NEEDED", fence), policy=policy, grid=2) == []
 
 
-def test_two_stages_that_are_refilled_behind_their_empty_barrier_are_silent(
-    policy: Policy,
-) -> None:
+def test_two_stages_that_are_refilled_behind_their_empty_barrier_are_silent(policy: Policy) -> None:
     """A producer warp, a consumer warp, full and empty mbarriers, six tiles over two stages."""
     program = (
         TID

@@ -1,7 +1,5 @@
 """Happens-before of generic accesses: barriers, mbarriers, flags; bytes, words and pages."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

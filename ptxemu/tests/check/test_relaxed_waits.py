@@ -32,11 +32,7 @@ def codes(body, *, grid=1, block=64):
 
 @pytest.mark.parametrize(
     ("order", "fence", "found"),
-    [
-        ("acquire", "", set()),
-        ("relaxed", "", {"race"}),
-        ("relaxed", "fence.acq_rel.cta;", set()),
-    ],
+    [("acquire", "", set()), ("relaxed", "", {"race"}), ("relaxed", "fence.acq_rel.cta;", set())],
 )
 def test_a_relaxed_wait_acquires_with_the_next_fence(order, fence, found):
     assert codes(HANDOVER.format(order=order, fence=fence)) == found

@@ -1,16 +1,7 @@
 """TMEM: what orders MMAs, loads, stores and deallocation."""
 
-from __future__ import annotations
-
 import pytest
-from tests.check.fake_run import (
-    STORE,
-    TMEM,
-    FakeOperation,
-    FakeRun,
-    FakeWarp,
-    levels,
-)
+from tests.check.fake_run import STORE, TMEM, FakeOperation, FakeRun, FakeWarp, levels
 
 from ptxemu.machine.state import Ordering
 
@@ -42,9 +33,7 @@ def tmem_load(run: FakeRun, warp: FakeWarp) -> FakeOperation:
     return operation
 
 
-def test_reading_the_accumulator_before_the_commit_was_waited_for_is_an_error(
-    run: FakeRun,
-) -> None:
+def test_reading_the_accumulator_before_the_commit_was_waited_for_is_an_error(run: FakeRun) -> None:
     issuer, reader = run.warps
     product = mma(run, issuer)
     commit(run, issuer, [product])

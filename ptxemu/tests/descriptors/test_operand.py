@@ -1,7 +1,5 @@
 """`gather_operand`: matrices written by hand into canonical layouts come back in logical order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

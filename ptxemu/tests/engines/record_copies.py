@@ -5,8 +5,6 @@ Writes OUT/h200_tensor_maps.json.gz (cuTensorMapEncodeTiled's results) and OUT/h
 arrays that each case of `copy_cases` changed, or its error). The tests compare ptxemu with them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import gzip

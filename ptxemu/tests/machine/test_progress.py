@@ -1,7 +1,5 @@
 """Waits that end by themselves: clocks, locks between lanes; and loops that never end."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

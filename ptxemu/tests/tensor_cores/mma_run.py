@@ -3,8 +3,6 @@
 Which cell holds D[m, n] is written down a second time from the ISA's figures.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ boxes of one swizzle span, rows behind each other, then the swizzle. The emulato
 functions are not used.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

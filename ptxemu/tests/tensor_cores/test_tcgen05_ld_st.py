@@ -1,7 +1,5 @@
 """tcgen05.ld, st and wait: every shape and size, lanes of a warp, and when values arrive."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

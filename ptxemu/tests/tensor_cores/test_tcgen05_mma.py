@@ -1,7 +1,5 @@
 """tcgen05.mma: every kind, data path, operand source, major-ness and swizzle; limits and misuse."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

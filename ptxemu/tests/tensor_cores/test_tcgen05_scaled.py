@@ -1,7 +1,5 @@
 """tcgen05.mma with block scaling: mxf8f6f4, mxf4 and mxf4nvf4, and where scale factors lie."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """tcgen05.mma.sp: metadata in TMEM as CUTLASS's tmem_e_frg lays it out, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

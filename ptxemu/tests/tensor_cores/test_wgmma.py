@@ -1,7 +1,5 @@
 """wgmma: every type, operand source, major-ness and swizzle; groups; and misuse of registers."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """PTX text of element-wise programs: a thread an element, one instruction in the middle."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Comparison and selection: setp and set of every operator and type, selp, slct."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import elementwise

@@ -1,7 +1,5 @@
 """cvt: every pair of types of sm_90, roundings, saturation, packed narrow floats; cvt.pack."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """IEEE arithmetic on f32 in every rounding mode, with .ftz and .sat; min, max, signs, classes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import elementwise

@@ -1,7 +1,5 @@
 """f16, bf16 and their pairs: add, sub, mul, fma, min, max, abs, neg; mixed compare in `compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.silicon.programs.build import elementwise

@@ -1,7 +1,5 @@
 """Integers: add, sub, mul, mad, sad, div, rem, min, max, abs, neg, carries, dot products."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

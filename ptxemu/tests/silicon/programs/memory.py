@@ -1,7 +1,5 @@
 """Loads, stores and moves: vectors, sub-words, every state space, generic addresses, registers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
