@@ -12,7 +12,6 @@ from ptxemu.descriptors import Swizzle, WgmmaDescriptor
 from ptxemu.engines import wgmma as engine
 from ptxemu.errors import ExecutionError, IllegalInstructionError
 from ptxemu.numerics import dot
-from ptxemu.numerics.minifloat import E4M3, E5M2
 from ptxemu.sched.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("core")
@@ -87,20 +86,6 @@ def read_d(recorder: run.Recorder, n: int, dtype: str) -> NDArray[Any]:
     return result
 
 
-def codes(values: NDArray[Any], type_: str) -> NDArray[Any]:
-    """Small integers as elements of a type."""
-    if type_ == "bf16":
-        return run.bf16(values)
-    if type_ == "f16":
-        return values.astype(np.float16).view(np.uint16)
-    if type_ == "tf32":
-        return values.astype(np.float32).view(np.uint32)
-    if type_ in ("e4m3", "e5m2"):
-        format_ = {"e4m3": E4M3, "e5m2": E5M2}[type_]
-        return format_.encode(values.astype(np.float64), "rn").astype(np.uint8)
-    return values.astype(np.int8).view(np.uint8)
-
-
 def multiply(
     a: NDArray[Any],
     b: NDArray[Any],
@@ -160,7 +145,7 @@ def test_machine_code_does_what_it_knows(
     for atype in ("bf16", "f16"):
         text = program(32, "f32", atype, atype, immediates=", 1, 1, 0", a_in_registers=True)
         a, b = np.ones((64, 16)), np.ones((32, 16))
-        recorder = multiply(codes(a, atype), codes(b, atype), text)
+        recorder = multiply(run.codes(a, atype), run.codes(b, atype), text)
         assert np.array_equal(read_d(recorder, 32, "f32"), a @ b.T)
     is_code = "machine code" in request.node.name
     assert len(by_numpy) == (0 if is_code else 8)
@@ -179,7 +164,7 @@ def test_products_on_the_same_d_accumulate_in_order(asynchronous: str) -> None:
     text = program(8, "f32", "bf16", "bf16", immediates=", 1, 1, 0, 0", behind=behind)
     for seed in range(3):
         policy = Policy(asynchronous=asynchronous, seed=seed)
-        recorder = multiply(codes(a, "bf16"), codes(b, "bf16"), text, policy=policy, d=9.0)
+        recorder = multiply(run.codes(a, "bf16"), run.codes(b, "bf16"), text, policy=policy, d=9.0)
         assert np.array_equal(read_d(recorder, 8, "f32"), 4 * (a @ b.T))
         assert recorder.complaints == []
         of_a_warp = [op for op in recorder.issued if op.issuer.index == 2]
@@ -200,7 +185,7 @@ def test_a_fence_orders_products_of_other_shapes_on_some_of_the_same_d(asynchron
     expected[:, :8] += (a @ b.T)[:, :8]
     for seed in range(4):
         policy = Policy(asynchronous=asynchronous, seed=seed)
-        recorder = multiply(codes(a, "bf16"), codes(b, "bf16"), text, policy=policy, d=9.0)
+        recorder = multiply(run.codes(a, "bf16"), run.codes(b, "bf16"), text, policy=policy, d=9.0)
         assert np.array_equal(read_d(recorder, 16, "f32"), expected)
         assert recorder.complaints == []
 
