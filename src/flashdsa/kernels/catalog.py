@@ -77,7 +77,7 @@ INDEXER_LOGITS = _hopper(
     name="indexer_logits",
     operations=("indexer_logits", "dsa_topk_indexer"),
     plans=LOGITS_PLANS,
-    build=f"{_INDEXER}.logits_kernel:compile_logits",
+    build=f"{_INDEXER}.kernel:compile_logits",
     entry="logits_kernel",
     roles={
         "load": ("load_partition", "PAGES"),
@@ -114,7 +114,7 @@ INDEXER_LOGITS_SM100 = _blackwell(
         *(sm100.LogitsPlan(pages_per_stage=pages) for pages in _OTHER_STAGES),
         sm100.LogitsPlan(gathers=True),
     ),
-    build=f"{_SM100}.logits_kernel:compile_logits",
+    build=f"{_SM100}.kernel:compile_logits",
     entry="logits_kernel",
     roles={
         "load": ("load_partition", "loader_of"),
@@ -157,7 +157,7 @@ TWO_LEVELS = _hopper(
         "select": ("select_tiles", "select_by_cluster", "list_entries", "emit_unscored_rows"),
     },
 )
-_PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.build:compile_prefill"
+_PREFILL_BUILD = "flashdsa.kernels.indexer.sm90.prefill.kernel:compile_prefill"
 _PREFILL_ROLES = {"load": ("load_all",), "score": ("score_all",)}
 
 PREFILL = _hopper(
