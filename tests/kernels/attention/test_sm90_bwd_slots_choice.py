@@ -20,7 +20,7 @@ from flashdsa.backends.sm90 import mla_bwd_choice
 from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item import slots_choice, slots_time
+from flashdsa.kernels.attention.sm90.bwd_per_item import plan, slots_choice
 from flashdsa.kernels.attention.sm90.bwd_per_item.plan import ORDER, WAY
 from flashdsa.verify.compare import failures
 from flashdsa.verify.judge_sparse_mla import forward_results, judge_backward
@@ -141,9 +141,9 @@ def test_gradients_are_right_by_both_ways(
 
 def test_ids_at_random_over_far_rows_may_take_slots() -> None:
     """Each constant counts; lists share more than they must on average, or nothing."""
-    assert slots_time.saved_us(1e6, 9e5, 3e5) > 0
-    assert slots_time.saved_us(3e6, 9e5, 3e5) < 0
-    assert slots_time.saved_us(1e6, 9e5, 9e5) < 0
-    assert slots_time.saved_us(1e5, 9e4, 3e4) < 0
-    assert slots_time.most_rows(132, 132, 10.0, 1 << 30) == pytest.approx(1320, rel=1e-3)
-    assert slots_time.most_rows(1320, 132, 2048.0, 4096) == pytest.approx(10 * 4096, rel=1e-3)
+    assert plan.saved_us(1e6, 9e5, 3e5) > 0
+    assert plan.saved_us(3e6, 9e5, 3e5) < 0
+    assert plan.saved_us(1e6, 9e5, 9e5) < 0
+    assert plan.saved_us(1e5, 9e4, 3e4) < 0
+    assert plan.most_rows(132, 132, 10.0, 1 << 30) == pytest.approx(1320, rel=1e-3)
+    assert plan.most_rows(1320, 132, 2048.0, 4096) == pytest.approx(10 * 4096, rel=1e-3)

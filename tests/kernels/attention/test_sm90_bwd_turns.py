@@ -11,18 +11,18 @@ from cutlass import Int32, cute
 from cutlass.cute.runtime import from_dlpack
 
 from flashdsa.kernels.attention.lists import UNORDERED_SHIFT, Lists
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.offsets import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
+from flashdsa.kernels.attention.sm90.bwd_per_item.slot_offsets import (
     HANDED_OUT,
     OUT_OF_ORDER,
     Offsets,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.ordered_slots.turns import (
+from flashdsa.kernels.attention.sm90.bwd_per_item.tickets import (
     ITEM_TILES,
     MOST_UNEVEN,
     THREADS,
     turns_kernel,
 )
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import CURSORS, MOST_PART_GROUPS
 from ptxemu.cutedsl import emulate
 
 TILE = 64

@@ -18,8 +18,12 @@ from flashdsa.kernels.attention.sm90.bwd_grouped.dkv.plan import DkvPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.dq.plan import DqPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.scores.plan import ScoresPlan
 from flashdsa.kernels.attention.sm90.bwd_grouped.workspace import group_queries
-from flashdsa.kernels.attention.sm90.bwd_per_item.plan import HEADS, PerItemPlan
-from flashdsa.kernels.attention.sm90.bwd_per_item.slots_time import most_rows, saved_us
+from flashdsa.kernels.attention.sm90.bwd_per_item.plan import (
+    HEADS,
+    PerItemPlan,
+    most_rows,
+    saved_us,
+)
 from flashdsa.kernels.attention.sm90.core.tile import ROWS, Tile
 
 WAVE = 132
