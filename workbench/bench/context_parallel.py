@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from flashdsa.bench.checkout import find_checkout
-from flashdsa.bench.versions import versions
+from flashdsa.bench.machine import versions
 from flashdsa.errors import FlashDsaError
 from workbench.bench.context_parallel_parts import (
     Run,

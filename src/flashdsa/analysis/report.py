@@ -8,13 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flashdsa.analysis.advice import Grade, Room, advise, grade_of, least_budget
-from flashdsa.analysis.cubin import KernelRecord
-from flashdsa.analysis.flow import Edges, predecessors, successors
-from flashdsa.analysis.instruction_mix import instruction_mix
-from flashdsa.analysis.limits import CTA_REGISTERS, registers_by_threads
-from flashdsa.analysis.live_registers import Liveness, bits, live_registers, nearest
+from flashdsa.analysis.cubin import CTA_REGISTERS, KernelRecord, registers_by_threads
+from flashdsa.analysis.flow import (
+    Edges,
+    Liveness,
+    bits,
+    live_registers,
+    nearest,
+    predecessors,
+    successors,
+)
 from flashdsa.analysis.role_functions import planned_roles
-from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions
+from flashdsa.analysis.roles import WHOLE, CodeRegion, find_regions, instruction_mix
 from flashdsa.analysis.sass import PTX_TEXT, Code, Instruction
 from flashdsa.hw import MAX_REGISTERS, REGISTER_STEP
 from flashdsa.plan.kernel_spec import Variant

@@ -33,12 +33,7 @@ class InspectCommand(click.Command):
 @click.option("--markdown", is_flag=True, help="Markdown tables, for documents.")
 @json_option
 def inspect(
-    target: str,
-    arch: str | None,
-    kernel: str,
-    reassemble: bool,
-    markdown: bool,
-    as_json: bool,
+    target: str, arch: str | None, kernel: str, reassemble: bool, markdown: bool, as_json: bool
 ) -> None:
     """Show what the compiler made of a kernel: registers, spills, instructions, role by role.
 

@@ -158,8 +158,7 @@ def show_plan(
     spec: KernelSpec, given: dict[str, Any], markdown: bool, as_json: bool, picture: Path | None
 ) -> None:
     """The plan in the form asked for, and its picture."""
-    from flashdsa.cli.plan_document import describe
-    from flashdsa.cli.plan_tables import show
+    from flashdsa.cli.plan_tables import describe, show
     from flashdsa.errors import ArgumentValueError
 
     if as_json and markdown:

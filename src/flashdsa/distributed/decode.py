@@ -31,8 +31,13 @@ from flashdsa.dispatch.checks import (
 from flashdsa.dispatch.transforms import as_autocast_casts
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.collectives import all_gather, all_to_all
-from flashdsa.distributed.description import describe
-from flashdsa.distributed.group import Group, group_of, process_group, require_device_of_group
+from flashdsa.distributed.group import (
+    Group,
+    describe,
+    group_of,
+    process_group,
+    require_device_of_group,
+)
 from flashdsa.errors import ArgumentValueError, UnsupportedError
 from flashdsa.ops.attention import SPARSE_MLA_FWD, SparseMlaOperands, sparse_mla_fwd
 from flashdsa.ops.ids import valid_first
@@ -157,10 +162,7 @@ def decode_topk_indexer(
     """
     group = group_of(mesh, "decode_topk_indexer")
     with agreement(
-        group,
-        q_index_fp8,
-        k_index_cache_fp8="k_index_cache_local",
-        block_table="block_table_local",
+        group, q_index_fp8, k_index_cache_fp8="k_index_cache_local", block_table="block_table_local"
     ) as facts:
         require_positive("topk", topk)
         require_backend("backend", backend)
@@ -255,13 +257,7 @@ def decode_sparse_mla(
             or has a tangent; on other ranks it is a ValueError.
     """
     group = group_of(mesh, "decode_sparse_mla")
-    with agreement(
-        group,
-        q_local,
-        q="q_local",
-        kv="kv_local",
-        indices="slots_local",
-    ) as facts:
+    with agreement(group, q_local, q="q_local", kv="kv_local", indices="slots_local") as facts:
         require_tensor("q_local", q_local)
         require_rank("q_local", q_local, (3,), "[B, H / ranks, d_qk]")
         require_tensor("slots_local", slots_local)
@@ -280,13 +276,7 @@ def decode_sparse_mla(
         facts |= {"q_local": describe(x.q), "slots_local": describe(slots_local)}
     q = all_gather(x.q.transpose(0, 1), group).transpose(0, 1).contiguous()  # all heads
     out, lse = sparse_mla_fwd(
-        q,
-        x.kv,
-        x.indices,
-        topk_length=x.topk_length,
-        d_v=d_v,
-        sm_scale=scale,
-        backend=backend,
+        q, x.kv, x.indices, topk_length=x.topk_length, d_v=d_v, sm_scale=scale, backend=backend
     )
     sizes = (group.size, q_local.shape[1])
     outs = all_to_all(out.transpose(0, 1), group).unflatten(0, sizes)  # [ranks, H / ranks, B, d_v]

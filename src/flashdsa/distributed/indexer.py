@@ -22,9 +22,8 @@ from flashdsa.dispatch.registration import is_served
 from flashdsa.distributed.agree import agreement
 from flashdsa.distributed.agree_in_graph import agreed
 from flashdsa.distributed.collectives import all_gather
-from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
-from flashdsa.distributed.group import group_of, process_group, require_device_of_group
+from flashdsa.distributed.group import describe, group_of, process_group, require_device_of_group
 from flashdsa.distributed.layout import SequenceLayout, require_layout
 from flashdsa.errors import ArgumentValueError
 from flashdsa.ops.index_k_cache import read_index_k_cache, write_index_k_cache

@@ -21,10 +21,10 @@ from flashdsa.distributed.collectives import (
     reduce_scatter_in_order,
     sum_dtype,
 )
-from flashdsa.distributed.description import describe
 from flashdsa.distributed.dtensors import as_dtensor, local_parts
 from flashdsa.distributed.group import (
     Group,
+    describe,
     group_of,
     process_group,
     require_device_of_group,

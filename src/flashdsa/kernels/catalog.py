@@ -283,11 +283,7 @@ MLA_BWD_DKV = _hopper(
     plans=tuple(map(DkvPlan, _TILES)),
     build=f"{_GROUPED_BWD}.dkv.kernel:compile_dkv",
     entry="dkv_kernel",
-    roles={
-        "matrices": ("load_matrices",),
-        "rows": ("copy_all",),
-        "multiply": ("multiply_all",),
-    },
+    roles={"matrices": ("load_matrices",), "rows": ("copy_all",), "multiply": ("multiply_all",)},
 )
 MLA_BWD_JOIN = _hopper(
     name="mla_bwd_join",

@@ -7,8 +7,7 @@ from functools import cache
 from typing import ClassVar
 
 from flashdsa.hw import MBARRIER_BYTES, SM90, SM100, ArchSpec
-from flashdsa.plan.arrivals import check_barriers
-from flashdsa.plan.roles import Barrier, Role, check_registers
+from flashdsa.plan.roles import Barrier, Role, check_barriers, check_registers
 from flashdsa.plan.smem import SmemPlan, SmemRegion, plan_smem
 from flashdsa.plan.tmem import TmemPlan, TmemRegion, plan_tmem
 

@@ -9,11 +9,7 @@ import torch
 import flashdsa
 from flashdsa.verify import judge_entries
 from flashdsa.verify.check_list import Check, each
-from flashdsa.verify.entries_cases import (
-    ENTRIES_CASES,
-    EntriesInputs,
-    make_entries_inputs,
-)
+from flashdsa.verify.entries_cases import ENTRIES_CASES, EntriesInputs, make_entries_inputs
 
 
 def checks(seed: int, backend: str, device: str) -> list[Check]:

@@ -98,12 +98,7 @@ def _single_steps(seed: int, backend: str, device: str) -> list[Check]:
         ("ties and NaN, sorted", coarse, 2048, True),
     ):
         check = partial(
-            judge_indexer.check_topk,
-            values.to(device),
-            lengths,
-            topk,
-            backend,
-            sorted=by_score,
+            judge_indexer.check_topk, values.to(device), lengths, topk, backend, sorted=by_score
         )
         rows.append(("topk_indices", name, check))
     for dtype, some_k, some_q in (("", k, q), (", fp32", wide_k, wide_q)):

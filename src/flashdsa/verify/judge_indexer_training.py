@@ -11,10 +11,9 @@ from torch import Tensor
 import flashdsa
 from flashdsa import reference
 from flashdsa.verify import calls
-from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_scores
+from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_scores, judge_bias
 from flashdsa.verify.indexer_training_cases import IndexerTrainingInputs
 from flashdsa.verify.judge_sparse_mla import empty_queries, forward_results, unnamed_rows
-from flashdsa.verify.row_bias import judge_bias
 from flashdsa.verify.tolerances import (
     BF16_OPERANDS,
     BF16_ROUNDING,

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from flashdsa import reference
 from flashdsa.verify import calls
-from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse
-from flashdsa.verify.row_bias import judge_bias
+from flashdsa.verify.compare import Comparison, compare, compare_exact, compare_lse, judge_bias
 from flashdsa.verify.sparse_mla_cases import SparseMlaInputs
 from flashdsa.verify.tolerances import (
     BF16_HALF_ULP,
@@ -292,12 +291,7 @@ def check_autograd(inputs: SparseMlaInputs, backend: str) -> list[Comparison]:
     _, lse = calls.sparse_mla_fwd(inputs, backend, with_max_logits=False)
     verdicts = judge_forward(inputs, O, lse, operation="sparse_mla")[:1]
     verdicts += judge_backward(
-        inputs,
-        O,
-        lse,
-        gradients,
-        operation="sparse_mla",
-        bf16_operands=backend in BF16_OPERANDS,
+        inputs, O, lse, gradients, operation="sparse_mla", bf16_operands=backend in BF16_OPERANDS
     )
     if not inputs.case.from_exact_o:
         return verdicts

@@ -22,8 +22,8 @@ from flashdsa.backends.emulated.runner import running_on
 from flashdsa.backends.runner import Allocate
 from flashdsa.errors import UnsupportedError
 from flashdsa.plan.kernel_spec import KernelPlan, KernelSpec, Variant
+from flashdsa.verify.check import DEVICES
 from flashdsa.verify.check_list import NEEDS, Check, checks_of
-from flashdsa.verify.emulated_progress import DEVICES
 from flashdsa.verify.operations import COMPOSED, OPERATIONS
 
 _SMALL_BYTES = 1 << 20

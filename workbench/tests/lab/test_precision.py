@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from workbench.cli.lab_precision import print_rows
+from workbench.cli.lab import print_rows
 from workbench.lab.precision import (
     HOPPER,
     PROMOTED_EVERY,

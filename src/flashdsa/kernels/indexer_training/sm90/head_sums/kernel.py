@@ -165,12 +165,7 @@ def sum_heads(role: Adder, acc: cute.Tensor, heads: cute.Tensor) -> list[Float32
 
 @cute.jit
 def add_tile(
-    role: Adder,
-    acc: cute.Tensor,
-    heads: cute.Tensor,
-    place: Place,
-    item: Item,
-    tile: Int32,
+    role: Adder, acc: cute.Tensor, heads: cute.Tensor, place: Place, item: Item, tile: Int32
 ) -> None:
     """Compute and write a tile's sums."""
     ctx = role.ctx
