@@ -30,17 +30,9 @@ from ptxemu.mutate import (
     fingerprint,
     mutate,
     mutations_of,
+    runner,
 )
 from ptxemu.mutate.report import facts_of
-from ptxemu.mutate.runner import (
-    CAUGHT,
-    EQUIVALENT,
-    NOT_REACHED,
-    NOTED,
-    POLICIES,
-    REDUNDANT,
-    SURVIVED,
-)
 from ptxemu.saved_launch import load_launch
 from ptxemu.sched.policy import Policy
 from workbench.mutation.table import RESULTS, counts_of, read_rows
@@ -117,13 +109,13 @@ PEERS = {
 
 
 SCHEDULES = (
-    *POLICIES,
+    *runner.POLICIES,
     Policy(asynchronous="slow", warps="random", seed=0, timeouts=0.5),
     Policy(asynchronous="late", warps="random", seed=1, timeouts=1.0),
 )
 """Policies of most kernels. Under the last two, warps have to wait and give up again and again, and
 reach the code after that."""
-APART = (*POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
+APART = (*runner.POLICIES[:1], *(Policy(seed=seed, lanes_apart=0.05) for seed in range(6)))
 """Policies of a kernel whose order is that of a warp's lanes."""
 
 Known = dict[tuple[str, str], Result]
@@ -172,7 +164,6 @@ class Campaign:
     """
 
     def __init__(self, name: str, row: Row | Peer, launches: Path, rows: Path) -> None:
-        """Read its launches from a folder."""
         self.name, self.rows = name, rows / f"{name}.jsonl"
         self._calls = calls_of(row)
         paths = [path_of_launch(launches, name, number) for number in range(len(self._calls))]
@@ -227,7 +218,6 @@ class Campaign:
         return Report(self._first.kernel, baseline, results), strangers
 
     def counted(self, report: Report) -> dict[str, Any]:
-        """The row of the table."""
         return {
             "name": self.name,
             "arch": self.name.rpartition("-")[2],
@@ -252,7 +242,9 @@ class Campaign:
         if whole and not again:
             return {}
         same_calls = head["calls"] == self._calls
-        stands = {CAUGHT, REDUNDANT, EQUIVALENT} if same_calls else {CAUGHT}
+        stands = (
+            {runner.CAUGHT, runner.REDUNDANT, runner.EQUIVALENT} if same_calls else {runner.CAUGHT}
+        )
         by_names = {(m.site.name, m.name): m for m in self.mutations}
         known = {
             names: self._argued_anew(result_of(by_names[names], fact))
@@ -264,12 +256,12 @@ class Campaign:
 
     def _argued_anew(self, result: Result) -> Result:
         """Return the result with the argument that the file has now."""
-        if result.verdict in (CAUGHT, REDUNDANT, NOT_REACHED):
+        if result.verdict in (runner.CAUGHT, runner.REDUNDANT, runner.NOT_REACHED):
             return result
         reason = self._equivalents.reason(result.mutation)
-        if reason is None and result.verdict != EQUIVALENT:
+        if reason is None and result.verdict != runner.EQUIVALENT:
             return result
-        verdict = SURVIVED if reason is None else EQUIVALENT
+        verdict = runner.SURVIVED if reason is None else runner.EQUIVALENT
         return replace(result, verdict=verdict, how=reason or "")
 
 
@@ -283,7 +275,7 @@ def staleness(name: str, launches: Path) -> tuple[str | None, str]:
 def survivors_of(report: Report) -> Iterator[str]:
     """Yield the name of each mutant that is neither caught nor explained."""
     for result in report.results:
-        if result.verdict in (SURVIVED, NOTED, NOT_REACHED):
+        if result.verdict in (runner.SURVIVED, runner.NOTED, runner.NOT_REACHED):
             site, name = result.mutation.site, result.mutation.name
             yield f"{site.name} {name}: {result.verdict}"
 

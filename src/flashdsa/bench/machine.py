@@ -45,7 +45,6 @@ class HostMachine:
         return words if self.gpus else f"{words}-{self.logical_cores}c"
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as JSON-ready data."""
         return asdict(self)
 
 

@@ -11,7 +11,6 @@ class InspectCommand(click.Command):
     """A command whose help ends with the kernels."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """A line for each."""
         from flashdsa.kernels.catalog import KERNELS
 
         with formatter.section("Kernels"):

@@ -107,7 +107,6 @@ def _live_table(memories: dict[str, Regions]) -> PlanTable:
 
 
 def _barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
-    """Who arrives how often, and who waits."""
     return PlanTable(
         "Barriers: arrivals and bytes of one phase",
         [
@@ -135,7 +134,6 @@ def _barrier_table(barriers: Sequence[dict[str, Any]]) -> PlanTable:
 
 
 def _role_table(document: dict[str, Any]) -> PlanTable:
-    """Warps, threads and registers."""
     registers = document["registers"]
     return PlanTable(
         f"Roles: {document['threads']} threads",

@@ -27,7 +27,6 @@ class Group(NamedTuple):
 
     @property
     def processes(self) -> dist.ProcessGroup:
-        """torch's own group."""
         group_name: Any = self.name
         return _resolve_process_group(group_name)
 

@@ -65,7 +65,6 @@ class SequenceLayout:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of all documents."""
         return self.cu_seqlens[-1]
 
     @property

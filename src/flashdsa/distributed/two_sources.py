@@ -278,7 +278,6 @@ def _while_the_layout_lives(
 
 @_while_the_layout_lives
 def _windows(layout: SequenceLayout, window: int) -> _Windows:
-    """The windows of the layout's queries."""
     first = torch.maximum(torch.arange(layout.seq_len) + 1 - window, _beginnings(layout))
     needed = []
     for tokens in layout.tokens.cpu().view(layout.num_ranks, -1):

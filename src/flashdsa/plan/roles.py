@@ -46,7 +46,6 @@ class Role:
 
     @property
     def warps(self) -> int:
-        """Warps of the role."""
         return self.threads // WARP_SIZE
 
 
@@ -97,7 +96,6 @@ class Barrier:
 
 
 def _arrivals_of(role: Role, arrives: Arrives) -> int:
-    """Arrivals of a role in each phase."""
     return {
         Arrives.ONE_THREAD: 1,
         Arrives.COMMIT: 1,

@@ -13,14 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flashdsa.verify.tolerances import (
-    BIAS_TOLERANCE,
-    NORM_CANCELLATION,
-    ROW_CANCELLATION,
-    ROW_FLOOR,
-    ROW_TOLERANCE,
-    UNDERFLOW,
-)
+from flashdsa.verify import tolerances
 
 Coordinate = tuple[int, ...]
 
@@ -125,7 +118,7 @@ def seen(difference: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where an output of that dtype may be 0, or a step of its smallest numbers away."""
     sums = torch.finfo(torch.promote_types(dtype, torch.float32))
     own = torch.finfo(dtype)
-    vanishing = max(UNDERFLOW * sums.tiny, own.tiny * own.eps)
+    vanishing = max(tolerances.UNDERFLOW * sums.tiny, own.tiny * own.eps)
     return torch.where(difference.abs() <= vanishing, 0.0, difference)
 
 
@@ -157,7 +150,9 @@ def row_sizes(ref: Tensor, magnitude: Tensor | None, ndim: int) -> tuple[Tensor,
     if magnitude is not None:
         summed = _norms(by_rows(finite(f64(magnitude, ref)), ndim))
         largest = float(summed.max()) if summed.numel() else 0.0
-        size = torch.maximum(size, (ROW_CANCELLATION * summed).clamp(min=ROW_FLOOR * largest))
+        size = torch.maximum(
+            size, (tolerances.ROW_CANCELLATION * summed).clamp(min=tolerances.ROW_FLOOR * largest)
+        )
     return norms, size
 
 
@@ -177,7 +172,7 @@ def _norm_error(difference: Tensor, ref: Tensor, magnitude: Tensor | None = None
     size = _norms(ref.reshape(1, -1))
     if magnitude is not None:
         summed = _norms(finite(f64(magnitude, ref)).reshape(1, -1))
-        size = torch.maximum(size, NORM_CANCELLATION * summed)
+        size = torch.maximum(size, tolerances.NORM_CANCELLATION * summed)
     return float(ratio(_norms(difference.reshape(1, -1)), size)[0])
 
 
@@ -189,7 +184,7 @@ def compare(
     norm_tolerance: float | None,
     magnitude: Tensor | None = None,
     rounding: Tensor | None = None,
-    row_tolerance: float | None = ROW_TOLERANCE,
+    row_tolerance: float | None = tolerances.ROW_TOLERANCE,
     row_ndims: tuple[int, ...] = (1,),
     zero_rows: Tensor | None = None,
     dtype: torch.dtype | None = None,
@@ -340,7 +335,7 @@ def judge_bias(
     ref: Tensor,
     magnitude: Tensor,
     *,
-    limit: float = BIAS_TOLERANCE,
+    limit: float = tolerances.BIAS_TOLERANCE,
     row_ndims: tuple[int, ...] = (1,),
     rounding: Tensor | None = None,
 ) -> Comparison:

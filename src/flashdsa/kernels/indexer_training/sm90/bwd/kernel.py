@@ -276,7 +276,6 @@ class Operands(NamedTuple):
 
     @property
     def slots(self) -> tuple[cute.Tensor, cute.Tensor, cute.Tensor]:
-        """The queries' lists."""
         return self.indices, self.grad_scores, self.topk_length
 
 
