@@ -19,13 +19,7 @@ from workbench.bench import prefill
 from workbench.bench.indexer import fill_scores
 from workbench.draws.ceilings import bound
 from workbench.draws.distribution import Draw
-from workbench.draws.ids import (
-    causal_rows,
-    draw_ids,
-    draw_lengths,
-    positions,
-    shuffled_pages,
-)
+from workbench.draws.ids import causal_rows, draw_ids, draw_lengths, positions, shuffled_pages
 from workbench.draws.two_levels import make_two_levels
 from workbench.draws.two_sources import Source, make_two_sources
 
