@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.cli.main import cli
-from flashdsa.verify.emulated_progress import DEVICES
+from flashdsa.verify.check import DEVICES
 from workbench.__main__ import cli as workbench
 
 ROOT = Path(__file__).parents[2]

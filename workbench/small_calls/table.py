@@ -27,14 +27,16 @@ from workbench.small_calls.attention import (
     FEW_HEADS,
     FEW_HEADS_OF_512,
     KEYS,
+    alike,
     attention,
     decode,
     growing,
     of_formats,
+    plant_all,
+    shorter,
 )
 from workbench.small_calls.call import BLACKWELL, HOPPER, Row, SmallCall
 from workbench.small_calls.direct import Apart, Order, Ranked
-from workbench.small_calls.plants import alike, plant_all, shorter
 from workbench.small_calls.prefill import PREFILL_IN_CLUSTERS, prefill, prefill_of_64
 
 

@@ -53,8 +53,7 @@ def small(name: str) -> list[Case]:
 
 @pytest.mark.usefixtures("peers")
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=() if x in ALWAYS else pytest.mark.slow) for x in BENCHES],
+    "name", [pytest.param(x, marks=() if x in ALWAYS else pytest.mark.slow) for x in BENCHES]
 )
 def test_every_kind_of_case_is_right_and_so_are_its_peers(name: str) -> None:
     bench = BENCHES[name]

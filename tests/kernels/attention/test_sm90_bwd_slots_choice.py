@@ -17,6 +17,7 @@ import flashdsa
 from flashdsa.backends.emulated.devices import SMALL
 from flashdsa.backends.emulated.runner import emulation
 from flashdsa.backends.sm90 import mla_bwd_choice
+from flashdsa.heuristics.h200 import Backward
 from flashdsa.kernels.attention.choice import FIRST, SECOND
 from flashdsa.kernels.attention.lists import Lists
 from flashdsa.kernels.attention.sm90.bwd_per_item import plan, slots_choice
@@ -65,8 +66,13 @@ def shares(threshold: float) -> Callable[[Any, Any, Any], Any]:
     return lambda additions, rows, sums: rows - threshold * additions
 
 
-@pytest.mark.parametrize("by_order", [False, True])
-@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize(
+    ("distinct", "by_order"),
+    [
+        (True, False),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((True, True), (False, True))),
+    ],
+)
 def test_keys_of_a_wave_are_counted(
     distinct: bool, by_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +118,7 @@ def test_gradients_are_right_by_both_ways(
     """Slots give the bits of `deterministic=True`, whatever the launch before left unwritten."""
     monkeypatch.setattr(slots_choice, "saved_us", lambda *_: 1.0 if slots else -1.0)
     monkeypatch.setattr(mla_bwd_choice, "slots_may_pay", lambda part: True)
-    monkeypatch.setattr(mla_bwd_choice, "PACED_ROWS", {heads: 0})
+    monkeypatch.setattr(Backward, "PACED_ROWS", {heads: 0})
     case = SparseMlaCase("both ways", queries, 90, heads, 24, topk_length=True, invalid=True)
     inputs = make_sparse_mla_inputs(case, 0, "cpu")
     O, lse = forward_results(inputs)
